@@ -110,23 +110,23 @@ SAM := $(abspath .venv/sam/bin/sam)
 SAM_IN_BUILD = cd "$(BUILD)" && SAM_CLI_TELEMETRY=0 $(SAM)
 
 deploy: build-given setup
-	$(BIN)/python -m sam check "$(BUILD)" $(ENV) $(if $(filter 1,$(REPLACE)),--replace)
+	$(BIN)/python -m serfer.sam check "$(BUILD)" $(ENV) $(if $(filter 1,$(REPLACE)),--replace)
 	$(SAM_IN_BUILD) build --config-env $(ENV)
 	$(SAM_IN_BUILD) deploy --config-env $(ENV)
 
 # Drivers go back to the plan that the stack served before, whose functions are still there: nothing is built.
 rollback: build-given setup
-	$(BIN)/python -m sam rollback "$(BUILD)" $(ENV)
+	$(BIN)/python -m serfer.sam rollback "$(BUILD)" $(ENV)
 
 # The stack, all that its buckets hold, and what SAM CLI uploaded for it.
 destroy: build-given setup
-	$(BIN)/python -m sam teardown "$(BUILD)" $(ENV) $(if $(STACK),--stack $(STACK))
+	$(BIN)/python -m serfer.sam teardown "$(BUILD)" $(ENV) $(if $(STACK),--stack $(STACK))
 
 # For whoever has an account: deploy a stack of its own, ask it, write what AWS measures to OUT, and delete it again.
 MAX_USD ?= 1
 OUT ?= aws-measured.toml
 aws-smoke: build-given setup
-	$(BIN)/python -m sam smoke "$(BUILD)" $(ENV) --max-usd $(MAX_USD) --out "$(OUT)"
+	$(BIN)/python -m serfer.sam smoke "$(BUILD)" $(ENV) --max-usd $(MAX_USD) --out "$(OUT)"
 
 build-given:
 	@test -f "$(BUILD)/deployment.json" || { echo "BUILD=DIR is missing, or DIR was not written by serfer package" >&2; exit 2; }

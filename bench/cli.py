@@ -54,90 +54,126 @@ def _nothing() -> None:
 overhead = parts(
     "Measure what orchestration costs on this machine.",
     {
-        "processor": ("bench.pipeline.overhead:command", "Processor time of the pipeline against the unsplit pass."),
-        "elapsed": ("bench.pipeline.orchestration:command", "Elapsed time of a query against threads."),
-        "scaling": ("bench.pipeline.orchestration:scaling", "Elapsed time over several workers against one."),
-        "driver": ("bench.pipeline.driver_overhead:command", "The driver alone, over functions that do nothing."),
-        "micro": ("bench.pipeline.micro:command", "Processor time and memory of the hot path's parts."),
+        "processor": (
+            "serfer_bench.pipeline.overhead:command",
+            "Processor time of the pipeline against the unsplit pass.",
+        ),
+        "elapsed": ("serfer_bench.pipeline.orchestration:command", "Elapsed time of a query against threads."),
+        "scaling": ("serfer_bench.pipeline.orchestration:scaling", "Elapsed time over several workers against one."),
+        "driver": (
+            "serfer_bench.pipeline.driver_overhead:command",
+            "The driver alone, over functions that do nothing.",
+        ),
+        "micro": ("serfer_bench.pipeline.micro:command", "Processor time and memory of the hot path's parts."),
     },
 )
 service = parts(
     "Price the HTTP service, and load it beyond what it can do.",
     {
-        "overload": ("bench.serving.service:command", "Price HTTP and the balancer, and overload the service."),
-        "flood": ("bench.serving.flood:command", "Flood the service with clients that never wait."),
+        "overload": ("serfer_bench.serving.service:command", "Price HTTP and the balancer, and overload the service."),
+        "flood": ("serfer_bench.serving.flood:command", "Flood the service with clients that never wait."),
     },
 )
 instance = parts(
     "Load instances.",
     {
-        "batching": ("bench.serving.instance:command", "Load an instance over HTTP, with batching and without."),
-        "turns": ("bench.serving.turns:command", "Several networks on one device, in turns or by threads."),
-        "nonuniform": ("bench.serving.nonuniform:command", "Two instances: batch sizes of their own, or the same."),
+        "batching": ("serfer_bench.serving.instance:command", "Load an instance over HTTP, with batching and without."),
+        "turns": ("serfer_bench.serving.turns:command", "Several networks on one device, in turns or by threads."),
+        "nonuniform": (
+            "serfer_bench.serving.nonuniform:command",
+            "Two instances: batch sizes of their own, or the same.",
+        ),
     },
 )
 maps = parts(
     "Measure maps of images that no function holds.",
     {
-        "windows": ("bench.pipeline.maps:command", "Exact windows of an image against fixed overlaps."),
-        "large": ("bench.mapping.command:command", "serfer map on a large image: exactness, time, memory, kills."),
+        "windows": ("serfer_bench.pipeline.maps:command", "Exact windows of an image against fixed overlaps."),
+        "large": (
+            "serfer_bench.mapping.command:command",
+            "serfer map on a large image: exactness, time, memory, kills.",
+        ),
     },
 )
 planner = parts(
     "Hold the planner against another one, against one function, and against measurements.",
     {
-        "gillis": ("bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
-        "breakeven": ("bench.planner.breakeven:command", "From where on splitting beats one large function."),
-        "places": ("bench.planner.weight_places:command", "Price the places of weights: warm and cold, fp32 and fp16."),
-        "defaults": ("bench.planner.defaults:command", "What cold queries and the width of gangs change for the zoo."),
-        "prediction": ("bench.planner.prediction:command", "Predicted against measured stage latencies."),
+        "gillis": ("serfer_bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
+        "breakeven": ("serfer_bench.planner.breakeven:command", "From where on splitting beats one large function."),
+        "places": (
+            "serfer_bench.planner.weight_places:command",
+            "Price the places of weights: warm and cold, fp32 and fp16.",
+        ),
+        "defaults": (
+            "serfer_bench.planner.defaults:command",
+            "What cold queries and the width of gangs change for the zoo.",
+        ),
+        "prediction": ("serfer_bench.planner.prediction:command", "Predicted against measured stage latencies."),
     },
 )
 policies = parts(
     "Simulate policies.",
     {
-        "optimum": ("bench.policies.policies:command", "Run routing policies on all loads, against the optimum."),
-        "halves": ("bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
-        "sharing": ("bench.policies.sharing:command", "Shared invocations: at once, or in windows."),
+        "optimum": (
+            "serfer_bench.policies.policies:command",
+            "Run routing policies on all loads, against the optimum.",
+        ),
+        "halves": ("serfer_bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
+        "sharing": ("serfer_bench.policies.sharing:command", "Shared invocations: at once, or in windows."),
     },
 )
 serfer = parts(
     "Redo SerFer's evaluation; its driver, as published, is a system of bench burst.",
-    {"--section 4.1.1": ("bench.papers.serfer.gap:command", "What a pooled head loses, on real digits.")},
+    {"--section 4.1.1": ("serfer_bench.papers.serfer.gap:command", "What a pooled head loses, on real digits.")},
 )
 infaas = parts(
     "Redo INFaaS' evaluation, beside its published factors.",
     {
-        "--figure 5": ("bench.papers.infaas.figure5:command", "22 networks under a day of a trace, simulated."),
-        "--figure 6": ("bench.papers.infaas.figure6:command", "One network on one worker, simulated."),
-        "--figure 7": ("bench.papers.infaas.figure7:command", "Networks that share GPUs, simulated."),
-        "--figure 8": ("bench.papers.infaas.figure8:command", "Online queries beside a map that yields, or does not."),
-        "--table 7": ("bench.papers.infaas.table7:command", "Time the selection of a variant among 200."),
-        "--section 4.2": ("bench.papers.infaas.scaling:command", "Greedy scaling against the integer programme."),
+        "--figure 5": ("serfer_bench.papers.infaas.figure5:command", "22 networks under a day of a trace, simulated."),
+        "--figure 6": ("serfer_bench.papers.infaas.figure6:command", "One network on one worker, simulated."),
+        "--figure 7": ("serfer_bench.papers.infaas.figure7:command", "Networks that share GPUs, simulated."),
+        "--figure 8": (
+            "serfer_bench.papers.infaas.figure8:command",
+            "Online queries beside a map that yields, or does not.",
+        ),
+        "--table 7": ("serfer_bench.papers.infaas.table7:command", "Time the selection of a variant among 200."),
+        "--section 4.2": (
+            "serfer_bench.papers.infaas.scaling:command",
+            "Greedy scaling against the integer programme.",
+        ),
     },
     default=False,
 )
 infless = parts(
     "Redo INFless' evaluation, beside its published figures.",
     {
-        "all": ("bench.papers.infless.command:command", "Figures 11, 12, 15a, 17 and 18 and Table 4, simulated."),
-        "--figure 8": ("bench.papers.infless.figure8:command", "Whole networks, predicted and measured here."),
-        "--figure 11": ("bench.papers.infless.command:figure_11", "The highest constant load on 8 servers."),
-        "--figure 12": ("bench.papers.infless.command:figure_12", "Throughput per resource, under loads as well."),
-        "--figure 15": ("bench.papers.infless.command:loads", "SLOs missed under loads."),
-        "--figure 16": ("bench.papers.infless.figure16:command", "LSTH, hybrid histograms and fixed windows."),
-        "--figure 17": ("bench.papers.infless.command:figure_17", "Decisions and fragments at scale."),
-        "--figure 18": ("bench.papers.infless.command:figure_18", "Throughput by SLO."),
-        "--table 4": ("bench.papers.infless.command:loads", "Dollars under loads."),
+        "all": (
+            "serfer_bench.papers.infless.command:command",
+            "Figures 11, 12, 15a, 17 and 18 and Table 4, simulated.",
+        ),
+        "--figure 8": ("serfer_bench.papers.infless.figure8:command", "Whole networks, predicted and measured here."),
+        "--figure 11": ("serfer_bench.papers.infless.command:figure_11", "The highest constant load on 8 servers."),
+        "--figure 12": (
+            "serfer_bench.papers.infless.command:figure_12",
+            "Throughput per resource, under loads as well.",
+        ),
+        "--figure 15": ("serfer_bench.papers.infless.command:loads", "SLOs missed under loads."),
+        "--figure 16": ("serfer_bench.papers.infless.figure16:command", "LSTH, hybrid histograms and fixed windows."),
+        "--figure 17": ("serfer_bench.papers.infless.command:figure_17", "Decisions and fragments at scale."),
+        "--figure 18": ("serfer_bench.papers.infless.command:figure_18", "Throughput by SLO."),
+        "--table 4": ("serfer_bench.papers.infless.command:loads", "Dollars under loads."),
     },
 )
 paper = typer.Typer(
     cls=lazy_group(
         {
-            "serfer": ("bench.cli:serfer", "Section 4.1.1: what a pooled head loses, on real digits."),
-            "mark": ("bench.papers.mark.evaluation:command", "The evaluation redone, beside its published factors."),
-            "infaas": ("bench.cli:infaas", "Figures 5 to 8, Table 7, and section 4.2's scaling."),
-            "infless": ("bench.cli:infless", "Figures 8, 11, 12 and 15 to 18, and Table 4."),
+            "serfer": ("serfer_bench.cli:serfer", "Section 4.1.1: what a pooled head loses, on real digits."),
+            "mark": (
+                "serfer_bench.papers.mark.evaluation:command",
+                "The evaluation redone, beside its published factors.",
+            ),
+            "infaas": ("serfer_bench.cli:infaas", "Figures 5 to 8, Table 7, and section 4.2's scaling."),
+            "infless": ("serfer_bench.cli:infless", "Figures 8, 11, 12 and 15 to 18, and Table 4."),
         }
     ),
     no_args_is_help=True,
@@ -146,23 +182,23 @@ paper = typer.Typer(
     help="Redo a paper's evaluation, beside what it published: NAME [--figure N | --table N | --section N].",
 )
 COMMANDS = {
-    "burst": ("bench.load.burst:command", "Send queries at once, or at a rate, to each system."),
-    "compare": ("bench.load.compare:command", "Report whether two results of burst differ."),
-    "overhead": ("bench.cli:overhead", "What orchestration costs: processor and elapsed time."),
-    "stores": ("bench.pipeline.stores:command", "Round trips and bandwidth of stores."),
-    "engines": ("bench.pipeline.engines:command", "Push, poll and Step Functions; inline, Redis and S3."),
-    "cold": ("bench.cold.command:command", "Cold starts part by part, and a cold plan's first answer."),
-    "gangs": ("bench.pipeline.gangs:command", "Gangs against one worker, and against plans without them."),
-    "chaos": ("bench.chaos.scenarios:command", "Inject faults while queries run: nothing may be lost."),
-    "service": ("bench.cli:service", "Price HTTP and the balancer; overload and flood the service."),
-    "instance": ("bench.cli:instance", "Load instances: batches, several networks, batch sizes."),
-    "route": ("bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
-    "maps": ("bench.cli:maps", "Exact windows of an image, and maps of large ones."),
-    "planner": ("bench.cli:planner", "Plans against others, weights' places, predictions."),
-    "networks": ("bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
-    "policies": ("bench.cli:policies", "Routing policies against the optimum, and against MArk tuned."),
-    "simulator": ("bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
-    "paper": ("bench.cli:paper", "The evaluations of SerFer, MArk, INFaaS and INFless redone."),
+    "burst": ("serfer_bench.load.burst:command", "Send queries at once, or at a rate, to each system."),
+    "compare": ("serfer_bench.load.compare:command", "Report whether two results of burst differ."),
+    "overhead": ("serfer_bench.cli:overhead", "What orchestration costs: processor and elapsed time."),
+    "stores": ("serfer_bench.pipeline.stores:command", "Round trips and bandwidth of stores."),
+    "engines": ("serfer_bench.pipeline.engines:command", "Push, poll and Step Functions; inline, Redis and S3."),
+    "cold": ("serfer_bench.cold.command:command", "Cold starts part by part, and a cold plan's first answer."),
+    "gangs": ("serfer_bench.pipeline.gangs:command", "Gangs against one worker, and against plans without them."),
+    "chaos": ("serfer_bench.chaos.scenarios:command", "Inject faults while queries run: nothing may be lost."),
+    "service": ("serfer_bench.cli:service", "Price HTTP and the balancer; overload and flood the service."),
+    "instance": ("serfer_bench.cli:instance", "Load instances: batches, several networks, batch sizes."),
+    "route": ("serfer_bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
+    "maps": ("serfer_bench.cli:maps", "Exact windows of an image, and maps of large ones."),
+    "planner": ("serfer_bench.cli:planner", "Plans against others, weights' places, predictions."),
+    "networks": ("serfer_bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
+    "policies": ("serfer_bench.cli:policies", "Routing policies against the optimum, and against MArk tuned."),
+    "simulator": ("serfer_bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
+    "paper": ("serfer_bench.cli:paper", "The evaluations of SerFer, MArk, INFaaS and INFless redone."),
 }
 
 bench_app = typer.Typer(

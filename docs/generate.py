@@ -23,7 +23,6 @@ import typer
 from pydantic_settings import BaseSettings
 
 import serfer
-from drivers.instance.client import FaultKind
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
@@ -34,6 +33,7 @@ from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.http_messages import EngineSignals, InstanceState, ModelState
 from serfer.core.run_machine import GANG_TRANSITIONS, TRANSITIONS
 from serfer.core.variants import Place
+from serfer.drivers.instance.client import FaultKind
 from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase

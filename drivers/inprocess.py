@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from drivers.invoker import to_failure
 from serfer.core.errors import UsageError
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError
+from serfer.drivers.invoker import to_failure
 
 Handler = Callable[[Task], Report]
 SharedHandler = Callable[[Sequence[Task]], Sequence[Report | TaskError]]

@@ -23,7 +23,6 @@ from botocore.credentials import Credentials, ReadOnlyCredentials, RefreshableCr
 from botocore.exceptions import BotoCoreError
 from yarl import URL
 
-from drivers.invoker import to_failure
 from serfer.core.errors import InputError
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import (
@@ -38,6 +37,7 @@ from serfer.core.wire import (
     encode_tasks,
     encode_warm_up,
 )
+from serfer.drivers.invoker import to_failure
 
 _OTHER_FILES = 512  # of stores, images, and clients that wait
 _ENOUGH_FILES = 1 << 16

@@ -20,16 +20,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from drivers.clock import LOOP_CLOCK, Clock, timeout_at
-from drivers.invoker import to_failure
-from drivers.query_store import delete
 from serfer.core.checksum import verified
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, StoreUnavailableError
 from serfer.core.keys import StoreCounts, reply_key
 from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.core.wire import Report, Task, unpack_result
-from storage.store import Range, Store
+from serfer.drivers.clock import LOOP_CLOCK, Clock, timeout_at
+from serfer.drivers.invoker import to_failure
+from serfer.drivers.query_store import delete
+from serfer.storage.store import Range, Store
 
 
 class EventStarter(Protocol):

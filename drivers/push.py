@@ -22,14 +22,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from drivers.batching import Batching
-from drivers.clock import LOOP_CLOCK, Clock, Timer
-from drivers.dispatching.dispatcher import Dispatcher, PendingTask
-from drivers.dispatching.prewarming import Prewarming, WarmUps
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
-from drivers.invoker import Invoker
-from drivers.query_store import QueryStore, delete
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError
 from serfer.core.hedging import LearntHedging
 from serfer.core.inline_outputs import data_paths
@@ -61,8 +53,16 @@ from serfer.core.run_machine import (
     WakeAt,
 )
 from serfer.core.wire import Buffer, Crop, Membership, Report, Task
-from storage.exchange import START, Exchange, Message
-from storage.store import Store
+from serfer.drivers.batching import Batching
+from serfer.drivers.clock import LOOP_CLOCK, Clock, Timer
+from serfer.drivers.dispatching.dispatcher import Dispatcher, PendingTask
+from serfer.drivers.dispatching.prewarming import Prewarming, WarmUps
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
+from serfer.drivers.invoker import Invoker
+from serfer.drivers.query_store import QueryStore, delete
+from serfer.storage.exchange import START, Exchange, Message
+from serfer.storage.store import Store
 
 _LEAST_PATIENCE_S = 0.001
 _PATHS = 1024

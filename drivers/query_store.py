@@ -9,15 +9,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from drivers.clock import LOOP_CLOCK, Clock
 from serfer.core.checksum import protect
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import StoreCounts
 from serfer.core.retry import RetryPolicy, retry_async
 from serfer.core.run_machine import Retry
 from serfer.core.wire import Buffer
-from storage.counting import CountingStore
-from storage.store import Range, Store
+from serfer.drivers.clock import LOOP_CLOCK, Clock
+from serfer.storage.counting import CountingStore
+from serfer.storage.store import Range, Store
 
 STRAGGLER_S = 30.0
 """Seconds for which the clean-up of a query waits for tasks that may still write."""

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import RequestContext
+from serfer.drivers.driver import RequestContext
 
 
 @dataclass(frozen=True)

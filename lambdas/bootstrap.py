@@ -30,25 +30,25 @@ from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads: unused, and a sixth of a start's processor time
 
-import storage
-from lambdas.artefacts import artefact_directory, functions_in, functions_to_fetch
-from lambdas.worker import Worker
+from serfer import storage
 from serfer.core.costs.sessions import function_session_bytes
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import GangAbortedError, PlanError, SerferError, StoreUnavailableError
 from serfer.core.plan import Artefact, Function, Plan
 from serfer.core.wire import WarmUp, requests_in
+from serfer.lambdas.artefacts import artefact_directory, functions_in, functions_to_fetch
+from serfer.lambdas.worker import Worker
 from serfer.plan_directory import load_plan
-from storage.deferred_init import defer_init
-from storage.routed import open_routed
-from storage.store import Store
+from serfer.storage.deferred_init import defer_init
+from serfer.storage.routed import open_routed
+from serfer.storage.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from aws_lambda_powertools.logging import Logger
 
-    from lambdas.weights import WeightSource
+    from serfer.lambdas.weights import WeightSource
 
 _PROVISIONED = "provisioned-concurrency"
 _LEVELS = "POWERTOOLS_LOG_LEVEL", "LOG_LEVEL", "AWS_LAMBDA_LOG_LEVEL"
@@ -140,7 +140,7 @@ class _Environment:
 
 
 def _source(weights: Sequence[Artefact], memory_mb: float) -> WeightSource:
-    from lambdas.weights import WeightSource, check_memory, open_ranges  # noqa: PLC0415 - threads, which few need
+    from serfer.lambdas.weights import WeightSource, check_memory, open_ranges  # noqa: PLC0415 - threads, which few need
 
     url = os.environ.get("SERFER_WEIGHTS")
     if not url:

@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lambdas.cell_codec import Array, InputCell, TileInputs, cells_to_bytes, input_numbers, part_of, read_cells
-from lambdas.sessions import SessionCache
 from serfer.core.checksum import verified
 from serfer.core.errors import AlteredPieceError, GangAbortedError, GangStalledError
 from serfer.core.geometry import Rect
@@ -28,8 +26,10 @@ from serfer.core.keys import StoreCounts, inbox_key, output_key
 from serfer.core.plan import Stage, Tile
 from serfer.core.plan.borders import BORDER_HEADER, Member, Source, cell_bytes, cell_of, members
 from serfer.core.wire import Buffer, Task
-from storage.exchange import START, Exchange, Message
-from storage.store import Store
+from serfer.lambdas.cell_codec import Array, InputCell, TileInputs, cells_to_bytes, input_numbers, part_of, read_cells
+from serfer.lambdas.sessions import SessionCache
+from serfer.storage.exchange import START, Exchange, Message
+from serfer.storage.store import Store
 
 
 @dataclass
@@ -170,7 +170,7 @@ class GangRun:
             return
         last = number + 1 == self._gang.stop
         if last and self._task.result:
-            from lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
+            from serfer.lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
 
             share.counts += write_result(self._results, self._plan, self._task.result, tile, outputs)
             return

@@ -25,8 +25,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
-from lambdas import protobuf
-from lambdas.protobuf import fields, number_field, read_varint
+from serfer.lambdas import protobuf
+from serfer.lambdas.protobuf import fields, number_field, read_varint
 
 PIECE_BYTES, PART_BYTES = 1 << 26, 1 << 25
 """Most weights of a piece of a fully connected layer; least weights of convolutions before and behind a cut."""

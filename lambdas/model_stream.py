@@ -25,8 +25,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lambdas.model_parts import FP16, STORED_AS
-from lambdas.protobuf import field, fields, header
+from serfer.lambdas.model_parts import FP16, STORED_AS
+from serfer.lambdas.protobuf import field, fields, header
 
 MOST_BYTES = (1 << 31) - (1 << 26)
 """Weights, in memory, up to which a model can be streamed: Protocol Buffers read 2 GB at most."""

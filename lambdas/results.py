@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lambdas.cell_codec import Array
 from serfer.core.errors import NotFiniteError, PlanError
 from serfer.core.keys import ResultPlace, StoreCounts
 from serfer.core.plan import Plan, Tile
 from serfer.core.plan.answers import answer_arrays
 from serfer.core.zarr import encode_chunk
-from storage.store import Store
+from serfer.lambdas.cell_codec import Array
+from serfer.storage.store import Store
 
 
 def write_result(

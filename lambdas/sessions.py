@@ -53,7 +53,7 @@ from serfer.core.plan import Function, Stage, Tile
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from lambdas.weights import WeightSource
+    from serfer.lambdas.weights import WeightSource
 
 _TRIM_S = 0.05
 _WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
@@ -224,8 +224,8 @@ class SessionCache:
 
     def _over(self, weights: mmap.mmap | bytes, function: Function, model: bytes, *, give_back: bool) -> Session:
         """Return the session of a model over fetched weights, which are zeros afterwards with `give_back`."""
-        from lambdas.model_parts import parts  # noqa: PLC0415 - for fetched weights alone
-        from lambdas.model_stream import MOST_BYTES, streamed  # noqa: PLC0415 - same
+        from serfer.lambdas.model_parts import parts  # noqa: PLC0415 - for fetched weights alone
+        from serfer.lambdas.model_stream import MOST_BYTES, streamed  # noqa: PLC0415 - same
 
         sessions: list[ort.InferenceSession] = []
         found = parts(model)

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lambdas.cell_codec import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
-from lambdas.sessions import SessionCache
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailableError
 from serfer.core.keys import NO_QUERY, StoreCounts, input_key, output_key, query_keys, reply_key
@@ -42,13 +40,15 @@ from serfer.core.wire import (
     is_shared,
     pack_result,
 )
-from storage.exchange import Exchange
-from storage.store import Range as ByteRange
-from storage.store import Store
+from serfer.lambdas.cell_codec import Array, cells_to_bytes, crop_to_input, pieces_to_inputs
+from serfer.lambdas.sessions import SessionCache
+from serfer.storage.exchange import Exchange
+from serfer.storage.store import Range as ByteRange
+from serfer.storage.store import Store
 
 if TYPE_CHECKING:
-    from lambdas.weights import WeightSource
     from serfer.core.plan.borders import Member
+    from serfer.lambdas.weights import WeightSource
 
 _REPLY = RetryPolicy("reply", StoreUnavailableError, Backoff(base=0.05, longest=0.8), attempts=6)
 
@@ -175,7 +175,7 @@ class Worker:
 
     def _run_gang(self, task: Task, started: float) -> Report:
         """Run a member of a gang; returns the report of its first stage, with those of the others."""
-        from lambdas.gang import GangRun, StageShare  # noqa: PLC0415 - few plans have gangs
+        from serfer.lambdas.gang import GangRun, StageShare  # noqa: PLC0415 - few plans have gangs
 
         member = self._member(task)
         if task.result is not None:
@@ -314,7 +314,7 @@ class Worker:
     def _write(self, task: Task, tile: Tile, outputs: Sequence[Array]) -> _Written:
         """Write a task's cells where they belong, or return them for its answer."""
         if task.result is not None:
-            from lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
+            from serfer.lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
 
             self._check_last(task)
             return _Written(None, write_result(self._results, self._plan, task.result, tile, outputs))

@@ -1,4 +1,4 @@
-"""Commands of the Makefile: `python -m sam check BUILD ENV`; `rollback`, `teardown`, `smoke` take the same."""
+"""Commands of the Makefile: `python -m serfer.sam check BUILD ENV`; `rollback`, `teardown`, `smoke` take the same."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from sam.deployment import load_deployment
-from sam.samconfig import StackSettings, stack_of
-from sam.stacks import check_update, find_stack, roll_back
-from sam.teardown import tear_down
 from serfer.core.errors import SerferError, UnavailableError
+from serfer.sam.deployment import load_deployment
+from serfer.sam.samconfig import StackSettings, stack_of
+from serfer.sam.stacks import check_update, find_stack, roll_back
+from serfer.sam.teardown import tear_down
 from serfer.settings import load_settings
 
 _INTERRUPTED = 130
@@ -45,8 +45,8 @@ def teardown(given: argparse.Namespace) -> None:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Deploy, ask, measure and delete, as `sam.smoke` says; SIGTERM ends it as Ctrl-C does."""
-    from sam.smoke import Order, smoke  # noqa: PLC0415 - it imports what the other commands do not need
+    """Deploy, ask, measure and delete, as `serfer.sam.smoke` says; SIGTERM ends it as Ctrl-C does."""
+    from serfer.sam.smoke import Order, smoke  # noqa: PLC0415 - it imports what the other commands do not need
 
     settings, session = _stack(given)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m sam", description=(__doc__ or "").partition(":")[0])
+    parser = argparse.ArgumentParser(prog="python -m serfer.sam", description=(__doc__ or "").partition(":")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name in _COMMANDS:
         command = commands.add_parser(name)

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sam.data import read_table
-from sam.stacks import repositories
-from sam.teardown import REPOSITORY
 from serfer.core.dataclass_codec import structure
+from serfer.sam.data import read_table
+from serfer.sam.stacks import repositories
+from serfer.sam.teardown import REPOSITORY
 
 _NAMED = {
     "cloudformation": (

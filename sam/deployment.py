@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from sam.options import RECORD, TEMPLATE, Options
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
+from serfer.sam.options import RECORD, TEMPLATE, Options
 
 FORMAT = 1
 _MOST_RECORD_BYTES = 1024 * 1024

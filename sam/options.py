@@ -29,7 +29,7 @@ DRIVER_RUNS = ("auto", "always", "never")
 """Whether a driver function runs a plan of one function itself (sam/cost/driver_runs.py)."""
 ARCHITECTURES = ("x86_64", "arm64")
 _OLD_RUNTIME = "python3.11"
-HANDLER = "lambdas.bootstrap.handler"
+HANDLER = "serfer.lambdas.bootstrap.handler"
 """The handler of the stages' functions."""
 _BASE_IMAGE = "public.ecr.aws/lambda/python"  # AWS's own, for both architectures
 _IMAGE = re.compile(r"[a-z0-9][\w.:/@-]{0,254}")

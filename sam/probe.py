@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from drivers.lambda_http import LambdaInvoker
-from sam.measure import Sample
 from serfer.core.checksum import protect
 from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.wire import DTYPES, MAX_BATCH, Crop, Task
-from storage.store import Store
+from serfer.drivers.lambda_http import LambdaInvoker
+from serfer.sam.measure import Sample
+from serfer.storage.store import Store
 
 COLD = 3
 """Invocations at once at the start: environments that have to be started. A new account may have ten."""

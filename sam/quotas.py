@@ -12,16 +12,16 @@ from typing import Any
 
 from botocore.session import Session
 
-from drivers.stepfunctions.asl import compile_plan, local_functions
-from sam.cost import registry
-from sam.options import Options, Pings
-from sam.template.intrinsics import resources
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Plan, explained
 from serfer.core.plan.borders import members
+from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
 from serfer.pipeline.warm import environments
+from serfer.sam.cost import registry
+from serfer.sam.options import Options, Pings
+from serfer.sam.template.intrinsics import resources
 
 _SERVICES = ("lambda", "s3", "cloudformation", "logs")
 _MS_PER_S = 1000

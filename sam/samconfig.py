@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sam.options import Options
 from serfer.core.errors import InputError
+from serfer.sam.options import Options
 
 FILE = "samconfig.toml"
 _MOST_BYTES = 1024 * 1024

@@ -24,13 +24,6 @@ from urllib.parse import urlsplit
 
 from PIL import Image
 
-from sam.cost.bill import Bill, price_build
-from sam.deployment import load_current_plan, load_deployment
-from sam.measure import Sample, dump_facts, facts_of
-from sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
-from sam.samconfig import StackSettings
-from sam.stacks import find_stack
-from sam.teardown import forget_uploads, tear_down
 from serfer.client.sync_client import Client
 from serfer.core.costs.cost_model import HOURS_A_MONTH, invocation_usd, plan_load
 from serfer.core.errors import (
@@ -42,9 +35,16 @@ from serfer.core.errors import (
 )
 from serfer.core.plan import Plan
 from serfer.core.retry import Backoff, RetryPolicy, retry
+from serfer.sam.cost.bill import Bill, price_build
+from serfer.sam.deployment import load_current_plan, load_deployment
+from serfer.sam.measure import Sample, dump_facts, facts_of
+from serfer.sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
+from serfer.sam.samconfig import StackSettings
+from serfer.sam.stacks import find_stack
+from serfer.sam.teardown import forget_uploads, tear_down
 from serfer.settings import Settings
+from serfer.storage import open_store
 from serfer.wiring.deployed import deployed_functions, find_deployment
-from storage import open_store
 
 QUERIES = 10
 """Queries to the REST API."""

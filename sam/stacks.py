@@ -16,9 +16,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError, WaiterError
 
-from sam.deployment import Deployment
-from sam.options import function_id
 from serfer.core.errors import UnavailableError, UsageError
+from serfer.sam.deployment import Deployment
+from serfer.sam.options import function_id
 
 TAG = "serfer:stack"
 OUTPUTS = frozenset({"FunctionPrefix", "Store"})

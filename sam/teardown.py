@@ -11,8 +11,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from sam.stacks import companion_stack, find_stack, our_stack
 from serfer.core.errors import UnavailableError
+from serfer.sam.stacks import companion_stack, find_stack, our_stack
 
 REPOSITORY = "AWS::ECR::Repository"
 BUCKETS = ("AWS::S3::Bucket", "AWS::S3Express::DirectoryBucket")

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sam.options import STACK
 from serfer.core.plan import Artefact, Plan
+from serfer.sam.options import STACK
 
 PREFIX = "weights"
 """The directory of the bucket: the key of an object is this and the SHA-256 of its contents."""

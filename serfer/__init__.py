@@ -82,14 +82,14 @@ if TYPE_CHECKING:
     from serfer.pipeline.result import Result as Result
     from serfer.results.manifest import ResultManifest as ResultManifest
     from serfer.results.stored import StoredResult as StoredResult
+    from serfer.splitter.describe import describe as describe
+    from serfer.splitter.map_plan import map_plan as map_plan
+    from serfer.splitter.network.by_name.named_model import NamedModel as NamedModel
+    from serfer.splitter.split import split as split
+    from serfer.splitter.whole import whole_plan as whole_plan
     from serfer.variants.register import Registered as Registered
     from serfer.variants.register import register as register
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
-    from splitter.describe import describe as describe
-    from splitter.map_plan import map_plan as map_plan
-    from splitter.network.by_name.named_model import NamedModel as NamedModel
-    from splitter.split import split as split
-    from splitter.whole import whole_plan as whole_plan
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -187,7 +187,7 @@ _HOMES = {
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
-    "NamedModel": ("splitter.network.by_name.named_model", "NamedModel"),
+    "NamedModel": ("serfer.splitter.network.by_name.named_model", "NamedModel"),
     "Objectives": ("serfer.core.http_messages", "Objectives"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
@@ -210,12 +210,12 @@ _HOMES = {
     "StoredResult": ("serfer.results.stored", "StoredResult"),
     "map": ("serfer.mapping.map", "map_image"),
     "map_many": ("serfer.mapping.map", "map_many"),
-    "describe": ("splitter.describe", "describe"),
-    "map_plan": ("splitter.map_plan", "map_plan"),
+    "describe": ("serfer.splitter.describe", "describe"),
+    "map_plan": ("serfer.splitter.map_plan", "map_plan"),
     "open": ("serfer.wiring.open_pipeline", "open_pipeline"),
     "register": ("serfer.variants.register", "register"),
-    "split": ("splitter.split", "split"),
-    "whole_plan": ("splitter.whole", "whole_plan"),
+    "split": ("serfer.splitter.split", "split"),
+    "whole_plan": ("serfer.splitter.whole", "whole_plan"),
 }
 _ERRORS = "serfer.core.errors"
 

@@ -19,28 +19,28 @@ from serfer.core.plan.sized_plan import sized_plan
 from serfer.core.plan.sizes import Size
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
-from splitter.head.calibration import Calibration, read_calibration
-from splitter.network.description import ARGMAX, Description, Reduction
-from splitter.network.detection_heads import BoxOptions
-from splitter.network.graph import Graph
-from splitter.network.metadata import FileDescription
-from splitter.network.open_sizes import compared_sizes
-from splitter.network.reductions import of_one_class, with_reduction
-from splitter.network.source import Array, Progress, Run, Source, load
-from splitter.network.unsupported import CannotSplitError
-from splitter.package_fit import fit
-from splitter.plan_dir.assemble import PackageOverflowError, assemble
-from splitter.plan_dir.check import check_exact
-from splitter.plan_dir.output_directory import appearing_whole
-from splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
-from splitter.planning.explanation import as_is_sentence
-from splitter.planning.one_function import in_one_function
-from splitter.planning.optional import optional
-from splitter.planning.planner import Decision
-from splitter.planning.split_options import Budget, SplitOptions
-from splitter.profiling.measured_part import with_measured_part
-from splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
-from splitter.time_left import TimeLeft
+from serfer.splitter.head.calibration import Calibration, read_calibration
+from serfer.splitter.network.description import ARGMAX, Description, Reduction
+from serfer.splitter.network.detection_heads import BoxOptions
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.metadata import FileDescription
+from serfer.splitter.network.open_sizes import compared_sizes
+from serfer.splitter.network.reductions import of_one_class, with_reduction
+from serfer.splitter.network.source import Array, Progress, Run, Source, load
+from serfer.splitter.network.unsupported import CannotSplitError
+from serfer.splitter.package_fit import fit
+from serfer.splitter.plan_dir.assemble import PackageOverflowError, assemble
+from serfer.splitter.plan_dir.check import check_exact
+from serfer.splitter.plan_dir.output_directory import appearing_whole
+from serfer.splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
+from serfer.splitter.planning.explanation import as_is_sentence
+from serfer.splitter.planning.one_function import in_one_function
+from serfer.splitter.planning.optional import optional
+from serfer.splitter.planning.planner import Decision
+from serfer.splitter.planning.split_options import Budget, SplitOptions
+from serfer.splitter.profiling.measured_part import with_measured_part
+from serfer.splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
+from serfer.splitter.time_left import TimeLeft
 
 _CHECK_BATCH = 2
 _CHOICES = 4

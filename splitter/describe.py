@@ -13,9 +13,9 @@ from serfer.core.plan.pixels import check_numbers
 from serfer.files import write_whole
 from serfer.images import check_channels
 from serfer.plan_directory import load_plan
-from splitter.network.description import Description
-from splitter.network.detection_heads import with_classes
-from splitter.plan_dir.output_directory import alone_in
+from serfer.splitter.network.description import Description
+from serfer.splitter.network.detection_heads import with_classes
+from serfer.splitter.plan_dir.output_directory import alone_in
 
 
 def describe(

@@ -13,9 +13,9 @@ from serfer.core.errors import PlanWarning, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from splitter.network.description import Description, Reduction
-from splitter.plan_dir.output_directory import place_for
-from splitter.planning.split_options import Budget, memory_choices, package_limit
+from serfer.splitter.network.description import Description, Reduction
+from serfer.splitter.plan_dir.output_directory import place_for
+from serfer.splitter.planning.split_options import Budget, memory_choices, package_limit
 
 MOST_PIXELS = 2_000_000
 """Pixels that a side of an image may have."""
@@ -92,7 +92,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
             dependency_bytes = dependency_bytes()
         limit = package_limit(limit_mb, dependency_bytes, facts.functions)
         budget = Budget(limit, facts, memory, store, profiles=profiles or shipped_profiles())
-        from splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
+        from serfer.splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
 
         progress = progress or (lambda _step: None)
         wanted = WindowRequest(side, *overlap)

@@ -20,15 +20,15 @@ from serfer.core.exactness import agreement, relative_error
 from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP, Alternative, DeploymentOption, ModelChange
 from serfer.core.plan.answers import Answer, joined
-from splitter.head.calibration import Calibration
-from splitter.head.find import find_head
-from splitter.head.gap import HeadFit, replace_head, replace_head_blind
-from splitter.network.graph import Graph
-from splitter.network.source import Progress
-from splitter.plan_dir.check import whole_runner
-from splitter.planning import precision
-from splitter.planning.cold.share import best_chain
-from splitter.planning.explanation import (
+from serfer.splitter.head.calibration import Calibration
+from serfer.splitter.head.find import find_head
+from serfer.splitter.head.gap import HeadFit, replace_head, replace_head_blind
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.source import Progress
+from serfer.splitter.plan_dir.check import whole_runner
+from serfer.splitter.planning import precision
+from serfer.splitter.planning.cold.share import best_chain
+from serfer.splitter.planning.explanation import (
     IN_PLACE,
     Constraints,
     alternative,
@@ -41,10 +41,10 @@ from splitter.planning.explanation import (
     why,
     why_nothing_fits,
 )
-from splitter.planning.gang_candidates import exchange_points, gang_grids
-from splitter.planning.limits import WeightStorage, memory_needed, room_in
-from splitter.planning.optional import optional
-from splitter.planning.planner import (
+from serfer.splitter.planning.gang_candidates import exchange_points, gang_grids
+from serfer.splitter.planning.limits import WeightStorage, memory_needed, room_in
+from serfer.splitter.planning.optional import optional
+from serfer.splitter.planning.planner import (
     MAX_GANG_STAGES,
     MAX_STAGES,
     Choice,
@@ -54,11 +54,11 @@ from splitter.planning.planner import (
     gangs_of_runs,
     prepare,
 )
-from splitter.planning.search import Chain, Search
-from splitter.planning.split_options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
-from splitter.tiling.cuts import MOST_TENSORS, Cut, cut_points, cuts_after, cuts_at, weight_bytes
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import COLUMNS, ONE
+from serfer.splitter.planning.search import Chain, Search
+from serfer.splitter.planning.split_options import DEFAULT_WEIGHTS, Budget, SplitOptions, exchanges, memory_sizes
+from serfer.splitter.tiling.cuts import MOST_TENSORS, Cut, cut_points, cuts_after, cuts_at, weight_bytes
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import COLUMNS, ONE
 
 _RANDOM_INPUTS = 16
 _MEASURED_AT_ONCE = 8

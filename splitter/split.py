@@ -16,10 +16,10 @@ from serfer.core.errors import PlanWarning
 from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from splitter.network.by_name.named_model import NamedModel
-from splitter.network.description import Description, Reduction
-from splitter.plan_dir.output_directory import place_for
-from splitter.planning.split_options import (
+from serfer.splitter.network.by_name.named_model import NamedModel
+from serfer.splitter.network.description import Description, Reduction
+from serfer.splitter.plan_dir.output_directory import place_for
+from serfer.splitter.planning.split_options import (
     DEFAULT_COLD_ENVIRONMENTS,
     DEFAULT_WEIGHTS,
     Budget,
@@ -33,10 +33,10 @@ from splitter.planning.split_options import (
     package_limit,
     stage_count,
 )
-from splitter.tiling.grids import GridLike, parse_grids
+from serfer.splitter.tiling.grids import GridLike, parse_grids
 
 if TYPE_CHECKING:
-    from splitter.head.calibration import Calibration
+    from serfer.splitter.head.calibration import Calibration
 
 
 def split(  # noqa: PLR0913 - what a user may choose, each with a default
@@ -189,7 +189,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
             profiles=profiles or shipped_profiles(),
             account=account,
         )
-        from splitter.build import Network, build_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs, over a second
+        from serfer.splitter.build import Network, build_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs, over a second
 
         network = Network(model, example, description, calibration)
         plan, notes = build_plan(network, place, options, budget, progress or (lambda _step: None))

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from splitter.network.graph import Graph
-from splitter.tiling import operators
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.tiling import operators
 
 _IMPORTS_S: Final = 1.0
 _LAYER_S: Final = 0.03

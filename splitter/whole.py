@@ -16,10 +16,10 @@ from serfer.core.errors import PlanWarning, UsageError
 from serfer.core.plan import InputSizes, Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from splitter.network.by_name.named_model import NamedModel
-from splitter.network.description import Description
-from splitter.plan_dir.output_directory import place_for
-from splitter.planning.split_options import (
+from serfer.splitter.network.by_name.named_model import NamedModel
+from serfer.splitter.network.description import Description
+from serfer.splitter.plan_dir.output_directory import place_for
+from serfer.splitter.planning.split_options import (
     DEFAULT_WEIGHTS,
     Budget,
     account_of,
@@ -74,7 +74,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         account=account,
     )
     with named_extras():
-        from splitter.build import Network, whole  # noqa: PLC0415 - imports onnx, over a second
+        from serfer.splitter.build import Network, whole  # noqa: PLC0415 - imports onnx, over a second
 
         many = InputSizes.of(sizes) if sizes is not None else None
         network = Network(model, _example(model, example, many), description, None)
@@ -93,7 +93,7 @@ def _example(model: Any, example: Any | None, sizes: InputSizes | None) -> Any |
         if tuple(example.shape[-2:]) != (rows, columns):
             raise UsageError(f"the example of {sizes} should have the largest of these sizes, {rows} x {columns}")
         return example
-    from splitter.network.source import channels_of  # noqa: PLC0415 - as above
+    from serfer.splitter.network.source import channels_of  # noqa: PLC0415 - as above
 
     file = isinstance(model, Path | str) and str(model).lower().endswith(".onnx")
     channels = (channels_of(Path(model)) if file else None) or _RGB

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from serfer.core.errors import UsageError
-from storage.store import Range, Store
+from serfer.storage.store import Range, Store
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -19,15 +19,15 @@ in_worker = False
 
 # Resolved when opened: a worker imports the one backend that it uses.
 _BUILT_IN = {
-    "memory": "storage.memory:open_memory",
-    "file": "storage.file.store:open_file",
-    "redis": "storage.redis.store:RedisStore",
-    "rediss": "storage.redis.store:RedisStore",
-    "s3": "storage.s3.store:S3Store",
-    "redis+cluster": "storage.redis.cluster:RedisClusterStore",
-    "rediss+cluster": "storage.redis.cluster:RedisClusterStore",
-    "delay": "storage.delaying:open_delaying",
-    "fail": "storage.failing:open_failing",
+    "memory": "serfer.storage.memory:open_memory",
+    "file": "serfer.storage.file.store:open_file",
+    "redis": "serfer.storage.redis.store:RedisStore",
+    "rediss": "serfer.storage.redis.store:RedisStore",
+    "s3": "serfer.storage.s3.store:S3Store",
+    "redis+cluster": "serfer.storage.redis.cluster:RedisClusterStore",
+    "rediss+cluster": "serfer.storage.redis.cluster:RedisClusterStore",
+    "delay": "serfer.storage.delaying:open_delaying",
+    "fail": "serfer.storage.failing:open_failing",
 }
 
 

@@ -2,7 +2,7 @@
 
     import time
     import pytest
-    from storage.contract import StoreContract
+    from serfer.storage.contract import StoreContract
     from my_package.my_store import MyStore
 
     class TestMyStore(StoreContract):
@@ -41,17 +41,17 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import MissingKeyError, UsageError
 from serfer.core.retry import observe_retries
-from storage import Range, Store
-from storage.coordination import ContendedError, Coordination, Entry, InterceptedCoordination, change, set_once
-from storage.exchange import START, Exchange, Message
+from serfer.storage import Range, Store
+from serfer.storage.coordination import ContendedError, Coordination, Entry, InterceptedCoordination, change, set_once
+from serfer.storage.exchange import START, Exchange, Message
 
 TTL = 60.0
 LONG_S = 30.0
 WAKE_S = 0.2
 _SENDER = """
 import os, sys, time
-from storage import open_store
-from storage.exchange import Message
+from serfer.storage import open_store
+from serfer.storage.exchange import Message
 exchange = open_store(os.environ["STORE"]).exchange()
 print("ready", flush=True)
 for line in sys.stdin:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 
 from serfer.core.keys import StoreCounts
-from storage.exchange import Exchange, Message, Received
-from storage.store import Bytes, Range, Store
-from storage.wrapping import WrapperExchange, WrapperStore
+from serfer.storage.exchange import Exchange, Message, Received
+from serfer.storage.store import Bytes, Range, Store
+from serfer.storage.wrapping import WrapperExchange, WrapperStore
 
 
 class CountingStore(WrapperStore):

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from serfer.core.errors import UsageError
-from storage.coordination import Coordination, InterceptedCoordination
-from storage.exchange import Exchange, Message, Received
-from storage.store import Bytes, Range, Store
-from storage.wrapping import WrapperExchange, WrapperStore, unwrapped, wrapped_url
+from serfer.storage.coordination import Coordination, InterceptedCoordination
+from serfer.storage.exchange import Exchange, Message, Received
+from serfer.storage.store import Bytes, Range, Store
+from serfer.storage.wrapping import WrapperExchange, WrapperStore, unwrapped, wrapped_url
 
 _OPTIONS = {"put_ms": 0.0, "get_ms": 0.0, "bytes_per_s": 0.0, "jitter": 0.0}
 
@@ -110,7 +110,7 @@ def delayed(
 
 def open_delaying(url: str) -> DelayingStore:
     """Open `delay://?store=...`; raises UsageError for a malformed URL, and what opening the inner store raises."""
-    from storage import open_store  # noqa: PLC0415  it opens us
+    from serfer.storage import open_store  # noqa: PLC0415  it opens us
 
     store, options = unwrapped(url, _OPTIONS)
     if options["jitter"] > 1:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from storage.coordination import Coordination, InterceptedCoordination
-from storage.exchange import Exchange, Message, Received
-from storage.store import Bytes, Range, Store
-from storage.wrapping import WrapperExchange, WrapperStore, unwrapped, wrapped_url
+from serfer.storage.coordination import Coordination, InterceptedCoordination
+from serfer.storage.exchange import Exchange, Message, Received
+from serfer.storage.store import Bytes, Range, Store
+from serfer.storage.wrapping import WrapperExchange, WrapperStore, unwrapped, wrapped_url
 
 _NO_SEED = -1.0
 _OPTIONS = {"fail": 0.0, "hang": 0.0, "hang_s": 1.0, "seed": _NO_SEED}
@@ -98,7 +98,7 @@ def failing(store: str, *, fail: float = 0, hang: float = 0, hang_s: float = 1, 
 
 def open_failing(url: str) -> FailingStore:
     """Open `fail://?store=...`; raises UsageError for a malformed URL, and what opening the inner store raises."""
-    from storage import open_store  # noqa: PLC0415  it opens us
+    from serfer.storage import open_store  # noqa: PLC0415  it opens us
 
     store, options = unwrapped(url, _OPTIONS)
     fail, hang, hang_s, seed = options.values()

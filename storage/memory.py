@@ -11,10 +11,10 @@ from threading import Condition, Lock
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from storage.coordination import Coordination
-from storage.exchange import START, Exchange, Message, Received
-from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
-from storage.versioned_values import VERSION_BYTES, LocalCoordination
+from serfer.storage.coordination import Coordination
+from serfer.storage.exchange import START, Exchange, Message, Received
+from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
+from serfer.storage.versioned_values import VERSION_BYTES, LocalCoordination
 
 _SWEEP_EVERY_S = 1.0
 _NOTHING = b"", -math.inf  # a value and when it expires

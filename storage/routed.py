@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 from serfer.core.errors import MissingKeyError
 from serfer.core.keys import stage_of
 from serfer.core.plan import OBJECTS, Plan
-from storage import open_store
-from storage.store import Bytes, Range, Store, check_keys, check_ranges
-from storage.wrapping import WrapperStore
+from serfer.storage import open_store
+from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges
+from serfer.storage.wrapping import WrapperStore
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from serfer.core.errors import MissingKeyError, UsageError
-from storage.coordination import Coordination, NoCoordination
-from storage.exchange import Exchange
+from serfer.storage.coordination import Coordination, NoCoordination
+from serfer.storage.exchange import Exchange
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 

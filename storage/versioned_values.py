@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from serfer.core.errors import MissingKeyError
-from storage.coordination import Coordination, Entry
-from storage.store import check_keys, check_ttl
+from serfer.storage.coordination import Coordination, Entry
+from serfer.storage.store import check_keys, check_ttl
 
 VERSION_BYTES = 16
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from serfer.core.errors import UsageError
-from storage.coordination import Coordination
-from storage.exchange import Exchange, Message, Received
-from storage.store import Bytes, Range, Store
+from serfer.storage.coordination import Coordination
+from serfer.storage.exchange import Exchange, Message, Received
+from serfer.storage.store import Bytes, Range, Store
 
 
 class WrapperStore(Store):

@@ -89,7 +89,7 @@ class _Unexpected(logging.Handler):
 
 @pytest.fixture(autouse=True, scope="session")
 def no_bug_of_the_planner_is_survived_in_silence():
-    logging.getLogger("splitter.planning.optional").addHandler(_Unexpected(logging.ERROR))
+    logging.getLogger("serfer.splitter.planning.optional").addHandler(_Unexpected(logging.ERROR))
 
 
 def pytest_report_header():

@@ -13,7 +13,7 @@ from serfer.control.selection import Catalogue, make_selector
 from serfer.control.snapshots import SavedFields
 from serfer.control.windows import Windows, window_policies
 from serfer.core.variants import Objectives
-from splitter.tiling.operators import _RULES
+from serfer.splitter.tiling.operators import _RULES
 from tests.control.selection.worlds import ACTIVE, INACTIVE, states, variant
 from tests.control.worlds import LARGE, scenario, seen
 
@@ -28,7 +28,7 @@ def runnable(page):
 @pytest.mark.parametrize("page", [*filter(runnable, DOCS.rglob("*.md"))], ids=lambda page: str(page.relative_to(DOCS)))
 def test_blocks_that_are_marked_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("splitter.tiling.operators._RULES", dict(_RULES))
+    monkeypatch.setattr("serfer.splitter.tiling.operators._RULES", dict(_RULES))
     names = {}
     for block in runnable(page):
         exec(block, names)  # noqa: S102 - it is our own page

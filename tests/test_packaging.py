@@ -306,7 +306,7 @@ def test_deploy_packages_and_prices(wheel, plan, tmp_path):
     known = {"SERFER_CACHE_DIR": str(load_settings().cache_dir), "AWS_DEFAULT_REGION": "us-east-1"}
     run([programs / "serfer", "package", plan, "--out", tmp_path / "build"], tmp_path, **known)
     assert json.loads(run([programs / "serfer", "cost", tmp_path / "build", "--json"], tmp_path, **known))
-    assert "smoke" in run([programs / "python", "-m", "sam", "--help"], tmp_path)
+    assert "smoke" in run([programs / "python", "-m", "serfer.sam", "--help"], tmp_path)
 
 
 @pytest.mark.deploy

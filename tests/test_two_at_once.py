@@ -26,8 +26,8 @@ from serfer.registry import Registrations, open_registry
 from serfer.registry.registration import RegistrationRequest, RegistrationState, RegistrationStep
 from serfer.registry.registration_record import SUBMISSIONS, document_name
 from serfer.settings import Settings
+from serfer.storage import open_store
 from serfer.wiring.network_file import plan_of_file
-from storage import open_store
 from tests.applications.worlds import DIGEST, NOW, register, variant, version
 from tests.e2e.small import CLASSES, small_onnx, split_small
 from tests.results.stored import array_of, dense

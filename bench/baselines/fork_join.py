@@ -21,9 +21,6 @@ import numpy as np
 from botocore.config import Config
 from numpy.typing import NDArray
 
-from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, check_staged, package, queries_at_once
-from bench.baselines.handlers.payload import from_json, to_json
-from bench.core.system import System
 from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.errors import TaskFailedError
 from serfer.core.keys import StoreCounts
@@ -32,6 +29,16 @@ from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
+from serfer_bench.baselines.deployment import (
+    TIMEOUT_S,
+    LocalStack,
+    check_pixels,
+    check_staged,
+    package,
+    queries_at_once,
+)
+from serfer_bench.baselines.handlers.payload import from_json, to_json
+from serfer_bench.core.system import System
 
 _MB = 1 << 20
 _WEIGHT_COPIES = 2  # of each weight in memory: as in gillis.py
@@ -124,7 +131,7 @@ class ForkJoin(System):
             return FunctionConfig(
                 name=name,
                 directory=package(self.plan, directory, parts, settings.cache_dir),
-                handler=f"bench.baselines.handlers.gillis_bootstrap.{handler}",
+                handler=f"serfer_bench.baselines.handlers.gillis_bootstrap.{handler}",
                 memory_mb=memory_mb,
                 timeout_s=TIMEOUT_S,
                 environment=variables,

@@ -39,12 +39,12 @@ from serfer.core.costs.cost_model import (
 from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.geometry import Grid
 from serfer.core.units import FLOAT_BYTES
-from splitter.network.graph import Graph
-from splitter.planning.limits import column_bytes, memory_needed
-from splitter.planning.split_options import Budget
-from splitter.planning.stage_costs import StageEnumerator, StageWork
-from splitter.tiling.cuts import Cut, cut_points, weight_bytes
-from splitter.tiling.grids import ONE
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.planning.limits import column_bytes, memory_needed
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.planning.stage_costs import StageEnumerator, StageWork
+from serfer.splitter.tiling.cuts import Cut, cut_points, weight_bytes
+from serfer.splitter.tiling.grids import ONE
 
 GRIDS = (ONE, Grid(1, 2), Grid(2, 2), Grid(2, 4), Grid(1, 2, columns=True), Grid(1, 4, columns=True))
 """The grids that a group may run on: tiles of maps, columns of fully connected layers."""

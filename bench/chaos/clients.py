@@ -10,10 +10,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from bench.chaos.budget import InvocationBudget, Reply
-from bench.chaos.remote_driver import RemoteDriver
 from serfer.core.exactness import difference
 from serfer.pipeline.result import Logits
+from serfer_bench.chaos.budget import InvocationBudget, Reply
+from serfer_bench.chaos.remote_driver import RemoteDriver
 
 Batch = NDArray[Any]
 Submit = Callable[[Batch], Future[Reply]]

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from bench.chaos.clients import Clients, TwoDrivers
-from bench.chaos.testbed import Testbed
+from serfer_bench.chaos.clients import Clients, TwoDrivers
+from serfer_bench.chaos.testbed import Testbed
 
 Fault = Callable[[Testbed, Clients], str]
 """Acts while queries run, and returns a remark on what it did."""

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.core.options import network
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import sealed
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import Settings
-from splitter.split import split
+from serfer.splitter.split import split
+from serfer_bench.core.options import network
 
 Progress = Callable[[str], None]
 _MODEL, _SIZE, _GRIDS = "squeezenet", 96, ("2x2", "2x2", "1")
-_STAMPED = ("splitter", "serfer.core")
+_STAMPED = ("serfer.splitter", "serfer.core")
 
 
 def chaos_plan(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:

@@ -21,8 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.chaos.budget import InvocationBudget, Reply, reply_of
-from bench.core.frames import pipe_of, read_frame, write_frame
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import QueryError
 from serfer.local.die_with_parent import dying_with_me
@@ -30,6 +28,8 @@ from serfer.local.lambda_.function import REGION
 from serfer.pipeline.result import Result
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
+from serfer_bench.chaos.budget import InvocationBudget, Reply, reply_of
+from serfer_bench.core.frames import pipe_of, read_frame, write_frame
 
 
 @dataclass(frozen=True)

@@ -28,24 +28,24 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from bench.chaos.budget import InvocationBudget
-from bench.chaos.clients import Clients, TwoDrivers
-from bench.chaos.faults import Fault, FaultInjection, kill_driver, kill_workers, restart_store
-from bench.chaos.plans import chaos_plan
-from bench.chaos.testbed import Conditions, Testbed
-from bench.chaos.verdict import Observations, Outcome, PassCriteria, judge, skipped
-from bench.core import arrivals
-from bench.core.options import NetworkOption, RowsOption
-from bench.core.results import publish_rows
-from bench.load.queries import Example, run_queries
-from drivers.driver import TTL_MARGIN_S
 from serfer.cli.shared.options import JsonOption, PlanOption, status_line
 from serfer.core.errors import SerferError, UsageError
+from serfer.drivers.driver import TTL_MARGIN_S
 from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
-from storage.failing import failing
+from serfer.storage.failing import failing
+from serfer_bench.chaos.budget import InvocationBudget
+from serfer_bench.chaos.clients import Clients, TwoDrivers
+from serfer_bench.chaos.faults import Fault, FaultInjection, kill_driver, kill_workers, restart_store
+from serfer_bench.chaos.plans import chaos_plan
+from serfer_bench.chaos.testbed import Conditions, Testbed
+from serfer_bench.chaos.verdict import Observations, Outcome, PassCriteria, judge, skipped
+from serfer_bench.core import arrivals
+from serfer_bench.core.options import NetworkOption, RowsOption
+from serfer_bench.core.results import publish_rows
+from serfer_bench.load.queries import Example, run_queries
 
 Progress = Callable[[str], None]
 CALM = "calm"

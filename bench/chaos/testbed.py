@@ -21,9 +21,6 @@ import psutil
 import redis
 from numpy.typing import NDArray
 
-from bench.chaos.budget import Reply, reply_of
-from bench.chaos.remote_driver import Configuration, RemoteDriver
-from bench.core.processes import descendants, used_s
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
 from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.local.lambda_.access import fetch, random_access
@@ -37,6 +34,9 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.result import Result
 from serfer.settings import Settings, access_setting
 from serfer.wiring.open_pipeline import open_pipeline
+from serfer_bench.chaos.budget import Reply, reply_of
+from serfer_bench.chaos.remote_driver import Configuration, RemoteDriver
+from serfer_bench.core.processes import descendants, used_s
 
 _KEYS = "serfer:*"
 _MAX_BYTES = 1 << 20

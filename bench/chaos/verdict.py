@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bench.chaos.budget import InvocationBudget
-from bench.chaos.testbed import Left
-from bench.core.quantiles import percentiles
-from bench.core.workload import Sent
-from bench.load.queries import WRONG
+from serfer_bench.chaos.budget import InvocationBudget
+from serfer_bench.chaos.testbed import Left
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.workload import Sent
+from serfer_bench.load.queries import WRONG
 
 _MS_PER_S = 1000.0
 _EXAMPLE = 160  # characters of an error's message

@@ -12,12 +12,6 @@ from typing import Annotated
 
 import typer
 
-from bench.cold import page_cache
-from bench.cold.functions import PROCESS, RESPONSE, SECOND, SECOND_SESSION, Bench, FunctionStart, measure_functions
-from bench.cold.pairs import alone, measure_pairs, other_plan
-from bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
-from bench.core.options import NetworkOption, RowsOption, network
-from bench.core.results import Table, publish_rows
 from serfer.cli.shared.options import JsonOption, PlanOption, StoreOption, status_line
 from serfer.core.costs.cold_starts import ColdStart, cold_start
 from serfer.core.errors import UsageError
@@ -26,7 +20,21 @@ from serfer.core.units import MS_PER_S
 from serfer.local.servers.redis import RedisServer
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
-from storage import open_store
+from serfer.storage import open_store
+from serfer_bench.cold import page_cache
+from serfer_bench.cold.functions import (
+    PROCESS,
+    RESPONSE,
+    SECOND,
+    SECOND_SESSION,
+    Bench,
+    FunctionStart,
+    measure_functions,
+)
+from serfer_bench.cold.pairs import alone, measure_pairs, other_plan
+from serfer_bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
+from serfer_bench.core.options import NetworkOption, RowsOption, network
+from serfer_bench.core.results import Table, publish_rows
 
 STARTING, FETCHING, SESSIONS, FIRST_RUN = "process and imports", "fetching", "graphs and sessions", "first run"
 BY_BYTES = FETCHING, SESSIONS, FIRST_RUN

@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.cold import page_cache
-from bench.cold.probe import MARK
-from drivers.lambda_http import LambdaInvoker
-from lambdas.cell_codec import cells_to_bytes
 from serfer.core.checksum import protect
 from serfer.core.errors import QueryError
 from serfer.core.keys import input_key, output_key, query_id, query_keys
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.wire import Crop, Task
+from serfer.drivers.lambda_http import LambdaInvoker
+from serfer.lambdas.cell_codec import cells_to_bytes
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.packaging.bundle import dependencies, function_directory
 from serfer.pipeline.query import cut_crops
 from serfer.settings import Settings
+from serfer.storage.store import Store
 from serfer.wiring.local import LocalLambda, local_invoker, local_service, start_service
 from serfer.wiring.options import TASK_TIMEOUT_S
-from storage.store import Store
+from serfer_bench.cold import page_cache
+from serfer_bench.cold.probe import MARK
 
 PROBE = Path(__file__).with_name("probe.py")
 PROCESS, RESPONSE, SECOND, SECOND_SESSION = "process", "response", "second run", "second run, session"

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 MARK = "serfer-cold-start "
-HANDLER = "lambdas.bootstrap", "handler"
+HANDLER = "serfer.lambdas.bootstrap", "handler"
 FUNCTIONS = {
     ("serfer.plan_directory", "load_plan"): "plan",
-    ("lambdas.artefacts", "artefact_directory"): "plan",
-    ("storage.routed", "open_routed"): "store",
-    ("lambdas.sessions", "SessionCache.load"): "weights",
-    ("lambdas.sessions", "SessionCache._load"): "weights",
-    ("lambdas.sessions", "SessionCache._build"): "graphs",
+    ("serfer.lambdas.artefacts", "artefact_directory"): "plan",
+    ("serfer.storage.routed", "open_routed"): "store",
+    ("serfer.lambdas.sessions", "SessionCache.load"): "weights",
+    ("serfer.lambdas.sessions", "SessionCache._load"): "weights",
+    ("serfer.lambdas.sessions", "SessionCache._build"): "graphs",
     ("onnxruntime.capi.onnxruntime_inference_collection", "InferenceSession.__init__"): "sessions",
     ("onnxruntime.capi.onnxruntime_inference_collection", "InferenceSession.run"): "run",
     HANDLER: "task",

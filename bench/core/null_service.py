@@ -1,6 +1,6 @@
 """A Lambda service whose functions do nothing: every task is answered at once with a report of the right shape.
 
-`python -m bench.core.null_service PLAN_DIRECTORY` prints its URL and serves until its standard input ends. It is a
+`python -m serfer_bench.core.null_service PLAN_DIRECTORY` prints its URL and serves until its standard input ends. It is a
 process of its own, so that only the driver's and the client's time is measured.
 """
 
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.core.null_workers import last_stage, null_report
 from serfer.core.plan import Plan
 from serfer.core.wire import Task, decode_task, encode_report
 from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.plan_directory import load_plan
+from serfer_bench.core.null_workers import last_stage, null_report
 
 _MOST_BYTES = 6 << 20
 
@@ -48,7 +48,7 @@ class NullService:
 @contextmanager
 def null_service(directory: Path) -> Iterator[str]:
     """Run the service in a process of its own and give its URL."""
-    command = [sys.executable, "-m", "bench.core.null_service", str(directory)]
+    command = [sys.executable, "-m", "serfer_bench.core.null_service", str(directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         if process.stdin is None or process.stdout is None:
             raise AssertionError("both are pipes")

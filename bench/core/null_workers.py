@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from drivers.push import PushDriver
 from serfer.core.checksum import protect
 from serfer.core.keys import StoreCounts, output_key
 from serfer.core.plan import Plan
@@ -14,13 +13,14 @@ from serfer.core.plan.borders import Member
 from serfer.core.run_machine import Failure
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Report, Task
+from serfer.drivers.push import PushDriver
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from storage.memory import MemoryStore
-from storage.store import Store
+from serfer.storage.memory import MemoryStore
+from serfer.storage.store import Store
 
 _MS_PER_S = 1000.0
 _BASE64_SHARE = 0.7  # as in serfer/wiring/open_pipeline.py

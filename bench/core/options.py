@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from bench.core.plans import PLANS, Progress, bench_plan
-from bench.core.results import check_directory
 from serfer.cli.shared.options import plan_directory
 from serfer.core.costs.aws import STORES
 from serfer.core.errors import UsageError
 from serfer.settings import Settings
+from serfer_bench.core.plans import PLANS, Progress, bench_plan
+from serfer_bench.core.results import check_directory
 
 _DEFAULT_MODEL = "alexnet"
 

@@ -17,7 +17,7 @@ from serfer.core.errors import UsageError
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.settings import Settings
-from splitter.split import split
+from serfer.splitter.split import split
 
 Progress = Callable[[str], None]
 
@@ -51,7 +51,7 @@ def bench_plan(name: str, settings: Settings, progress: Progress = lambda _: Non
         raise UsageError(f"there is no fixed plan {name!r}; there are {', '.join(PLANS)}")
     wanted = PLANS[name]
     kind = hashlib.sha256(repr(wanted).encode()).hexdigest()[:8]
-    target = settings.cache_dir / "plans" / f"bench-{name}-{kind}-{code_stamp(('splitter', 'serfer.core'))}"
+    target = settings.cache_dir / "plans" / f"bench-{name}-{kind}-{code_stamp(('serfer.splitter', 'serfer.core'))}"
     if not in_use(target):
         progress(f"splitting {name} as bench/core/plans.py says, once: the plan stays in {target.parent}")
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -17,13 +17,13 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from bench.core.stamp import Stamp, make_stamp
 from serfer.cli.shared.display import columns
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import out
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, SerferError
 from serfer.files import write_whole
+from serfer_bench.core.stamp import Stamp, make_stamp
 
 RESULT_FILE, ROWS_FILE = "result.json", "rows.csv"
 _UNLIMITED = 100_000  # columns

@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
-from bench.core import arrivals
-from bench.core.options import NetworkOption, QueriesOption
-from bench.load.measure import (
+from serfer.cli.shared.options import JsonOption, PlanOption
+from serfer.core.errors import UsageError
+from serfer.pictures.charts import Chart, Curve, order_chart
+from serfer_bench.core import arrivals
+from serfer_bench.core.options import NetworkOption, QueriesOption
+from serfer_bench.load.measure import (
     ConcurrencyOption,
     DeadlineOption,
     Options,
@@ -24,11 +27,8 @@ from bench.load.measure import (
     Workload,
     run_load,
 )
-from bench.load.results import Log
-from bench.load.uniform import Uniform
-from serfer.cli.shared.options import JsonOption, PlanOption
-from serfer.core.errors import UsageError
-from serfer.pictures.charts import Chart, Curve, order_chart
+from serfer_bench.load.results import Log
+from serfer_bench.load.uniform import Uniform
 
 _MS_PER_S = 1000.0
 _QUERIES = 100

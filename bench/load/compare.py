@@ -17,11 +17,11 @@ from typing import Annotated, Any
 import typer
 from scipy.special import stdtrit
 
-from bench.core.results import Results, Table, publish
-from bench.load.results import Result, Round, read_result
 from serfer.cli.shared.options import JsonOption
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import InputError
+from serfer_bench.core.results import Results, Table, publish
+from serfer_bench.load.results import Result, Round, read_result
 
 _MIN_PAIRS = 2
 

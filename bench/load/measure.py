@@ -10,11 +10,6 @@ from typing import Annotated, Protocol
 
 import typer
 
-from bench.core.options import network
-from bench.core.results import publish, stamp_now
-from bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, write_result
-from bench.load.rounds import Plan, measure_rounds, results, summaries
-from bench.load.systems import ORDERS, SERFER, UNSPLIT, Setup, examples, open_systems
 from serfer.cli.shared.options import status_line
 from serfer.core.errors import QueryError
 from serfer.pictures import draw_charts
@@ -22,6 +17,11 @@ from serfer.pictures.charts import Chart
 from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
+from serfer_bench.core.options import network
+from serfer_bench.core.results import publish, stamp_now
+from serfer_bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, write_result
+from serfer_bench.load.rounds import Plan, measure_rounds, results, summaries
+from serfer_bench.load.systems import ORDERS, SERFER, UNSPLIT, Setup, examples, open_systems
 
 Progress = Callable[[str], None]
 _MS_PER_S = 1000.0

@@ -7,13 +7,13 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 
-from bench.core.system import Logits, Pixels, System, Totals
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.pipeline.result import Result
+from serfer_bench.core.system import Logits, Pixels, System, Totals
 
 
 class PipelineSystem(System):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from bench.core.system import Logits, Pixels
-from bench.core.workload import Clock, Progress, Sent, run
 from serfer.core.errors import WrongAnswerError
 from serfer.core.exactness import difference
+from serfer_bench.core.system import Logits, Pixels
+from serfer_bench.core.workload import Clock, Progress, Sent, run
 
 WRONG = WrongAnswerError.__name__
 

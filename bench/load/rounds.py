@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.core.processes import held
-from bench.core.results import Results, Table
-from bench.core.system import System
-from bench.core.workload import Clock
-from bench.load.queries import Example, run_queries
-from bench.load.results import Log, Result, Round, make_round
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UnavailableError
+from serfer_bench.core.processes import held
+from serfer_bench.core.results import Results, Table
+from serfer_bench.core.system import System
+from serfer_bench.core.workload import Clock
+from serfer_bench.load.queries import Example, run_queries
+from serfer_bench.load.results import Log, Result, Round, make_round
 
 Progress = Callable[[str], None]
 _MILLION = 1_000_000

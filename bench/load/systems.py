@@ -19,14 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.baselines.fork_join import ForkJoin
-from bench.core.container_settings import IMAGE_MB, ContainerSettings
-from bench.core.null_workers import null_pipeline
-from bench.core.system import System
-from bench.load.pipeline_system import PipelineSystem, UnsplitSystem
-from bench.load.queries import Example
-from bench.papers.serfer.poll_driver import PUBLISHED, REPAIRED
-from bench.papers.serfer.system import SerFerPaper
 from serfer.cli.shared.terminal import ignore_signals
 from serfer.core.errors import UsageError
 from serfer.packaging.build_cache import forget_unused, in_use
@@ -36,6 +28,14 @@ from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
+from serfer_bench.baselines.fork_join import ForkJoin
+from serfer_bench.core.container_settings import IMAGE_MB, ContainerSettings
+from serfer_bench.core.null_workers import null_pipeline
+from serfer_bench.core.system import System
+from serfer_bench.load.pipeline_system import PipelineSystem, UnsplitSystem
+from serfer_bench.load.queries import Example
+from serfer_bench.papers.serfer.poll_driver import PUBLISHED, REPAIRED
+from serfer_bench.papers.serfer.system import SerFerPaper
 
 WORKERS = ("inprocess", "local")
 SERFER, UNSHARED, FUNCTION, UNSPLIT = "serfer", "unshared", "function", "unsplit"
@@ -134,9 +134,9 @@ def _pipeline(
 def one_function(directory: Path, settings: Settings, progress: Progress) -> Path:
     """Return the plan of a plan directory's network as one function with the memory of its largest stage."""
     plan = load_plan(directory)
-    target = settings.cache_dir / "plans" / f"whole-{plan.digest[:16]}-{code_stamp(('splitter', 'serfer.core'))}"
+    target = settings.cache_dir / "plans" / f"whole-{plan.digest[:16]}-{code_stamp(('serfer.splitter', 'serfer.core'))}"
     if not in_use(target):
-        from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
+        from serfer.splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
         progress(f"splitting {plan.model} into one function, once: the plan stays in {target.parent}")
         target.parent.mkdir(parents=True, exist_ok=True)

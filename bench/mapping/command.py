@@ -19,17 +19,17 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from bench.core.results import Results, Table, publish, stamp_now
-from bench.mapping.images import Comparison, compare, strip, write_image
-from bench.mapping.rate import WindowRate, window_rate
-from bench.mapping.runs import MapRun, kept_parts, kill, run
-from bench.mapping.runs import command as map_command
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer.core.plan import Preprocess
+from serfer_bench.core.results import Results, Table, publish, stamp_now
+from serfer_bench.mapping.images import Comparison, compare, strip, write_image
+from serfer_bench.mapping.rate import WindowRate, window_rate
+from serfer_bench.mapping.runs import MapRun, kept_parts, kill, run
+from serfer_bench.mapping.runs import command as map_command
 
 if TYPE_CHECKING:
-    from bench.pipeline.unet import Unet
+    from serfer_bench.pipeline.unet import Unet
 
 _SAMPLE = 256
 _MEGA, _GIGA = 1e6, 1e9
@@ -105,7 +105,7 @@ def measure(
     import torch  # noqa: PLC0415 - slow to import
 
     import serfer  # noqa: PLC0415 - its public functions import torch
-    from bench.pipeline.unet import Unet  # noqa: PLC0415 - imports torch
+    from serfer_bench.pipeline.unet import Unet  # noqa: PLC0415 - imports torch
 
     progress("writing the image")
     image = home / "image.tif"

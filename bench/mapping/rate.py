@@ -16,8 +16,8 @@ import onnxruntime as ort
 
 from serfer.core.costs.sessions import set_threads, share_arena
 from serfer.core.plan import Plan
-from splitter.network.onnx_models import session_of
-from splitter.plan_dir.emit import input_name
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.plan_dir.emit import input_name
 
 _START_S = 300.0
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from psutil import NoSuchProcess, Process, wait_procs
 
-from bench.core.processes import descendants, used_s
 from serfer.core.errors import UnavailableError
+from serfer_bench.core.processes import descendants, used_s
 
 _SAMPLED_S = 0.1
 _END_S = 30.0

@@ -17,21 +17,21 @@ import numpy as np
 import typer
 from botocore.credentials import Credentials
 
-from bench.core.null_service import null_service
-from bench.core.options import FixedPlanOption
-from bench.core.plans import bench_plan
-from bench.core.results import Results, Table, publish
-from drivers.lambda_http import LambdaInvoker
-from drivers.push import PushDriver
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.wire import Crop, Report, Task, encode_task
+from serfer.drivers.lambda_http import LambdaInvoker
+from serfer.drivers.push import PushDriver
 from serfer.local.lambda_.function import REGION
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
-from storage.memory import MemoryStore
+from serfer.storage.memory import MemoryStore
+from serfer_bench.core.null_service import null_service
+from serfer_bench.core.options import FixedPlanOption
+from serfer_bench.core.plans import bench_plan
+from serfer_bench.core.results import Results, Table, publish
 
 _CONCURRENCY = 64
 _BARE = 1000  # invocations through boto3

@@ -21,8 +21,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bench.core.options import RowsOption, plan_of
-from bench.core.results import publish_rows
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
@@ -31,8 +29,10 @@ from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings, load_settings
+from serfer.storage.delaying import delayed
 from serfer.wiring.open_pipeline import open_pipeline
-from storage.delaying import delayed
+from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.results import publish_rows
 
 _MS_PER_S = 1000.0
 _QUERIES = 1_000_000

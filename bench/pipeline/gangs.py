@@ -24,8 +24,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bench.core.options import RowsOption
-from bench.core.results import publish_rows
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError, WrongAnswerError
@@ -38,9 +36,11 @@ from serfer.packaging.bundle import code_stamp
 from serfer.pipeline.pipeline import Pipeline
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
+from serfer.splitter.split import split
+from serfer.storage.delaying import delayed
 from serfer.wiring.open_pipeline import open_pipeline
-from splitter.split import split
-from storage.delaying import delayed
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.results import publish_rows
 
 _MS_PER_S = 1000.0
 _MB = 1e6
@@ -235,7 +235,7 @@ def _plan(network: str, size: int, system: str, settings: Settings, progress: Pr
     grids, stages = ("1", 1) if system == "one" else ("auto", "auto")
     gang = "never" if system in ("one", "ungrouped") else "auto"
     kind = hashlib.sha256(repr((network, size, grids, gang)).encode()).hexdigest()[:8]
-    target = settings.cache_dir / "plans" / f"bench-gangs-{kind}-{code_stamp(('splitter', 'serfer.core'))}"
+    target = settings.cache_dir / "plans" / f"bench-gangs-{kind}-{code_stamp(('serfer.splitter', 'serfer.core'))}"
     if not in_use(target):
         progress(f"splitting {network} for {system}, once: the plan stays in {target.parent}")
         target.parent.mkdir(parents=True, exist_ok=True)

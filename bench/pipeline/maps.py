@@ -17,18 +17,18 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from bench.core.results import Results, Table, publish
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import UsageError
 from serfer.core.exactness import relative_error
-from splitter.network.graph import Graph
-from splitter.network.onnx_models import session_of
-from splitter.network.source import load
-from splitter.plan_dir.emit import in_one_piece, input_name
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.regions import tile_macs, whole_regions
-from splitter.windows.map_plan import Network, WindowTile, window_tiles
-from splitter.windows.window_sessions import WindowSessions
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.source import load
+from serfer.splitter.plan_dir.emit import in_one_piece, input_name
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.regions import tile_macs, whole_regions
+from serfer.splitter.windows.map_plan import Network, WindowTile, window_tiles
+from serfer.splitter.windows.window_sessions import WindowSessions
+from serfer_bench.core.results import Results, Table, publish
 
 Array = NDArray[np.float32]
 _SMALL, _SAMPLE = 64, 256
@@ -54,7 +54,7 @@ def network(size: tuple[int, int], width: int) -> Network:
     """Return a U-Net of three halvings that can be read at any size; its weights are random."""
     import torch  # noqa: PLC0415 - slow to import
 
-    from bench.pipeline.unet import Unet  # noqa: PLC0415 - imports torch
+    from serfer_bench.pipeline.unet import Unet  # noqa: PLC0415 - imports torch
 
     torch.manual_seed(0)
     unet = Unet(width).eval()

@@ -20,11 +20,6 @@ import typer
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from bench.core.null_workers import null_pipeline
-from bench.core.options import NetworkOption, RowsOption, network
-from bench.core.results import publish_rows
-from drivers.lambda_http import _Signer
-from lambdas.cell_codec import cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.cli.shared.options import JsonOption, PlanOption, status_line
 from serfer.core.checksum import protect
 from serfer.core.keys import StoreCounts, output_key
@@ -32,8 +27,13 @@ from serfer.core.plan import Plan, Stage, Tile
 from serfer.core.run_machine import Action, Invoke, Run, TaskDone, TaskStarted
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
+from serfer.drivers.lambda_http import _Signer
+from serfer.lambdas.cell_codec import cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.pipeline.query import cut_crops
 from serfer.settings import Settings, load_settings
+from serfer_bench.core.null_workers import null_pipeline
+from serfer_bench.core.options import NetworkOption, RowsOption, network
+from serfer_bench.core.results import publish_rows
 
 Progress = Callable[[str], None]
 _QUERY = "0" * 32

@@ -14,11 +14,11 @@ from typing import Annotated
 
 import typer
 
-from bench.core.options import RowsOption
-from bench.core.results import publish_rows
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.local.servers.redis import RedisServer
-from storage import Range, Store, open_store, redact
+from serfer.storage import Range, Store, open_store, redact
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.results import publish_rows
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 RANGES = 8

@@ -13,8 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdas.sessions import SessionCache
 from serfer.core.plan import IMAGE, Plan, Stage, Tile
+from serfer.lambdas.sessions import SessionCache
 from serfer.pipeline.reference import normalised
 
 Array = NDArray[np.float32]

@@ -14,16 +14,16 @@ from typing import Annotated
 
 import typer
 
-from bench.core.options import MarkdownOption, StoreKindOption
-from bench.core.results import Results, Table, publish
-from bench.planner import breakeven_here
-from bench.planner.planner import Network, Point, Progress, point, priced, read_network
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.settings import load_settings
-from splitter.planning.search import LATENCY, Search
-from splitter.planning.split_options import memory_sizes
-from splitter.tiling import operators
+from serfer.splitter.planning.search import LATENCY, Search
+from serfer.splitter.planning.split_options import memory_sizes
+from serfer.splitter.tiling import operators
+from serfer_bench.core.options import MarkdownOption, StoreKindOption
+from serfer_bench.core.results import Results, Table, publish
+from serfer_bench.planner import breakeven_here
+from serfer_bench.planner.planner import Network, Point, Progress, point, priced, read_network
 
 NETWORKS = (
     *("squeezenet", "mobilenet-v2", "efficientnet-b0", "alexnet", "resnet18"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from splitter.network.zoo import with_random_weights
+from serfer.splitter.network.zoo import with_random_weights
 
 if TYPE_CHECKING:
     import torch

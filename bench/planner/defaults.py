@@ -13,8 +13,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bench.core.options import MarkdownOption
-from bench.core.results import Results, publish, table_of
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
@@ -24,14 +22,16 @@ from serfer.core.plan import PackageLimit
 from serfer.core.units import MS_PER_S
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import load_settings
-from splitter.network import zoo
-from splitter.network.graph import Graph
-from splitter.network.source import load
-from splitter.package_fit import fit
-from splitter.planning.cold.plan import cold_figures
-from splitter.planning.split_options import Budget, SplitOptions, memory_sizes
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.grids import GridChoice
+from serfer.splitter.network import zoo
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.source import load
+from serfer.splitter.package_fit import fit
+from serfer.splitter.planning.cold.plan import cold_figures
+from serfer.splitter.planning.split_options import Budget, SplitOptions, memory_sizes
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.grids import GridChoice
+from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.results import Results, publish, table_of
 
 _MILLION = 1_000_000
 _DEFAULTS = {"warm": (0.0, None), "default": (COLD_SHARE, MEASURED_MEMBERS)}

@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from onnxscript import ir
 
 import serfer
-from bench.core.results import Table
-from bench.planner.architectures import architectures
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.plan import AS_IS
-from splitter.network.by_name.named_model import RANDOM, NamedModel, build
-from splitter.network.graph import MAP_RANK, Graph
-from splitter.network.source import Source, load
-from splitter.network.unsupported import CannotSplitError, unsplit_kinds
-from splitter.network.zoo import drawn_by_seed, with_random_weights
-from splitter.plan_dir.check import run_tiles
-from splitter.tiling.from_onnx import from_onnx, split_graph
-from splitter.tiling.operators import tiled_kinds
+from serfer.splitter.network.by_name.named_model import RANDOM, NamedModel, build
+from serfer.splitter.network.graph import MAP_RANK, Graph
+from serfer.splitter.network.source import Source, load
+from serfer.splitter.network.unsupported import CannotSplitError, unsplit_kinds
+from serfer.splitter.network.zoo import drawn_by_seed, with_random_weights
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.tiling.from_onnx import from_onnx, split_graph
+from serfer.splitter.tiling.operators import tiled_kinds
+from serfer_bench.core.results import Table
+from serfer_bench.planner.architectures import architectures
 
 if TYPE_CHECKING:
     import torch

@@ -17,27 +17,27 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bench.baselines.gillis import Gillis, GillisPlan, Options
-from bench.core.options import MarkdownOption, StoreKindOption
-from bench.core.results import Results, Table, publish
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import load_settings
-from splitter.network.graph import Graph
-from splitter.network.source import load
-from splitter.network.zoo import find
-from splitter.planning.explanation import unsplit
-from splitter.planning.limits import WeightStorage
-from splitter.planning.planner import Choice, choices_of, prepare, steps_of
-from splitter.planning.search import COST, LATENCY, Chain, Search
-from splitter.planning.split_options import Budget, exchanges, memory_sizes
-from splitter.tiling.cuts import cut_points
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import GridChoice
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.source import load
+from serfer.splitter.network.zoo import find
+from serfer.splitter.planning.explanation import unsplit
+from serfer.splitter.planning.limits import WeightStorage
+from serfer.splitter.planning.planner import Choice, choices_of, prepare, steps_of
+from serfer.splitter.planning.search import COST, LATENCY, Chain, Search
+from serfer.splitter.planning.split_options import Budget, exchanges, memory_sizes
+from serfer.splitter.tiling.cuts import cut_points
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import GridChoice
+from serfer_bench.baselines.gillis import Gillis, GillisPlan, Options
+from serfer_bench.core.options import MarkdownOption, StoreKindOption
+from serfer_bench.core.results import Results, Table, publish
 
 NETWORKS = ("alexnet", "vgg16", "resnet50", "densenet121", "inception-v3")
 LARGE = 896

@@ -16,23 +16,23 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bench.core.results import Results, Table, publish
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import SerferError, UnavailableError
 from serfer.core.plan import PackageLimit
 from serfer.settings import load_settings
-from splitter.network.graph import Graph
-from splitter.network.source import load
-from splitter.network.zoo import find
-from splitter.planning.planner import Choice, choices_of, prepare
-from splitter.planning.split_options import Budget
-from splitter.profiling.profile import Meter, Repetitions, Task, given_to, stage_tasks, timed, worker_session
-from splitter.tiling.cuts import Cut, cut_points
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import ONE, parse_grids
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.source import load
+from serfer.splitter.network.zoo import find
+from serfer.splitter.planning.planner import Choice, choices_of, prepare
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.profiling.profile import Meter, Repetitions, Task, given_to, stage_tasks, timed, worker_session
+from serfer.splitter.tiling.cuts import Cut, cut_points
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import ONE, parse_grids
+from serfer_bench.core.results import Results, Table, publish
 
 HELD_OUT = (
     *("alexnet", "efficientnet-lite0", "efficientnet-lite2", "googlenet", "inception-v3"),

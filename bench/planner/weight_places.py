@@ -15,23 +15,23 @@ from typing import Annotated
 
 import typer
 
-from bench.core.options import MarkdownOption
-from bench.core.results import Results, publish, table_of
-from bench.planner.planner import Network, read_network
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
-from splitter.planning.cold.plan import find_cold_plan
-from splitter.planning.cold.share import first_answer
-from splitter.planning.explanation import describe
-from splitter.planning.limits import WeightStorage
-from splitter.planning.planner import prepare
-from splitter.planning.precision import predicted_loss, storable
-from splitter.planning.search import BALANCED
-from splitter.planning.split_options import SplitOptions, memory_sizes
-from splitter.tiling.cuts import Cut, cut_points
-from splitter.tiling.grids import COLUMNS, ONE, GridChoice
+from serfer.splitter.planning.cold.plan import find_cold_plan
+from serfer.splitter.planning.cold.share import first_answer
+from serfer.splitter.planning.explanation import describe
+from serfer.splitter.planning.limits import WeightStorage
+from serfer.splitter.planning.planner import prepare
+from serfer.splitter.planning.precision import predicted_loss, storable
+from serfer.splitter.planning.search import BALANCED
+from serfer.splitter.planning.split_options import SplitOptions, memory_sizes
+from serfer.splitter.tiling.cuts import Cut, cut_points
+from serfer.splitter.tiling.grids import COLUMNS, ONE, GridChoice
+from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.results import Results, publish, table_of
+from serfer_bench.planner.planner import Network, read_network
 
 CONVNEXT_BASE = f"{Path(__file__).with_name('convnext.py')}:convnext_base"
 NETWORKS = ("alexnet", "vgg16", "resnet152", CONVNEXT_BASE)

@@ -22,9 +22,6 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.core.options import MarkdownOption
-from bench.core.results import Results, Table, publish
-from bench.policies.policies import SCALES, Case, Options, ScenariosOption, cases, measure
 from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
 from serfer.control.policies import DEFAULT
 from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
@@ -39,6 +36,9 @@ from serfer.sim.history import see_history
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace, scale_factor
+from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.results import Results, Table, publish
+from serfer_bench.policies.policies import SCALES, Case, Options, ScenariosOption, cases, measure
 
 LOADS: Final = ("twitter_2021-08_per_minute", "nasa", "diurnal", "mmpp:hours=240,row_s=10")
 TUNED: Final = "mark"

@@ -14,10 +14,6 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.core.options import MarkdownOption
-from bench.core.results import Results, Table, publish
-from bench.policies.memoryless import NAME as PEER
-from bench.policies.memoryless import MemorylessOptimum
 from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
@@ -28,6 +24,10 @@ from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.generators import GENERATORS, OF_ONE_FUNCTION, is_generator, parameters_of
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
+from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.results import Results, Table, publish
+from serfer_bench.policies.memoryless import NAME as PEER
+from serfer_bench.policies.memoryless import MemorylessOptimum
 
 POLICIES: Final = ("break-even", "target-tracking", "target-tracking-stepwise", "serverless", "instances")
 SCALES: Final = ("S", "M")

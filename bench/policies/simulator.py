@@ -16,8 +16,6 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from bench.core.options import MarkdownOption, plan_of
-from bench.core.results import Results, Table, publish
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.policies import POLICIES, make_policy
 from serfer.control.policy import fleet_of
@@ -36,6 +34,8 @@ from serfer.sim.service_times import scenario_times
 from serfer.sim.tasks import TasksRun, alone, service_times
 from serfer.sim.traces import Trace
 from serfer.wiring.open_pipeline import open_pipeline
+from serfer_bench.core.options import MarkdownOption, plan_of
+from serfer_bench.core.results import Results, Table, publish
 
 Progress = Callable[[str], None]
 _MS, _US, _MINUTE_S = 1000.0, 1e6, 60.0

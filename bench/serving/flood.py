@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 
 import typer
 
-from bench.core.options import plan_of
-from bench.core.quantiles import percentiles
-from bench.core.results import Results, Table, publish
-from bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
-from bench.serving.service import Testbed, running_service
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import SerferError, UnavailableError
 from serfer.settings import Settings, load_settings
+from serfer_bench.core.options import plan_of
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import Results, Table, publish
+from serfer_bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
+from serfer_bench.serving.service import Testbed, running_service
 
 _FEW = 32  # clients while capacity is measured: as many as two drivers run at once
 _CAPACITY_S = 10.0

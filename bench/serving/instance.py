@@ -21,19 +21,19 @@ import aiohttp
 import numpy as np
 import typer
 
-from bench.core.arrivals import burst, poisson
-from bench.core.options import RowsOption, plan_of
-from bench.core.quantiles import percentiles
-from bench.core.results import publish_rows
-from bench.core.server_process import serving
-from bench.core.workload import Sent, run
-from drivers.instance.open_inference import HEADER, decode_answer, encode_request
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import Plan
+from serfer.drivers.instance.open_inference import HEADER, decode_answer, encode_request
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
+from serfer_bench.core.arrivals import burst, poisson
+from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import publish_rows
+from serfer_bench.core.server_process import serving
+from serfer_bench.core.workload import Sent, run
 
 BURSTS = (8, 32, 128, 512, 1000)
 _CONNECTIONS = 256

@@ -20,13 +20,6 @@ import aiohttp
 import psutil
 import typer
 
-from bench.core.arrivals import poisson
-from bench.core.options import RowsOption, plan_of
-from bench.core.quantiles import percentiles
-from bench.core.results import publish_rows
-from bench.core.server_process import serving
-from bench.core.workload import Sent, run
-from bench.serving.route import examples_of, outcome
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
 from serfer.control.nonuniform.sizes import sizes_of
@@ -36,9 +29,16 @@ from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import QueryError, UnavailableError, UsageError
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
+from serfer_bench.core.arrivals import poisson
+from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import publish_rows
+from serfer_bench.core.server_process import serving
+from serfer_bench.core.workload import Sent, run
+from serfer_bench.serving.route import examples_of, outcome
 
 SMALL = 2
-_HERE = "bench.serving.nonuniform"
+_HERE = "serfer_bench.serving.nonuniform"
 _PATIENCE_S = 60.0
 _READY_S = 30.0
 _LOOK_S = 0.1

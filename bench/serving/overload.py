@@ -16,11 +16,11 @@ import aiohttp
 import numpy as np
 import psutil
 
-from bench.core.processes import resident
-from bench.core.quantiles import percentiles
-from bench.core.results import Table
-from bench.core.workload import Sent, run
-from bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
+from serfer_bench.core.processes import resident
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import Table
+from serfer_bench.core.workload import Sent, run
+from serfer_bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
 
 _DEADLINE_S = 10.0
 _OK, _REFUSED, _LATE = 200, 429, 504

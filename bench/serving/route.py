@@ -26,12 +26,6 @@ import numpy as np
 import typer
 from PIL import Image
 
-from bench.core.arrivals import poisson
-from bench.core.options import RowsOption, plan_of
-from bench.core.quantiles import percentiles
-from bench.core.results import publish_rows
-from bench.core.server_process import serving
-from bench.core.workload import Sent, run
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.core.errors import QueryError, UsageError
 from serfer.core.plan import Plan
@@ -41,6 +35,12 @@ from serfer.pictures.charts import Chart, Curve, is_wide
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
+from serfer_bench.core.arrivals import poisson
+from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import publish_rows
+from serfer_bench.core.server_process import serving
+from serfer_bench.core.workload import Sent, run
 
 Progress = Callable[[str], None]
 _Instances = Sequence[tuple[float, dict[str, int]]]

@@ -31,10 +31,6 @@ import numpy as np
 import typer
 from PIL import Image
 
-from bench.core.options import plan_of
-from bench.core.processes import processor_s
-from bench.core.results import Results, Table, publish
-from bench.serving.overload import Overload, overload, overload_table
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import UnavailableError
 from serfer.local.lambda_.access import random_access
@@ -42,6 +38,10 @@ from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
+from serfer_bench.core.options import plan_of
+from serfer_bench.core.processes import processor_s
+from serfer_bench.core.results import Results, Table, publish
+from serfer_bench.serving.overload import Overload, overload, overload_table
 
 _MS_PER_S = 1000
 _SIZE = (640, 480)

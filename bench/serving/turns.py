@@ -16,13 +16,6 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bench.core.arrivals import poisson
-from bench.core.options import ModelsOption, RowsOption
-from bench.core.quantiles import percentiles
-from bench.core.results import publish_rows
-from bench.core.workload import Sent, run
-from drivers.driver import NO_CONTEXT
-from drivers.target import InstanceAnswer
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.service_options import PlansOption, served_models
 from serfer.control.batching import Profile
@@ -30,10 +23,17 @@ from serfer.control.dispatch import Batching, ServiceTimeEstimator
 from serfer.core.errors import DeadlineError, OverloadedError, QueryError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.units import MS_PER_S
+from serfer.drivers.driver import NO_CONTEXT
+from serfer.drivers.target import InstanceAnswer
 from serfer.instance.device import Device
 from serfer.instance.engine import Engine
 from serfer.instance.network import Hardware, Network, load_whole, open_network
 from serfer.instance.profiling import Progress, profile
+from serfer_bench.core.arrivals import poisson
+from serfer_bench.core.options import ModelsOption, RowsOption
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import publish_rows
+from serfer_bench.core.workload import Sent, run
 
 SYSTEMS = ("in turns", "at once")
 _DEADLINES = (20.0, 10.0)  # times what an image takes, for one network after the other

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-from drivers.batching import Batching, BatchTerms
-from drivers.clock import Clock
-from drivers.dispatching.prewarming import Prewarmer, Prewarming, WarmingInvoker
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.invoker import Invoker, SharedInvoker
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.wire import MAX_BATCH, Report, Task
+from serfer.drivers.batching import Batching, BatchTerms
+from serfer.drivers.clock import Clock
+from serfer.drivers.dispatching.prewarming import Prewarmer, Prewarming, WarmingInvoker
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.invoker import Invoker, SharedInvoker
 
 _BACKGROUND = 1 << 60  # more queries than ever come
 

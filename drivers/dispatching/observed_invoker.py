@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from drivers.clock import LOOP_CLOCK, Clock
-from drivers.dispatching.environments import Environments
-from drivers.dispatching.prewarming import WarmingInvoker
-from drivers.invoker import SharedInvoker
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, WarmUp, WarmUpAnswer
+from serfer.drivers.clock import LOOP_CLOCK, Clock
+from serfer.drivers.dispatching.environments import Environments
+from serfer.drivers.dispatching.prewarming import WarmingInvoker
+from serfer.drivers.invoker import SharedInvoker
 
 _Result = TypeVar("_Result", Report | Failure, WarmUpAnswer | Failure, list[Report | Failure])
 

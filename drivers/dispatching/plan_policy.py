@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drivers.dispatching.environments import Environments, Use
 from serfer.core.retry import Backoff
+from serfer.drivers.dispatching.environments import Environments, Use
 
 WARM = "Warm environments were expected."
 COLD = "No warm environments of the other plan were expected to be free."

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from drivers.clock import Clock, timeout_at
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import WarmUpRecord
-from drivers.invoker import Invoker
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import WarmUp, WarmUpAnswer
+from serfer.drivers.clock import Clock, timeout_at
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.driver import WarmUpRecord
+from serfer.drivers.invoker import Invoker
 
 
 @runtime_checkable

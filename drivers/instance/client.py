@@ -18,7 +18,11 @@ import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.instance.open_inference import (
+from serfer.core.errors import InputError
+from serfer.core.plan import Plan
+from serfer.core.plan.pixels import normalise
+from serfer.core.units import MS_PER_S
+from serfer.drivers.instance.open_inference import (
     HEADER,
     MOST_HEAD,
     Form,
@@ -30,10 +34,6 @@ from drivers.instance.open_inference import (
     read_form,
     read_index,
 )
-from serfer.core.errors import InputError
-from serfer.core.plan import Plan
-from serfer.core.plan.pixels import normalise
-from serfer.core.units import MS_PER_S
 
 _CONNECT_S = 2.0
 _KEEP_ALIVE_S = 4.0  # less than servers keep connections for: uvicorn 5 s

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from drivers.clock import Clock
-from drivers.stepfunctions.asl import EXPRESS_LIMIT_S
 from serfer.core.errors import UnavailableError
 from serfer.core.retry import Backoff
+from serfer.drivers.clock import Clock
+from serfer.drivers.stepfunctions.asl import EXPRESS_LIMIT_S
 
 if TYPE_CHECKING:
     from botocore.credentials import Credentials

@@ -14,13 +14,6 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from drivers.clock import LOOP_CLOCK, Clock, timeout_at
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
-from drivers.query_store import STRAGGLER_S, QueryStore
-from drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
-from drivers.stepfunctions.output import parse_output
-from drivers.stepfunctions.result import error_of, stage_runs
 from serfer.core.errors import DeadlineError, InputError, TaskFailedError, UsageError
 from serfer.core.inline_outputs import ONE_SLOT
 from serfer.core.keys import input_key, query_id, query_keys
@@ -30,7 +23,14 @@ from serfer.core.plan.pixels import normalised_crop
 from serfer.core.plan.sized_plan import check_one_size
 from serfer.core.run_machine import FailureKind, Retry
 from serfer.core.wire import Crop
-from storage.store import Store
+from serfer.drivers.clock import LOOP_CLOCK, Clock, timeout_at
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
+from serfer.drivers.query_store import STRAGGLER_S, QueryStore
+from serfer.drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
+from serfer.drivers.stepfunctions.output import parse_output
+from serfer.drivers.stepfunctions.result import error_of, stage_runs
+from serfer.storage.store import Store
 
 _MS_PER_S = 1000
 

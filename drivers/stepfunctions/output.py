@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from drivers.stepfunctions.asl import MOST_STATE_BYTES
 from serfer.core.errors import InputError
 from serfer.core.wire import Report, decode_report
+from serfer.drivers.stepfunctions.asl import MOST_STATE_BYTES
 
 
 @dataclass(frozen=True)

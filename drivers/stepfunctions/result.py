@@ -7,11 +7,11 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from drivers.stepfunctions.asl import THROTTLED
-from drivers.stepfunctions.client import Outcome
-from drivers.stepfunctions.output import Entry, Output
 from serfer.core.errors import DeadlineError, QueryError, SerferError
 from serfer.core.run_machine import Attempt, Failure, FailureKind, StageRun, TileRun, TileState, query_error
+from serfer.drivers.stepfunctions.asl import THROTTLED
+from serfer.drivers.stepfunctions.client import Outcome
+from serfer.drivers.stepfunctions.output import Entry, Output
 
 _SHOWN = 500  # characters of an unknown error
 _MS_PER_S = 1000

@@ -18,12 +18,12 @@ from typing import Any
 
 import urllib3
 
-from lambdas.artefacts import IN_LAYER
-from sam.stacks import DeployedStack
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Artefact, Plan
 from serfer.core.plan.layout import PLAN_FILE
+from serfer.lambdas.artefacts import IN_LAYER
 from serfer.plan_directory import load_plan
+from serfer.sam.stacks import DeployedStack
 
 _MOST_PACKAGE_BYTES = 262_144_000  # what Lambda takes unzipped; a zip file is smaller
 _MOST_PLAN_BYTES = 64 * 1024 * 1024

@@ -19,20 +19,20 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from lambdas.artefacts import IN_LAYER
-from sam.build import health, uploader
-from sam.build.pins import GPU, lock_file
-from sam.build.tree import Built, built, link_tree, seal, settle
-from sam.build.wheels import unpack, wheels
-from sam.options import Options, digest12, function_id, weights_id
-from sam.weights import Piece
 from serfer.core.errors import ModelError, UnavailableError
 from serfer.core.plan import Plan
 from serfer.core.plan.layout import PLAN_FILE
+from serfer.lambdas.artefacts import IN_LAYER
 from serfer.packaging import compiling
 from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import link
 from serfer.packaging.manifest import CONTENTS
+from serfer.sam.build import health, uploader
+from serfer.sam.build.pins import GPU, lock_file
+from serfer.sam.build.tree import Built, built, link_tree, seal, settle
+from serfer.sam.build.wheels import unpack, wheels
+from serfer.sam.options import Options, digest12, function_id, weights_id
+from serfer.sam.weights import Piece
 
 WORKER_LAYER, DRIVER_LAYER, GPU_LAYER = "WorkerLayer", "DriverLayer", "GpuRuntime"
 RUNNER_LAYER, HEALTH_FUNCTION = "RunnerLayer", "HealthFunction"

@@ -25,8 +25,14 @@ from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from sam.build.fetch import fetch_plan
-from sam.build.layers import (
+from serfer import __version__
+from serfer.control.scenario_files import read_scenario
+from serfer.core.costs.account import AccountQuotas
+from serfer.core.errors import InputError, PlanError, UnavailableError, UsageError
+from serfer.core.plan import CONTAINER, Artefact, Plan
+from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan, plan_files, write_plan
+from serfer.sam.build.fetch import fetch_plan
+from serfer.sam.build.layers import (
     check_size,
     driver_layer,
     function_directory,
@@ -38,12 +44,12 @@ from sam.build.layers import (
     weights_layer,
     worker_layer,
 )
-from sam.build.pins import GPU
-from sam.build.sbom import SBOM, dump_sbom
-from sam.build.tree import Built, combined_digest, link_tree, seal
-from sam.cost.driver_runs import decide, require
-from sam.cost.scenario import Profile, check_pool, make_scenario
-from sam.deployment import (
+from serfer.sam.build.pins import GPU
+from serfer.sam.build.sbom import SBOM, dump_sbom
+from serfer.sam.build.tree import Built, combined_digest, link_tree, seal
+from serfer.sam.cost.driver_runs import decide, require
+from serfer.sam.cost.scenario import Profile, check_pool, make_scenario
+from serfer.sam.deployment import (
     COLD_FUNCTIONS,
     Deployment,
     dump_deployment,
@@ -53,22 +59,16 @@ from sam.deployment import (
     load_packaged_plan,
     plan_directory,
 )
-from sam.options import MOST_BESIDE, RECORD, TEMPLATE, Options, digest12, images_of, is_build
-from sam.quotas import check_deployable, check_template
-from sam.samconfig import FILE as SAMCONFIG
-from sam.samconfig import read_samconfig, samconfig
-from sam.stacks import our_stack
-from sam.template.functions import state_machine
-from sam.template.template import SCENARIO, dump, make_template
-from sam.weights import Piece, fetched, pieces
-from serfer import __version__
-from serfer.control.scenario_files import read_scenario
-from serfer.core.costs.account import AccountQuotas
-from serfer.core.errors import InputError, PlanError, UnavailableError, UsageError
-from serfer.core.plan import CONTAINER, Artefact, Plan
-from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, load_cold_plan, load_plan, plan_files, write_plan
+from serfer.sam.options import MOST_BESIDE, RECORD, TEMPLATE, Options, digest12, images_of, is_build
+from serfer.sam.quotas import check_deployable, check_template
+from serfer.sam.samconfig import FILE as SAMCONFIG
+from serfer.sam.samconfig import read_samconfig, samconfig
+from serfer.sam.stacks import our_stack
+from serfer.sam.template.functions import state_machine
+from serfer.sam.template.template import SCENARIO, dump, make_template
+from serfer.sam.weights import Piece, fetched, pieces
 from serfer.settings import Settings
-from splitter.plan_dir.output_directory import appearing_whole, place_for
+from serfer.splitter.plan_dir.output_directory import appearing_whole, place_for
 
 MACHINE = "statemachine.asl.json"
 _GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS, _HEALTH = "plans", "driver", "layers", "weights", "health"

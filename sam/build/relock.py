@@ -1,6 +1,6 @@
 """Makes the lock files of the layers again, after a version in requirements.txt has changed.
 
-    python -m sam.build.relock
+    python -m serfer.sam.build.relock
 
 It downloads every wheel of every offered runtime and architecture, some 600 MB.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from sam.build.pins import GPU, Pin, dump, lock_file
-from sam.build.wheels import download
-from sam.options import ARCHITECTURES, RUNTIMES
 from serfer.packaging.manifest import CONTENTS
+from serfer.sam.build.pins import GPU, Pin, dump, lock_file
+from serfer.sam.build.wheels import download
+from serfer.sam.options import ARCHITECTURES, RUNTIMES
 
 _GPU_RUNTIME, _GPU_ARCHITECTURE = "onnxruntime-gpu", "x86_64"
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"

@@ -22,11 +22,11 @@ from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 from packaging.utils import canonicalize_name
 
-from sam.build.pins import GPU, LAYERS, lock_file
-from sam.build.wheels import Wheel, wheels
-from sam.options import Options, digest12, images_of
 from serfer import __version__
 from serfer.core.plan import Plan
+from serfer.sam.build.pins import GPU, LAYERS, lock_file
+from serfer.sam.build.wheels import Wheel, wheels
+from serfer.sam.options import Options, digest12, images_of
 
 SBOM = "sbom.cdx.json"
 _MOST_NAME = 100  # characters of a licence's name: some wheels give its whole text

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from sam.build.pins import Pin, pins
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.packaging.build_cache import assembled, in_use
+from serfer.sam.build.pins import Pin, pins
 
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """AWS's names of architectures, and those in the tags of wheels."""
@@ -63,7 +63,7 @@ def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wh
         download(lock, runtime, architecture, directory, "--require-hashes")
         cached = _read(directory, pinned)
         if cached is None:
-            raise InputError(f"pip brought other files than {lock.name} pins: run python -m sam.build.relock")
+            raise InputError(f"pip brought other files than {lock.name} pins: run python -m serfer.sam.build.relock")
         for wheel in cached:
             check_glibc(wheel.path)
     return tuple(Wheel(target / wheel.path.name, wheel.name, wheel.version, wheel.sha256) for wheel in cached)

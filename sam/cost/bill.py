@@ -12,18 +12,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from sam.cost import pings, registry
-from sam.cost.driver_runs import decide
-from sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
-from sam.cost.marginal import Deployed, Usage, mixed, query_usage
-from sam.deployment import load_current_plan, load_deployment, load_packaged_cold, load_template
-from sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
-from sam.template.intrinsics import check_parameters, resources
-from sam.template.template import make_template
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
+from serfer.sam.cost import pings, registry
+from serfer.sam.cost.driver_runs import decide
+from serfer.sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
+from serfer.sam.cost.marginal import Deployed, Usage, mixed, query_usage
+from serfer.sam.deployment import load_current_plan, load_deployment, load_packaged_cold, load_template
+from serfer.sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
+from serfer.sam.template.intrinsics import check_parameters, resources
+from serfer.sam.template.template import make_template
 
 LOADS = (1_000, 100_000, 10_000_000)
 """Queries a month, by default."""

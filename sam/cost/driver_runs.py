@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sam.cost.marginal import Deployed, Usage, query_usage
-from sam.options import Options
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.plan import CONTAINER, Plan
 from serfer.core.units import MIB, MS_PER_S
+from serfer.sam.cost.marginal import Deployed, Usage, query_usage
+from serfer.sam.options import Options
 
 DRIVER_MB = 1769
 """The memory of a driver function that invokes others (sam/template/parts/driver-function.yaml): one vCPU."""

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sam.data import read_table
-from sam.template.intrinsics import Properties, resources
-from sam.weights import RESOURCE_TYPE as WEIGHTS
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError
+from serfer.sam.data import read_table
+from serfer.sam.template.intrinsics import Properties, resources
+from serfer.sam.weights import RESOURCE_TYPE as WEIGHTS
 
 SECONDS_A_MONTH = HOURS_A_MONTH * 3600
 _MB_PER_GB, _BYTES_PER_GB = 1024, 1e9

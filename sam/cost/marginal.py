@@ -12,11 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from drivers.poll import POLLING
-from drivers.stepfunctions.asl import compile_plan, local_functions
-from lambdas.weights import PART_BYTES
-from sam.cost.fixed import Line
-from sam.options import Options
 from serfer.core.costs.aws import AwsFacts, StoreFacts
 from serfer.core.costs.cold_starts import critical_path
 from serfer.core.costs.cost_model import (
@@ -34,6 +29,11 @@ from serfer.core.costs.cost_model import (
 )
 from serfer.core.plan import CACHE, FETCHED, Plan, Stage
 from serfer.core.units import FLOAT_BYTES
+from serfer.drivers.poll import POLLING
+from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
+from serfer.lambdas.weights import PART_BYTES
+from serfer.sam.cost.fixed import Line
+from serfer.sam.options import Options
 
 _BASE64 = 4 / 3
 _MB_PER_GB = 1024

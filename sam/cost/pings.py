@@ -6,10 +6,10 @@ other, and the driver waits for them.
 
 from __future__ import annotations
 
-from sam.cost.fixed import SECONDS_A_MONTH, Line
-from sam.cost.marginal import Deployed
 from serfer.core.costs.cost_model import billed_usd
 from serfer.pipeline.warm import HOLD_S, environments
+from serfer.sam.cost.fixed import SECONDS_A_MONTH, Line
+from serfer.sam.cost.marginal import Deployed
 
 _MB_PER_GB = 1024
 _S_PER_MINUTE = 60

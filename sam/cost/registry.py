@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sam.cost.fixed import SECONDS_A_MONTH, Line
-from sam.options import Options
-from sam.template.intrinsics import resources
 from serfer.core.costs.aws import AwsFacts, StoreFacts
 from serfer.fleet.registry import REQUESTS_PER_S
+from serfer.sam.cost.fixed import SECONDS_A_MONTH, Line
+from serfer.sam.options import Options
+from serfer.sam.template.intrinsics import resources
 
 BUCKETS = ("s3", "s3express")
 _GROUP = "Drivers"

@@ -11,12 +11,12 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sam.cost.marginal import Deployed, query_usage, serverless_usd
-from sam.options import Options
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario, parse_scenario
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
+from serfer.sam.cost.marginal import Deployed, query_usage, serverless_usd
+from serfer.sam.options import Options
 
 _MOST_BYTES = 64 * 1024
 _MS_PER_S = 1000

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan
-from sam.options import HANDLER, LIVE, STACK, Options, digest12, function_id, machine_id, weights_id
-from sam.template.fragments import Part
-from sam.template.policies import allow
-from sam.weights import URL, uploaded_id
 from serfer import __version__
 from serfer.core.plan import CONTAINER, Plan
 from serfer.core.plan.gang_times import function_timeout_s
+from serfer.drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan
+from serfer.sam.options import HANDLER, LIVE, STACK, Options, digest12, function_id, machine_id, weights_id
+from serfer.sam.template.fragments import Part
+from serfer.sam.template.policies import allow
+from serfer.sam.weights import URL, uploaded_id
 
 _STANDARD_LIMIT_S = 3600
 _EVENT_S = 60  # Lambda takes no less; a driver that polls has given up by then

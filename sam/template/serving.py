@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sam.options import digest12, weights_id
-from sam.template.fragments import Part
-from sam.template.policies import allow
-from sam.weights import URL, uploaded_id
 from serfer.core.plan import Artefact, Plan
+from serfer.sam.options import digest12, weights_id
+from serfer.sam.template.fragments import Part
+from serfer.sam.template.policies import allow
+from serfer.sam.weights import URL, uploaded_id
 
 _API_METHODS = ("ApiRootMethod", "ApiProxyMethod")
 _HEALTH_METHODS = ("ApiHealthzMethod", "ApiReadyzMethod")

@@ -16,20 +16,20 @@ try:
 except ImportError:
     from yaml import SafeDumper  # type: ignore[assignment]
 
-from sam.options import DAY_S, LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
-from sam.template import fragments
-from sam.template.fragments import Part
-from sam.template.functions import generation, vpc
-from sam.template.policies import attach, network_statements
-from sam.template.serving import api_variables, run_in_driver, served
-from sam.template.weights import upload
-from sam.weights import fetched, uploaded_id
 from serfer import __version__
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.pipeline.warm import environments, ping_event
 from serfer.registry.records import APPLICATIONS
+from serfer.sam.options import DAY_S, LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
+from serfer.sam.template import fragments
+from serfer.sam.template.fragments import Part
+from serfer.sam.template.functions import generation, vpc
+from serfer.sam.template.policies import attach, network_statements
+from serfer.sam.template.serving import api_variables, run_in_driver, served
+from serfer.sam.template.weights import upload
+from serfer.sam.weights import fetched, uploaded_id
 
 CURRENT = "current"
 """The value of the parameter Serving for the plan that was packaged last."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sam.options import Options
-from sam.template.fragments import Part
-from sam.weights import PREFIX, RESOURCE_TYPE, Piece, pieces
 from serfer import __version__
 from serfer.core.plan import Artefact
+from serfer.sam.options import Options
+from serfer.sam.template.fragments import Part
+from serfer.sam.weights import PREFIX, RESOURCE_TYPE, Piece, pieces
 
 _MEMORY_MB = 1769  # one vCPU, and with it all of an environment's bandwidth
 _TIMEOUT_S = 900

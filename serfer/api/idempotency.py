@@ -16,7 +16,7 @@ from http import HTTPStatus
 from serfer.api.http.problems import Problem
 from serfer.api.requests import IdempotencyKey
 from serfer.core.errors import DeadlineError
-from storage.coordination import Coordination, Entry, set_once
+from serfer.storage.coordination import Coordination, Entry, set_once
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from drivers.driver import RequestContext
 from serfer.api.http.problems import Problem, problem_of, problem_response
 from serfer.api.service import ServiceQuery
+from serfer.drivers.driver import RequestContext
 
 _KEY = re.compile(r"[!-~]{1,255}")
 _NETWORK_BITS = 64  # of an IPv6 address: what one customer of a provider has

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from drivers.driver import RequestContext
 from serfer.api.admission import Admission, Place
 from serfer.api.decoding.decoders import DecodedImages, Decoders
 from serfer.api.http.problems import Problem
@@ -33,13 +32,14 @@ from serfer.core.errors import (
 )
 from serfer.core.http_messages import InstanceState, ModelState
 from serfer.core.report import PredictedImage
+from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.prediction import NamedImage, Wanted, predicted
 from serfer.pipeline.query import check_count, check_images, plan_for
 from serfer.pipeline.result import Result
 from serfer.results import ResultManifest
-from storage.store import Store
+from serfer.storage.store import Store
 
 _PROBE_EVERY_S = 2.0
 _LEAST_S = 0.001  # of time left: no pipeline takes a query without any

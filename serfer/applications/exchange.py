@@ -21,7 +21,7 @@ from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import PlanError
 from serfer.fleet.registry import MAX_DRIVERS, DriverRegistry, Heartbeat, Record
-from storage.coordination import Coordination
+from serfer.storage.coordination import Coordination
 
 _MAX_BYTES: Final = 4 << 20
 _MAX_VARIANTS = 1000

@@ -17,15 +17,15 @@ from typing import Any, Final
 import aiohttp
 from numpy.typing import NDArray
 
-from drivers.driver import RequestContext
-from drivers.instance.client import Fault, FaultKind, InstanceClient, open_http
-from drivers.target import InstanceAnswer
 from serfer.control.selection import VariantSignals
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import OverloadedError, PlanError, UnavailableError
 from serfer.core.http_messages import InstanceState, ModelState
 from serfer.core.plan import Plan
 from serfer.core.variants import Place
+from serfer.drivers.driver import RequestContext
+from serfer.drivers.instance.client import Fault, FaultKind, InstanceClient, open_http
+from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.log_events import TroubleLog
 
 PERIOD_S: Final = 2.0

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from drivers.target import Target
 from serfer.applications.applications import MAX_APPLICATIONS, Applications, served_name
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
@@ -24,6 +23,7 @@ from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import Place, Variant
+from serfer.drivers.target import Target
 from serfer.fleet.log_events import log_event
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
@@ -31,8 +31,8 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import Registry, check_apart, open_registry
 from serfer.settings import Settings
-from storage import open_store
-from storage.store import Store
+from serfer.storage import open_store
+from serfer.storage.store import Store
 
 VARIANTS: Final = "variants"
 """The folder of the cache for plan directories that were fetched from a registry."""

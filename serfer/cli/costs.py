@@ -26,9 +26,9 @@ from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
 from serfer.settings import load_settings
 
 if TYPE_CHECKING:
-    from sam.cost.bill import Bill
-    from sam.cost.fixed import Line
     from serfer.core.plan import Plan
+    from serfer.sam.cost.bill import Bill
+    from serfer.sam.cost.fixed import Line
 
 _THOUSAND, _MILLION = 1_000, 1_000_000
 _QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
@@ -75,7 +75,7 @@ def cost(
     as_json: JsonOption = False,
 ) -> None:
     """Price a plan or a whole deployment on AWS, as predicted: queries, a burst, months (docs/explanation/cost.md)."""
-    from sam.options import is_build  # noqa: PLC0415 - the command line starts fast
+    from serfer.sam.options import is_build  # noqa: PLC0415 - the command line starts fast
 
     cold = None if cold_share is None else share("--cold-share", cold_share, 1)
     if profiles is not None and cluster_profile is None:
@@ -112,7 +112,7 @@ def _write_cluster_profile(plan: Plan, directory: Path, file: Path, given: Path 
     check_artefacts(plan, directory)
     with status_line() as progress:
         progress(f"reading {plan.unsplit.path}")
-        from splitter.profiling.whole_network import read_whole_works  # noqa: PLC0415 - imports onnx
+        from serfer.splitter.profiling.whole_network import read_whole_works  # noqa: PLC0415 - imports onnx
 
         works = read_whole_works(directory / plan.unsplit.path, plan.input.height, plan.input.width)
     write_whole(file, dump_profile(measured_profile(plan.model, works, measured), measured).encode())
@@ -127,7 +127,7 @@ def _cost_of_build(
     parameters: list[str] | None,
     as_json: bool,  # noqa: FBT001 - a command's flag, passed on
 ) -> None:
-    from sam.cost.bill import price_build  # noqa: PLC0415 - the command line starts fast
+    from serfer.sam.cost.bill import price_build  # noqa: PLC0415 - the command line starts fast
 
     pairs = [text.partition("=") for text in parameters or ()]
     if (wrong := next((name for name, sign, _ in pairs if not (name and sign)), None)) is not None:
@@ -142,7 +142,7 @@ def _cost_of_build(
 
 
 def _compare_costs(build: Path, loads: list[int] | None, as_json: bool) -> None:  # noqa: FBT001 - same
-    from sam.cost.bill import (  # noqa: PLC0415 - same
+    from serfer.sam.cost.bill import (  # noqa: PLC0415 - same
         LOADS,
         compare_build,
         markdown,
@@ -163,7 +163,7 @@ def profile(
 ) -> None:
     """Measure on this machine what operators cost, for split --profiles: three to five minutes on a quiet machine."""
     check_place(file)
-    from splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
+    from serfer.splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
 
     with status_line() as progress:
         profiles = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)

@@ -130,8 +130,8 @@ def sweep(
     as_json: JsonOption = False,
 ) -> None:
     """Delete what has expired from a store in S3, which knows no time to live: what drivers that died left behind."""
-    from storage import open_store  # noqa: PLC0415 - the command line starts fast
-    from storage.s3.store import S3Store  # noqa: PLC0415 - same
+    from serfer.storage import open_store  # noqa: PLC0415 - the command line starts fast
+    from serfer.storage.s3.store import S3Store  # noqa: PLC0415 - same
 
     with open_store(store) as opened_store, status_line() as progress:
         if not isinstance(opened_store, S3Store):

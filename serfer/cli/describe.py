@@ -43,7 +43,7 @@ def describe(
     if (preprocess, labels, output) == (None, None, None):
         _show(load_plan(directory), as_json=as_json)
         return
-    from splitter.describe import describe as change  # noqa: PLC0415 - the command line starts fast
+    from serfer.splitter.describe import describe as change  # noqa: PLC0415 - the command line starts fast
 
     plan = change(directory, preprocess=preprocess, labels=labels, activation=output)
     _show(plan, as_json=as_json)

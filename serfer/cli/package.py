@@ -10,14 +10,6 @@ from typing import Annotated
 
 import typer
 
-from sam.build.package import deployed_cold
-from sam.build.package import package as write
-from sam.cost.driver_runs import decide
-from sam.cost.scenario import read_profile
-from sam.deployment import COLD_FUNCTIONS, Deployment, load_deployment
-from sam.options import GpuPool, Options, Pings, Serves, default_name, is_build
-from sam.quotas import check_deployable, find_sam
-from sam.samconfig import ENVIRONMENTS, FILE, stack_of
 from serfer.cli.registry.options import RegistryOption
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import AccountOption, JsonOption, print_json, status_line
@@ -28,6 +20,14 @@ from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.doctor.accounts import quotas_for
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
+from serfer.sam.build.package import deployed_cold
+from serfer.sam.build.package import package as write
+from serfer.sam.cost.driver_runs import decide
+from serfer.sam.cost.scenario import read_profile
+from serfer.sam.deployment import COLD_FUNCTIONS, Deployment, load_deployment
+from serfer.sam.options import GpuPool, Options, Pings, Serves, default_name, is_build
+from serfer.sam.quotas import check_deployable, find_sam
+from serfer.sam.samconfig import ENVIRONMENTS, FILE, stack_of
 from serfer.settings import Settings, aws_region, load_settings
 
 _GPUS = 4  # of a pool without --gpu-max

@@ -61,7 +61,7 @@ def delete(result: _Id, results: KeptOption = None) -> None:
 def _found(result: str, url: str | None) -> Iterator[StoredResult]:
     """Open the store and find a result of this machine's; raises ResultGoneError."""
     from serfer.results import Results, StoredResult  # noqa: PLC0415 - the command line starts fast
-    from storage import open_store  # noqa: PLC0415 - same
+    from serfer.storage import open_store  # noqa: PLC0415 - same
 
     with open_store(kept_url(url, load_settings())) as store:
         results = Results(store)

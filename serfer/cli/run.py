@@ -47,8 +47,8 @@ from serfer.core.wire import MAX_BATCH
 from serfer.files import write_whole
 from serfer.pipeline.reference import Run, original
 from serfer.settings import load_settings
+from serfer.storage import schemes
 from serfer.wiring.options import workers_of
-from storage import schemes
 
 if TYPE_CHECKING:
     from serfer.core.exactness import Difference

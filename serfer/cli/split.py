@@ -23,8 +23,8 @@ from serfer.core.units import MIB
 from serfer.doctor.accounts import quotas_for
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
-from splitter.network.zoo import ZOO
-from splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
+from serfer.splitter.network.zoo import ZOO
+from serfer.splitter.planning.split_options import DEFAULT_COLD_ENVIRONMENTS, DEFAULT_WEIGHTS
 
 _OF_WHOLE = frozenset(
     {
@@ -214,7 +214,7 @@ def split(
     measured = settings.profiles(profiles, share("--safety", safety))
     if whole:
         _check_whole(context)
-        from splitter.whole import whole_plan  # noqa: PLC0415 - the command line starts fast
+        from serfer.splitter.whole import whole_plan  # noqa: PLC0415 - the command line starts fast
 
         with status_line() as progress:
             plan = whole_plan(
@@ -236,8 +236,8 @@ def split(
             )
         _show(plan, settings, quotas, as_json=as_json)
         return
-    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
-    from splitter.split import split as split_model  # noqa: PLC0415 - same
+    from serfer.splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
+    from serfer.splitter.split import split as split_model  # noqa: PLC0415 - same
 
     with status_line() as progress:
         plan = split_model(
@@ -281,7 +281,7 @@ def split(
 def _show(plan: Plan, settings: Settings, quotas: AccountQuotas, *, as_json: bool) -> None:
     """Print a plan that was written, and what keeps it from AWS."""
     show_plan(plan, as_json)
-    from sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
+    from serfer.sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
 
     if (limit := explained(plan.limit).package) > settings.facts().functions.package_limit:
         complain(f"with --limit-mb {limit // MIB}, more than AWS allows, this plan runs on this machine only")

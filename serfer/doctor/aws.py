@@ -18,20 +18,20 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
-from sam.deployer import Target, policies, statements
-from sam.deployment import Deployment, load_current_plan, load_deployment, load_packaged_cold, load_template
-from sam.options import RUNTIMES, Options
-from sam.quotas import check_deployable, check_region, check_template, find_sam, memory_note
-from sam.samconfig import StackSettings, stacks
-from sam.stacks import TAG, check_update, find_stack
-from sam.teardown import REPOSITORY
-from sam.template.intrinsics import Properties, resources
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.doctor.accounts import remember
 from serfer.doctor.machine import Check
+from serfer.sam.deployer import Target, policies, statements
+from serfer.sam.deployment import Deployment, load_current_plan, load_deployment, load_packaged_cold, load_template
+from serfer.sam.options import RUNTIMES, Options
+from serfer.sam.quotas import check_deployable, check_region, check_template, find_sam, memory_note
+from serfer.sam.samconfig import StackSettings, stacks
+from serfer.sam.stacks import TAG, check_update, find_stack
+from serfer.sam.teardown import REPOSITORY
+from serfer.sam.template.intrinsics import Properties, resources
 
 _CONFIG = Config(connect_timeout=5, read_timeout=15, retries={"max_attempts": 2, "mode": "standard"})
 _SAM_PATIENCE_S = 30

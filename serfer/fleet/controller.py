@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
-from drivers.instance.client import InstanceClient
 from serfer.control.policy import (
     Dispatched,
     InstanceGroup,
@@ -31,6 +30,7 @@ from serfer.control.policy import (
     paid_for,
 )
 from serfer.control.scenario import S_PER_HOUR, Scenario
+from serfer.drivers.instance.client import InstanceClient
 from serfer.fleet.control_loop import PERIOD_S, FleetLoop, Timing
 from serfer.fleet.decider import Decider
 from serfer.fleet.leader import Provisioning

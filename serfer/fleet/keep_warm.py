@@ -21,18 +21,18 @@ from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 
-from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from serfer.control.environments import PINGED_AFTER
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.plan import Plan
 from serfer.core.wire import Crop
+from serfer.drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from serfer.fleet.control_loop import END_S, ControlLoop, Timing
 from serfer.fleet.log_events import log_event
 from serfer.fleet.policy_state import SAVE_EVERY_S, StateKeeper, StateOwner, open_keeper
 from serfer.fleet.registry import DriverLoad, PoolRegistry
 from serfer.fleet.warming import Ping, Pinger
 from serfer.pipeline.warm import environments
-from storage.store import Store
+from serfer.storage.store import Store
 
 
 @dataclass(frozen=True)

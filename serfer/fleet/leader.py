@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from drivers.instance.client import InstanceProbe
 from serfer.control.policy import InstanceState, Interruption, ProvisioningPlan
+from serfer.drivers.instance.client import InstanceProbe
 from serfer.fleet.log_events import log_event
 from serfer.fleet.provisioners.batch_sizes import BatchSizes
 from serfer.fleet.provisioners.provisioner import Member, Provisioner

@@ -22,10 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 from numpy.typing import NDArray
 
-from drivers.driver import RequestContext
-from drivers.instance.client import InstanceClient, open_http
-from drivers.instance.open_inference import check_classifies
-from drivers.target import InstanceAnswer
 from serfer.control.policies import ALONE, DEFAULT, POLICIES, built_in, make_policy
 from serfer.control.policies.mark.policy import Mark
 from serfer.control.policies.plugged_in import find_policy
@@ -36,6 +32,10 @@ from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH
+from serfer.drivers.driver import RequestContext
+from serfer.drivers.instance.client import InstanceClient, open_http
+from serfer.drivers.instance.open_inference import check_classifies
+from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.controller import Controller
 from serfer.fleet.decider import Decider, Learning, Lesson, Teach
 from serfer.fleet.log_events import log_event
@@ -48,8 +48,8 @@ from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import PoolRegistry
 from serfer.learn.trainers import VALUES
 from serfer.settings import Settings
-from storage import schemes
-from storage.store import Store
+from serfer.storage import schemes
+from serfer.storage.store import Store
 
 if TYPE_CHECKING:
     from serfer.sim.traces import Trace

@@ -19,15 +19,15 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
-from drivers.instance.client import Fault, FaultKind, InstanceClient
-from drivers.instance.open_inference import InferenceOutput
-from drivers.target import InstanceAnswer
 from serfer.control.policy import NO_QUERIES, Dispatched, LatencyWindow
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import S_PER_HOUR
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.core.wire import Crop
+from serfer.drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
+from serfer.drivers.instance.client import Fault, FaultKind, InstanceClient
+from serfer.drivers.instance.open_inference import InferenceOutput
+from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.log_events import log_event
 from serfer.fleet.purchase import Purchase
 

@@ -32,7 +32,7 @@ from serfer.core.errors import PlanError, StoreUnavailableError
 from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.wire import MAX_BATCH
 from serfer.fleet.lease import Election, Lease
-from storage.coordination import UNREAD, ContendedError, Coordination, Entry, change
+from serfer.storage.coordination import UNREAD, ContendedError, Coordination, Entry, change
 
 MAX_DRIVERS: Final = 64
 MAX_MEMBERS: Final = 256

@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import RequestContext
-from drivers.target import InstanceAnswer
 from serfer.control.busy_window import BusyWindow
 from serfer.control.dispatch import Batching, QueuedQuery, ServiceTimeEstimator, choose, predicted_lateness_s
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.http_messages import EngineSignals
 from serfer.core.plan import Plan
 from serfer.core.units import FLOAT_BYTES, MS_PER_S
+from serfer.drivers.driver import RequestContext
+from serfer.drivers.target import InstanceAnswer
 from serfer.instance.device import Device, Offer
 from serfer.instance.network import Array, Network
 from serfer.pipeline.reference import normalised

@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.instance.open_inference import check_classifies
 from serfer.core.costs.sessions import run_within
 from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.variants import CUDA, PRECISIONS, instruction_sets_in
+from serfer.drivers.instance.open_inference import check_classifies
 from serfer.plan_directory import check_artefacts, load_plan
 
 

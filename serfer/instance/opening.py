@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from drivers.driver import NO_CONTEXT
 from serfer.core.errors import SerferError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.units import MIB, MS_PER_S
 from serfer.core.variants import caution
 from serfer.core.wire import MAX_BATCH
+from serfer.drivers.driver import NO_CONTEXT
 from serfer.instance.engine import Engine
 from serfer.instance.measuring import NetworkMeasurement, load_again, measure, weight_bytes
 from serfer.instance.memory import default_bound, give_back
@@ -25,8 +25,8 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
-from storage import open_store
-from storage.store import Store
+from serfer.storage import open_store
+from serfer.storage.store import Store
 
 _LOG = logging.getLogger(__name__)
 _MAX_BATCH = {

@@ -20,12 +20,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from drivers.driver import RequestContext
-from drivers.target import InstanceAnswer
 from serfer.control.dispatch import Batching, ServiceTimeEstimator
 from serfer.control.residency import Occupant, victims
 from serfer.core.errors import NetworkLoadError, OverloadedError
 from serfer.core.http_messages import InstanceState, ModelState, ModelStatus
+from serfer.drivers.driver import RequestContext
+from serfer.drivers.target import InstanceAnswer
 from serfer.instance.device import Device
 from serfer.instance.engine import Engine
 from serfer.instance.measuring import NetworkMeasurement

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import RequestContext
 from serfer.core.errors import (
     ImageError,
     LambdaThrottledError,
@@ -24,6 +23,7 @@ from serfer.core.errors import (
 )
 from serfer.core.geometry import Rect
 from serfer.core.plan.windows import ImageWindow, ImageWindows
+from serfer.drivers.driver import RequestContext
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.input import WindowInput
 from serfer.mapping.no_data import Gaps

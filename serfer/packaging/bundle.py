@@ -38,7 +38,7 @@ workers run with it, and `serfer split` then reserves what it takes.
 
 WEIGHTS = "weights"
 """The directory of the cache with the weights that local functions fetch."""
-HANDLER = "lambdas.bootstrap.handler"
+HANDLER = "serfer.lambdas.bootstrap.handler"
 _ALWAYS = frozenset(map(canonicalize_name, WORKER.distributions))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.lambda_http import LambdaInvoker
 from serfer.control.offline.occupancy import Occupancy
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.lambda_http import LambdaInvoker
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from serfer.core.keys import NO_QUERY, input_key, output_key
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import WarmUp, WarmUpAnswer
-from storage.store import Store
+from serfer.storage.store import Store
 
 _PATIENCE_S = 5.0
 

@@ -6,12 +6,12 @@ import asyncio
 import secrets
 from contextlib import suppress
 
-from drivers.query_store import retry_store
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, RESULT_TTL_S, ResultPlace, StoreCounts
 from serfer.core.plan import Plan
 from serfer.core.plan.sized_plan import check_one_size
 from serfer.core.run_machine import Retry
+from serfer.drivers.query_store import retry_store
 from serfer.results import ResultManifest, Results, planned_manifest
 
 

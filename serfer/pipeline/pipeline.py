@@ -20,8 +20,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
-from drivers.target import Target
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import DeadlineError, UnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
@@ -29,6 +27,8 @@ from serfer.core.plan import ImageLimits, Plan
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.report import ImageAnswer, PredictedImage, QueryReport
 from serfer.core.wire import MAX_TTL
+from serfer.drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
+from serfer.drivers.target import Target
 from serfer.images import DecodedImage, Recipe, decode_sized, read_image, stacked
 from serfer.pipeline.event_loop import LoopThread, result_of
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
@@ -50,7 +50,7 @@ from serfer.pipeline.result import Result, from_cache, from_functions, from_inst
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm
 from serfer.results import ResultManifest, Results, StoredResult, planned_manifest
-from storage.store import Store
+from serfer.storage.store import Store
 
 Image = bytes | str | Path
 _MS_PER_S = 1000

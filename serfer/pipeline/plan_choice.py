@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from drivers.clock import LOOP_CLOCK, Clock
-from drivers.dispatching.observed_invoker import ObservedInvoker
-from drivers.dispatching.plan_policy import Decision, PlanPolicy, Terms
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import Answer, Driver, WarmUpRecord
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import WarmUp, WarmUpAnswer
+from serfer.drivers.clock import LOOP_CLOCK, Clock
+from serfer.drivers.dispatching.observed_invoker import ObservedInvoker
+from serfer.drivers.dispatching.plan_policy import Decision, PlanPolicy, Terms
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.driver import Answer, Driver, WarmUpRecord
 
 
 @dataclass(frozen=True)

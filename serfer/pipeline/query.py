@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import RequestContext
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.sized_plan import sized_plan
 from serfer.core.plan.window_plan import query_plan
 from serfer.core.wire import MAX_BATCH, Crop
+from serfer.drivers.driver import RequestContext
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import Answer
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.keys import StoreCounts
@@ -16,6 +15,7 @@ from serfer.core.report import ImageAnswer, Prediction, QueryReport, StageReport
 from serfer.core.run_machine import StageRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report, WarmUpAnswer
+from serfer.drivers.driver import Answer
 
 _MB_PER_GB = 1024
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import Answer, Overheads
-from drivers.target import InstanceAnswer
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import NotFiniteError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Outputs, assembled, by_name
 from serfer.core.report import ImageAnswer, QueryReport
+from serfer.drivers.driver import Answer, Overheads
+from serfer.drivers.target import InstanceAnswer
 from serfer.pipeline.query import Query
 from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
 from serfer.results import ResultManifest

@@ -18,7 +18,7 @@ from serfer.core.checksum import protect, verified
 from serfer.core.errors import StoreError, UnavailableError
 from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.answers import Outputs, padded, shaped
-from storage.store import Bytes, Store
+from serfer.storage.store import Bytes, Store
 
 
 class ResultCache:

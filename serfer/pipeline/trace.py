@@ -20,7 +20,6 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, Self
 
-from drivers.driver import Answer, WarmUpRecord
 from serfer.core.errors import UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
@@ -28,6 +27,7 @@ from serfer.core.plan.borders import Member
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
+from serfer.drivers.driver import Answer, WarmUpRecord
 from serfer.files import check_place, write_whole
 from serfer.pipeline.result import Result
 

@@ -18,7 +18,7 @@ from serfer.registry.garbage import CollectionReport
 from serfer.registry.plan_files import fetch_directory, fetch_to, put_directory
 from serfer.registry.records import APPLICATIONS, decode_application, document_name, encode_record
 from serfer.registry.store import RegistryStore
-from storage.coordination import CHANGES, ContendedError, Coordination, Entry, change
+from serfer.storage.coordination import CHANGES, ContendedError, Coordination, Entry, change
 
 _CHANGES: Final = replace(CHANGES, name="registry")
 
@@ -135,7 +135,7 @@ class Registry:
             self._unknown(name)
 
     def change(self, document: str, f: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replace a document by what `f` makes of it, as storage.coordination.change, and return what then is there."""
+        """Replace a document by what `f` makes of it, as serfer.storage.coordination.change, and return what then is there."""
         with self._contended(document):
             entry = change(self.documents, document, f, math.inf, policy=_CHANGES, sleep=self._sleep)
         return entry.value if entry else None

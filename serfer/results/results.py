@@ -17,7 +17,7 @@ from serfer.core.plan.answers import shaped
 from serfer.core.zarr import ChunkedArray
 from serfer.results.manifest import ResultManifest, decode_manifest, encode_manifest
 from serfer.results.strips import STRIP_BYTES, OutputReader, strips
-from storage.store import Store
+from serfer.storage.store import Store
 
 Array = NDArray[Any]
 

@@ -21,7 +21,7 @@ from serfer.core.errors import MissingKeyError, ResultDamagedError
 from serfer.core.geometry import Rect, Span
 from serfer.core.zarr import CRC_BYTES, Chunk, ChunkedArray
 from serfer.results.manifest import ResultManifest
-from storage.store import Range, Store
+from serfer.storage.store import Range, Store
 
 Array = NDArray[Any]
 STRIP_BYTES = 8 * 1024 * 1024

@@ -16,7 +16,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drivers.driver import Answer
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import (
     CARRY_RATE,
@@ -33,6 +32,7 @@ from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import Report
+from serfer.drivers.driver import Answer
 from serfer.files import read_text, write_whole
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.result import Result

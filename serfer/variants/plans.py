@@ -68,7 +68,7 @@ class BaseNetwork:
 
 
 def read_network(
-    network: Any,  # noqa: ANN401 - as splitter.split takes it
+    network: Any,  # noqa: ANN401 - as serfer.splitter.split takes it
     name: str,
     options: NetworkOptions,
     facts: AwsFacts,
@@ -120,7 +120,7 @@ def _described(plan: Plan) -> tuple[Plan, str]:
 
 
 def _is_named(network: object) -> bool:
-    from splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
+    from serfer.splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
 
     return is_named(network)
 
@@ -193,15 +193,15 @@ def short_name(plan: Plan, request: PlanRequest) -> str:
 
 
 def _split(
-    network: Any,  # noqa: ANN401 - as splitter.split takes it
+    network: Any,  # noqa: ANN401 - as serfer.splitter.split takes it
     out: Path,
     options: NetworkOptions,
     facts: AwsFacts,
     *,
     progress: Progress,
-    **chosen: Any,  # noqa: ANN401 - splitter.split's own
+    **chosen: Any,  # noqa: ANN401 - serfer.splitter.split's own
 ) -> Plan:
-    from splitter.split import split  # noqa: PLC0415 - imports onnx, over a second
+    from serfer.splitter.split import split  # noqa: PLC0415 - imports onnx, over a second
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PlanWarning)
@@ -222,12 +222,12 @@ def _split(
 
 def _memories(functions: LambdaFacts) -> list[int]:
     """Return the MB that functions may have: the planner's own, and half a vCPU."""
-    from splitter.planning.split_options import memory_sizes  # noqa: PLC0415 - the command line starts fast
+    from serfer.splitter.planning.split_options import memory_sizes  # noqa: PLC0415 - the command line starts fast
 
     return [round(_HALF_VCPU * functions.memory_per_vcpu), *memory_sizes(functions)]
 
 
 def _calibration(plan: Plan, images: ImageFiles) -> Any:  # noqa: ANN401 - the splitter's, imported when it is needed
-    from splitter.head.calibration import Calibration  # noqa: PLC0415 - the command line starts fast
+    from serfer.splitter.head.calibration import Calibration  # noqa: PLC0415 - the command line starts fast
 
     return Calibration(normalised(plan, np.asarray(images.pixels)), images.labels)

@@ -62,7 +62,7 @@ class SubmittedNetwork:
 
 def register_submitted(job: SubmittedNetwork) -> None:
     """Register a network, and say how it goes and ends."""
-    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - a process imports it late
+    from serfer.splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - a process imports it late
 
     bounds = {"max_image_bytes": job.max_image_bytes, "max_image_pixels": job.max_image_pixels}
     if job.network.endswith(".onnx"):

@@ -196,9 +196,9 @@ def _try(job: TrialJob) -> None:
     check_bounds(path)
     import numpy as np  # noqa: PLC0415 - what is refused by now needs none of it
 
-    from splitter.network.source import load  # noqa: PLC0415 - same
-    from splitter.network.unsupported import CannotSplitError  # noqa: PLC0415 - same
-    from splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph  # noqa: PLC0415 - same
+    from serfer.splitter.network.source import load  # noqa: PLC0415 - same
+    from serfer.splitter.network.unsupported import CannotSplitError  # noqa: PLC0415 - same
+    from serfer.splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph  # noqa: PLC0415 - same
 
     source, example = load(path, example_of(job.size))
     source.run(np.repeat(example, _IMAGES, axis=0))

@@ -10,11 +10,11 @@ from typing import Any
 
 from botocore.credentials import Credentials
 
-from drivers.lambda_http import LambdaInvoker
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan
+from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.settings import Settings, settings_with
-from storage import schemes
+from serfer.storage import schemes
 
 _STACK = re.compile(
     r"[A-Za-z][A-Za-z0-9-]{0,127}|arn:[a-z-]+:cloudformation:[a-z0-9-]+:\d{12}:stack/[A-Za-z0-9/-]{1,200}"

@@ -13,7 +13,6 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from drivers.inprocess import InProcessInvoker
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
 from serfer.core.costs.cold_starts import INIT_SHARE, cold_seconds
 from serfer.core.costs.sessions import LONGEST_RUN_S, function_session_bytes
@@ -21,9 +20,10 @@ from serfer.core.costs.vcpus import threads
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.plan import FETCHED, Plan
 from serfer.core.units import MIB
+from serfer.drivers.inprocess import InProcessInvoker
 from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings
-from storage import Store
+from serfer.storage import Store
 
 _NAME = "inprocess"  # of the environment, in reports
 _FREE_SHARE = 0.5  # of the memory that is free: maps, images and whatever else runs here have the rest
@@ -37,7 +37,7 @@ def files_of(plan: Plan, directory: Path, settings: Settings) -> Path:
     if settings.function_memory_mb is None:
         check_artefacts(plan, directory)
         return directory
-    from lambdas.artefacts import artefact_directory  # noqa: PLC0415 - not there in drivers of deployed functions
+    from serfer.lambdas.artefacts import artefact_directory  # noqa: PLC0415 - not there in drivers of deployed functions
 
     return artefact_directory(plan, directory, sys.path)
 
@@ -51,9 +51,9 @@ def in_process_invoker(
     to have the time, else by the first query, as after an attempt that failed. Raises UsageError where they have to be
     fetched and `settings.weights` is empty, PlanError for memory that cannot hold them.
     """
-    from lambdas.artefacts import functions_to_fetch  # noqa: PLC0415 - not there in drivers of deployed functions
-    from lambdas.weights import WeightSource, check_memory, open_ranges  # noqa: PLC0415 - same
-    from lambdas.worker import Worker  # noqa: PLC0415 - imports ONNX Runtime, which only workers in process need
+    from serfer.lambdas.artefacts import functions_to_fetch  # noqa: PLC0415 - not there in drivers of deployed functions
+    from serfer.lambdas.weights import WeightSource, check_memory, open_ranges  # noqa: PLC0415 - same
+    from serfer.lambdas.worker import Worker  # noqa: PLC0415 - imports ONNX Runtime, which only workers in process need
 
     facts, memory_mb = settings.facts(), settings.function_memory_mb
     missing = functions_to_fetch(plan, directory)

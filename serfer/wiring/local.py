@@ -17,13 +17,13 @@ from urllib.parse import unquote
 
 from botocore.credentials import Credentials
 
-from drivers.lambda_http import LambdaInvoker
-from drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
-from drivers.stepfunctions.client import Client, connect
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Plan
 from serfer.core.plan.gang_times import function_timeout_s
 from serfer.core.sigv4 import Access
+from serfer.drivers.lambda_http import LambdaInvoker
+from serfer.drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
+from serfer.drivers.stepfunctions.client import Client, connect
 from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.local.lambda_.running import concurrency_at, ensure_functions
@@ -43,10 +43,10 @@ from serfer.packaging.bundle import (
 )
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings, aws_access
+from serfer.splitter.network import zoo
+from serfer.storage import distribution, schemes
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices
 from serfer.wiring.plan_cache import cached_plan
-from splitter.network import zoo
-from storage import distribution, schemes
 
 _EXECUTION_S = {"standard": 3600, "express": EXPRESS_LIMIT_S}
 
@@ -68,12 +68,12 @@ def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> 
     entry = zoo.find(name)
 
     def make(directory: Path) -> None:
-        from splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
+        from serfer.splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
         progress(f"splitting {name}, once: the plan stays in {directory.parent}")
         split(name, out=directory, grids=list(entry.grids) or "auto", weights="zip", progress=progress)
 
-    return cached_plan(settings.cache_dir, f"{name}-{code_stamp(('splitter', 'serfer.core'))}", make)
+    return cached_plan(settings.cache_dir, f"{name}-{code_stamp(('serfer.splitter', 'serfer.core'))}", make)
 
 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:

@@ -28,10 +28,10 @@ from serfer.extras import named_extras
 from serfer.packaging.bundle import code_stamp
 from serfer.plan_directory import file_sha256, write_plan
 from serfer.settings import Settings
+from serfer.splitter.network.by_name.named_model import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel
+from serfer.splitter.network.by_name.weights_file import check_weights_file
+from serfer.splitter.network.description import Description
 from serfer.wiring.plan_cache import cached_plan
-from splitter.network.by_name.named_model import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel
-from splitter.network.by_name.weights_file import check_weights_file
-from splitter.network.description import Description
 
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
 _MOST_LOCATION: Final = 4096  # bytes of the name of a file of weights
@@ -190,7 +190,7 @@ def _name(
         **parts,
         "example": given,
         "description": unstructure(description),
-        "code": code_stamp(("splitter", "serfer.core")),
+        "code": code_stamp(("serfer.splitter", "serfer.core")),
         "sizes": sizes,
     }
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_KEY]
@@ -219,7 +219,7 @@ def _make(
     progress: Callable[[str], None],
 ) -> None:
     """Write the plan of a network into an empty directory, with a preprocessing that is assumed where it has none."""
-    from splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
+    from serfer.splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
 
     plan = whole_plan(
         network if isinstance(network, NamedModel) else str(network),

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drivers.batching import plan_batching
-from drivers.dispatching.observed_invoker import ObservedInvoker
-from drivers.dispatching.plan_policy import PlanPolicy
-from drivers.dispatching.prewarming import Prewarming
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import Driver
-from drivers.inprocess import InProcessInvoker
-from drivers.invoker import Invoker
-from drivers.lambda_http import LambdaInvoker
-from drivers.poll import PollInvoker
-from drivers.push import PushDriver
-from drivers.query_store import retry_store
-from drivers.stepfunctions.client import connect
-from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import PlanWarning, StoreUnavailableError, UsageError
 from serfer.core.inline_outputs import CROP_BYTES, PAYLOAD_SHARE
 from serfer.core.keys import NO_RESULT
 from serfer.core.plan import CACHE, INLINE, Plan, Preprocess
 from serfer.core.run_machine import Retry
+from serfer.drivers.batching import plan_batching
+from serfer.drivers.dispatching.observed_invoker import ObservedInvoker
+from serfer.drivers.dispatching.plan_policy import PlanPolicy
+from serfer.drivers.dispatching.prewarming import Prewarming
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.driver import Driver
+from serfer.drivers.inprocess import InProcessInvoker
+from serfer.drivers.invoker import Invoker
+from serfer.drivers.lambda_http import LambdaInvoker
+from serfer.drivers.poll import PollInvoker
+from serfer.drivers.push import PushDriver
+from serfer.drivers.query_store import retry_store
+from serfer.drivers.stepfunctions.client import connect
+from serfer.drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.fleet.keep_warm import KeepWarm, WarmOptions, open_keep_warm
 from serfer.fleet.open_pool import Routing, RunningPool, open_pool
 from serfer.pipeline.event_loop import LoopThread
@@ -47,17 +47,17 @@ from serfer.pipeline.warm import Warmer, keep_warm
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, is_network, load_cold_plan, load_plan
 from serfer.results import Results
 from serfer.settings import Settings, load_settings
+from serfer.storage import Store, open_store, schemes
+from serfer.storage.routed import open_routed
 from serfer.wiring.deployed import Deployment, deployed_functions, find_deployment
 from serfer.wiring.in_process import files_of, in_process_invoker
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
-from storage import Store, open_store, schemes
-from storage.routed import open_routed
 
 if TYPE_CHECKING:
     from serfer.local.lambda_.faults import Faults
     from serfer.local.lambda_.service import LambdaService
+    from serfer.splitter.network.by_name.named_model import NamedModel
     from serfer.wiring.local import LocalLambda
-    from splitter.network.by_name.named_model import NamedModel
 
 _OPENING = Retry(unavailable_attempts=4)
 
@@ -175,9 +175,9 @@ def _of_network(
     """Return the directory of the plan of a file or a named network, and warn of what was assumed."""
     if choices.workers == "aws":
         raise UsageError(f"{network} has no functions in AWS: split it, deploy the plan (serfer package), open that")
+    from serfer.splitter.network.by_name.named_model import NamedModel, is_named  # noqa: PLC0415 - same
+    from serfer.splitter.network.description import Description  # noqa: PLC0415 - same
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - drivers in AWS have no splitter
-    from splitter.network.by_name.named_model import NamedModel, is_named  # noqa: PLC0415 - same
-    from splitter.network.description import Description  # noqa: PLC0415 - same
 
     array = None if example is None else np.asarray(example)
     description = Description.of(preprocess, labels, activation)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from serfer.control.windows import window_policies
 from serfer.core.errors import UsageError
 from serfer.core.wire import MAX_TTL
-from storage import check_known, schemes
+from serfer.storage import check_known, schemes
 
 INLINE = ("planned", "always", "never")
 GANGS = ("planned", "never")

@@ -9,9 +9,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from splitter.network.graph import Graph, Node, needed_for
-from splitter.network.onnx_models import model_of, session_of
-from splitter.tiling import operators
+from serfer.splitter.network.graph import Graph, Node, needed_for
+from serfer.splitter.network.onnx_models import model_of, session_of
+from serfer.splitter.tiling import operators
 
 Array = NDArray[np.float32]
 Progress = Callable[[str], None]

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from splitter.head.batched_inference import Array, Progress, batch_size, macs
-from splitter.head.find import Head, Linear, split_at
-from splitter.head.regression import Scaling, judge
-from splitter.head.torch_interpreter import Trainable
-from splitter.network.graph import Graph
+from serfer.splitter.head.batched_inference import Array, Progress, batch_size, macs
+from serfer.splitter.head.find import Head, Linear, split_at
+from serfer.splitter.head.regression import Scaling, judge
+from serfer.splitter.head.torch_interpreter import Trainable
+from serfer.splitter.network.graph import Graph
 
 _EPOCHS, _STEPS = 5, 300  # at least; more epochs where there are few images
 _PATIENCE = 4

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError
-from splitter.head.batched_inference import Array, Progress, macs, pooled_and_logits
-from splitter.head.calibration import LEAST_OF_A_CLASS, Calibration
-from splitter.head.find import Head, find_head, split_at, with_linear_head
-from splitter.head.regression import Scaling, logistic, ridge
-from splitter.network.graph import Graph
+from serfer.splitter.head.batched_inference import Array, Progress, macs, pooled_and_logits
+from serfer.splitter.head.calibration import LEAST_OF_A_CLASS, Calibration
+from serfer.splitter.head.find import Head, find_head, split_at, with_linear_head
+from serfer.splitter.head.regression import Scaling, logistic, ridge
+from serfer.splitter.network.graph import Graph
 
 Indices = NDArray[np.int64]
 _VALIDATION = 0.2
@@ -82,8 +82,8 @@ def _fitted(
 
     `seen` is what the trunk and the original made of these images: means (N, C) and logits (N, K).
     """
-    from splitter.head.fine_tune import Examples, tune  # noqa: PLC0415 - same
-    from splitter.head.torch_interpreter import unknown_kinds  # noqa: PLC0415 - torch is slow to import
+    from serfer.splitter.head.fine_tune import Examples, tune  # noqa: PLC0415 - same
+    from serfer.splitter.head.torch_interpreter import unknown_kinds  # noqa: PLC0415 - torch is slow to import
 
     pooled, logits = seen
     fit, chosen_by = divide(known.labels, seed)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from splitter.head.find import Linear
+from serfer.splitter.head.find import Linear
 
 Array = NDArray[np.float32]
 _STRENGTHS = (0.003, 0.03, 0.3, 3.0, 30.0)

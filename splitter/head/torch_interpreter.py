@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from serfer.core.geometry import Span
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node, Weights
-from splitter.network.sliding_window import average_scale, window
-from splitter.tiling import operators
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node, Weights
+from serfer.splitter.network.sliding_window import average_scale, window
+from serfer.splitter.tiling import operators
 
 _Rule = Callable[[Graph, Node, list[Any]], Tensor]
 

@@ -23,8 +23,8 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import AS_IS
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import Node, Weights
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.graph import Node, Weights
 
 AS_IS_OUTPUT = "AsIsOutput"
 """The kind of a node that is one result of a part that has several; a part itself is of kind AS_IS."""

@@ -14,14 +14,14 @@ from onnx import TensorProto, shape_inference
 
 from serfer.core.errors import ModelError
 from serfer.core.plan.answers import Answer
-from splitter.network.as_is import IN_8_BITS, AsIsNodes, Given, Reason, as_is_nodes, names_read
-from splitter.network.description import Reduction
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import Graph
-from splitter.network.ingest import PlainNetwork, plain_network, prepared
-from splitter.network.outputs import MOST_OUTPUTS
-from splitter.network.unsupported import CannotSplitError, reason_of
-from splitter.network.whole_network import described, results_of
+from serfer.splitter.network.as_is import IN_8_BITS, AsIsNodes, Given, Reason, as_is_nodes, names_read
+from serfer.splitter.network.description import Reduction
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.ingest import PlainNetwork, plain_network, prepared
+from serfer.splitter.network.outputs import MOST_OUTPUTS
+from serfer.splitter.network.unsupported import CannotSplitError, reason_of
+from serfer.splitter.network.whole_network import described, results_of
 
 _WORTH_SPLITTING = frozenset({"Conv", "ConvTranspose"})
 _MOST_PASSES = 3

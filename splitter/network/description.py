@@ -16,7 +16,7 @@ from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ACTIVATIONS, CHANNELS, OPENCV_BILINEAR, Pad, Preprocess, SideLimit
 from serfer.core.plan.preprocess import LONGER, SHORTER
-from splitter.network.detection_heads import BoxOptions, is_boxes
+from serfer.splitter.network.detection_heads import BoxOptions, is_boxes
 
 NO_SCORES = ACTIVATIONS[-1]
 CROPS = ("centre", "none")

@@ -13,7 +13,7 @@ from onnx import ValueInfoProto, helper, numpy_helper
 from onnxscript import ir
 from onnxscript.ir.passes.common import LiftConstantsToInitializersPass
 
-from splitter.network.graph import INLINE_BYTES, Weights
+from serfer.splitter.network.graph import INLINE_BYTES, Weights
 
 _PLAIN = frozenset(ir.DataType[name] for name in ("FLOAT", "DOUBLE", "FLOAT16", "INT8", "UINT8", "INT32", "INT64"))
 """The types that numpy has and that weights come in; other constants stay where they are."""

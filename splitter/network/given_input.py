@@ -24,9 +24,9 @@ from serfer.core.errors import ModelError
 from serfer.core.plan import FileTensors, Preprocess
 from serfer.core.plan.pixels import whole_numbers
 from serfer.core.plan.validation import MAX_NAME
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import MAP_RANK
-from splitter.network.operator_kinds import BROADCAST, PER_VALUE
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.graph import MAP_RANK
+from serfer.splitter.network.operator_kinds import BROADCAST, PER_VALUE
 
 Array = NDArray[Any]
 CHANNELS_FIRST, CHANNELS_LAST, GREY = "NCHW", "NHWC", "NHW"

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TensorProto, numpy_helper
 
-from splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.external_weights import ExternalWeightsModel
 
 ROUNDING = 1e-2
 """How far fp16's roundings may take a network's answer, relative to the range of its logits."""

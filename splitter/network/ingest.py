@@ -23,22 +23,22 @@ from onnxscript.ir.passes.common import RemoveUnusedNodesPass
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import OutputTensor
-from splitter.network import half_floats, whole_numbers
-from splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
-from splitter.network.description import Reduction
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import Graph, Node, Weights, needed_for
-from splitter.network.group_norms import with_plain_group_norms
-from splitter.network.half_floats import widened
-from splitter.network.max_unpool import with_local_unpooling
-from splitter.network.onnx_models import run_once
-from splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
-from splitter.network.reductions import reduced
-from splitter.network.resize_sizes import with_moved_scales, with_own_scales
-from splitter.network.size_hints import instead_of
-from splitter.network.sliding_window import floor_pads, pool_scale
-from splitter.network.transpose_sinking import with_batch_first
-from splitter.network.unsupported import (
+from serfer.splitter.network import half_floats, whole_numbers
+from serfer.splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
+from serfer.splitter.network.description import Reduction
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.graph import Graph, Node, Weights, needed_for
+from serfer.splitter.network.group_norms import with_plain_group_norms
+from serfer.splitter.network.half_floats import widened
+from serfer.splitter.network.max_unpool import with_local_unpooling
+from serfer.splitter.network.onnx_models import run_once
+from serfer.splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
+from serfer.splitter.network.reductions import reduced
+from serfer.splitter.network.resize_sizes import with_moved_scales, with_own_scales
+from serfer.splitter.network.size_hints import instead_of
+from serfer.splitter.network.sliding_window import floor_pads, pool_scale
+from serfer.splitter.network.transpose_sinking import with_batch_first
+from serfer.splitter.network.unsupported import (
     SIZES,
     CannotSplitError,
     check_batch,
@@ -48,7 +48,7 @@ from splitter.network.unsupported import (
     never,
     refuse,
 )
-from splitter.network.whole_numbers import in_whole_numbers
+from serfer.splitter.network.whole_numbers import in_whole_numbers
 
 _MOST_FOLDED_BYTES = 2 * 1024**3
 """What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
@@ -80,7 +80,7 @@ def plain_network(
     *,
     any_size: bool = False,
 ) -> PlainNetwork:
-    """Read an ONNX model at an input of height x width (see `splitter.tiling.from_onnx`)."""
+    """Read an ONNX model at an input of height x width (see `serfer.splitter.tiling.from_onnx`)."""
     light = model if isinstance(model, ExternalWeightsModel) else ExternalWeightsModel.of(ir.from_proto(model))
     whole = light
     light = with_static_input(light, height, width)

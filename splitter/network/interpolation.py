@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Span
-from splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
-from splitter.network.onnx_models import model_of, session_of
-from splitter.network.resize_sizes import runtime_size
+from serfer.splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
+from serfer.splitter.network.onnx_models import model_of, session_of
+from serfer.splitter.network.resize_sizes import runtime_size
 
 INTERPOLATION = (
     *("mode", "coordinate_transformation_mode", "nearest_mode"),

@@ -20,7 +20,7 @@ from serfer.core.errors import ModelError
 from serfer.core.plan import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.answers import Answer
 from serfer.core.plan.sizes import Size, Steps
-from splitter.network.as_is import PART, AsIsNodes, AsIsPart, Result
+from serfer.splitter.network.as_is import PART, AsIsNodes, AsIsPart, Result
 
 Run = Callable[[NDArray[np.float32]], Answer]
 _PROBES, _AT = 32, 8

@@ -13,9 +13,9 @@ import numpy as np
 from onnx import TensorProto
 
 from serfer.core.plan import MAX_RANK, OUTPUT_TYPES, SCORES, OutputTensor
-from splitter.network.canonicalize import Rewriter
-from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Graph, Node
-from splitter.network.unsupported import CannotSplitError
+from serfer.splitter.network.canonicalize import Rewriter
+from serfer.splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Graph, Node
+from serfer.splitter.network.unsupported import CannotSplitError
 
 MOST_OUTPUTS = 16
 _FLOAT = OUTPUT_TYPES[0]

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from serfer.core.errors import ModelError
 from serfer.core.plan.answers import Answer
 from serfer.core.units import FLOAT_BYTES
-from splitter.network.canonicalize import Rewriter
-from splitter.network.description import ARGMAX, SIGMOID, SOFTMAX, Reduction
-from splitter.network.graph import MAP_RANK, Graph, Node
-from splitter.network.source import Source
+from serfer.splitter.network.canonicalize import Rewriter
+from serfer.splitter.network.description import ARGMAX, SIGMOID, SOFTMAX, Reduction
+from serfer.splitter.network.graph import MAP_RANK, Graph, Node
+from serfer.splitter.network.source import Source
 
 _Array = NDArray[np.float32]
 _CHANNELS = 1  # the axis

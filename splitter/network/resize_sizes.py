@@ -15,7 +15,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper, shape_inference
 
-from splitter.network.graph import Graph
+from serfer.splitter.network.graph import Graph
 
 _SCALES = 2
 _LARGEST_DENOMINATOR = 1000

@@ -15,7 +15,7 @@ from serfer.core.errors import ModelError
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from splitter.network.external_weights import ExternalWeightsModel
+    from serfer.splitter.network.external_weights import ExternalWeightsModel
 
 Size = tuple[int, int]
 CHECKED_STEP = 64

@@ -9,7 +9,7 @@ from fractions import Fraction
 import onnx
 from onnx import helper, numpy_helper
 
-from splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.external_weights import ExternalWeightsModel
 
 Size = tuple[int, int]
 _KEYS = ("imgsz", "image_size", "img_size", "input_size")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Span
-from splitter.network.graph import ROW_AXIS, Graph, Node
+from serfer.splitter.network.graph import ROW_AXIS, Graph, Node
 
 
 @dataclass(frozen=True)

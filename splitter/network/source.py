@@ -33,16 +33,16 @@ from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.plan.pixels import check_numbers
 from serfer.plug_ins import defined, file_module, in_one_line
-from splitter.network import zoo
-from splitter.network.by_name.named_model import NamedModel, build, is_named
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.given_input import GivenInput, with_usual_input
-from splitter.network.graph import MAP_RANK
-from splitter.network.group_norms import with_plain_group_norms
-from splitter.network.metadata import read_metadata
-from splitter.network.onnx_models import OPSET, session_of
-from splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
-from splitter.network.size_hints import in_words, instead_of, size_in_metadata
+from serfer.splitter.network import zoo
+from serfer.splitter.network.by_name.named_model import NamedModel, build, is_named
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.given_input import GivenInput, with_usual_input
+from serfer.splitter.network.graph import MAP_RANK
+from serfer.splitter.network.group_norms import with_plain_group_norms
+from serfer.splitter.network.metadata import read_metadata
+from serfer.splitter.network.onnx_models import OPSET, session_of
+from serfer.splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
+from serfer.splitter.network.size_hints import in_words, instead_of, size_in_metadata
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splitter.network.canonicalize import Rewriter, without_identities
-from splitter.network.graph import Graph, Node, integers, needed_for
+from serfer.splitter.network.canonicalize import Rewriter, without_identities
+from serfer.splitter.network.graph import Graph, Node, integers, needed_for
 
 _SWAPPED = [0, 2, 1]
 _GRID_RANK, _ROW_AND_COLUMN = 3, (0, 1)

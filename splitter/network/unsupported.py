@@ -8,8 +8,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from splitter.network.as_is import Reason
-from splitter.network.graph import Graph, Node, integers
+from serfer.splitter.network.as_is import Reason
+from serfer.splitter.network.graph import Graph, Node, integers
 
 IN_8_BITS = (
     "it computes in 8 bits by itself; quantise in QDQ format, with float32 operators between DequantizeLinear and "

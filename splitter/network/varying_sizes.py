@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
 from serfer.core.errors import ModelError
-from splitter.network.as_is import SIZED_BY_DATA, Varying, names_read
-from splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.as_is import SIZED_BY_DATA, Varying, names_read
+from serfer.splitter.network.external_weights import ExternalWeightsModel
 
 _MARGIN, _LEAST = 4, 256
 _MOST, _MOST_VALUES = 1 << 16, 1 << 20

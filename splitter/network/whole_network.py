@@ -14,8 +14,8 @@ from onnx import helper
 from serfer.core.errors import ModelError
 from serfer.core.plan import OutputTensor, PlanSizes
 from serfer.core.plan.answers import Answer, as_answer, padded_along, shaped
-from splitter.network import whole_numbers
-from splitter.network.as_is import (
+from serfer.splitter.network import whole_numbers
+from serfer.splitter.network.as_is import (
     IN_8_BITS,
     SIZE,
     AsIsNodes,
@@ -26,15 +26,15 @@ from splitter.network.as_is import (
     as_is_nodes,
     opset_of,
 )
-from splitter.network.description import Reduction
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import Graph
-from splitter.network.ingest import PlainNetwork, with_static_input
-from splitter.network.open_sizes import opened
-from splitter.network.outputs import default_names, numpy_type
-from splitter.network.reductions import reduced
-from splitter.network.source import Run
-from splitter.network.varying_sizes import varying_outputs
+from serfer.splitter.network.description import Reduction
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.ingest import PlainNetwork, with_static_input
+from serfer.splitter.network.open_sizes import opened
+from serfer.splitter.network.outputs import default_names, numpy_type
+from serfer.splitter.network.reductions import reduced
+from serfer.splitter.network.source import Run
+from serfer.splitter.network.varying_sizes import varying_outputs
 
 
 def whole_network(

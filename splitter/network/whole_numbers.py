@@ -25,10 +25,10 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper, shape_inference
 
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import COL_AXIS, MAP_RANK, ROW_AXIS, Weights
-from splitter.network.operator_kinds import BROADCAST, POINTWISE
-from splitter.network.unsupported import IN_8_BITS, refuse
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.graph import COL_AXIS, MAP_RANK, ROW_AXIS, Weights
+from serfer.splitter.network.operator_kinds import BROADCAST, POINTWISE
+from serfer.splitter.network.unsupported import IN_8_BITS, refuse
 
 ROUNDING = 5e-2
 """How far a network's answer may be from ONNX Runtime's own, relative to its range: a few steps of it."""

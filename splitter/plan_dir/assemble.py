@@ -41,20 +41,20 @@ from serfer.core.plan.gang_times import compute_limit_s
 from serfer.core.plan.layout import ORIGINAL, UNSPLIT, stage_directory
 from serfer.core.units import MIB, MS_PER_S
 from serfer.plan_directory import write_plan
-from splitter.network.graph import Graph, Node, Weights
-from splitter.network.source import Progress, Source
-from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
-from splitter.plan_dir.functions import artefact, half_weights, write_functions
-from splitter.plan_dir.weights import WeightsFile
-from splitter.planning.limits import room_in
-from splitter.planning.ort_kernels import tile_works
-from splitter.planning.planner import Choice, Decision
-from splitter.planning.split_options import Budget
-from splitter.tiling import operators
-from splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
-from splitter.tiling.global_pooling import with_grid
-from splitter.tiling.grids import tile_rects
-from splitter.tiling.regions import Regions, infer_regions, input_paddings, tile_macs, whole_regions
+from serfer.splitter.network.graph import Graph, Node, Weights
+from serfer.splitter.network.source import Progress, Source
+from serfer.splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
+from serfer.splitter.plan_dir.functions import artefact, half_weights, write_functions
+from serfer.splitter.plan_dir.weights import WeightsFile
+from serfer.splitter.planning.limits import room_in
+from serfer.splitter.planning.ort_kernels import tile_works
+from serfer.splitter.planning.planner import Choice, Decision
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.byte_layout import Layout, Wanted, lay_out, pieces_for
+from serfer.splitter.tiling.global_pooling import with_grid
+from serfer.splitter.tiling.grids import tile_rects
+from serfer.splitter.tiling.regions import Regions, infer_regions, input_paddings, tile_macs, whole_regions
 
 _NO_PADDING = Padding(0, 0, 0, 0)
 

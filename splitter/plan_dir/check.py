@@ -15,11 +15,11 @@ from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference, difference, finite_share
 from serfer.core.plan import IMAGE, OutputTensor, Plan
 from serfer.core.plan.answers import Answer, as_answer, joined, shaped
-from splitter.network.graph import Graph
-from splitter.network.onnx_models import session_of
-from splitter.network.source import Array, Run, Source
-from splitter.network.unsupported import CannotSplitError
-from splitter.plan_dir.emit import in_one_piece, input_name, output_name
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.source import Array, Run, Source
+from serfer.splitter.network.unsupported import CannotSplitError
+from serfer.splitter.plan_dir.emit import in_one_piece, input_name, output_name
 
 _Tensors = dict[tuple[int, int], Array]
 _NOT_FINITE = (

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect
-from splitter.network.graph import Graph, Node, Weights
-from splitter.network.onnx_models import model_of
-from splitter.plan_dir.weights import WeightsFile
-from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.operators import TILE_SUM, is_replicated, rule_of, whole_rule
-from splitter.tiling.regions import Regions, input_region, whole_regions
-from splitter.tiling.tiling_rule import TileOperator
+from serfer.splitter.network.graph import Graph, Node, Weights
+from serfer.splitter.network.onnx_models import model_of
+from serfer.splitter.plan_dir.weights import WeightsFile
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.operators import TILE_SUM, is_replicated, rule_of, whole_rule
+from serfer.splitter.tiling.regions import Regions, input_region, whole_regions
+from serfer.splitter.tiling.tiling_rule import TileOperator
 
 
 def input_name(number: int) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from serfer.core.plan import Artefact, Function
 from serfer.core.plan.layout import weights_file
 from serfer.plan_directory import file_sha256
-from splitter.plan_dir.emit import TileGraph
-from splitter.plan_dir.weights import WeightsFile
+from serfer.splitter.plan_dir.emit import TileGraph
+from serfer.splitter.plan_dir.weights import WeightsFile
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from splitter.network.graph import INLINE_BYTES, Weights
-from splitter.tiling.onnx_builder import Slice
+from serfer.splitter.network.graph import INLINE_BYTES, Weights
+from serfer.splitter.tiling.onnx_builder import Slice
 
 _ALIGNMENT = 64
 

@@ -26,13 +26,13 @@ from serfer.core.costs.operator_costs import Profiles
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.units import FLOAT_BYTES, MS_PER_S
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from splitter.planning.limits import Fit
-from splitter.planning.ort_kernels import operator_work
-from splitter.tiling import operators
-from splitter.tiling.receptive_field import clipped
-from splitter.tiling.regions import AxisInput, AxisNode, axis_node
-from splitter.tiling.tiling_rule import extent
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.splitter.planning.limits import Fit
+from serfer.splitter.planning.ort_kernels import operator_work
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.receptive_field import clipped
+from serfer.splitter.tiling.regions import AxisInput, AxisNode, axis_node
+from serfer.splitter.tiling.tiling_rule import extent
 
 _SAME = 1e-9  # relative: what is beaten by less is searched
 _FEW = 4  # operators, the last ones: reshaping, behind a part that runs as it is

@@ -13,17 +13,17 @@ from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
 from serfer.core.plan import CONTAINER, FETCHED, OBJECTS, ZIP, Alternative, PackageLimit
 from serfer.core.units import MIB, MS_PER_S
-from splitter.network.as_is import IN_8_BITS
-from splitter.network.graph import Graph, Node
-from splitter.planning.cold.share import expected_seconds, first_answer
-from splitter.planning.limits import FunctionLimits, WeightStorage, memory_needed, room_in
-from splitter.planning.planner import MAX_GANG_STAGES, Choice, choices_of, prepare, steps_of
-from splitter.planning.search import COST, LATENCY, Chain, Goal, Search
-from splitter.planning.split_options import Budget
-from splitter.tiling import operators
-from splitter.tiling.as_is import part_of
-from splitter.tiling.cuts import Cut, weight_bytes
-from splitter.tiling.grids import ONE, GridChoice
+from serfer.splitter.network.as_is import IN_8_BITS
+from serfer.splitter.network.graph import Graph, Node
+from serfer.splitter.planning.cold.share import expected_seconds, first_answer
+from serfer.splitter.planning.limits import FunctionLimits, WeightStorage, memory_needed, room_in
+from serfer.splitter.planning.planner import MAX_GANG_STAGES, Choice, choices_of, prepare, steps_of
+from serfer.splitter.planning.search import COST, LATENCY, Chain, Goal, Search
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.as_is import part_of
+from serfer.splitter.tiling.cuts import Cut, weight_bytes
+from serfer.splitter.tiling.grids import ONE, GridChoice
 
 _MEANINGS = {
     "latency": "the least latency",

@@ -18,13 +18,13 @@ from collections.abc import Set as AbstractSet
 
 from serfer.core.costs.cost_model import Platform
 from serfer.core.geometry import Grid
-from splitter.network.graph import Graph, Node
-from splitter.network.operator_kinds import WINDOWED
-from splitter.planning.gang_chains import GangStages
-from splitter.planning.stage_costs import StageEnumerator, StageWork
-from splitter.tiling import operators
-from splitter.tiling.cuts import Cut, all_cuts
-from splitter.tiling.grids import ONE
+from serfer.splitter.network.graph import Graph, Node
+from serfer.splitter.network.operator_kinds import WINDOWED
+from serfer.splitter.planning.gang_chains import GangStages
+from serfer.splitter.planning.stage_costs import StageEnumerator, StageWork
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.cuts import Cut, all_cuts
+from serfer.splitter.tiling.grids import ONE
 
 GRIDS = (Grid(2, 1), Grid(3, 1), Grid(4, 1), Grid(2, 2), Grid(3, 3), Grid(4, 4))
 """Grids that gangs may have where the planner chooses."""

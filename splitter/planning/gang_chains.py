@@ -27,10 +27,10 @@ from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.geometry import Grid, even_parts
 from serfer.core.plan import Shape
 from serfer.core.units import FLOAT_BYTES, MS_PER_S
-from splitter.network.graph import Graph
-from splitter.planning.stage_costs import InputAccess, StageWork
-from splitter.tiling import operators
-from splitter.tiling.receptive_field import Spans, spans_of
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.planning.stage_costs import InputAccess, StageWork
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.receptive_field import Spans, spans_of
 
 _MB_PER_GB = 1024
 _ROUNDING_S = 1 / MS_PER_S  # what billing whole milliseconds may hide

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from serfer.core.costs.cost_model import Floats, GangEnds, StageLoad, Traffic, gang_price
 from serfer.core.geometry import Grid
 from serfer.core.units import FLOAT_BYTES
-from splitter.network.graph import Graph
-from splitter.planning.gang_candidates import GangCandidates
-from splitter.planning.gang_chains import GangChains, InnerStage, frontier
-from splitter.planning.limits import Fit, FunctionLimits
-from splitter.planning.search import Edge, Vertex
-from splitter.planning.stage_costs import StageWork
-from splitter.planning.stage_prices import (
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.planning.gang_candidates import GangCandidates
+from serfer.splitter.planning.gang_chains import GangChains, InnerStage, frontier
+from serfer.splitter.planning.limits import Fit, FunctionLimits
+from serfer.splitter.planning.search import Edge, Vertex
+from serfer.splitter.planning.stage_costs import StageWork
+from serfer.splitter.planning.stage_prices import (
     ON_CACHE,
     ON_INLINE,
     ON_OBJECTS,
@@ -33,8 +33,8 @@ from splitter.planning.stage_prices import (
     fits_inline,
     values_read,
 )
-from splitter.tiling import operators
-from splitter.tiling.grids import ONE, tile_rects
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.grids import ONE, tile_rects
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from serfer.core.costs.sessions import WORKER_MB
 from serfer.core.geometry import Grid
 from serfer.core.plan import CONTAINER, FETCHED, ZIP
 from serfer.core.units import FLOAT_BYTES, MIB
-from splitter.network.graph import Graph, Node
-from splitter.planning.split_options import Budget
-from splitter.planning.stage_costs import StageWork
-from splitter.tiling.as_is import part_of
-from splitter.tiling.cuts import weight_bytes
-from splitter.tiling.grids import tile_rects
-from splitter.tiling.regions import infer_regions
+from serfer.splitter.network.graph import Graph, Node
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.planning.stage_costs import StageWork
+from serfer.splitter.tiling.as_is import part_of
+from serfer.splitter.tiling.cuts import weight_bytes
+from serfer.splitter.tiling.grids import tile_rects
+from serfer.splitter.tiling.regions import infer_regions
 
 _COPIES = 2  # of weights: the file's pages, and the session's own layout
 _FETCHED_COPIES = 3  # what was fetched, ONNX Runtime's copy of it, and the session's own layout (lambdas/sessions.py)

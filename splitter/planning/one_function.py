@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from serfer.core.errors import ModelError
-from splitter.network.graph import Graph
-from splitter.planning.explanation import alternative, describe, why_nothing_fits
-from splitter.planning.limits import WeightStorage
-from splitter.planning.planner import Decision, choices_of, prepare
-from splitter.planning.search import BALANCED
-from splitter.planning.split_options import Budget
-from splitter.tiling.cuts import Cut
-from splitter.tiling.grids import ONE, GridChoice
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.planning.explanation import alternative, describe, why_nothing_fits
+from serfer.splitter.planning.limits import WeightStorage
+from serfer.splitter.planning.planner import Decision, choices_of, prepare
+from serfer.splitter.planning.search import BALANCED
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling.cuts import Cut
+from serfer.splitter.tiling.grids import ONE, GridChoice
 
 
 def in_one_function(graph: Graph, budget: Budget, places: tuple[str, ...]) -> Decision:

@@ -21,12 +21,12 @@ from math import prod
 from serfer.core.costs.operator_costs import BLOCK, Kind, Work
 from serfer.core.geometry import Rect
 from serfer.core.plan import AS_IS
-from splitter.network.as_is import AS_IS_OUTPUT, STEP_BY_STEP
-from splitter.network.graph import MAP_RANK, NCHW, Graph, Node
-from splitter.network.operator_kinds import POOLS
-from splitter.tiling import operators
-from splitter.tiling.as_is import part_of
-from splitter.tiling.regions import Regions, input_region
+from serfer.splitter.network.as_is import AS_IS_OUTPUT, STEP_BY_STEP
+from serfer.splitter.network.graph import MAP_RANK, NCHW, Graph, Node
+from serfer.splitter.network.operator_kinds import POOLS
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.as_is import part_of
+from serfer.splitter.tiling.regions import Regions, input_region
 
 _OPERANDS = 2  # of a sum that runs inside a convolution
 _ALIGNMENT = 4  # channels of a dense convolution's input come in fours, or it is left as it was

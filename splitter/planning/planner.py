@@ -12,15 +12,15 @@ from itertools import accumulate
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import CACHE, INLINE, PATHS, ZIP, Alternative, DeploymentOption, ModelChange
-from splitter.network.graph import Graph
-from splitter.planning.gang_prices import CandidateGang
-from splitter.planning.limits import WeightStorage, memory_needed, room_in
-from splitter.planning.search import Chain, Edge, Goal, Search
-from splitter.planning.split_options import Budget
-from splitter.planning.stage_graph import StageGraph
-from splitter.planning.stage_prices import CandidateStage
-from splitter.tiling.cuts import Cut, weight_bytes
-from splitter.tiling.grids import GridChoice
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.planning.gang_prices import CandidateGang
+from serfer.splitter.planning.limits import WeightStorage, memory_needed, room_in
+from serfer.splitter.planning.search import Chain, Edge, Goal, Search
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.planning.stage_graph import StageGraph
+from serfer.splitter.planning.stage_prices import CandidateStage
+from serfer.splitter.tiling.cuts import Cut, weight_bytes
+from serfer.splitter.tiling.grids import GridChoice
 
 MAX_STAGES = 16
 MAX_GANG_STAGES = 256

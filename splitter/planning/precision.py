@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.plan import AS_IS
-from splitter.network.graph import INLINE_BYTES, Graph, Node
+from serfer.splitter.network.graph import INLINE_BYTES, Graph, Node
 
 _BLOCK = 1 << 16
 _WORST_ROUNDING = 1e-3  # relative L2; values inside fp16's normal range lose about 2.8e-4 together

@@ -13,8 +13,8 @@ from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import UsageError
 from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP, PackageLimit
 from serfer.core.units import MIB, MS_PER_S
-from splitter.planning.search import BALANCED, COST, LATENCY, Goal
-from splitter.tiling.grids import GridChoice
+from serfer.splitter.planning.search import BALANCED, COST, LATENCY, Goal
+from serfer.splitter.tiling.grids import GridChoice
 
 OBJECTIVES = {"latency": LATENCY, "cost": COST, "balanced": BALANCED, "work": LATENCY}
 PRECISIONS = ("auto", "fp32", "fp16")

@@ -17,8 +17,8 @@ from numpy.typing import ArrayLike, NDArray
 from serfer.core.costs.cost_model import Floats
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.geometry import Grid, Rect, Span, even_parts
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from splitter.planning.ort_kernels import (
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.splitter.planning.ort_kernels import (
     Needs,
     conversion_work,
     cost_signature,
@@ -26,14 +26,14 @@ from splitter.planning.ort_kernels import (
     operator_work,
     output_work,
 )
-from splitter.tiling import operators
-from splitter.tiling.cuts import Cut
-from splitter.tiling.global_pooling import with_grid
-from splitter.tiling.grids import ONE, can_part
-from splitter.tiling.interned_spans import InternedSpans
-from splitter.tiling.receptive_field import Spans, spans_of
-from splitter.tiling.regions import AxisNode, AxisWalk, axis_node, input_region
-from splitter.tiling.tiling_rule import extent
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.cuts import Cut
+from serfer.splitter.tiling.global_pooling import with_grid
+from serfer.splitter.tiling.grids import ONE, can_part
+from serfer.splitter.tiling.interned_spans import InternedSpans
+from serfer.splitter.tiling.receptive_field import Spans, spans_of
+from serfer.splitter.tiling.regions import AxisNode, AxisWalk, axis_node, input_region
+from serfer.splitter.tiling.tiling_rule import extent
 
 _Sizes = NDArray[np.int64]
 _Ends = tuple[int, int]

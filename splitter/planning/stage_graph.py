@@ -15,18 +15,18 @@ from itertools import combinations, pairwise
 
 from serfer.core.geometry import Grid
 from serfer.core.plan import PATHS, ZIP
-from splitter.network.graph import Graph
-from splitter.planning.bounds import OneFunction, StepBounds
-from splitter.planning.gang_candidates import GangCandidates, exchange_points, gang_grids
-from splitter.planning.gang_prices import CandidateGang, GangPrices, unbeaten, with_one_gang
-from splitter.planning.limits import FunctionLimits, WeightStorage
-from splitter.planning.optional import optional
-from splitter.planning.search import Edge, Goal, Search, Vertex
-from splitter.planning.split_options import Budget
-from splitter.planning.stage_costs import StageEnumerator, StageWork
-from splitter.planning.stage_prices import CandidateStage, StagePrices
-from splitter.tiling.cuts import Cut
-from splitter.tiling.grids import ONE, GridChoice
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.planning.bounds import OneFunction, StepBounds
+from serfer.splitter.planning.gang_candidates import GangCandidates, exchange_points, gang_grids
+from serfer.splitter.planning.gang_prices import CandidateGang, GangPrices, unbeaten, with_one_gang
+from serfer.splitter.planning.limits import FunctionLimits, WeightStorage
+from serfer.splitter.planning.optional import optional
+from serfer.splitter.planning.search import Edge, Goal, Search, Vertex
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.planning.stage_costs import StageEnumerator, StageWork
+from serfer.splitter.planning.stage_prices import CandidateStage, StagePrices
+from serfer.splitter.tiling.cuts import Cut
+from serfer.splitter.tiling.grids import ONE, GridChoice
 
 LEAST_SIDE = 3
 """Rows and columns that a tile has at least where the planner chooses the grid: smaller ones are nearly all halo."""

@@ -14,12 +14,12 @@ from serfer.core.costs.cost_model import Floats, Platform, StageLoad, Traffic, s
 from serfer.core.geometry import Grid
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PATHS, Shape
 from serfer.core.units import FLOAT_BYTES, MIB
-from splitter.network.graph import Graph
-from splitter.planning.data_path import ObjectStoreTradeoff
-from splitter.planning.limits import Fit
-from splitter.planning.search import Edge
-from splitter.planning.stage_costs import InputAccess, StageWork
-from splitter.tiling.grids import ONE
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.planning.data_path import ObjectStoreTradeoff
+from serfer.splitter.planning.limits import Fit
+from serfer.splitter.planning.search import Edge
+from serfer.splitter.planning.stage_costs import InputAccess, StageWork
+from serfer.splitter.tiling.grids import ONE
 
 INLINE_MOST = MIB
 """Bytes between two stages that may ride along with the driver: what is larger goes through the store."""

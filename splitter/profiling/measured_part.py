@@ -12,14 +12,14 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from splitter.network.as_is import PART, AsIsPart, Measured, scan
-from splitter.network.graph import Graph, Node, Weights, needed_for
-from splitter.network.onnx_models import model_of, run_once
-from splitter.plan_dir.emit import input_name, tile_graph
-from splitter.plan_dir.weights import WeightsFile
-from splitter.profiling.part_trial import measured
-from splitter.tiling.as_is import part_of
-from splitter.tiling.regions import whole_regions
+from serfer.splitter.network.as_is import PART, AsIsPart, Measured, scan
+from serfer.splitter.network.graph import Graph, Node, Weights, needed_for
+from serfer.splitter.network.onnx_models import model_of, run_once
+from serfer.splitter.plan_dir.emit import input_name, tile_graph
+from serfer.splitter.plan_dir.weights import WeightsFile
+from serfer.splitter.profiling.part_trial import measured
+from serfer.splitter.tiling.as_is import part_of
+from serfer.splitter.tiling.regions import whole_regions
 
 _WEIGHTS = "part.bin"
 

@@ -1,6 +1,6 @@
 """What a part of a network takes on this machine, measured in a process of its own: `measured` starts it.
 
-    python -m splitter.profiling.part_trial MODEL INPUTS     prints {"seconds": ..., "peak_bytes": ...} as JSON
+    python -m serfer.splitter.profiling.part_trial MODEL INPUTS     prints {"seconds": ..., "peak_bytes": ...} as JSON
 
 One thread, as a function with one vCPU has. A process of its own has no memory of anything else, and where ONNX Runtime
 ends it, the caller can say so.

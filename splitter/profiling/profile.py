@@ -34,11 +34,11 @@ from serfer.core.costs.operator_costs import COUNTED, Kind, Profile, Profiles, W
 from serfer.core.costs.sessions import set_threads, share_arena
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
-from splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
-from splitter.network.onnx_models import model_of, session_of
-from splitter.network.source import Progress, load
-from splitter.plan_dir.emit import tile_graph
-from splitter.planning.ort_kernels import (
+from serfer.splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
+from serfer.splitter.network.onnx_models import model_of, session_of
+from serfer.splitter.network.source import Progress, load
+from serfer.splitter.plan_dir.emit import tile_graph
+from serfer.splitter.planning.ort_kernels import (
     FUSABLE_ACTIVATIONS,
     convolution_kind,
     edge_columns,
@@ -46,13 +46,13 @@ from splitter.planning.ort_kernels import (
     tile_works,
     with_activation,
 )
-from splitter.profiling.synthetic_models import synthetic_models
-from splitter.tiling import operators
-from splitter.tiling.cuts import Cut, cut_points
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_grid, with_tile_pools
-from splitter.tiling.grids import ONE, tile_rects
-from splitter.tiling.regions import Regions, infer_regions, whole_regions
+from serfer.splitter.profiling.synthetic_models import synthetic_models
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.cuts import Cut, cut_points
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_grid, with_tile_pools
+from serfer.splitter.tiling.grids import ONE, tile_rects
+from serfer.splitter.tiling.regions import Regions, infer_regions, whole_regions
 
 NETWORKS = (
     *(("resnet18", 224), ("squeezenet", 224), ("mobilenet-v2", 224), ("densenet121", 224), ("efficientnet-lite1", 240)),

@@ -12,7 +12,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from splitter.network.onnx_models import model_of
+from serfer.splitter.network.onnx_models import model_of
 
 _CHANNELS = (16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 _WINDOWS = ((1, 1), (1, 1), (3, 3), (3, 3), (3, 3), (5, 5), (5, 5), (1, 7), (7, 1), (1, 3))

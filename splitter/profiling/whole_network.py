@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from serfer.core.costs.operator_costs import Work
-from splitter.network.graph import Graph
-from splitter.network.source import load
-from splitter.planning.ort_kernels import conversion_work, operator_work, output_work
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.source import load
+from serfer.splitter.planning.ort_kernels import conversion_work, operator_work, output_work
+from serfer.splitter.tiling.from_onnx import from_onnx
 
 
 def whole_works(graph: Graph) -> list[Work]:

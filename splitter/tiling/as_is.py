@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from serfer.core.plan import AS_IS
-from splitter.network.as_is import AS_IS_OUTPUT, NUMBER, PART, AsIsPart, scan
-from splitter.network.graph import Axes, Graph, Node
-from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.tiling_rule import Rule, TileOperator
+from serfer.splitter.network.as_is import AS_IS_OUTPUT, NUMBER, PART, AsIsPart, scan
+from serfer.splitter.network.graph import Axes, Graph, Node
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.tiling_rule import Rule, TileOperator
 
 
 def part_of(node: Node) -> AsIsPart | None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from serfer.core.errors import UsageError
-from splitter.network.graph import Graph
-from splitter.network.operator_kinds import POINTWISE
-from splitter.tiling import operators
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.operator_kinds import POINTWISE
+from serfer.splitter.tiling import operators
 
 MOST_TENSORS = 4
 """How many tensors may cross a cut."""

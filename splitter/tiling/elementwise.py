@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node, integers
-from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.tiling_rule import Rule, TileOperator
+from serfer.splitter.network.graph import MAP_RANK, NCHW, VECTOR_RANK, Axes, Graph, Node, integers
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.tiling_rule import Rule, TileOperator
 
 Along = Callable[[Graph, Node], Collection[int] | None]
 

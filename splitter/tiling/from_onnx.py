@@ -13,18 +13,18 @@ from serfer.core.errors import ModelError
 from serfer.core.plan import InputSizes, PlanSizes
 from serfer.core.plan.answers import Answer
 from serfer.core.plan.sizes import Size
-from splitter.network.as_is import BRANCHING, SIZED_BY_DATA, Reason, Result
-from splitter.network.as_is_tail import with_as_is_tail
-from splitter.network.description import Reduction
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.graph import MAP_RANK, NCHW, Axes, Graph
-from splitter.network.ingest import PlainNetwork, plain_network
-from splitter.network.open_sizes import plan_sizes
-from splitter.network.outputs import with_described_outputs
-from splitter.network.source import Array, Source
-from splitter.network.unsupported import CannotSplitError
-from splitter.network.whole_network import image_by_image, whole_network
-from splitter.tiling.operators import axes_of_output
+from serfer.splitter.network.as_is import BRANCHING, SIZED_BY_DATA, Reason, Result
+from serfer.splitter.network.as_is_tail import with_as_is_tail
+from serfer.splitter.network.description import Reduction
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.graph import MAP_RANK, NCHW, Axes, Graph
+from serfer.splitter.network.ingest import PlainNetwork, plain_network
+from serfer.splitter.network.open_sizes import plan_sizes
+from serfer.splitter.network.outputs import with_described_outputs
+from serfer.splitter.network.source import Array, Source
+from serfer.splitter.network.unsupported import CannotSplitError
+from serfer.splitter.network.whole_network import image_by_image, whole_network
+from serfer.splitter.tiling.operators import axes_of_output
 
 
 def from_onnx(

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from serfer.core.geometry import Grid
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
-from splitter.tiling.normalization import with_pooled_norms
-from splitter.tiling.operators import TILE_POOL, TILE_SUM
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
+from serfer.splitter.tiling.normalization import with_pooled_norms
+from serfer.splitter.tiling.operators import TILE_POOL, TILE_SUM
 
 _MAP = 4
 _MODES = {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid, Rect, grid_rects
-from splitter.network.graph import Graph
+from serfer.splitter.network.graph import Graph
 
 ONE = Grid(1, 1)
 COLUMNS = tuple(Grid(1, count, columns=True) for count in (2, 4, 8, 16))

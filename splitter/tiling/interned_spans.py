@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from splitter.tiling.receptive_field import ReceptiveField, Spans, clipped, hull
+from serfer.splitter.tiling.receptive_field import ReceptiveField, Spans, clipped, hull
 
 Integers = NDArray[np.int64]
 

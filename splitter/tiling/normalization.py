@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from splitter.network.graph import MAP_RANK, NCHW, Graph, Node, Weights
+from serfer.splitter.network.graph import MAP_RANK, NCHW, Graph, Node, Weights
 
 _EPSILON = 1e-5
 _GROUPED_RANK = 3

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from serfer.core.geometry import Rect, Span
-from splitter.network.graph import VECTOR_RANK, Axes, Graph, Weights
+from serfer.splitter.network.graph import VECTOR_RANK, Axes, Graph, Weights
 
 _MARK = "|"
 

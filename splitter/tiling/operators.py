@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 
 from serfer.core.plan import AS_IS
-from splitter.network.as_is import AS_IS_OUTPUT
-from splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
-from splitter.network.operator_kinds import BROADCAST, PER_VALUE, POOLS
-from splitter.tiling.as_is import AsIs, AsIsOutput, runs_as_it_is
-from splitter.tiling.elementwise import (
+from serfer.splitter.network.as_is import AS_IS_OUTPUT
+from serfer.splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
+from serfer.splitter.network.operator_kinds import BROADCAST, PER_VALUE, POOLS
+from serfer.splitter.tiling.as_is import AsIs, AsIsOutput, runs_as_it_is
+from serfer.splitter.tiling.elementwise import (
     Channelwise,
     Elementwise,
     Expand,
@@ -30,9 +30,16 @@ from splitter.tiling.elementwise import (
     joined,
     parameters,
 )
-from splitter.tiling.partial_reduction import TILE_POOL, TILE_SUM, FullyConnected, TilePool, TileSum, is_fully_connected
-from splitter.tiling.receptive_field import ReceptiveField, all_rows
-from splitter.tiling.resampling import (
+from serfer.splitter.tiling.partial_reduction import (
+    TILE_POOL,
+    TILE_SUM,
+    FullyConnected,
+    TilePool,
+    TileSum,
+    is_fully_connected,
+)
+from serfer.splitter.tiling.receptive_field import ReceptiveField, all_rows
+from serfer.splitter.tiling.resampling import (
     DepthToSpace,
     Gather,
     MatMul,
@@ -41,9 +48,9 @@ from splitter.tiling.resampling import (
     TransposedConvolution,
     matrix_of,
 )
-from splitter.tiling.resizing import Resize
-from splitter.tiling.tiling_rule import Rule, extent
-from splitter.tiling.windowed import AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
+from serfer.splitter.tiling.resizing import Resize
+from serfer.splitter.tiling.tiling_rule import Rule, extent
+from serfer.splitter.tiling.windowed import AveragePool, ConstantPad, Convolution, MaxPool, pad_amounts
 
 __all__ = [
     "TILE_POOL",

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from serfer.core.geometry import even_parts
-from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
-from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, all_rows, spans_of, tabulated
-from splitter.tiling.tiling_rule import Rule, TileOperator, extent
+from serfer.splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.receptive_field import ReceptiveField, all_rows, spans_of, tabulated
+from serfer.splitter.tiling.tiling_rule import Rule, TileOperator, extent
 
 TILE_POOL = "TilePool"
 """Each tile of a grid pooled apart: a (C, H, W) map becomes (C, rows, cols). Not an ONNX operator."""

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Span
-from splitter.network.sliding_window import Window
+from serfer.splitter.network.sliding_window import Window
 
 Spans = NDArray[np.int64]
 """Rows (or columns) of several tiles: shape (2, tiles), each tile's first row and its last row plus one."""

@@ -11,11 +11,11 @@ from functools import cached_property
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
-from splitter.tiling import operators
-from splitter.tiling.interned_spans import InternedSpans
-from splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, spans_of
-from splitter.tiling.tiling_rule import InputRegion, extent
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.interned_spans import InternedSpans
+from serfer.splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, spans_of
+from serfer.splitter.tiling.tiling_rule import InputRegion, extent
 
 Regions = dict[str, Rect]
 

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect, Span
-from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node, integers
-from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, Spans, tabulated
-from splitter.tiling.tiling_rule import Rule, TileOperator, extent, join_spans
-from splitter.tiling.windowed import works_on_maps
+from serfer.splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, VECTOR_RANK, Axes, Graph, Node, integers
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.receptive_field import ReceptiveField, Spans, tabulated
+from serfer.splitter.tiling.tiling_rule import Rule, TileOperator, extent, join_spans
+from serfer.splitter.tiling.windowed import works_on_maps
 
 _Picks = dict[int, NDArray[Any]]
 _FAR = np.iinfo(np.int64).max

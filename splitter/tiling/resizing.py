@@ -13,17 +13,17 @@ from __future__ import annotations
 import numpy as np
 
 from serfer.core.geometry import Rect, Span, even_parts
-from splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, Axes, Graph, Node
-from splitter.network.interpolation import (
+from serfer.splitter.network.graph import COL_AXIS, NCHW, ROW_AXIS, Axes, Graph, Node
+from serfer.splitter.network.interpolation import (
     Interpolation,
     interpolation,
     interpolation_of,
     is_runtimes,
     is_separable,
 )
-from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, tabulated
-from splitter.tiling.tiling_rule import Rule, TileOperator, append_slice
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.receptive_field import ReceptiveField, tabulated
+from serfer.splitter.tiling.tiling_rule import Rule, TileOperator, append_slice
 
 _ROWS = 32
 """Output rows (or columns) that one product computes."""

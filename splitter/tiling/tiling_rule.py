@@ -9,9 +9,9 @@ import numpy as np
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
-from splitter.network.graph import ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
-from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, all_rows, same_rows
+from serfer.splitter.network.graph import ROW_AXIS, VECTOR_RANK, Axes, Graph, Node
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.receptive_field import ReceptiveField, all_rows, same_rows
 
 
 @dataclass(frozen=True)

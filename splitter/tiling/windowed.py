@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from serfer.core.plan import Padding
-from splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Axes, Graph, Node
-from splitter.network.operator_kinds import POOLS
-from splitter.network.sliding_window import average_scale, window
-from splitter.tiling.onnx_builder import OnnxBuilder
-from splitter.tiling.receptive_field import ReceptiveField, under
-from splitter.tiling.tiling_rule import Rule, TileOperator
+from serfer.splitter.network.graph import COL_AXIS, MAP_RANK, NCHW, ROW_AXIS, Axes, Graph, Node
+from serfer.splitter.network.operator_kinds import POOLS
+from serfer.splitter.network.sliding_window import average_scale, window
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.receptive_field import ReceptiveField, under
+from serfer.splitter.tiling.tiling_rule import Rule, TileOperator
 
 
 def works_on_maps(graph: Graph, node: Node) -> bool:

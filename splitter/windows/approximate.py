@@ -17,17 +17,17 @@ from math import ceil, lcm
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import FETCHED, ZIP, AxisWindow, AxisWindows, Windows
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from splitter.network.unsupported import refuse
-from splitter.planning.limits import room_in
-from splitter.planning.split_options import Budget
-from splitter.tiling.cuts import weight_bytes
-from splitter.tiling.regions import infer_regions
-from splitter.tiling.tiling_rule import extent
-from splitter.windows.map_plan import STEPS, Network, WindowChoice, WindowTile, WindowTiles, window_usd
-from splitter.windows.memory import window_mb
-from splitter.windows.position import Place, place_of, placed
-from splitter.windows.same_windows import weights_by_size
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.splitter.network.unsupported import refuse
+from serfer.splitter.planning.limits import room_in
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling.cuts import weight_bytes
+from serfer.splitter.tiling.regions import infer_regions
+from serfer.splitter.tiling.tiling_rule import extent
+from serfer.splitter.windows.map_plan import STEPS, Network, WindowChoice, WindowTile, WindowTiles, window_usd
+from serfer.splitter.windows.memory import window_mb
+from serfer.splitter.windows.position import Place, place_of, placed
+from serfer.splitter.windows.same_windows import weights_by_size
 
 _LONGER = 4_032
 """Pixels by which an image is larger along one axis, to measure strides: 2^6 x 3^2 x 7, patches of 14 included."""

@@ -15,17 +15,17 @@ from serfer.core.exactness import TOLERANCE, check_finite, difference
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
-from splitter.network.description import Description
-from splitter.network.graph import Graph
-from splitter.network.reductions import of_one_class, with_reduction
-from splitter.network.size_guards import CHECKED_STEP
-from splitter.network.source import Array, ImageNotTakenError, Progress, Source, load
-from splitter.plan_dir.check import whole_runner
-from splitter.plan_dir.output_directory import appearing_whole
-from splitter.planning.split_options import Budget
-from splitter.tiling.from_onnx import from_onnx
-from splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
-from splitter.windows.map_plan import (
+from serfer.splitter.network.description import Description
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.reductions import of_one_class, with_reduction
+from serfer.splitter.network.size_guards import CHECKED_STEP
+from serfer.splitter.network.source import Array, ImageNotTakenError, Progress, Source, load
+from serfer.splitter.plan_dir.check import whole_runner
+from serfer.splitter.plan_dir.output_directory import appearing_whole
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
+from serfer.splitter.windows.map_plan import (
     Network,
     WindowChoice,
     WindowTiles,
@@ -34,9 +34,9 @@ from splitter.windows.map_plan import (
     window_tiles,
     write_map_plan,
 )
-from splitter.windows.sample import measured, sample_of
-from splitter.windows.window_kinds import rounded_step
-from splitter.windows.window_sessions import WindowSessions
+from serfer.splitter.windows.sample import measured, sample_of
+from serfer.splitter.windows.window_kinds import rounded_step
+from serfer.splitter.windows.window_sessions import WindowSessions
 
 _SMALL = 192
 """Rows and columns that the image of the check has at least; it has as many more as the sizes are past a multiple."""
@@ -67,7 +67,7 @@ def build_map_plan(
     description: Description,
     progress: Progress,
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Write the map plan of a model for images of (height, width) `sizes` to `place`; see `splitter.map_plan`.
+    """Write the map plan of a model for images of (height, width) `sizes` to `place`; see `serfer.splitter.map_plan`.
 
     Returns what that warns of as well.
     """

@@ -41,21 +41,21 @@ from serfer.core.plan.layout import UNSPLIT, stage_directory
 from serfer.core.plan.window_plan import commonest_window, query_plan
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import write_plan
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from splitter.network.source import Source
-from splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
-from splitter.plan_dir.functions import artefact, write_functions
-from splitter.planning.limits import room_in
-from splitter.planning.ort_kernels import tile_works
-from splitter.planning.split_options import Budget
-from splitter.tiling import operators
-from splitter.tiling.cuts import weight_bytes
-from splitter.tiling.regions import Regions, tile_macs
-from splitter.windows.memory import window_mb
-from splitter.windows.position import place_of, placed
-from splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
-from splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
-from splitter.windows.window_kinds import (
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.splitter.network.source import Source
+from serfer.splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
+from serfer.splitter.plan_dir.functions import artefact, write_functions
+from serfer.splitter.planning.limits import room_in
+from serfer.splitter.planning.ort_kernels import tile_works
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.cuts import weight_bytes
+from serfer.splitter.tiling.regions import Regions, tile_macs
+from serfer.splitter.windows.memory import window_mb
+from serfer.splitter.windows.position import place_of, placed
+from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
+from serfer.splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
+from serfer.splitter.windows.window_kinds import (
     AxisKinds,
     AxisSpans,
     axis_kinds,

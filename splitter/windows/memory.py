@@ -8,7 +8,7 @@ from serfer.core.costs.sessions import MAP_SESSIONS, WORKER_MB
 from serfer.core.geometry import Rect
 from serfer.core.plan import FETCHED
 from serfer.core.units import FLOAT_BYTES, MIB
-from splitter.network.graph import Graph
+from serfer.splitter.network.graph import Graph
 
 _WEIGHT_COPIES = {FETCHED: 3}
 _PLAIN_COPIES = 2

@@ -18,11 +18,11 @@ import numpy as np
 
 from serfer.core.geometry import Span
 from serfer.core.plan import AxisWindows
-from splitter.network.graph import Graph, Node
-from splitter.tiling import operators
-from splitter.tiling.receptive_field import Spans, spans_of
-from splitter.tiling.regions import AxisWalk, axis_node
-from splitter.tiling.tiling_rule import extent
+from serfer.splitter.network.graph import Graph, Node
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.receptive_field import Spans, spans_of
+from serfer.splitter.tiling.regions import AxisWalk, axis_node
+from serfer.splitter.tiling.tiling_rule import extent
 
 Place = tuple[Fraction, Fraction]
 """The least and the most pixels of the image that lie before a tensor, among the branches that make it."""

@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.plan import AxisWindows
-from splitter.network.graph import Graph, Node
-from splitter.network.unsupported import refuse
-from splitter.plan_dir.emit import TileGraph, tile_graph
-from splitter.tiling.regions import Regions
-from splitter.windows.window_kinds import AxisSpans, regions_of
+from serfer.splitter.network.graph import Graph, Node
+from serfer.splitter.network.unsupported import refuse
+from serfer.splitter.plan_dir.emit import TileGraph, tile_graph
+from serfer.splitter.tiling.regions import Regions
+from serfer.splitter.windows.window_kinds import AxisSpans, regions_of
 
 _ROUNDING = 1e-3
 """By how much constants may differ: ONNX Runtime rounds coordinates, those of row 10,000 to a thousandth."""

@@ -16,14 +16,14 @@ from serfer.core.plan import Preprocess, SampleDifference
 from serfer.core.plan.pixels import full_scale, normalise, scaled_to
 from serfer.core.units import MIB
 from serfer.raster import RasterSource, open_raster
-from splitter.network.graph import MAP_RANK
-from splitter.network.reductions import of_one_class
-from splitter.network.source import Array
-from splitter.tiling.regions import tile_macs, whole_regions
-from splitter.windows.approximate import FixedOverlap, overlapping_tiles
-from splitter.windows.map_plan import Network
-from splitter.windows.memory import peak_bytes
-from splitter.windows.window_sessions import WindowSessions
+from serfer.splitter.network.graph import MAP_RANK
+from serfer.splitter.network.reductions import of_one_class
+from serfer.splitter.network.source import Array
+from serfer.splitter.tiling.regions import tile_macs, whole_regions
+from serfer.splitter.windows.approximate import FixedOverlap, overlapping_tiles
+from serfer.splitter.windows.map_plan import Network
+from serfer.splitter.windows.memory import peak_bytes
+from serfer.splitter.windows.window_sessions import WindowSessions
 
 _GIB = 1024 * MIB
 _MOST_BYTES = 4 * _GIB

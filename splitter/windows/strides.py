@@ -11,12 +11,12 @@ from fractions import Fraction
 from math import lcm
 
 from serfer.core.geometry import Span
-from splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
-from splitter.network.operator_kinds import BROADCAST
-from splitter.network.unsupported import refuse
-from splitter.tiling import operators
-from splitter.tiling.receptive_field import spans_of
-from splitter.tiling.tiling_rule import extent
+from serfer.splitter.network.graph import MAP_RANK, NCHW, ROW_AXIS, Graph, Node
+from serfer.splitter.network.operator_kinds import BROADCAST
+from serfer.splitter.network.unsupported import refuse
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.receptive_field import spans_of
+from serfer.splitter.tiling.tiling_rule import extent
 
 LONGER = 11_520
 """Pixels by which a second image is larger: a multiple of every common stride, 2^8 x 3^2 x 5."""

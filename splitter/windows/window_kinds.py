@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import AxisWindow, AxisWindows
-from splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from splitter.tiling.receptive_field import Spans, spans_of
-from splitter.tiling.regions import AxisWalk, axis_node
-from splitter.tiling.tiling_rule import extent
-from splitter.windows.strides import Strides
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.splitter.tiling.receptive_field import Spans, spans_of
+from serfer.splitter.tiling.regions import AxisWalk, axis_node
+from serfer.splitter.tiling.tiling_rule import extent
+from serfer.splitter.windows.strides import Strides
 
 Shape = tuple[tuple[int, ...], ...]
 """Of each tensor, a window's first row and the row after its last one, relative to where the window's output is.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from splitter.network.onnx_models import session_of
-from splitter.network.source import Array
-from splitter.plan_dir.emit import input_name, output_name
-from splitter.windows.map_plan import WindowTiles
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.source import Array
+from serfer.splitter.plan_dir.emit import input_name, output_name
+from serfer.splitter.windows.map_plan import WindowTiles
 
 
 class WindowSessions:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from storage.file.inbox import expiry_ns
+from serfer.storage.file.inbox import expiry_ns
 
 NS = 1_000_000_000
 _PART = 200

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from threading import Lock
 
-from storage.exchange import Exchange, Message, Received
-from storage.file.directory import NS, Directory
-from storage.file.inbox import append, read
-from storage.file.inotify import Watch
-from storage.store import check_keys, check_ttl
+from serfer.storage.exchange import Exchange, Message, Received
+from serfer.storage.file.directory import NS, Directory
+from serfer.storage.file.inbox import append, read
+from serfer.storage.file.inotify import Watch
+from serfer.storage.store import check_keys, check_ttl
 
 _RECHECK_S = 1.0  # for file systems that announce nothing of what other machines write
 

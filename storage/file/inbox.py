@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from zlib import crc32
 
-from storage.exchange import START, Received
+from serfer.storage.exchange import START, Received
 
 _HEAD = struct.Struct("<16sQQ")
 _FRAME = struct.Struct("<QI")

@@ -9,12 +9,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from serfer.core.errors import MissingKeyError, UsageError
-from storage.coordination import Coordination
-from storage.exchange import Exchange
-from storage.file.directory import NS, Directory
-from storage.file.inbox import pread
-from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
-from storage.versioned_values import VERSION_BYTES, LocalCoordination
+from serfer.storage.coordination import Coordination
+from serfer.storage.exchange import Exchange
+from serfer.storage.file.directory import NS, Directory
+from serfer.storage.file.inbox import pread
+from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
+from serfer.storage.versioned_values import VERSION_BYTES, LocalCoordination
 
 
 class FileStore(Store):
@@ -66,7 +66,7 @@ class FileStore(Store):
 
     def exchange(self) -> Exchange:
         """Exchange messages by files of the same directory."""
-        from storage.file.exchange import FileExchange  # noqa: PLC0415  only gangs need it
+        from serfer.storage.file.exchange import FileExchange  # noqa: PLC0415  only gangs need it
 
         return FileExchange(self._directory)
 

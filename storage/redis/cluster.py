@@ -11,10 +11,10 @@ from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from serfer.core.errors import SerferError, StoreUnavailableError
-from storage.exchange import Exchange
-from storage.redis.node import Command, RedisNode
-from storage.redis.store import RedisCommands
-from storage.redis.url import cluster_options
+from serfer.storage.exchange import Exchange
+from serfer.storage.redis.node import Command, RedisNode
+from serfer.storage.redis.store import RedisCommands
+from serfer.storage.redis.url import cluster_options
 
 _HOPS = 8  # nodes to which a command is sent, one after the other, while its slot moves
 _KEY_AT = {"EVAL": 3, "XREAD": -2}  # behind a script and the number of its keys; before its cursor
@@ -45,7 +45,7 @@ class RedisClusterStore(RedisCommands):
 
     def exchange(self) -> Exchange:
         """Exchange messages by streams: sends share this store's connections, waits have their own."""
-        from storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
+        from serfer.storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
 
         waiting = RedisCluster(self._seeds, self._options, unbounded=True)
         return RedisExchange(self.execute, waiting, self._options["socket_timeout"])

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from storage.redis.node import Command, milliseconds
-from storage.store import check_keys
-from storage.versioned_values import VERSION_BYTES, PrefixedVersions
+from serfer.storage.redis.node import Command, milliseconds
+from serfer.storage.store import check_keys
+from serfer.storage.versioned_values import VERSION_BYTES, PrefixedVersions
 
 # A value that begins with the new version was written by this very call, whose reply was lost: so it may be sent again.
 _COMPARE_AND_SET = f"""

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from storage.exchange import START, Exchange, Message, Received
-from storage.redis.node import Command, check_size, milliseconds
-from storage.store import check_keys, check_ttl
+from serfer.storage.exchange import START, Exchange, Message, Received
+from serfer.storage.redis.node import Command, check_size, milliseconds
+from serfer.storage.store import check_keys, check_ttl
 
 _SLICE_S = 1.0
 _FIRST = "0"

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-import storage
+from serfer import storage
 from serfer.core.errors import ValueTooLargeError
-from storage.redis.errors import explained
+from serfer.storage.redis.errors import explained
 
 _MAX_VALUE = 512 * 1024 * 1024  # the server's own limit (proto-max-bulk-len)
 
@@ -80,10 +80,10 @@ class RedisNode:
 
 def _open_pool(options: dict[str, Any], *, unbounded: bool) -> Any:  # noqa: ANN401 - redis-py's pool or a RespPool
     if storage.in_worker:
-        from storage.redis.resp import RespPool  # noqa: PLC0415 - where redis-py's is too slow to import
+        from serfer.storage.redis.resp import RespPool  # noqa: PLC0415 - where redis-py's is too slow to import
 
         return RespPool({name: value for name, value in options.items() if name not in {"max_connections", "timeout"}})
-    from storage.redis.client import open_pool  # noqa: PLC0415 - the other way round
+    from serfer.storage.redis.client import open_pool  # noqa: PLC0415 - the other way round
 
     return open_pool(options, unbounded=unbounded)
 

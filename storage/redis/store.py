@@ -4,11 +4,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from storage.coordination import Coordination
-from storage.exchange import Exchange
-from storage.redis.node import Command, RedisNode, check_size, milliseconds
-from storage.redis.url import server_options
-from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
+from serfer.storage.coordination import Coordination
+from serfer.storage.exchange import Exchange
+from serfer.storage.redis.node import Command, RedisNode, check_size, milliseconds
+from serfer.storage.redis.url import server_options
+from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, cut, flat, missing
 
 
 class RedisCommands(Store):
@@ -36,7 +36,7 @@ class RedisCommands(Store):
 
     def coordination(self) -> Coordination:
         """Coordinate by scripts over the same connections."""
-        from storage.redis.coordination import RedisCoordination  # noqa: PLC0415  workers coordinate nothing
+        from serfer.storage.redis.coordination import RedisCoordination  # noqa: PLC0415  workers coordinate nothing
 
         return RedisCoordination(self.execute, self.delete)
 
@@ -73,7 +73,7 @@ class RedisStore(RedisCommands):
 
     def exchange(self) -> Exchange:
         """Exchange messages by streams: sends share this store's connections, waits have their own."""
-        from storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
+        from serfer.storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
 
         return RedisExchange(self.execute, RedisNode(self._options, unbounded=True), self._options["socket_timeout"])
 

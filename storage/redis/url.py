@@ -129,7 +129,7 @@ def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
             "--store: login by IAM is written rediss://USER@HOST:PORT?iam=CACHE, without a password and with TLS, "
             "and takes iam_serverless=true or false and iam_region=REGION"
         )
-    from storage.redis.iam import IamLogin  # noqa: PLC0415  botocore costs a cold start some 100 ms
+    from serfer.storage.redis.iam import IamLogin  # noqa: PLC0415  botocore costs a cold start some 100 ms
 
     login = IamLogin(user, cache, region=region, serverless=serverless == "true")
     return {**options, "login": login.credentials}

@@ -23,9 +23,9 @@ from obstore.exceptions import BaseError
 
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.retry import Backoff, RetryPolicy, retry
-from storage.s3.address import Address
-from storage.s3.errors import CONNECT_S, READ_S, Answer, no_s3, unreachable
-from storage.store import Bytes
+from serfer.storage.s3.address import Address
+from serfer.storage.s3.errors import CONNECT_S, READ_S, Answer, no_s3, unreachable
+from serfer.storage.store import Bytes
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, ObjectMeta, UpdateVersion

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from serfer.core.retry import Backoff, RetryPolicy, retry
-from storage.coordination import Coordination, Entry
-from storage.s3.client import Found, RefusedError
-from storage.s3.errors import refusal
-from storage.s3.objects import Objects
-from storage.store import check_keys, check_ttl
+from serfer.storage.coordination import Coordination, Entry
+from serfer.storage.s3.client import Found, RefusedError
+from serfer.storage.s3.errors import refusal
+from serfer.storage.s3.objects import Objects
+from serfer.storage.store import check_keys, check_ttl
 
 TAG_BYTES = 16
 _MAX_VALUE = (5 << 30) - TAG_BYTES

@@ -5,7 +5,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 from serfer.core.errors import SerferError, StoreError, StoreUnavailableError
-from storage.s3.address import Address
+from serfer.storage.s3.address import Address
 
 CONNECT_S, READ_S = 2.0, 5.0
 

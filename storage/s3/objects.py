@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from serfer.core.errors import SerferError, StoreError
-from storage.s3.client import Found, RefusedError, S3Client
-from storage.s3.errors import refusal
+from serfer.storage.s3.client import Found, RefusedError, S3Client
+from serfer.storage.s3.errors import refusal
 
 _PART = 200
 _NOT_FOUND, _NO_RANGE = 404, 416

@@ -3,9 +3,9 @@
 from botocore.session import Session
 
 from serfer.core.errors import AlteredPieceError, MissingKeyError
-from storage.s3.address import address, target
-from storage.s3.client import RefusedError, S3Client
-from storage.s3.errors import refusal
+from serfer.storage.s3.address import address, target
+from serfer.storage.s3.client import RefusedError, S3Client
+from serfer.storage.s3.errors import refusal
 
 _NOT_FOUND, _NO_RANGE = 404, 416
 

@@ -19,11 +19,11 @@ from typing import TypeVar
 from botocore.session import Session
 
 from serfer.core.errors import UsageError, ValueTooLargeError
-from storage.coordination import Coordination
-from storage.s3.address import address, target
-from storage.s3.client import RefusedError, S3Client
-from storage.s3.objects import Objects
-from storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
+from serfer.storage.coordination import Coordination
+from serfer.storage.s3.address import address, target
+from serfer.storage.s3.client import RefusedError, S3Client
+from serfer.storage.s3.objects import Objects
+from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
 
 _THREADS = 32
 _LONGEST_LINK_S = 7 * 86_400  # that Signature Version 4 allows
@@ -104,7 +104,7 @@ class S3Store(Store):
 
     def coordination(self) -> Coordination:
         """Coordinate by conditional puts over the same connections."""
-        from storage.s3.coordination import S3Coordination  # noqa: PLC0415  workers coordinate nothing
+        from serfer.storage.s3.coordination import S3Coordination  # noqa: PLC0415  workers coordinate nothing
 
         return S3Coordination(self._objects, self._sleep)
 
@@ -137,7 +137,7 @@ class S3Store(Store):
         """
         if not self._target.prefix:
             raise UsageError("a lifecycle rule would empty the whole bucket: give --store a prefix, s3://BUCKET/PREFIX")
-        from storage.s3.upkeep import ensure_lifecycle  # noqa: PLC0415  workers change no rules
+        from serfer.storage.s3.upkeep import ensure_lifecycle  # noqa: PLC0415  workers change no rules
 
         ensure_lifecycle(self._target, self._client.address, self._session, days)
 

@@ -6,8 +6,8 @@ from botocore.session import Session
 
 from serfer.core.errors import SerferError, StoreUnavailableError
 from serfer.s3 import code_of, open_client, s3_errors
-from storage.s3.address import Address, Target
-from storage.s3.errors import Answer, refusal
+from serfer.storage.s3.address import Address, Target
+from serfer.storage.s3.errors import Answer, refusal
 
 
 def ensure_lifecycle(store: Target, where: Address, session: Session, days: int) -> None:

@@ -21,7 +21,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.service import Service
 from serfer.core.errors import DeadlineError, InputError, KeyRefusedError, RequestRefusedError, ServiceUnavailableError
 from serfer.settings import Settings
-from storage import open_store
+from serfer.storage import open_store
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.e2e.small import SIZE
 

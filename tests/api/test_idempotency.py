@@ -6,7 +6,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.idempotency import IdempotencyStore
 from serfer.api.requests import IdempotencyKey, digest_of
 from serfer.core.errors import DeadlineError
-from storage.memory import MemoryStore
+from serfer.storage.memory import MemoryStore
 
 ASKED = IdempotencyKey("alice", "key-1", digest_of([b"a picture"]))
 

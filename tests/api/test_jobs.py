@@ -23,7 +23,7 @@ from serfer.api.online_load import LoadMonitor
 from serfer.api.service import Service
 from serfer.control.offline.throttle import OnlineLoad
 from serfer.settings import Settings
-from storage import open_store
+from serfer.storage import open_store
 from tests import bugs
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.variants.test_unpacking import zipped

@@ -23,7 +23,7 @@ from serfer.api.routes import kept as kept_module
 from serfer.api.service import Service
 from serfer.core.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
 from serfer.settings import Settings
-from storage import open_store
+from serfer.storage import open_store
 from tests.api.conftest import PATIENCE, Observed, running
 from tests.api.kept import put_result
 

@@ -18,7 +18,7 @@ from serfer.api.decoding.decoders import Decoders
 from serfer.api.service import Service
 from serfer.core.errors import RequestRefusedError
 from serfer.settings import Settings
-from storage import open_store
+from serfer.storage import open_store
 from tests.api.conftest import PATIENCE, Observed, running
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import SIZE, batch

@@ -21,8 +21,8 @@ from serfer.api.routes.inference import signature_of
 from serfer.api.service import Service
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from splitter.profiling import measured_part
-from splitter.whole import whole_plan
+from serfer.splitter.profiling import measured_part
+from serfer.splitter.whole import whole_plan
 from tests.api.conftest import Observed, png, running
 from tests.splitter.models import Net
 

@@ -19,7 +19,7 @@ from serfer.api.service import Service
 from serfer.core.coco import coco
 from serfer.core.errors import RequestRefusedError
 from serfer.settings import Settings
-from storage import open_store
+from serfer.storage import open_store
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.detector import CLASSES, split_detector

@@ -10,8 +10,8 @@ from serfer.api.http.problems import Problem
 from serfer.api.jobs.queries import AsyncQueries, AsyncQuery
 from serfer.api.requests import IdempotencyKey
 from serfer.core.errors import StoreUnavailableError
-from storage.coordination import InterceptedCoordination
-from storage.memory import MemoryStore
+from serfer.storage.coordination import InterceptedCoordination
+from serfer.storage.memory import MemoryStore
 from tests import bugs
 
 PATIENCE = 30.0

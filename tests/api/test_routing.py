@@ -8,8 +8,6 @@ import httpx
 import numpy as np
 import pytest
 
-from drivers.instance.client import FaultKind
-from drivers.target import InstanceAnswer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.observability.pool_metrics import PoolMetrics
@@ -18,6 +16,8 @@ from serfer.api.service import Service
 from serfer.control.router import Reason
 from serfer.control.scenario import Market
 from serfer.core.errors import CeilingError, OverloadedError
+from serfer.drivers.instance.client import FaultKind
+from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.purchase import Purchase
 from tests.api.conftest import png, running

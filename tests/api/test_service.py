@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from drivers.driver import RequestContext
 from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import DecodedImages
 from serfer.api.http.problems import Problem, problem_of
 from serfer.api.service import Service, ServiceQuery
 from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
+from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
 from tests.api.conftest import Observed
 

@@ -5,13 +5,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from drivers.driver import Answer, Overheads
 from serfer.api.observability.timeline import served_report
 from serfer.api.observability.tracing import Tracing
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import invocation_usd
 from serfer.core.run_machine import Failure, FailureKind, Run, TaskDone, TaskFailed, TaskStarted, TimePassed
+from serfer.drivers.driver import Answer, Overheads
 from serfer.pipeline.report import make_report
 from serfer.pipeline.result import Result
 from tests.pipeline.test_trace import GANG, member

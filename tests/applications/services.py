@@ -11,9 +11,9 @@ from serfer.applications.served import FunctionsPlace
 from serfer.pipeline.event_loop import LoopThread
 from serfer.registry import open_registry
 from serfer.settings import Settings
+from serfer.storage import open_store
 from serfer.wiring.open_pipeline import open_on
 from serfer.wiring.options import Choices
-from storage import open_store
 from tests.api.conftest import Observed
 from tests.applications.worlds import plan_variant, register, version
 

@@ -33,7 +33,7 @@ from serfer.core.errors import (
 )
 from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
 from serfer.registry import open_registry
-from storage import open_store
+from serfer.storage import open_store
 from tests import bugs
 from tests.applications.worlds import NOW, register, variant, version
 

@@ -12,7 +12,7 @@ from serfer.control.canary import ConductCounter
 from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.core.dataclass_codec import unstructure
 from serfer.fleet.registry import MAX_DRIVERS, TTL_S
-from storage import open_store
+from serfer.storage import open_store
 
 KEY = "serfer:variants:{faces}"
 

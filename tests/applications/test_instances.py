@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from drivers.driver import RequestContext
-from drivers.instance.client import Fault, FaultKind
 from serfer.api.routes.applications import detail_of
 from serfer.applications.applications import ApplicationQuery, served_name
 from serfer.applications.instances import OneInstance, VariantInstances
 from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.variants import Objectives, Place, VariantState
+from serfer.drivers.driver import RequestContext
+from serfer.drivers.instance.client import Fault, FaultKind
 from serfer.registry import open_registry
-from storage import open_store
+from serfer.storage import open_store
 from tests.applications.test_applications import CHEAP, Driver
 from tests.applications.worlds import register, variant, version
 

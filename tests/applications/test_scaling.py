@@ -24,7 +24,7 @@ from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import PoolRegistry
 from serfer.registry import open_registry
 from serfer.settings import Settings
-from storage.memory import MemoryStore
+from serfer.storage.memory import MemoryStore
 from tests import bugs
 from tests.applications.worlds import NOW, plan_variant, register, variant, version
 from tests.fleet.fakes import Clock, FakeProvisioner, Net

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.planner.networks import NETWORKS, SECONDS, is_exact, known_rows, measure
+from serfer_bench.planner.networks import NETWORKS, SECONDS, is_exact, known_rows, measure
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "reference" / "networks.md").read_text()
 ROWS = known_rows(DOCUMENT)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.core.container_settings import ContainerSettings
-from bench.planner.breakeven_here import Measured, results
 from serfer.core.costs.aws import shipped_aws
+from serfer_bench.core.container_settings import ContainerSettings
+from serfer_bench.planner.breakeven_here import Measured, results
 
 
 def measured(one, two, split):

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.chaos import scenarios
-from bench.chaos.budget import InvocationBudget, Reply
-from bench.chaos.clients import Clients, TwoDrivers
-from bench.chaos.plans import chaos_plan, through_store
-from bench.chaos.testbed import Left
-from bench.chaos.verdict import Observations, PassCriteria, judge, skipped
-from bench.core.workload import Sent
-from bench.load.queries import WRONG
 from serfer.cli.main import app
 from serfer.core.errors import QueryError, SerferError, UsageError
 from serfer.core.inline_outputs import inline_stages
 from serfer.plan_directory import check_artefacts, load_plan
+from serfer_bench.chaos import scenarios
+from serfer_bench.chaos.budget import InvocationBudget, Reply
+from serfer_bench.chaos.clients import Clients, TwoDrivers
+from serfer_bench.chaos.plans import chaos_plan, through_store
+from serfer_bench.chaos.testbed import Left
+from serfer_bench.chaos.verdict import Observations, PassCriteria, judge, skipped
+from serfer_bench.core.workload import Sent
+from serfer_bench.load.queries import WRONG
 
 PATIENCE = 60.0
 LOGITS = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)

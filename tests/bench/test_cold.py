@@ -6,18 +6,18 @@ from dataclasses import replace
 import onnx
 import pytest
 
-from bench.cold import page_cache, pairs
-from bench.cold.command import MeasuredStart, PartTime, measure, predict, predicted_by_others, table
-from bench.cold.functions import Bench, ProbedService, ProbeLine
-from bench.cold.probe import MARK, Parts
-from bench.cold.query import OVERLAPPED, _step_parts
-from bench.core.quantiles import median_interval
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.local.servers.redis import RedisServer
 from serfer.plan_directory import load_plan
-from splitter.split import split
-from storage import open_store
+from serfer.splitter.split import split
+from serfer.storage import open_store
+from serfer_bench.cold import page_cache, pairs
+from serfer_bench.cold.command import MeasuredStart, PartTime, measure, predict, predicted_by_others, table
+from serfer_bench.cold.functions import Bench, ProbedService, ProbeLine
+from serfer_bench.cold.probe import MARK, Parts
+from serfer_bench.cold.query import OVERLAPPED, _step_parts
+from serfer_bench.core.quantiles import median_interval
 from tests.e2e.small import slow_starts, small_onnx, split_small
 
 
@@ -80,7 +80,7 @@ def test_predictions_stand_beside_what_was_measured_with_their_errors():
 
 def test_time_belongs_to_the_innermost_part(monkeypatch):
     now = iter((1.0, 3.0, 7.0, 8.0, 9.0))
-    monkeypatch.setattr("bench.cold.probe.time", types.SimpleNamespace(monotonic=lambda: next(now)))
+    monkeypatch.setattr("serfer_bench.cold.probe.time", types.SimpleNamespace(monotonic=lambda: next(now)))
     parts = Parts(0.0)
     inner = parts.timed("inner", lambda: None)
     parts.timed("outer", inner)()

@@ -7,9 +7,9 @@ import onnx
 import pytest
 from typer.testing import CliRunner
 
-from bench.load.results import read_result
 from serfer.cli.main import app
 from serfer.core.errors import InputError, PlanError, QueryError, UsageError
+from serfer_bench.load.results import read_result
 from tests.e2e.small import SIZE, small_onnx
 
 

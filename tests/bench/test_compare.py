@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.core.workload import Sent
-from bench.load.compare import compare, difference, results, warnings
-from bench.load.results import Log
 from serfer.core.errors import InputError
+from serfer_bench.core.workload import Sent
+from serfer_bench.load.compare import compare, difference, results, warnings
+from serfer_bench.load.results import Log
 from tests.bench.test_results import log, result
 
 

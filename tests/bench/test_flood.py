@@ -5,9 +5,9 @@ import asyncio
 import aiohttp
 import pytest
 
-from bench.serving import flood, overload
-from bench.serving.flood import Flood
-from bench.serving.recovery import recovery_s
+from serfer_bench.serving import flood, overload
+from serfer_bench.serving.flood import Flood
+from serfer_bench.serving.recovery import recovery_s
 
 PATIENCE = 30.0
 

@@ -6,16 +6,16 @@ from math import ceil
 import numpy as np
 import pytest
 
-from bench.baselines.gillis import Gillis, Options, layers
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import PackageLimit
-from splitter.planning.ort_kernels import operator_work
-from splitter.planning.split_options import Budget, memory_sizes
-from splitter.tiling.cuts import weight_bytes
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import ONE
+from serfer.splitter.planning.ort_kernels import operator_work
+from serfer.splitter.planning.split_options import Budget, memory_sizes
+from serfer.splitter.tiling.cuts import weight_bytes
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import ONE
+from serfer_bench.baselines.gillis import Gillis, Options, layers
 from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net
 

@@ -6,10 +6,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.policies import halves as halves_command
-from bench.policies import policies as policies_command
-from bench.policies.halves import COOLDOWNS_S, HalfOptions, HalvesCase, halves, results
-from bench.policies.policies import Options
 from serfer.cli.main import app
 from serfer.control.policies.mark.policy import MarkOptions
 from serfer.control.values.load_history import DAY
@@ -18,6 +14,10 @@ from serfer.learn import trainers
 from serfer.learn.trainers import KeptTrainer
 from serfer.sim.simulate import LoadSpec, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
+from serfer_bench.policies import halves as halves_command
+from serfer_bench.policies import policies as policies_command
+from serfer_bench.policies.halves import COOLDOWNS_S, HalfOptions, HalvesCase, halves, results
+from serfer_bench.policies.policies import Options
 from tests.control.values.worlds import Told
 from tests.control.worlds import TWO_TYPES
 from tests.sim.worlds import TOML, scenario

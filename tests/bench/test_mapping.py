@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import rasterio
 
-from bench.mapping.command import measure, results
-from bench.mapping.images import compare, strip, write_image
 from serfer.core.errors import WrongAnswerError
+from serfer_bench.mapping.command import measure, results
+from serfer_bench.mapping.images import compare, strip, write_image
 from tests.raster.files import UTM, WHERE, write
 
 

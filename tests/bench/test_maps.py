@@ -2,8 +2,8 @@
 
 import pytest
 
-from bench.pipeline.maps import Blended, measure, network
 from serfer.core.errors import UsageError
+from serfer_bench.pipeline.maps import Blended, measure, network
 
 pytestmark = pytest.mark.weekly
 

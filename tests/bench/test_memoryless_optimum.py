@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.policies.memoryless import MemorylessOptimum, least_cost_actions
-from bench.policies.policies import Options, cases, results
 from serfer.control.policy import fleet_of
 from serfer.control.scenario import parse_scenario
 from serfer.sim.generators import generate, parameters_of
 from serfer.sim.rates import run_rates
 from serfer.sim.simulate import RunOptions
+from serfer_bench.policies.memoryless import MemorylessOptimum, least_cost_actions
+from serfer_bench.policies.policies import Options, cases, results
 from tests.control.worlds import LARGE, QPS, SMALL, TWO_TYPES, scenario, seen
 
 

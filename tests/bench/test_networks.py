@@ -2,7 +2,16 @@
 
 import pytest
 
-from bench.planner.networks import NETWORKS, Network, Row, in_runs, known_rows, operators_table, section, write_tables
+from serfer_bench.planner.networks import (
+    NETWORKS,
+    Network,
+    Row,
+    in_runs,
+    known_rows,
+    operators_table,
+    section,
+    write_tables,
+)
 from tests.bench.networks import DOCUMENT, QUICK, ROWS, check, named, of_shard, quick
 
 AT_LEAST = 45

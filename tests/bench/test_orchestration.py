@@ -5,19 +5,19 @@ from functools import partial
 import numpy as np
 import pytest
 
-from bench.baselines.fork_join import ForkJoin
-from bench.core.null_workers import null_pipeline
-from bench.core.plans import PLANS, bench_plan
-from bench.papers.serfer.poll_driver import REPAIRED
-from bench.papers.serfer.system import SerFerPaper
-from bench.pipeline import orchestration
-from bench.pipeline.driver_overhead import measure, results
-from bench.pipeline.threads import Threads
 from serfer.core.errors import UsageError
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from splitter.network import zoo
+from serfer.splitter.network import zoo
+from serfer_bench.baselines.fork_join import ForkJoin
+from serfer_bench.core.null_workers import null_pipeline
+from serfer_bench.core.plans import PLANS, bench_plan
+from serfer_bench.papers.serfer.poll_driver import REPAIRED
+from serfer_bench.papers.serfer.system import SerFerPaper
+from serfer_bench.pipeline import orchestration
+from serfer_bench.pipeline.driver_overhead import measure, results
+from serfer_bench.pipeline.threads import Threads
 from tests.e2e.gangs import split_gang
 from tests.e2e.small import GRIDS, SIZE
 
@@ -36,7 +36,7 @@ def test_threads_without_orchestration_give_the_unsplit_answer(directory, pixels
 @pytest.fixture
 def few(monkeypatch):
     """Few invocations through boto3, which is slow."""
-    monkeypatch.setattr("bench.pipeline.driver_overhead._BARE", 50)
+    monkeypatch.setattr("serfer_bench.pipeline.driver_overhead._BARE", 50)
 
 
 @pytest.mark.usefixtures("few")

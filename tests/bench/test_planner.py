@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.baselines.gillis import Options
-from bench.planner import breakeven
-from bench.planner import planner as versus
-from bench.planner.breakeven import Best
-from bench.planner.planner import FASTEST, Comparisons, Network, Point, Versus
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import PackageLimit
-from splitter.planning.split_options import Budget
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer_bench.baselines.gillis import Options
+from serfer_bench.planner import breakeven
+from serfer_bench.planner import planner as versus
+from serfer_bench.planner.breakeven import Best
+from serfer_bench.planner.planner import FASTEST, Comparisons, Network, Point, Versus
 from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net
 

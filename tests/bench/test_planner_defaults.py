@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planner.defaults import choices
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cold_starts import COLD_SHARE
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer_bench.planner.defaults import choices
 from tests.splitter.models import Net
 
 FACTS = shipped_aws()

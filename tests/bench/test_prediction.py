@@ -1,9 +1,9 @@
 import pytest
 
-from bench.planner.prediction import HELD_OUT, Prediction, StagePrediction, measure, results
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.errors import UnavailableError
-from splitter.profiling import profile
+from serfer.splitter.profiling import profile
+from serfer_bench.planner.prediction import HELD_OUT, Prediction, StagePrediction, measure, results
 
 
 def test_no_network_that_is_judged_was_profiled():

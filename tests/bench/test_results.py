@@ -8,12 +8,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from bench.core.processes import Held
-from bench.core.results import check_directory
-from bench.core.stamp import make_stamp
-from bench.core.system import Totals
-from bench.core.workload import Sent
-from bench.load.results import (
+from serfer.core.errors import InputError, UsageError
+from serfer.pictures.charts_figure import charts_figure
+from serfer_bench.core.processes import Held
+from serfer_bench.core.results import check_directory
+from serfer_bench.core.stamp import make_stamp
+from serfer_bench.core.system import Totals
+from serfer_bench.core.workload import Sent
+from serfer_bench.load.results import (
     FORMAT,
     Log,
     Result,
@@ -23,10 +25,8 @@ from bench.load.results import (
     read_result,
     write_result,
 )
-from bench.load.rounds import HEAD, remarks, rows, summaries
-from bench.load.uniform import Uniform
-from serfer.core.errors import InputError, UsageError
-from serfer.pictures.charts_figure import charts_figure
+from serfer_bench.load.rounds import HEAD, remarks, rows, summaries
+from serfer_bench.load.uniform import Uniform
 
 HELD = Held(100 << 20, 200 << 20, 3, 11)
 

@@ -5,12 +5,12 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from bench.core.processes import held
-from bench.core.system import System, Totals
-from bench.load.queries import Example
-from bench.load.rounds import Plan, measure_rounds
 from serfer.core.errors import UnavailableError
 from serfer.core.keys import StoreCounts
+from serfer_bench.core.processes import held
+from serfer_bench.core.system import System, Totals
+from serfer_bench.load.queries import Example
+from serfer_bench.load.rounds import Plan, measure_rounds
 
 RIGHT = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)
 EXAMPLE = Example(np.zeros((1, 2, 2, 3), dtype=np.uint8), RIGHT)

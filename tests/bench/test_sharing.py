@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.policies.sharing import Stage, measure, simulate
+from serfer_bench.policies.sharing import Stage, measure, simulate
 
 STAGE = Stage(0.05, 1, 0.3)
 

@@ -11,16 +11,6 @@ import psutil
 import pytest
 
 import serfer
-from bench.baselines.deployment import package, queries_at_once
-from bench.baselines.fork_join import ForkJoin, held_groups
-from bench.baselines.handlers.environment import Environment
-from bench.baselines.handlers.gillis_worker import work
-from bench.baselines.handlers.lambda_layer import run_task
-from bench.baselines.handlers.objects import View, decode, encode
-from bench.baselines.handlers.payload import from_json, to_json
-from bench.load.pipeline_system import PipelineSystem
-from bench.load.systems import BASELINES, SERFER, Setup, open_systems
-from bench.papers.serfer.poll_driver import POLLS_BEFORE_RETRY, PollDriver
 from serfer.core.errors import DeadlineError, InputError, QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.keys import StoreCounts
@@ -28,8 +18,18 @@ from serfer.core.plan import PackageLimit, sealed
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import Settings
-from storage import open_store
-from storage.memory import MemoryStore
+from serfer.storage import open_store
+from serfer.storage.memory import MemoryStore
+from serfer_bench.baselines.deployment import package, queries_at_once
+from serfer_bench.baselines.fork_join import ForkJoin, held_groups
+from serfer_bench.baselines.handlers.environment import Environment
+from serfer_bench.baselines.handlers.gillis_worker import work
+from serfer_bench.baselines.handlers.lambda_layer import run_task
+from serfer_bench.baselines.handlers.objects import View, decode, encode
+from serfer_bench.baselines.handlers.payload import from_json, to_json
+from serfer_bench.load.pipeline_system import PipelineSystem
+from serfer_bench.load.systems import BASELINES, SERFER, Setup, open_systems
+from serfer_bench.papers.serfer.poll_driver import POLLS_BEFORE_RETRY, PollDriver
 from tests.core.plans import small_plan
 from tests.e2e.conftest import PATIENCE, eventually
 from tests.e2e.small import CLASSES, GRIDS, SIZE
@@ -141,7 +141,7 @@ class TestEverySystem:
 
     def test_one_that_does_not_open_leaves_no_process(self, directory, settings, monkeypatch):
         before = descendants()
-        monkeypatch.setattr("bench.papers.serfer.driver_process.dying_with_me", lambda *_: ["/bin/false"])
+        monkeypatch.setattr("serfer_bench.papers.serfer.driver_process.dying_with_me", lambda *_: ["/bin/false"])
         with pytest.raises(QueryError, match="the driver's process has ended"):
             BASELINES["serfer-repaired"](directory, settings, in_flight=2)
         assert descendants() == before
@@ -272,7 +272,9 @@ class TestForkJoin:
             assert system.counts() == StoreCounts()
 
     def test_a_worker_that_fails_ends_the_query_with_its_words(self, directory, settings, monkeypatch):
-        monkeypatch.setattr("bench.baselines.fork_join.to_json", lambda array: {**to_json(array), "shape": [1, 1]})
+        monkeypatch.setattr(
+            "serfer_bench.baselines.fork_join.to_json", lambda array: {**to_json(array), "shape": [1, 1]}
+        )
         with (
             ForkJoin(directory, settings, in_flight=1) as system,
             pytest.raises(QueryError, match="tensor does not have the bytes that its shape needs"),

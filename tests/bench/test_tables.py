@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from bench.cli import COMMANDS
-from bench.core.results import Results, Table, publish, require_at_most
 from serfer.core.errors import SerferError
+from serfer_bench.cli import COMMANDS
+from serfer_bench.core.results import Results, Table, publish, require_at_most
 
 TABLE = Table(("system", "ms", "plan"), [("a", "1.5", "x" * 300), ("longer [b]", "1,200.0", "-"), ("c", "-", "2x2, 1")])
 
@@ -51,7 +51,7 @@ def test_only_values_above_their_limit_fail():
 
 
 def test_the_help_lists_all_commands_in_order_and_imports_no_benchmark():
-    heavy = ("torch", "onnx", "onnxruntime", "numpy", "scipy", "bench.core")
+    heavy = ("torch", "onnx", "onnxruntime", "numpy", "scipy", "serfer_bench.core")
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"

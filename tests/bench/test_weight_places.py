@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.planner.planner import Network
-from bench.planner.weight_places import cold_ways, ways
 from serfer.core.plan import PackageLimit
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer_bench.planner.planner import Network
+from serfer_bench.planner.weight_places import cold_ways, ways
 from tests.splitter.models import BUDGET, Net
 
 

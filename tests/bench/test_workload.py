@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.core import arrivals
-from bench.core.workload import NO_ANSWER, Clock, run
-from bench.load.queries import WRONG, Example, run_queries
 from serfer.core.errors import TaskFailedError, UnavailableError, UsageError
+from serfer_bench.core import arrivals
+from serfer_bench.core.workload import NO_ANSWER, Clock, run
+from serfer_bench.load.queries import WRONG, Example, run_queries
 
 RIGHT = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)
 EXAMPLE = Example(np.zeros((1, 2, 2, 3), dtype=np.uint8), RIGHT)

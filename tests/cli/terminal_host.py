@@ -20,7 +20,7 @@ IMPORTED = ("serfer.pictures", "serfer.sim.simulate", "serfer.wiring.open_pipeli
 def main(queue):
     """Run commands until the queue ends."""
     for place, _ in COMMANDS.values():
-        import_module("bench.cli" if place == INSTALLED else place.partition(":")[0])
+        import_module("serfer_bench.cli" if place == INSTALLED else place.partition(":")[0])
     for name in IMPORTED:
         import_module(name)
     for line in queue:

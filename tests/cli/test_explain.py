@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.core.errors import PlanError
-from splitter.split import split
+from serfer.splitter.split import split
 from tests.core.plans import write_plan
 from tests.splitter.models import Net
 

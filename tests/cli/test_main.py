@@ -13,7 +13,7 @@ from serfer.cli.main import COMMANDS, PANELS, app
 from serfer.cli.shared import options as cli_options
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
-from splitter.network.zoo import ZOO
+from serfer.splitter.network.zoo import ZOO
 
 
 @pytest.fixture
@@ -84,7 +84,9 @@ def test_a_shell_completes_commands(serfer, monkeypatch, capsys):
 def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "onnx", None)  # import raises ModuleNotFoundError
     monkeypatch.setitem(sys.modules, "PIL", None)
-    for name in [name for name in sys.modules if name.startswith(("splitter.build", "splitter.network.source"))]:
+    for name in [
+        name for name in sys.modules if name.startswith(("serfer.splitter.build", "serfer.splitter.network.source"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda *_: 0)
     result = serfer("split", "net.onnx", "--out", str(tmp_path / "plan"))

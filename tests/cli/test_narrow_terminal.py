@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-import bench.cli
+import serfer_bench.cli
 from serfer.cli.main import COMMANDS, app
 from serfer.cli.shared.display import columns
 from serfer.registry import open_registry
@@ -126,12 +126,12 @@ def benchmarks(places, above):
     """Return the names of benchmarks: of those with parts, of each part."""
     for name, (place, _) in places.items():
         module, _, attribute = place.partition(":")
-        group = getattr(bench.cli, attribute) if module == bench.cli.__name__ else None
+        group = getattr(serfer_bench.cli, attribute) if module == serfer_bench.cli.__name__ else None
         yield from benchmarks(group.info.cls.places, f"{above} {name}") if group else (f"{above} {name}",)
 
 
-AS_OTHERS = {*benchmarks(bench.cli.COMMANDS, "bench")} - {*CASES}
-"""Benchmarks of minutes: they print by bench.core.results, as those above, and nothing else may make a table."""
+AS_OTHERS = {*benchmarks(serfer_bench.cli.COMMANDS, "bench")} - {*CASES}
+"""Benchmarks of minutes: they print by serfer_bench.core.results, as those above, and nothing else may make a table."""
 
 
 def commands():
@@ -140,7 +140,7 @@ def commands():
     context = top.make_context("serfer", ["--version"], resilient_parsing=True)
     for name in COMMANDS:
         if name == "bench":
-            yield from benchmarks(bench.cli.COMMANDS, name)
+            yield from benchmarks(serfer_bench.cli.COMMANDS, name)
             continue
         parts = getattr(top.get_command(context, name), "commands", {})
         yield from (f"{name} {each}" for each in parts) if parts else (name,)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.batching import plan_batching
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import TASK_SECONDS, Platform, StageLoad, task_seconds
 from serfer.core.costs.operator_costs import Kind, Work, shipped_profiles
 from serfer.core.costs.vcpus import compute_seconds, threads, vcpus
+from serfer.drivers.batching import plan_batching
 from tests.core.plans import small_plan
 
 FACTS = shipped_aws()

@@ -12,11 +12,6 @@ from botocore.stub import Stubber
 from moto.server import ThreadedMotoServer
 from typer.testing import CliRunner
 
-from sam.deployer import Target, actions
-from sam.deployment import RECORD
-from sam.options import GpuPool
-from sam.samconfig import FILE as SAMCONFIG
-from sam.template.template import make_template
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
@@ -24,6 +19,11 @@ from serfer.core.plan import sealed
 from serfer.doctor import aws as doctor_aws
 from serfer.doctor.accounts import quotas_for
 from serfer.doctor.aws import Account, Build, examine_aws
+from serfer.sam.deployer import Target, actions
+from serfer.sam.deployment import RECORD
+from serfer.sam.options import GpuPool
+from serfer.sam.samconfig import FILE as SAMCONFIG
+from serfer.sam.template.template import make_template
 from serfer.settings import Settings
 from tests.core.plans import small_plan
 from tests.sam.builds import build, options

@@ -13,15 +13,6 @@ from cfnlint.config import ManualArgs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.stepfunctions.asl import (
-    AT_ONCE,
-    MOST_DEFINITION_BYTES,
-    MOST_STATE_BYTES,
-    THROTTLED,
-    compile_plan,
-    local_functions,
-)
-from drivers.stepfunctions.output import parse_output
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.keys import StoreCounts, query_id
 from serfer.core.run_machine import (
@@ -37,6 +28,15 @@ from serfer.core.run_machine import (
     WakeAt,
 )
 from serfer.core.wire import Report, decode_clean_up, decode_task, encode_report
+from serfer.drivers.stepfunctions.asl import (
+    AT_ONCE,
+    MOST_DEFINITION_BYTES,
+    MOST_STATE_BYTES,
+    THROTTLED,
+    compile_plan,
+    local_functions,
+)
+from serfer.drivers.stepfunctions.output import parse_output
 from tests.drivers.asl_interpreter import Machine, StateError
 from tests.drivers.plans import wide_plan
 

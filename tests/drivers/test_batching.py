@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from drivers.batching import Batching, BatchTerms, batchable, plan_batching
 from serfer.core.geometry import Grid
+from serfer.drivers.batching import Batching, BatchTerms, batchable, plan_batching
 from tests.core.plans import small_plan
 
 SMALL = small_plan()

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from drivers.clock import LOOP_CLOCK, timeout_at
+from serfer.drivers.clock import LOOP_CLOCK, timeout_at
 from tests.drivers.fake_clock import FakeClock
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.batching import BatchTerms
-from drivers.dispatching.dispatcher import Bounds, Demand, PendingTask, WaitingGroups, _batch_demand, fill
 from serfer.core.wire import MAX_BATCH, Crop, Task
+from serfer.drivers.batching import BatchTerms
+from serfer.drivers.dispatching.dispatcher import Bounds, Demand, PendingTask, WaitingGroups, _batch_demand, fill
 
 TERMS = BatchTerms(image_s=1.0, rest_s=10.0)
 

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from drivers.dispatching.environments import Environments
+from serfer.drivers.dispatching.environments import Environments
 
 KEPT_S = 300.0
 

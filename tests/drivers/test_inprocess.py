@@ -3,11 +3,11 @@ import threading
 
 import pytest
 
-from drivers.inprocess import InProcessInvoker
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import FailureKind
 from serfer.core.wire import Report, Task, TaskError
+from serfer.drivers.inprocess import InProcessInvoker
 
 PATIENCE = 10.0
 TASK = Task("d" * 64, "0" * 32, 0, 1, 2, 60.0)

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import serfer
-from drivers.instance.client import FaultKind, InstanceClient, open_http
-from drivers.instance.open_inference import HEADER, InferenceOutput, encode_request
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.service import Service
+from serfer.drivers.instance.client import FaultKind, InstanceClient, open_http
+from serfer.drivers.instance.open_inference import HEADER, InferenceOutput, encode_request
 from serfer.pipeline.reference import normalised, unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
@@ -196,7 +196,7 @@ def test_the_loop_runs_while_a_large_request_is_built(plan, monkeypatch):
         threads.append(threading.current_thread())
         return encode_request(*arguments)
 
-    monkeypatch.setattr("drivers.instance.client.encode_request", noted)
+    monkeypatch.setattr("serfer.drivers.instance.client.encode_request", noted)
     large = np.zeros((400, SIZE, SIZE, 3), np.uint8)
     for array in (PIXELS, large):
         ask_canned({INFERS: inferred(LOGITS)}, plan, array=array)

@@ -17,13 +17,13 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials, RefreshableCredentials
 from botocore.exceptions import CredentialRetrievalError
 
-from drivers import lambda_http
-from drivers.lambda_http import LambdaInvoker
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.sigv4 import Access
 from serfer.core.wire import Crop, Report, Task, TaskError, decode_task, decode_tasks, encode_report, encode_reports
+from serfer.drivers import lambda_http
+from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService

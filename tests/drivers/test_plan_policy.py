@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from drivers.dispatching.plan_policy import COLD, NO_ROOM, WARM, PlanPolicy, Terms
+from serfer.drivers.dispatching.plan_policy import COLD, NO_ROOM, WARM, PlanPolicy, Terms
 
 ONE = Terms({"whole": 1}, width=4, concurrency=100, warm_s=0.1, kept_s=300.0)
 

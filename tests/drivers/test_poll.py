@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from drivers.poll import POLLING, PollInvoker
-from drivers.push import PushDriver
 from serfer.core.checksum import protect
 from serfer.core.errors import StoreError, StoreUnavailableError, TaskFailedError
 from serfer.core.keys import StoreCounts, output_key, reply_key
 from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, TaskError, pack_result
-from storage.memory import MemoryStore
+from serfer.drivers.poll import POLLING, PollInvoker
+from serfer.drivers.push import PushDriver
+from serfer.storage.memory import MemoryStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import linked_plan
 from tests.drivers.test_push import CROPS, TILES, WatchedStore, stored, written

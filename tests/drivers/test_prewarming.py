@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from drivers.batching import Batching
-from drivers.dispatching.prewarming import Prewarming
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import WarmUpRecord
 from serfer.core.errors import DeadlineError
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import WarmUpAnswer
+from serfer.drivers.batching import Batching
+from serfer.drivers.dispatching.prewarming import Prewarming
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.driver import WarmUpRecord
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.test_push import CROPS, PATIENCE, TILES, Workers, driver, store  # noqa: F401 - a fixture
 

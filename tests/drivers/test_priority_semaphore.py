@@ -5,7 +5,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 
 
 def run(main):

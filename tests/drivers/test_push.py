@@ -7,9 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from drivers.clock import LOOP_CLOCK
-from drivers.driver import TTL_MARGIN_S, RequestContext
-from drivers.push import PushDriver
 from serfer.core.checksum import protect, verified
 from serfer.core.errors import (
     DeadlineError,
@@ -22,7 +19,10 @@ from serfer.core.keys import StoreCounts, input_key, output_key
 from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, FailureKind, Retry
 from serfer.core.wire import Crop, Report
-from storage.memory import MemoryStore
+from serfer.drivers.clock import LOOP_CLOCK
+from serfer.drivers.driver import TTL_MARGIN_S, RequestContext
+from serfer.drivers.push import PushDriver
+from serfer.storage.memory import MemoryStore
 from tests.core.plans import small_plan
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import READ, linked_plan, part_of

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from drivers import push
-from drivers.batching import Batching, BatchTerms
 from serfer.core.errors import DeadlineError, SerferError, TaskFailedError, UsageError
 from serfer.core.run_machine import Failure, FailureKind
+from serfer.drivers import push
+from serfer.drivers.batching import Batching, BatchTerms
 from tests.drivers.test_push import CROPS, PATIENCE, TILES, WatchedStore, Workers, driver, written
 
 MOST = 8

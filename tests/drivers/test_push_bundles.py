@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from drivers.batching import Batching
 from serfer.core.run_machine import Failure, FailureKind
+from serfer.drivers.batching import Batching
 from tests.drivers.test_push import CROPS, PATIENCE, TILES, WatchedStore, Workers, driver, failing, written
 
 LAST = len(TILES) - 1

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from drivers.batching import Batching, BatchTerms
-from drivers.push import PushDriver
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.keys import inbox_key
 from serfer.core.plan import Gang, sealed
 from serfer.core.plan.borders import BORDER_HEADER
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Crop
-from storage.exchange import START, Message
-from storage.memory import MemoryStore
+from serfer.drivers.batching import Batching, BatchTerms
+from serfer.drivers.push import PushDriver
+from serfer.storage.exchange import START, Message
+from serfer.storage.memory import MemoryStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import linked_plan
 from tests.drivers.test_push import PATIENCE, SOON, WatchedStore, report, stored

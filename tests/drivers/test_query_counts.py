@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from drivers.inprocess import InProcessInvoker
-from drivers.push import PushDriver
 from serfer.core.keys import output_key
 from serfer.core.wire import Crop
-from storage.memory import MemoryStore
+from serfer.drivers.inprocess import InProcessInvoker
+from serfer.drivers.push import PushDriver
+from serfer.storage.memory import MemoryStore
 from tests.drivers.plans import linked_plan
 from tests.drivers.test_push import PATIENCE, SOON, report, stored
 from tests.drivers.test_push_gangs import PLAN as GANG_PLAN

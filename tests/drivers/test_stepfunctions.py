@@ -13,10 +13,6 @@ import pytest
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from drivers.clock import LOOP_CLOCK, LoopClock
-from drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
-from drivers.stepfunctions.client import connect
-from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.checksum import CHECKSUM_BYTES, protect, verified
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import (
@@ -34,10 +30,14 @@ from serfer.core.plan import Levels
 from serfer.core.retry import Backoff
 from serfer.core.run_machine import Failure, Retry
 from serfer.core.wire import Crop, Report, decode_clean_up, decode_task, encode_report
+from serfer.drivers.clock import LOOP_CLOCK, LoopClock
+from serfer.drivers.stepfunctions.asl import THROTTLED, compile_plan, local_functions
+from serfer.drivers.stepfunctions.client import connect
+from serfer.drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.pipeline.report import make_report
 from serfer.pipeline.trace import TracedQuery, trace_events
-from storage.memory import MemoryStore
-from storage.wrapping import WrapperStore
+from serfer.storage.memory import MemoryStore
+from serfer.storage.wrapping import WrapperStore
 from tests.drivers.asl_interpreter import Machine, StateError
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import wide_plan

@@ -17,7 +17,7 @@ from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.local.servers.redis import RedisServer
 from serfer.settings import Settings
-from storage import open_store
+from serfer.storage import open_store
 from tests.caches import new_cache
 from tests.e2e.small import split_small
 

@@ -15,8 +15,8 @@ from serfer.core.keys import inbox_key
 from serfer.core.plan.borders import BORDER_HEADER
 from serfer.core.wire import decode_task
 from serfer.local.lambda_.pool import EnvironmentPool
-from storage import open_store
-from storage.exchange import START
+from serfer.storage import open_store
+from serfer.storage.exchange import START
 from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import CLASSES, LABELS, PREPROCESS, SIZE, hand_on
 from tests.splitter.models import Net

@@ -21,7 +21,7 @@ from serfer.core.plan import DetectionHead, OutputTensor, Pad, Preprocess, dump_
 from serfer.pipeline.prediction import kind_of
 from serfer.plan_directory import load_plan
 from serfer.raster.palette import palette
-from splitter.whole import whole_plan
+from serfer.splitter.whole import whole_plan
 from tests.core.test_detections import naive
 from tests.e2e.dense import split_dense
 from tests.e2e.detector import CLASSES, SIZE, detector_onnx, split_detector, suppressed_onnx

@@ -20,7 +20,7 @@ from serfer.core.keys import StoreCounts
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from storage.counting import CountingStore
+from serfer.storage.counting import CountingStore
 from tests.e2e.gangs import images, split_gang
 from tests.e2e.small import CLASSES, SIZE, batch, split_small
 

@@ -13,7 +13,7 @@ import serfer
 from serfer.core.variants import Place
 from serfer.registry import open_registry
 from serfer.settings import Settings
-from splitter.network.description import read_preprocess
+from serfer.splitter.network.description import read_preprocess
 from tests.e2e.conftest import PATIENCE
 from tests.variants.digits import LABELS, SIZES, digits, write_digits
 

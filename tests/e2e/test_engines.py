@@ -17,8 +17,8 @@ from serfer.local.servers.redis_cluster import RedisCluster
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
+from serfer.storage import open_store
 from serfer.wiring.options import DRIVERS
-from storage import open_store
 from tests.e2e.small import batch
 
 
@@ -177,7 +177,7 @@ class TestPluggedIn:
             "my_store-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n"
             "Requires-Dist: my-help\nRequires-Dist: numpy\nRequires-Dist: absent; extra == 'more'\n",
             "my_store-1.0.dist-info/entry_points.txt": "[serfer.stores]\nmine = my_store:MyStore\n",
-            "my_help.py": "from pathlib import Path\nfrom storage.file.store import FileStore\n"
+            "my_help.py": "from pathlib import Path\nfrom serfer.storage.file.store import FileStore\n"
             "class MyStore(FileStore):\n"
             "    def __init__(self, url):\n"
             "        super().__init__(Path(url.removeprefix('mine://')))\n",

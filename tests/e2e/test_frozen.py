@@ -12,7 +12,7 @@ from serfer.core.exactness import difference
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from storage import open_store
+from serfer.storage import open_store
 from tests.e2e.conftest import PATIENCE, eventually
 from tests.e2e.gangs import Invocations
 from tests.e2e.small import batch, put_weights_in, split_small

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import serfer
-from bench.chaos import scenarios
-from drivers.push import gang_progress
-from lambdas.gang import GangRun
 from serfer.core.errors import DeadlineError, GangStalledError, LambdaThrottledError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.hedging import LearntHedging
 from serfer.core.plan.borders import read_outside
+from serfer.drivers.push import gang_progress
+from serfer.lambdas.gang import GangRun
 from serfer.local.lambda_.faults import Faults, Injector
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.redis_cluster import RedisCluster
@@ -29,8 +28,9 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import access_setting
+from serfer.storage import open_store
 from serfer.wiring.local import local_service, start_service
-from storage import open_store
+from serfer_bench.chaos import scenarios
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.gangs import BLOCKS, Invocations, images, ran, residual, split_gang, wait_sent
 from tests.e2e.small import hand_on
@@ -248,7 +248,7 @@ class TestChaos:
     def test_a_frozen_member_costs_the_others_their_patience_and_its_late_messages_expire(
         self, monkeypatch, opened, rows, redis, invocations
     ):
-        monkeypatch.setattr("drivers.query_store.STRAGGLER_S", 0.1)
+        monkeypatch.setattr("serfer.drivers.query_store.STRAGGLER_S", 0.1)
         pipeline = opened(rows)
         monkeypatch.setattr("serfer.core.plan.gang_times._COLD_START_S", 0.5)
         invocations.stop()
@@ -294,7 +294,7 @@ class TestChaos:
         query = start(pipeline)
         late, pids = invocations.members(2)
         if behind == "later":
-            monkeypatch.setattr("drivers.push.gang_progress", watched)
+            monkeypatch.setattr("serfer.drivers.push.gang_progress", watched)
             assert probed.wait(PATIENCE)
         os.kill(pids[1], signal.SIGCONT)
         assert check(pipeline, rows, query).hedges >= 1  # on a busy machine also for other tasks

@@ -9,13 +9,13 @@ import onnx
 import pytest
 
 import serfer
-from lambdas.worker import Worker
 from serfer.core.exactness import difference
 from serfer.core.inline_outputs import inline_stages
 from serfer.core.keys import StoreCounts, stage_of
+from serfer.lambdas.worker import Worker
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from storage.file.store import FileStore
+from serfer.storage.file.store import FileStore
 from tests.e2e.small import batch, hand_on, split_small
 from tests.splitter.models import Net
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import serfer
-from drivers.inprocess import InProcessInvoker
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.exactness import difference
 from serfer.core.keys import stage_of
+from serfer.drivers.inprocess import InProcessInvoker
 from serfer.pipeline.reference import unsplit
-from storage.memory import MemoryStore
-from storage.redis.store import RedisStore
+from serfer.storage.memory import MemoryStore
+from serfer.storage.redis.store import RedisStore
 from tests.e2e.small import batch, hand_on
 
 ALTERATIONS = {

@@ -8,7 +8,6 @@ import onnx
 import pytest
 
 import serfer
-from drivers.driver import RequestContext
 from serfer.core.errors import (
     NotFiniteError,
     ResultGoneError,
@@ -19,13 +18,14 @@ from serfer.core.errors import (
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan.answers import answer_arrays
 from serfer.core.run_machine import Retry
+from serfer.drivers.driver import RequestContext
 from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.kept_answers import Keeper
 from serfer.results import Results
-from splitter.whole import whole_plan
-from storage import open_store
-from storage.memory import MemoryStore
-from storage.wrapping import WrapperStore
+from serfer.splitter.whole import whole_plan
+from serfer.storage import open_store
+from serfer.storage.memory import MemoryStore
+from serfer.storage.wrapping import WrapperStore
 from tests.e2e.conftest import keys
 from tests.e2e.dense import split_dense
 from tests.e2e.detector import SIZE as DETECTOR_SIZE

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import serfer
-from lambdas.sessions import SessionCache
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.exactness import difference
+from serfer.lambdas.sessions import SessionCache
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings

@@ -10,7 +10,7 @@ from serfer.control.infless.profiles import Configuration
 from serfer.control.scenario_files import read_cluster
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.plan_directory import load_plan
-from splitter.split import split
+from serfer.splitter.split import split
 from tests.e2e.small import slow_starts
 from tests.sim.cluster.worlds import TOML as CLUSTER
 

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from bench.core.processes import held
 from serfer.wiring.open_pipeline import open_pipeline
+from serfer_bench.core.processes import held
 from tests.e2e.small import SIZE
 
 WARM_UP, QUERIES, UNDER_WAY = 1_500, 10_000, 4

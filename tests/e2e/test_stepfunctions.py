@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from botocore.credentials import Credentials
 
-from drivers.lambda_http import LambdaInvoker
-from drivers.push import PushDriver
-from drivers.stepfunctions.asl import compile_plan, local_functions
-from drivers.stepfunctions.client import connect
-from drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.core.errors import TaskFailedError
 from serfer.core.exactness import difference
 from serfer.core.run_machine import Retry
 from serfer.core.wire import Crop
+from serfer.drivers.lambda_http import LambdaInvoker
+from serfer.drivers.push import PushDriver
+from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
+from serfer.drivers.stepfunctions.client import connect
+from serfer.drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
@@ -25,7 +25,7 @@ from serfer.packaging.bundle import dependencies, function_directory
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from storage import open_store
+from serfer.storage import open_store
 from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import batch, split_small
 

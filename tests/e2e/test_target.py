@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 import serfer
-from drivers.driver import NO_CONTEXT
-from drivers.target import InstanceAnswer
 from serfer.api.observability.timeline import served_report
 from serfer.api.service import ServiceResult
 from serfer.core.errors import DeadlineError, InputError, UnavailableError
+from serfer.drivers.driver import NO_CONTEXT
+from serfer.drivers.target import InstanceAnswer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.pipeline.trace import TracedQuery, trace_events
 from serfer.plan_directory import load_plan
-from storage import open_store
+from serfer.storage import open_store
 from tests.e2e.small import CLASSES, SIZE, batch
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import serfer
-from drivers.dispatching.plan_policy import COLD, NO_ROOM, WARM
 from serfer.core.errors import PlanError
 from serfer.core.exactness import difference
+from serfer.drivers.dispatching.plan_policy import COLD, NO_ROOM, WARM
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.settings import access_setting
+from serfer.storage import open_store
 from serfer.wiring.local import local_service, start_service
-from storage import open_store
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.gangs import Invocations
 from tests.e2e.small import batch, split_small

@@ -13,7 +13,7 @@ import serfer
 from serfer.core.variants import Figure, Place
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
-from splitter.network.description import read_preprocess
+from serfer.splitter.network.description import read_preprocess
 from tests.applications.worlds import register, variant, version
 from tests.e2e.conftest import PATIENCE, eventually
 from tests.variants.digits import LABELS, digits, write_digits

@@ -13,8 +13,8 @@ from serfer.local.servers.s3 import S3Server
 from serfer.packaging.bundle import dependencies, directory_bytes, function_directory, keep_weights
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
+from serfer.storage.s3.ranges import S3Ranges
 from serfer.wiring import local
-from storage.s3.ranges import S3Ranges
 from tests.e2e.small import batch, put_weights_in, split_small
 
 

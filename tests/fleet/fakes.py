@@ -4,9 +4,9 @@ import asyncio
 
 import numpy as np
 
-from drivers.instance.client import Fault, FaultKind
-from drivers.instance.open_inference import InferenceOutput
 from serfer.control.scenario import parse_scenario
+from serfer.drivers.instance.client import Fault, FaultKind
+from serfer.drivers.instance.open_inference import InferenceOutput
 from serfer.fleet.pool import ServingInstance
 from serfer.fleet.provisioners.provisioner import Member
 from serfer.fleet.purchase import Purchase

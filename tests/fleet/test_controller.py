@@ -20,8 +20,8 @@ from serfer.fleet.decider import Decider
 from serfer.fleet.pool import Pool
 from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry, PoolView
-from storage.coordination import InterceptedCoordination
-from storage.memory import MemoryStore
+from serfer.storage.coordination import InterceptedCoordination
+from serfer.storage.memory import MemoryStore
 from tests import bugs
 from tests.fleet.fakes import GPU, Clock, FakeProvisioner, Net, scenario
 

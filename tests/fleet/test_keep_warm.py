@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
-from drivers.driver import NO_CONTEXT
 from serfer.api.observability.pool_metrics import KeepWarmMetrics
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.errors import StoreUnavailableError, UnavailableError
+from serfer.drivers.driver import NO_CONTEXT
 from serfer.fleet.control_loop import Timing
 from serfer.fleet.keep_warm import InFlight, KeepWarm, PingLimits
 from serfer.fleet.policy_state import StateKeeper, StateOwner, open_place
 from serfer.fleet.registry import PoolRegistry
-from storage.coordination import InterceptedCoordination
-from storage.memory import MemoryStore
+from serfer.storage.coordination import InterceptedCoordination
+from serfer.storage.memory import MemoryStore
 from tests import bugs
 from tests.fleet.fakes import Clock
 

@@ -12,9 +12,9 @@ from serfer.core.errors import StoreUnavailableError
 from serfer.fleet.lease import LEASE_S, TAKEOVER_S, Election, Lease
 from serfer.fleet.registry import DriverLoad, PoolRegistry
 from serfer.local.servers.redis import RedisServer
-from storage import open_store
-from storage.coordination import InterceptedCoordination
-from storage.memory import MemoryStore
+from serfer.storage import open_store
+from serfer.storage.coordination import InterceptedCoordination
+from serfer.storage.memory import MemoryStore
 from tests.fleet.fakes import Clock
 
 TICK_S = 1.0

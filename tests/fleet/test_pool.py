@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from drivers.instance.client import FaultKind
 from serfer.control.policies import make_policy
 from serfer.control.router import Reason, Router
 from serfer.control.scenario import Market
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
+from serfer.drivers.instance.client import FaultKind
 from serfer.fleet.pool import Pool
 from serfer.fleet.purchase import Purchase
 from tests.fleet.fakes import GPU, TWO_TYPES, Clock, Net, scenario, serving

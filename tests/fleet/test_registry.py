@@ -24,9 +24,9 @@ from serfer.fleet.registry import (
     PoolView,
 )
 from serfer.local.servers.redis import RedisServer
-from storage import open_store
-from storage.coordination import InterceptedCoordination
-from storage.memory import MemoryStore
+from serfer.storage import open_store
+from serfer.storage.coordination import InterceptedCoordination
+from serfer.storage.memory import MemoryStore
 from tests.fleet.fakes import Clock
 
 FLEET = FleetState(

@@ -26,7 +26,7 @@ from serfer.fleet.pool import Pool
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry
-from storage.memory import MemoryStore
+from serfer.storage.memory import MemoryStore
 from tests.fleet.fakes import GPU, TWO_TYPES, Clock, FakeProvisioner, Net
 
 ONE = np.zeros((1, 4, 4, 3), np.uint8)

@@ -14,7 +14,7 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from storage import open_store
+from serfer.storage import open_store
 from tests.e2e.conftest import cache, examples, serfer_, serfer_here, start  # noqa: F401 - fixtures
 from tests.e2e.small import split_small
 

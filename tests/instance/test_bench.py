@@ -5,15 +5,15 @@ import json
 import httpx
 import pytest
 
-from bench.core import server_process as child
-from bench.serving import turns
-from bench.serving.instance import Workload, measure, systems
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.service import Service
 from serfer.core.errors import UnavailableError
 from serfer.instance.network import Hardware
 from serfer.settings import Settings
+from serfer_bench.core import server_process as child
+from serfer_bench.serving import turns
+from serfer_bench.serving.instance import Workload, measure, systems
 from tests.api.conftest import Observed, running
 from tests.e2e.small import split_small
 

@@ -5,10 +5,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from drivers.driver import NO_CONTEXT
 from serfer.control.batching import Profile
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.exactness import difference
+from serfer.drivers.driver import NO_CONTEXT
 from tests.e2e.small import batch
 from tests.instance.conftest import PATIENCE, pixels
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from drivers.driver import NO_CONTEXT
 from serfer.core.errors import DeadlineError, NetworkLoadError, OverloadedError, UnavailableError
+from serfer.drivers.driver import NO_CONTEXT
 from serfer.instance.measuring import NetworkMeasurement
 from serfer.instance.residents import Residents
 from tests.e2e.small import batch

@@ -16,8 +16,6 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
-from drivers.instance import client as module
-from drivers.instance.client import InstanceClient, open_http
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.clients import Scope
@@ -28,6 +26,8 @@ from serfer.api.service import Service
 from serfer.core.errors import UnavailableError
 from serfer.core.exactness import difference
 from serfer.core.units import MIB
+from serfer.drivers.instance import client as module
+from serfer.drivers.instance.client import InstanceClient, open_http
 from serfer.instance.network import Hardware
 from serfer.instance.opening import InstanceChoices, measure_networks, open_instance
 from serfer.pipeline.event_loop import RunningLoop

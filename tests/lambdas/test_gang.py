@@ -8,15 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lambdas.worker import Worker
 from serfer.core.errors import AlteredPieceError, GangAbortedError, GangStalledError, InputError, PlanError
 from serfer.core.keys import inbox_key, output_key
 from serfer.core.plan.borders import BORDER_HEADER, Member, borders, members
 from serfer.core.wire import Crop, Membership, Task
+from serfer.lambdas.worker import Worker
 from serfer.plan_directory import load_plan
-from storage import Range
-from storage.exchange import START, Message
-from storage.memory import MemoryStore
+from serfer.storage import Range
+from serfer.storage.exchange import START, Message
+from serfer.storage.memory import MemoryStore
 from tests.e2e.small import batch, split_small
 
 QUERY = "0123456789abcdef" * 2
@@ -207,7 +207,7 @@ def noted(model, options, **rest):
     made.append(options.get_session_config_entry("session.use_env_allocators"))
     return build(model, options, **rest)
 ort.InferenceSession = noted
-from lambdas.sessions import SessionCache
+from serfer.lambdas.sessions import SessionCache
 from serfer.plan_directory import load_plan
 plan = load_plan(__import__("pathlib").Path({str(directory)!r}))
 cache = SessionCache(__import__("pathlib").Path({str(directory)!r}), 1)

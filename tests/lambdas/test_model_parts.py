@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from lambdas import model_parts
-from lambdas.model_parts import parts
-from lambdas.sessions import SessionCache
-from lambdas.weights import FileRanges, WeightSource
 from serfer.core.plan import Artefact, Function
+from serfer.lambdas import model_parts
+from serfer.lambdas.model_parts import parts
+from serfer.lambdas.sessions import SessionCache
+from serfer.lambdas.weights import FileRanges, WeightSource
 
 ROOT = Path(__file__).parents[2]
 FILE = "weights-0.bin"
@@ -252,8 +252,8 @@ def test_damaged_models_are_refused():
 PEAK = """
 import sys
 from pathlib import Path
-from lambdas.sessions import SessionCache
-from lambdas.weights import FileRanges, WeightSource
+from serfer.lambdas.sessions import SessionCache
+from serfer.lambdas.weights import FileRanges, WeightSource
 from serfer.core.plan import Artefact, Function
 home, size, digest = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 cache = SessionCache(home, 2, source=WeightSource(FileRanges(home)))

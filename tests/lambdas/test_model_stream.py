@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from lambdas.model_stream import _CHUNK, streamed
+from serfer.lambdas.model_stream import _CHUNK, streamed
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,8 +130,8 @@ PEAK = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace as Namespace
-from lambdas.sessions import SessionCache
-from lambdas.weights import FileRanges, WeightSource
+from serfer.lambdas.sessions import SessionCache
+from serfer.lambdas.weights import FileRanges, WeightSource
 from serfer.core.plan import Artefact, Function
 
 def megabytes(field):

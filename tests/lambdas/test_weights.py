@@ -15,20 +15,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lambdas import model_stream, weights
-from lambdas.artefacts import artefact_directory, functions_to_fetch
-from lambdas.model_stream import streamed
-from lambdas.sessions import SessionCache
-from lambdas.weights import FileRanges, WeightSource, check_memory, open_ranges
-from lambdas.worker import Worker
 from serfer.core.errors import PlanError, StoreError, StoreUnavailableError, UsageError
 from serfer.core.plan import FETCHED, Artefact, sealed
 from serfer.core.wire import WarmUp, decode_warmed, encode_warmed
+from serfer.lambdas import model_stream, weights
+from serfer.lambdas.artefacts import artefact_directory, functions_to_fetch
+from serfer.lambdas.model_stream import streamed
+from serfer.lambdas.sessions import SessionCache
+from serfer.lambdas.weights import FileRanges, WeightSource, check_memory, open_ranges
+from serfer.lambdas.worker import Worker
 from serfer.local.servers.s3 import S3Server
 from serfer.plan_directory import load_plan, write_plan
-from storage.memory import MemoryStore
-from storage.s3.client import S3Client
-from storage.s3.ranges import S3Ranges
+from serfer.storage.memory import MemoryStore
+from serfer.storage.s3.client import S3Client
+from serfer.storage.s3.ranges import S3Ranges
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.lambdas.test_worker import run_all
 from tests.storage.s3_stub import refused, stub
@@ -315,7 +315,7 @@ def test_after_a_failure_nothing_is_half_loaded_and_a_later_attempt_fetches_the_
 
 
 class TestEnvironment:
-    """lambdas.bootstrap in the package of a function that fetches its weights."""
+    """serfer.lambdas.bootstrap in the package of a function that fetches its weights."""
 
     @pytest.fixture
     def package(self, fetched, tmp_path):
@@ -340,7 +340,7 @@ class TestEnvironment:
     def start(self, package, code="", before="", **variables):
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LAMBDA_TASK_ROOT": str(package)}
         environment |= {"SERFER_STORE": "memory://", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1769", **variables}
-        code = f"{before}import lambdas.bootstrap as b\n{code}"
+        code = f"{before}import serfer.lambdas.bootstrap as b\n{code}"
         return subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
         )
@@ -399,7 +399,7 @@ class TestEnvironment:
         )
         slow = "import serfer.core.costs.cold_starts as c; c.fetched_at_init = lambda *_: False\n"
         run = subprocess.run(
-            [sys.executable, "-c", f"{slow}import lambdas.bootstrap as b\n{code}"],
+            [sys.executable, "-c", f"{slow}import serfer.lambdas.bootstrap as b\n{code}"],
             env={
                 "PATH": os.environ["PATH"],
                 "PYTHONPATH": str(ROOT),

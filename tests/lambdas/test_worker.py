@@ -13,10 +13,6 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from lambdas import sessions
-from lambdas.artefacts import artefact_directory
-from lambdas.sessions import SessionCache
-from lambdas.worker import Worker
 from serfer.core.checksum import protect, verified
 from serfer.core.costs.sessions import session_bytes
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, PlanError, StoreUnavailableError
@@ -33,10 +29,14 @@ from serfer.core.wire import (
     encode_tasks,
     unpack_result,
 )
+from serfer.lambdas import sessions
+from serfer.lambdas.artefacts import artefact_directory
+from serfer.lambdas.sessions import SessionCache
+from serfer.lambdas.worker import Worker
 from serfer.pipeline.reference import normalised, unsplit
 from serfer.plan_directory import load_plan, write_plan
-from storage import open_store
-from storage.memory import MemoryStore
+from serfer.storage import open_store
+from serfer.storage.memory import MemoryStore
 from tests.e2e.small import GRIDS, batch, split_small
 from tests.storage.s3_stub import stub
 
@@ -590,7 +590,7 @@ class TestSessions:
 
 
 class TestBootstrap:
-    def start(self, directory, code="import lambdas.bootstrap", **variables):
+    def start(self, directory, code="import serfer.lambdas.bootstrap", **variables):
         environment = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(ROOT),
@@ -620,7 +620,7 @@ class TestBootstrap:
         write_plan(apart, tmp_path)
         shutil.copytree(directory / "stage-0", tmp_path / "stage-0")
         code = (
-            "import lambdas.bootstrap as started; from serfer.core.keys import output_key; "
+            "import serfer.lambdas.bootstrap as started; from serfer.core.keys import output_key; "
             "[started._WORKER._store.put(output_key('0' * 32, number, 0), b'x', 60) for number in (0, 1)]"
         )
         urls = {"SERFER_STORE": f"file://{tmp_path}/main", "SERFER_OBJECT_STORE": f"file://{tmp_path}/objects"}
@@ -635,7 +635,7 @@ class TestBootstrap:
         package.mkdir()
         shutil.copy(directory / "plan.json", package)
         shutil.copytree(directory / "stage-1", layer / "serfer_plan" / "stage-1")
-        code = "import lambdas.bootstrap as started; print(started._WORKER._sessions._directory)"
+        code = "import serfer.lambdas.bootstrap as started; print(started._WORKER._sessions._directory)"
         run = self.start(package, code, PYTHONPATH=f"{ROOT}:{layer}", SERFER_STORE="memory://")
         assert (run.returncode, run.stdout.strip()) == (0, str(layer / "serfer_plan")), run.stderr
         run = self.start(package, SERFER_STORE="memory://")
@@ -644,7 +644,7 @@ class TestBootstrap:
     def test_copies_of_a_snapshot_have_their_own_environment_id_and_store(self, directory):
         """Lambda's runtime runs the hooks in each copy, before its first invocation."""
         code = """
-import lambdas.bootstrap as started
+import serfer.lambdas.bootstrap as started
 from snapshot_restore_py import get_after_restore
 from serfer.core.wire import WarmUp
 worker, plan = started._WORKER, started._PLAN
@@ -670,7 +670,7 @@ assert copy.sessions == again.sessions > 0
         code = """
 import json, os, random, sys
 from types import SimpleNamespace
-import lambdas.bootstrap as started
+import serfer.lambdas.bootstrap as started
 from snapshot_restore_py import get_after_restore
 worker, closed = started._WORKER, []
 worker._sessions._source = SimpleNamespace(close=lambda: closed.append("weights"))
@@ -703,7 +703,7 @@ worker._store.put("restored", b"x", 60)
     @pytest.mark.parametrize(("error", "level"), [("GangAbortedError", "INFO"), ("GangStalledError", "ERROR")])
     def test_a_member_that_was_told_to_stop_logs_no_error(self, directory, error, level):
         code = f"""
-import lambdas.bootstrap as started
+import serfer.lambdas.bootstrap as started
 from types import SimpleNamespace
 from serfer.core import errors
 def stopped(event):
@@ -723,13 +723,13 @@ except errors.{error}:
         )
 
     def test_a_runtime_without_snapshots_starts(self, directory):
-        code = "import sys; sys.modules['snapshot_restore_py'] = None; import lambdas.bootstrap"
+        code = "import sys; sys.modules['snapshot_restore_py'] = None; import serfer.lambdas.bootstrap"
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert run.returncode == 0, run.stderr
 
     def test_a_stages_function_imports_neither_torch_nor_driver_packages(self, directory):
         code = (
-            "import sys, lambdas.bootstrap; print(*sorted({name.partition('.')[0] for name in sys.modules} & "
+            "import sys, serfer.lambdas.bootstrap; print(*sorted({name.partition('.')[0] for name in sys.modules} & "
             "{'torch', 'onnx', 'boto3', 'pydantic', 'typer', 'rich', 'PIL', 'aiohttp', 'splitter', "
             "'drivers', 'redis'}))"
         )
@@ -741,7 +741,7 @@ except errors.{error}:
         package = tmp_path / "function"
         shutil.copytree(directory, package, ignore=shutil.ignore_patterns("explanation.json"))
         code = (
-            "import sys, lambdas.bootstrap as started; stage = started._PLAN.stages[0]; "
+            "import sys, serfer.lambdas.bootstrap as started; stage = started._PLAN.stages[0]; "
             "started._WORKER._sessions.get(stage, stage.tiles[0]); "
             "print(*(name for name in sys.modules if name.partition('.')[0] in "
             "{'lambdas', 'storage', 'redis', 'aws_lambda_powertools', 'botocore', 'asyncio', 'ssl', 'uuid'} "
@@ -752,14 +752,20 @@ except errors.{error}:
         assert {*run.stdout.split()} <= STARTED_WITH
 
     def test_a_start_leaves_numpy_without_threads(self, directory):
-        code = "import os, lambdas.bootstrap; print(len(os.listdir('/proc/self/task')))"
+        code = "import os, serfer.lambdas.bootstrap; print(len(os.listdir('/proc/self/task')))"
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert (run.returncode, run.stdout) == (0, "1\n"), run.stderr
 
 
 STARTED_WITH = {
-    *("lambdas", "lambdas.artefacts", "lambdas.bootstrap", "lambdas.cell_codec", "lambdas.sessions"),
-    *("lambdas.worker", "redis", "redis.exceptions", "serfer.core", "serfer.core.retry", "serfer.core.checksum"),
+    *(
+        "lambdas",
+        "serfer.lambdas.artefacts",
+        "serfer.lambdas.bootstrap",
+        "serfer.lambdas.cell_codec",
+        "serfer.lambdas.sessions",
+    ),
+    *("serfer.lambdas.worker", "redis", "redis.exceptions", "serfer.core", "serfer.core.retry", "serfer.core.checksum"),
     *("serfer.core.costs", "serfer.core.costs.sessions", "serfer.core.costs.vcpus", "serfer.core.errors"),
     *("serfer.core.geometry", "serfer.core.keys", "serfer.core.plan", "serfer.core.plan.codec"),
     "serfer.core.plan.detection",
@@ -769,13 +775,18 @@ STARTED_WITH = {
     *(
         "serfer.core.wire",
         "storage",
-        "storage.coordination",
-        "storage.deferred_init",
-        "storage.exchange",
-        "storage.redis",
+        "serfer.storage.coordination",
+        "serfer.storage.deferred_init",
+        "serfer.storage.exchange",
+        "serfer.storage.redis",
     ),
-    *("storage.redis.errors", "storage.redis.node", "storage.redis.resp", "storage.redis.store"),
-    *("storage.redis.url", "storage.routed", "storage.store", "storage.wrapping"),
+    *(
+        "serfer.storage.redis.errors",
+        "serfer.storage.redis.node",
+        "serfer.storage.redis.resp",
+        "serfer.storage.redis.store",
+    ),
+    *("serfer.storage.redis.url", "serfer.storage.routed", "serfer.storage.store", "serfer.storage.wrapping"),
 }
 """What a worker imports of these packages until its first session, with a store on Redis."""
 

@@ -10,7 +10,7 @@ import pytest
 from serfer.core.errors import UnavailableError
 from serfer.local.servers import redis_cluster
 from serfer.local.servers.redis_cluster import RedisCluster
-from storage import open_store
+from serfer.storage import open_store
 
 PARENT = """
 import sys

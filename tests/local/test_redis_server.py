@@ -12,7 +12,7 @@ from serfer.core.errors import UnavailableError
 from serfer.local import die_with_parent
 from serfer.local.servers import redis as redis_server
 from serfer.local.servers.redis import RedisServer
-from storage import open_store
+from serfer.storage import open_store
 
 PARENT = """
 import sys

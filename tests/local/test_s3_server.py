@@ -12,7 +12,7 @@ import pytest
 from serfer.core.errors import MissingExtraError
 from serfer.local.servers import s3 as s3_server
 from serfer.local.servers.s3 import S3Server
-from storage import open_store
+from serfer.storage import open_store
 
 PARENT = """
 import sys

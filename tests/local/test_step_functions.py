@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.credentials import Credentials
 
-from drivers.stepfunctions.client import connect
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access
+from serfer.drivers.stepfunctions.client import connect
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService

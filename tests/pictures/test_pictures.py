@@ -233,7 +233,9 @@ def test_an_image_is_drawn_as_preprocessed(small, tmp_path):
 
 
 def test_importing_the_command_line_does_not_import_matplotlib():
-    code = "import sys, serfer.cli.explain, serfer.cli.simulate, bench.cli; sys.exit('matplotlib' in sys.modules)"
+    code = (
+        "import sys, serfer.cli.explain, serfer.cli.simulate, serfer_bench.cli; sys.exit('matplotlib' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

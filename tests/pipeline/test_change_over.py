@@ -5,17 +5,17 @@ import itertools
 
 import pytest
 
-from drivers.dispatching.observed_invoker import ObservedInvoker
-from drivers.dispatching.plan_policy import PlanPolicy
-from drivers.dispatching.prewarming import Prewarming
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.push import PushDriver
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.keys import StoreCounts, output_key
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Crop, Report, WarmUpAnswer
+from serfer.drivers.dispatching.observed_invoker import ObservedInvoker
+from serfer.drivers.dispatching.plan_policy import PlanPolicy
+from serfer.drivers.dispatching.prewarming import Prewarming
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.push import PushDriver
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
-from storage.memory import MemoryStore
+from serfer.storage.memory import MemoryStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import linked_plan
 from tests.drivers.test_push import stored

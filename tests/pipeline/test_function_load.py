@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
 
 

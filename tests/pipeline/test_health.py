@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from drivers.query_store import retry_store
 from serfer.core.run_machine import Failure, FailureKind, Retry
+from serfer.drivers.query_store import retry_store
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Health, Probe
-from storage import open_store
+from serfer.storage import open_store
 from tests.core.plans import small_plan
 
 

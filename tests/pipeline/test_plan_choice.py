@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from drivers.dispatching.observed_invoker import ObservedInvoker
-from drivers.dispatching.plan_policy import COLD, NO_ROOM, WARM, PlanPolicy
-from drivers.dispatching.priority_semaphore import PrioritySemaphore
-from drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report, Task, WarmUp, WarmUpAnswer
+from serfer.drivers.dispatching.observed_invoker import ObservedInvoker
+from serfer.drivers.dispatching.plan_policy import COLD, NO_ROOM, WARM, PlanPolicy
+from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from serfer.drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from tests import bugs
 from tests.drivers.fake_clock import FakeClock

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Gang
@@ -22,6 +21,7 @@ from serfer.core.run_machine import (
     TimePassed,
 )
 from serfer.core.wire import Report, WarmUpAnswer
+from serfer.drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, LABELS, split_small

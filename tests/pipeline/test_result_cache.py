@@ -6,7 +6,7 @@ import pytest
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.plan import OutputTensor
 from serfer.pipeline.result_cache import ResultCache
-from storage.memory import MemoryStore
+from serfer.storage.memory import MemoryStore
 
 PLAN = SimpleNamespace(digest="d" * 64, as_split=None, output_tensors=(OutputTensor("logits", (3,), "float32"),))
 LOGITS = {"logits": np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)}

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.core.errors import InputError, UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Gang
@@ -25,6 +24,7 @@ from serfer.core.run_machine import (
     TimePassed,
 )
 from serfer.core.wire import Report
+from serfer.drivers.driver import Answer, Overheads, WarmUpRecord
 from serfer.pipeline.trace import TracedQuery, check_trace, trace_events, write_trace
 from tests.core.plans import small_plan
 

@@ -16,7 +16,7 @@ from serfer.core.keys import MOST_RESULT_TTL_S, ResultPlace
 from serfer.core.plan.answers import answer_arrays
 from serfer.core.zarr import MOST_METADATA_BYTES, Axis
 from serfer.results.manifest import decode_manifest, encode_manifest, planned_manifest
-from storage import open_store
+from serfer.storage import open_store
 from tests.core.plans import small_plan
 from tests.results.stored import NOW, PLACE, dense, stored
 

@@ -12,8 +12,8 @@ from serfer.core.keys import LOCAL_OWNER, RESULT_MARGIN_S, ResultPlace
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.s3 import S3Server
 from serfer.results import Results, npy_bytes
-from storage import open_store
-from storage.counting import CountingStore
+from serfer.storage import open_store
+from serfer.storage.counting import CountingStore
 from tests.results.stored import NOW, PLACE, dense, stored
 
 SEVERAL = {

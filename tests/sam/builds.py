@@ -2,11 +2,11 @@
 
 import functools
 
-from sam.deployment import Deployment, dump_deployment
-from sam.options import RECORD, TEMPLATE, Options, digest12
-from sam.samconfig import FILE, samconfig
-from sam.template.template import dump, make_template
 from serfer.plan_directory import write_plan
+from serfer.sam.deployment import Deployment, dump_deployment
+from serfer.sam.options import RECORD, TEMPLATE, Options, digest12
+from serfer.sam.samconfig import FILE, samconfig
+from serfer.sam.template.template import dump, make_template
 from tests.core.plans import small_plan
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import yaml
 
-from sam.template.intrinsics import Scope
 from serfer.local.lambda_.function import ACCOUNT, REGION, FunctionConfig
+from serfer.sam.template.intrinsics import Scope
 
 SAM = Path(__file__).parents[2] / ".venv" / "sam" / "bin" / "sam"
 STACK = "demo"

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 import serfer
-from sam.build.layers import driver_layer, interpreter, worker_layer
-from sam.build.wheels import MACHINES
-from sam.options import Options
+from serfer.sam.build.layers import driver_layer, interpreter, worker_layer
+from serfer.sam.build.wheels import MACHINES
+from serfer.sam.options import Options
 from serfer.settings import load_settings
 from tests.api.conftest import png
 from tests.e2e.small import split_small

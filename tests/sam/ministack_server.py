@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from sam.options import function_id
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port
+from serfer.sam.options import function_id
 
 REGION = "us-east-1"
 PYTHON = Path(sys.prefix) / "ministack" / "bin" / "python"

@@ -11,9 +11,9 @@ from cfnlint.config import ManualArgs
 from samtranslator.parser.parser import Parser
 from samtranslator.translator.translator import Translator
 
-from sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, Serves, digest12
-from sam.template.template import make_template
 from serfer.core.plan import sealed
+from serfer.sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, Serves, digest12
+from serfer.sam.template.template import make_template
 from tests.drivers.plans import wide_plan
 
 COMBINATIONS = tuple(itertools.product(DRIVERS, STORES, ENGINES))

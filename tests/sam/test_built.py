@@ -22,8 +22,6 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 import serfer
-from sam.build.package import package
-from sam.options import digest12
 from serfer.api.auth.keys import add_key
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.sigv4 import Access
@@ -37,6 +35,8 @@ from serfer.local.servers.s3 import S3Server
 from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
+from serfer.sam.build.package import package
+from serfer.sam.options import digest12
 from serfer.settings import Settings
 from tests.api.conftest import png
 from tests.api.test_function import rest

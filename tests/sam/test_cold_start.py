@@ -17,7 +17,6 @@ import pytest
 from botocore.config import Config
 
 import serfer
-from sam.build.layers import function_directory, weights_layer
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
@@ -26,6 +25,7 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
+from serfer.sam.build.layers import function_directory, weights_layer
 
 PAIRS = 7
 STACK = "cold"
@@ -102,7 +102,7 @@ def test_a_built_function_answers_in_a_third_of_the_time_of_one_with_torch(
         built = FunctionConfig(
             plan.deployed(STACK, 0, 0),
             tmp_path / "function",
-            "lambdas.bootstrap.handler",
+            "serfer.lambdas.bootstrap.handler",
             environment={"SERFER_STORE": redis.url},
             layers=(worker[0], tmp_path / "weights"),
             python=python313,

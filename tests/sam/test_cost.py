@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from drivers.stepfunctions.asl import compile_plan, local_functions
-from sam.cost.bill import all_busy, bill, compare_build, deployed, markdown, price_build
-from sam.cost.marginal import Deployed, query_usage, transitions
-from sam.options import Pings
-from sam.template.template import make_template
 from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import plan_load, price_plan
 from serfer.core.errors import InputError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import Gang, sealed
+from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
+from serfer.sam.cost.bill import all_busy, bill, compare_build, deployed, markdown, price_build
+from serfer.sam.cost.marginal import Deployed, query_usage, transitions
+from serfer.sam.options import Pings
+from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
 from tests.sam.builds import build, options
 from tests.sam.offered import placed

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import serfer
-from sam import weights
-from sam.build.package import package
 from serfer.client.sync_client import Client
 from serfer.local.lambda_.function import REGION
 from serfer.plan_directory import COLD_DIRECTORY, load_plan
+from serfer.sam import weights
+from serfer.sam.build.package import package
 from serfer.settings import load_settings
-from splitter.split import split
+from serfer.splitter.split import split
 from tests.e2e.dense import split_dense
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.sam.built import SAM

@@ -8,10 +8,10 @@ from fnmatch import fnmatchcase
 import pytest
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
-from sam import teardown
-from sam.deployer import _UNNAMED as UNNAMED
-from sam.deployer import ACTIONS, Target, actions, needed, policies, statements
-from sam.options import Pings
+from serfer.sam import teardown
+from serfer.sam.deployer import _UNNAMED as UNNAMED
+from serfer.sam.deployer import ACTIONS, Target, actions, needed, policies, statements
+from serfer.sam.options import Pings
 from tests.sam.offered import FEW, PINGED, POOL, POOLED, every_template, of_type, template, translated
 
 MOST_MANAGED_CHARACTERS, MOST_POLICIES = 6_144, 10

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from sam.deployment import (
+from serfer.core.errors import InputError
+from serfer.sam.deployment import (
     dump_deployment,
     is_replaceable,
     load_current_plan,
@@ -12,9 +13,8 @@ from sam.deployment import (
     load_template,
     parse_deployment,
 )
-from sam.options import RECORD, TEMPLATE, GpuPool, Pings, is_build
-from sam.template.intrinsics import resources
-from serfer.core.errors import InputError
+from serfer.sam.options import RECORD, TEMPLATE, GpuPool, Pings, is_build
+from serfer.sam.template.intrinsics import resources
 from tests.core.plans import small_plan
 from tests.sam.builds import build, deployment, options
 

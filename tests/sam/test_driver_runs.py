@@ -9,16 +9,16 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.stub import Stubber
 
-from sam.build import health
-from sam.cost.bill import bill, deployed
-from sam.cost.driver_runs import DRIVER_MB, decide, require
-from sam.cost.marginal import Deployed, query_usage
-from sam.options import Pings, digest12, weights_id
-from sam.template.intrinsics import resources
-from sam.template.template import dump, make_template
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.plan import sealed
+from serfer.sam.build import health
+from serfer.sam.cost.bill import bill, deployed
+from serfer.sam.cost.driver_runs import DRIVER_MB, decide, require
+from serfer.sam.cost.marginal import Deployed, query_usage
+from serfer.sam.options import Pings, digest12, weights_id
+from serfer.sam.template.intrinsics import resources
+from serfer.sam.template.template import dump, make_template
 from tests.api.test_function import rest
 from tests.drivers.plans import wide_plan
 from tests.sam.offered import findings, lint, options, placed

@@ -3,15 +3,15 @@ from itertools import product
 
 import pytest
 
-from sam.cost.bill import deployed
-from sam.cost.fixed import fixed_costs, unpriced
-from sam.cost.marginal import query_usage
-from sam.deployer import unlisted
-from sam.options import DRIVERS, ENGINES, STORES
-from sam.template.intrinsics import resources
-from sam.template.template import make_template
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
+from serfer.sam.cost.bill import deployed
+from serfer.sam.cost.fixed import fixed_costs, unpriced
+from serfer.sam.cost.marginal import query_usage
+from serfer.sam.deployer import unlisted
+from serfer.sam.options import DRIVERS, ENGINES, STORES
+from serfer.sam.template.intrinsics import resources
+from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
 from tests.sam.builds import options
 from tests.sam.offered import placed

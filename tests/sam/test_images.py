@@ -13,19 +13,6 @@ import numpy as np
 import pytest
 
 import serfer
-from sam.build import package as package_module
-from sam.build.fetch import fetch_plan
-from sam.build.layers import DOCKERFILE, image_directory
-from sam.build.package import package
-from sam.build.sbom import dump_sbom
-from sam.build.tree import seal
-from sam.cost.bill import price_build
-from sam.deployer import Target, statements, unlisted
-from sam.deployment import load_deployment, load_template
-from sam.options import GpuPool, digest12, function_id, images_of
-from sam.quotas import check_deployable
-from sam.stacks import DeployedStack, companion_stack, repositories
-from sam.template.template import make_template
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.sigv4 import Access
@@ -36,6 +23,19 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
+from serfer.sam.build import package as package_module
+from serfer.sam.build.fetch import fetch_plan
+from serfer.sam.build.layers import DOCKERFILE, image_directory
+from serfer.sam.build.package import package
+from serfer.sam.build.sbom import dump_sbom
+from serfer.sam.build.tree import seal
+from serfer.sam.cost.bill import price_build
+from serfer.sam.deployer import Target, statements, unlisted
+from serfer.sam.deployment import load_deployment, load_template
+from serfer.sam.options import GpuPool, digest12, function_id, images_of
+from serfer.sam.quotas import check_deployable
+from serfer.sam.stacks import DeployedStack, companion_stack, repositories
+from serfer.sam.template.template import make_template
 from serfer.settings import Settings
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.sam.built import SAM
@@ -98,7 +98,7 @@ def test_a_function_that_is_an_image_has_neither_layers_nor_a_runtime():
             continue
         assert not {"Layers", "Runtime", "Handler", "CodeUri"} & properties.keys()
         assert (properties["PackageType"], properties["Architectures"]) == ("Image", ["x86_64"])
-        assert properties["ImageConfig"] == {"Command": ["lambdas.bootstrap.handler"]}
+        assert properties["ImageConfig"] == {"Command": ["serfer.lambdas.bootstrap.handler"]}
         assert function["Metadata"] == {
             "DockerContext": f"plans/{digest}/images/{stage}-{number}",
             "Dockerfile": "Dockerfile",

@@ -1,7 +1,7 @@
 import pytest
 
-from sam.template.intrinsics import check_parameters
 from serfer.core.errors import UsageError
+from serfer.sam.template.intrinsics import check_parameters
 from tests.sam.offered import template
 
 DECLARED = template("fleet", "valkey")["Parameters"]

@@ -13,8 +13,12 @@ import msgpack
 import numpy as np
 import pytest
 
-from sam.build import layers, tree
-from sam.build.layers import (
+from serfer.core.errors import ModelError, UnavailableError
+from serfer.core.wire import Crop, Task, encode_task
+from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
+from serfer.packaging.manifest import WORKER
+from serfer.sam.build import layers, tree
+from serfer.sam.build.layers import (
     check_size,
     driver_layer,
     function_directory,
@@ -23,13 +27,9 @@ from sam.build.layers import (
     weights_layer,
     worker_layer,
 )
-from sam.build.pins import lock_file, pins
-from sam.build.tree import Built, built, seal, tree_digest
-from sam.options import RUNTIMES, digest12, function_id, weights_id
-from serfer.core.errors import ModelError, UnavailableError
-from serfer.core.wire import Crop, Task, encode_task
-from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from serfer.packaging.manifest import WORKER
+from serfer.sam.build.pins import lock_file, pins
+from serfer.sam.build.tree import Built, built, seal, tree_digest
+from serfer.sam.options import RUNTIMES, digest12, function_id, weights_id
 from tests.sam.conftest import OPTIONS
 from tests.splitter.models import split_two_stages
 
@@ -39,8 +39,8 @@ ALONE = ["-S", "-P", "-B", "-W", "error", "-c"]
 
 WORKER_CODE = """
 import sys, types
-import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam
-from lambdas import bootstrap
+import serfer.storage.s3.store, serfer.storage.redis.store, serfer.storage.redis.cluster, serfer.storage.redis.iam
+from serfer.lambdas import bootstrap
 answer = bootstrap.handler({'task': sys.argv[1]}, types.SimpleNamespace(aws_request_id='1'))
 loaded = {name.partition('.')[0] for name in sys.modules}
 assert not {'torch', 'onnx', 'onnxscript', 'boto3', 'splitter'} & loaded, loaded
@@ -51,8 +51,8 @@ print(answer['report'])
 DRIVER_CODE = """
 import sys
 import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.api.entrypoints.aws_driver
-import serfer.wiring.open_pipeline, drivers.stepfunctions.client
-import storage.s3.store, storage.redis.store, storage.redis.cluster, storage.redis.iam, storage.redis.client
+import serfer.wiring.open_pipeline, serfer.drivers.stepfunctions.client
+import serfer.storage.s3.store, serfer.storage.redis.store, serfer.storage.redis.cluster, serfer.storage.redis.iam, serfer.storage.redis.client
 import serfer.registry.s3
 import boto3.session
 from botocore.session import get_session
@@ -186,7 +186,7 @@ def test_modules_are_compiled_by_the_runtimes_own_python(worker, python313):
     assert worker[1].compiled_by.startswith("3.13.")
     packed = files(worker[0] / "python")
     assert {name.split(".")[-2] for name in packed if name.endswith(".pyc")} == {"cpython-313"}
-    code = "import lambdas.worker as worker; print(open(worker.__cached__, 'rb').read()[4])"
+    code = "import serfer.lambdas.worker as worker; print(open(worker.__cached__, 'rb').read()[4])"
     assert run(python313, str(worker[0] / "python"), code) == ["1"]  # by hash, and never checked
 
 
@@ -370,7 +370,7 @@ def test_a_python_that_does_not_run_is_not_taken(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [worker_layer, driver_layer])
 def test_layers_do_not_depend_on_process_and_directory(kind, cache, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from sam.build import layers; from tests.sam.conftest import OPTIONS;"
+        "import sys; from pathlib import Path; from serfer.sam.build import layers; from tests.sam.conftest import OPTIONS;"
         f"print(layers.{kind.__name__}(Path(sys.argv[1]) / 'layer', OPTIONS, Path(sys.argv[1]) / 'cache'))"
     )
     digests = set()

@@ -15,19 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sam.build.package import MACHINE, package
-from sam.cost.scenario import Profile
-from sam.deployment import load_deployment
-from sam.options import ARCHITECTURES, DRIVERS, ENGINES, STORES, digest12, weights_id
-from sam.samconfig import FILE, samconfig
-from sam.template.functions import state_machine
-from sam.template.template import dump, make_template
-from sam.weights import fetched, pieces
 from serfer.control.scenario import InstanceType
 from serfer.core.costs.aws import shipped_aws
 from serfer.local.lambda_.function import check_function
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import check_artefacts, load_plan
+from serfer.sam.build.package import MACHINE, package
+from serfer.sam.cost.scenario import Profile
+from serfer.sam.deployment import load_deployment
+from serfer.sam.options import ARCHITECTURES, DRIVERS, ENGINES, STORES, digest12, weights_id
+from serfer.sam.samconfig import FILE, samconfig
+from serfer.sam.template.functions import state_machine
+from serfer.sam.template.template import dump, make_template
+from serfer.sam.weights import fetched, pieces
 from serfer.settings import load_settings
 from serfer.wiring.local import zoo_plan
 from tests.sam.built import SAM, Stack, run_sam, sam_lint

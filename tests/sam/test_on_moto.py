@@ -16,8 +16,8 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from sam.options import digest12
 from serfer.fleet.provisioner_url import open_provisioner
+from serfer.sam.options import digest12
 from tests.sam.offered import POOL, POOLED, SPOT_POOL, plans, template, translated
 
 pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse .* not supported by moto:UserWarning")

@@ -14,16 +14,6 @@ import pytest
 from botocore.response import StreamingBody
 from typer.testing import CliRunner
 
-from sam import quotas, weights
-from sam.build import fetch
-from sam.build import package as package_module
-from sam.build.package import package
-from sam.build.tree import seal, tree_digest
-from sam.cost.scenario import Profile
-from sam.deployment import load_deployment, load_template, plan_directory
-from sam.options import GpuPool, Options, Serves, digest12, function_id
-from sam.samconfig import stack_of
-from sam.stacks import DeployedStack, find_stack
 from serfer.cli.main import app
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.costs.aws import shipped_aws
@@ -32,6 +22,16 @@ from serfer.core.errors import InputError, ModelError, PlanError, UsageError
 from serfer.core.plan import dump_plan, parse_plan
 from serfer.doctor.aws import Build
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
+from serfer.sam import quotas, weights
+from serfer.sam.build import fetch
+from serfer.sam.build import package as package_module
+from serfer.sam.build.package import package
+from serfer.sam.build.tree import seal, tree_digest
+from serfer.sam.cost.scenario import Profile
+from serfer.sam.deployment import load_deployment, load_template, plan_directory
+from serfer.sam.options import GpuPool, Options, Serves, digest12, function_id
+from serfer.sam.samconfig import stack_of
+from serfer.sam.stacks import DeployedStack, find_stack
 from serfer.settings import Settings
 from tests.e2e.small import put_weights_in, split_small
 from tests.sam.conftest import OPTIONS

@@ -10,16 +10,16 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from drivers.stepfunctions import client
-from sam.options import STACK, digest12
 from serfer.core.errors import MissingKeyError, StoreError
 from serfer.core.keys import inbox_key, input_key, output_key, query_id, reply_key
+from serfer.drivers.stepfunctions import client
 from serfer.fleet.provisioners import auto_scaling
 from serfer.local.servers.redis_cluster import RedisCluster
 from serfer.local.servers.s3 import S3Server
-from storage import Range, open_store
-from storage.exchange import START, Message
-from storage.s3.store import Limits, S3Store
+from serfer.sam.options import STACK, digest12
+from serfer.storage import Range, open_store
+from serfer.storage.exchange import START, Message
+from serfer.storage.s3.store import Limits, S3Store
 from tests.sam.offered import KEEPING, POOL, POOLED, SERVES, SERVING, every_template, of_type, plans, template
 from tests.storage.s3_stub import refused, stub
 

@@ -5,18 +5,18 @@ import subprocess
 
 import pytest
 
-from sam.cost.bill import bill, compare_build, deployed, price_build
-from sam.cost.fixed import fixed_costs, unpriced
-from sam.cost.scenario import Profile, make_scenario
-from sam.deployer import unlisted
-from sam.options import GpuPool, digest12, pool_name
-from sam.quotas import check_deployable
-from sam.template.template import make_template
-from sam.weights import fetched, uploaded_id
 from serfer.control.scenario import InstanceType
 from serfer.core.costs.aws import shipped_aws
 from serfer.fleet.open_pool import choose_routing
 from serfer.fleet.registry import REQUESTS_PER_S
+from serfer.sam.cost.bill import bill, compare_build, deployed, price_build
+from serfer.sam.cost.fixed import fixed_costs, unpriced
+from serfer.sam.cost.scenario import Profile, make_scenario
+from serfer.sam.deployer import unlisted
+from serfer.sam.options import GpuPool, digest12, pool_name
+from serfer.sam.quotas import check_deployable
+from serfer.sam.template.template import make_template
+from serfer.sam.weights import fetched, uploaded_id
 from tests.core.plans import small_plan
 from tests.sam.builds import build
 from tests.sam.builds import options as small_options

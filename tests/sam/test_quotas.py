@@ -3,14 +3,14 @@ from dataclasses import replace
 
 import pytest
 
-from sam.options import Pings
-from sam.quotas import check_deployable, check_template, find_sam, stack_resources
-from sam.template.template import make_template
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import Gang
+from serfer.sam.options import Pings
+from serfer.sam.quotas import check_deployable, check_template, find_sam, stack_resources
+from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
 from tests.sam.builds import options
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sam.template.template import dump
+from serfer.sam.template.template import dump
 from tests.sam.offered import FEW, template
 
 SAM = Path(__file__).parents[2] / ".venv" / "sam" / "bin" / "sam"

@@ -5,9 +5,9 @@ import pytest
 from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation import make_schemabased_validator
 
-from sam.build.pins import LAYERS, lock_file, pins
-from sam.build.sbom import dump_sbom
 from serfer import __version__
+from serfer.sam.build.pins import LAYERS, lock_file, pins
+from serfer.sam.build.sbom import dump_sbom
 from tests.core.plans import small_plan
 from tests.sam.conftest import OPTIONS
 

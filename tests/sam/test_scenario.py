@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from sam.cost.marginal import query_usage, serverless_usd
-from sam.cost.scenario import check_pool, make_scenario, read_profile
-from sam.options import GpuPool
 from serfer.control.scenario import parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
+from serfer.sam.cost.marginal import query_usage, serverless_usd
+from serfer.sam.cost.scenario import check_pool, make_scenario, read_profile
+from serfer.sam.options import GpuPool
 from tests.core.plans import small_plan
 from tests.sam.builds import options
 from tests.sam.test_cost import deployed_with

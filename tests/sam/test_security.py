@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from sam.options import digest12
+from serfer.sam.options import digest12
 from tests.sam.offered import POOL, POOLED, every_template, of_type, plans, template
 
 EVERYWHERE = "0.0.0.0/0"

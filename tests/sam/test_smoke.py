@@ -13,15 +13,15 @@ import boto3
 import pytest
 from moto import mock_aws
 
-from sam import smoke
-from sam.__main__ import main
-from sam.measure import Fact, Sample, dump_facts, facts_of
-from sam.samconfig import stack_of
-from sam.smoke import Budget, Order
 from serfer.core.costs.aws import parse_aws, shipped_aws
 from serfer.core.errors import QueryError, TaskFailedError, UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.wire import Report
+from serfer.sam import smoke
+from serfer.sam.__main__ import main
+from serfer.sam.measure import Fact, Sample, dump_facts, facts_of
+from serfer.sam.samconfig import stack_of
+from serfer.sam.smoke import Budget, Order
 from serfer.settings import Settings, load_settings
 from tests.e2e.small import split_small
 from tests.sam.builds import build as build_of

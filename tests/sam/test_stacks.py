@@ -10,16 +10,16 @@ import boto3
 import pytest
 from typer.testing import CliRunner
 
-from sam import stacks
-from sam.__main__ import main
-from sam.build import fetch
-from sam.build import package as package_module
-from sam.build.package import package
-from sam.build.tree import seal, tree_digest
-from sam.samconfig import FILE, samconfig
 from serfer.cli.main import app
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.plan_directory import COLD_DIRECTORY
+from serfer.sam import stacks
+from serfer.sam.__main__ import main
+from serfer.sam.build import fetch
+from serfer.sam.build import package as package_module
+from serfer.sam.build.package import package
+from serfer.sam.build.tree import seal, tree_digest
+from serfer.sam.samconfig import FILE, samconfig
 from serfer.settings import Settings
 from tests.e2e.small import split_small
 from tests.sam.builds import build as build_directory
@@ -98,7 +98,7 @@ def upload(session, build, digest, stack):
             FunctionName=name,
             Role="arn:aws:iam::000000000000:role/any",
             Runtime="python3.13",
-            Handler="lambdas.bootstrap.handler",
+            Handler="serfer.lambdas.bootstrap.handler",
             Code={"ZipFile": zipped(place)},
             Layers=[layer["LayerVersionArn"]],
         )

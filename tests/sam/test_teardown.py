@@ -9,12 +9,12 @@ from botocore.config import Config
 from botocore.stub import Stubber
 from moto.server import ThreadedMotoServer
 
-from sam import teardown
-from sam.__main__ import main
-from sam.options import Options
-from sam.samconfig import samconfig
-from sam.stacks import companion_stack, repositories
 from serfer.core.errors import UnavailableError, UsageError
+from serfer.sam import teardown
+from serfer.sam.__main__ import main
+from serfer.sam.options import Options
+from serfer.sam.samconfig import samconfig
+from serfer.sam.stacks import companion_stack, repositories
 
 STACK = "demo-dev"
 

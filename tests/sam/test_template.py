@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sam import weights
-from sam.options import Pings, digest12, function_id, machine_id, weights_id
-from sam.template import fragments
-from sam.template import template as module
-from sam.template.functions import state_machine
-from sam.template.intrinsics import resources
-from sam.template.template import dump, make_template
-from sam.weights import fetched, uploaded_id
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import Gang, sealed
 from serfer.pipeline.warm import pinged
+from serfer.sam import weights
+from serfer.sam.options import Pings, digest12, function_id, machine_id, weights_id
+from serfer.sam.template import fragments
+from serfer.sam.template import template as module
+from serfer.sam.template.functions import state_machine
+from serfer.sam.template.intrinsics import resources
+from serfer.sam.template.template import dump, make_template
+from serfer.sam.weights import fetched, uploaded_id
 from tests.drivers.plans import wide_plan
 from tests.sam.offered import (
     FETCHING,
@@ -156,7 +156,7 @@ def test_stage_functions_are_the_plans():
         assert properties["CodeUri"] == f"plans/{digest}/functions/{stage}-{number}"
         assert properties["MemorySize"] == plan.stages[stage].memory_mb
         assert properties["Layers"] == [{"Ref": "WorkerLayer"}, {"Ref": weights_id(digest, stage, number)}]
-        assert (properties["Handler"], properties["Runtime"]) == ("lambdas.bootstrap.handler", "python3.13")
+        assert (properties["Handler"], properties["Runtime"]) == ("serfer.lambdas.bootstrap.handler", "python3.13")
         assert (properties["Timeout"], properties["Architectures"]) == (60, ["arm64"])
         assert properties["ReservedConcurrentExecutions"] == 9
         assert properties["EventInvokeConfig"]["MaximumRetryAttempts"] == 0

@@ -10,14 +10,14 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from sam import weights as module
-from sam.build import uploader
-from sam.build.layers import piece_directory
-from sam.options import Options
-from sam.template.weights import upload
-from sam.weights import pieces
 from serfer.core.plan import Artefact
 from serfer.local.servers.s3 import S3Server
+from serfer.sam import weights as module
+from serfer.sam.build import uploader
+from serfer.sam.build.layers import piece_directory
+from serfer.sam.options import Options
+from serfer.sam.template.weights import upload
+from serfer.sam.weights import pieces
 
 PIECE = 5 * 1024**2  # the least that S3 takes for a part that is not the last
 CONTENTS = bytes(range(256)) * (2 * PIECE // 256) + b"the end"

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from sam.build import wheels as module
-from sam.build.pins import GPU, LAYERS, Pin, dump, lock_file, pins
-from sam.build.relock import versions
-from sam.build.wheels import check_glibc, newer_than_lambda, unpack, wheels
-from sam.options import ARCHITECTURES, RUNTIMES, Options
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.packaging.build_cache import assembled
 from serfer.packaging.manifest import CONTENTS
+from serfer.sam.build import wheels as module
+from serfer.sam.build.pins import GPU, LAYERS, Pin, dump, lock_file, pins
+from serfer.sam.build.relock import versions
+from serfer.sam.build.wheels import check_glibc, newer_than_lambda, unpack, wheels
+from serfer.sam.options import ARCHITECTURES, RUNTIMES, Options
 
 ROOT = Path(__file__).parents[2]
 SECRET = "hunter2"  # noqa: S105 - of nobody

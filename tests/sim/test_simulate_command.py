@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.policies.policies import Options, cases, results
 from serfer.cli.main import app
 from serfer.control.policies import POLICIES, SEVERAL_TYPES, make_policy
 from serfer.control.policy import Observation, on_demand
@@ -21,6 +20,7 @@ from serfer.sim.calibration import write_calibration
 from serfer.sim.generators import GENERATORS
 from serfer.sim.simulate import RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
+from serfer_bench.policies.policies import Options, cases, results
 from tests.e2e.small import split_small
 from tests.sim.worlds import TOML, calibration
 

@@ -3,10 +3,10 @@ import shutil
 import numpy as np
 import pytest
 
-from splitter import build
-from splitter.network import source as loading
-from splitter.split import split
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter import build
+from serfer.splitter.network import source as loading
+from serfer.splitter.split import split
+from serfer.splitter.tiling.from_onnx import from_onnx
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 from torchvision.models import segmentation
 
-from splitter.network.zoo import with_random_weights
+from serfer.splitter.network.zoo import with_random_weights
 
 CLASSES = 5
 

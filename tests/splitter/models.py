@@ -18,17 +18,17 @@ from serfer.core.plan import PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from splitter.network.onnx_models import session_of
-from splitter.network.source import Source
-from splitter.package_fit import fit
-from splitter.plan_dir.assemble import assemble
-from splitter.plan_dir.check import run_tiles
-from splitter.planning.planner import choices_of, prepare
-from splitter.planning.search import LATENCY
-from splitter.planning.split_options import Budget, SplitOptions
-from splitter.split import split
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.grids import parse_grids
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.source import Source
+from serfer.splitter.package_fit import fit
+from serfer.splitter.plan_dir.assemble import assemble
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.planning.planner import choices_of, prepare
+from serfer.splitter.planning.search import LATENCY
+from serfer.splitter.planning.split_options import Budget, SplitOptions
+from serfer.splitter.split import split
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.grids import parse_grids
 
 FACTS = shipped_aws()
 LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_ALLOWANCE)

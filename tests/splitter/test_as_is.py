@@ -13,13 +13,13 @@ from serfer.core.plan.answers import shaped
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.verify import verify
 from serfer.plan_directory import check_artefacts, load_plan
+from serfer.splitter.network import as_is
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.profiling import measured_part
+from serfer.splitter.split import split
+from serfer.splitter.whole import whole_plan
+from serfer.storage.memory import MemoryStore
 from serfer.variants.quantising import with_quantised
-from splitter.network import as_is
-from splitter.plan_dir.check import run_tiles
-from splitter.profiling import measured_part
-from splitter.split import split
-from splitter.whole import whole_plan
-from storage.memory import MemoryStore
 from tests.splitter.models import Net, opened
 
 

@@ -15,7 +15,7 @@ from serfer.local.servers.s3 import S3Server
 from serfer.packaging import bundle
 from serfer.packaging.build_cache import assembled, forget_unused, in_use
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
-from splitter.split import split
+from serfer.splitter.split import split
 from tests.splitter.models import Net, split_two_stages
 
 PACKAGE_LIMIT = 262_144_000
@@ -23,7 +23,7 @@ WEEK = 7 * 24 * 3600
 
 RUN = """
 import sys, types
-from lambdas import bootstrap
+from serfer.lambdas import bootstrap
 loaded = sorted({name.split('.')[0] for name in sys.modules})
 assert not {'torch', 'onnx', 'onnxscript', 'boto3', 'splitter'} & set(loaded), loaded
 assert not any('site-packages' in path for path in sys.path), sys.path
@@ -34,7 +34,7 @@ print(answer['report'])
 
 OPEN = """
 import sys
-from storage import open_store
+from serfer.storage import open_store
 open_store('redis://127.0.0.1:1/0').close()
 assert not {'botocore', 'urllib3', 'dateutil'} & set(sys.modules), 'a store in Redis needs no S3'
 for url, key in zip(sys.argv[1:], 'ab', strict=True):

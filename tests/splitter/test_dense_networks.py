@@ -5,11 +5,11 @@ import pytest
 
 import serfer
 from serfer.core.exactness import relative_error
-from splitter.network.source import load
-from splitter.plan_dir.check import run_tiles
-from splitter.tiling import operators
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.network.source import load
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
 from tests.splitter.dense_networks import LARGE, NETWORKS, network
 from tests.splitter.models import cut
 

@@ -13,7 +13,6 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 import serfer
-from drivers.stepfunctions.asl import compile_plan
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ImageError, InputError, ModelError, PlanError, PlanWarning, TaskFailedError, UsageError
@@ -21,15 +20,16 @@ from serfer.core.exactness import relative_error
 from serfer.core.plan import AxisForm, InputSizes, PlanSizes, SideSizes, check_sound, dump_plan, parse_plan
 from serfer.core.plan.sized_plan import sized_plan
 from serfer.core.plan.sizes import Steps
+from serfer.drivers.stepfunctions.asl import compile_plan
 from serfer.instance.network import load_whole
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from splitter.describe import describe
-from splitter.network import open_sizes
-from splitter.network.description import read_preprocess
-from splitter.profiling import measured_part
-from splitter.whole import whole_plan
+from serfer.splitter.describe import describe
+from serfer.splitter.network import open_sizes
+from serfer.splitter.network.description import read_preprocess
+from serfer.splitter.profiling import measured_part
+from serfer.splitter.whole import whole_plan
 from tests.splitter.models import Net, opened
 
 SIZES = "8..40x8..64,multiple=8,pixels=1024"
@@ -222,14 +222,14 @@ def test_a_module_and_an_example_of_another_size_are_refused(tmp_path):
 
 def test_a_worker_says_where_the_network_gives_another_size(tmp_path, monkeypatch):
     """A form that was wrong between the sizes that are tried, as of a network that rounds there alone."""
-    monkeypatch.setattr("splitter.build.compared_sizes", lambda sizes: [sizes.largest])
+    monkeypatch.setattr("serfer.splitter.build.compared_sizes", lambda sizes: [sizes.largest])
     true = open_sizes.plan_sizes
 
     def wrong(run, image, sizes, results):
         forms = true(run, image, sizes, results)
         return replace(forms, outputs=((forms.outputs[0][0], AxisForm(8, by_rows=-1), forms.outputs[0][2]),))
 
-    monkeypatch.setattr("splitter.tiling.from_onnx.plan_sizes", wrong)
+    monkeypatch.setattr("serfer.splitter.tiling.from_onnx.plan_sizes", wrong)
     net = Net(3, "H", "W")
     made(tmp_path, net.model(backbone(net), dims=[None] * 4))
     with (

@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 
-from lambdas.worker import Worker
 from serfer.core.checksum import verified
 from serfer.core.errors import ModelError, PlanWarning
 from serfer.core.exactness import difference
 from serfer.core.geometry import Rect, Span, even_parts
 from serfer.core.keys import output_key
 from serfer.core.wire import Crop, Membership, Task
+from serfer.lambdas.worker import Worker
 from serfer.plan_directory import load_plan
-from splitter.network.source import Source
-from splitter.plan_dir.assemble import assemble
-from splitter.planning.planner import Choice, Decision
-from splitter.planning.stage_costs import StageEnumerator
-from splitter.tiling.cuts import all_cuts
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import ONE, parse_grid, tile_rects
-from storage.memory import MemoryStore
+from serfer.splitter.network.source import Source
+from serfer.splitter.plan_dir.assemble import assemble
+from serfer.splitter.planning.planner import Choice, Decision
+from serfer.splitter.planning.stage_costs import StageEnumerator
+from serfer.splitter.tiling.cuts import all_cuts
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import ONE, parse_grid, tile_rects
+from serfer.storage.memory import MemoryStore
 from tests.splitter.models import BUDGET, Net, unsplit, worst_error
 from tests.splitter.random_networks import CLASSES, wanted, wanted_dense
 
@@ -159,7 +159,7 @@ def both_answers(wish):
     expected = unsplit(model, batch)
     source = Source("net", "random", model, lambda images: unsplit(model, images))
     with tempfile.TemporaryDirectory() as directory:
-        with patch("splitter.plan_dir.assemble.tile_rects", uneven(wish.seed)):
+        with patch("serfer.splitter.plan_dir.assemble.tile_rects", uneven(wish.seed)):
             assemble(decision, source, graph, BUDGET, Path(directory), lambda _: None)
         answer = answers(Path(directory), batch)
         if decision.gangs:

@@ -14,18 +14,18 @@ from onnxscript import ir
 
 from serfer.core.exactness import relative_error
 from serfer.core.plan import AS_IS
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.onnx_models import session_of
-from splitter.network.source import Source
-from splitter.network.unsupported import CannotSplitError
-from splitter.plan_dir.assemble import assemble
-from splitter.plan_dir.check import run_tiles, whole_runner
-from splitter.planning.planner import Choice, Decision
-from splitter.planning.stage_costs import StageEnumerator
-from splitter.tiling.cuts import all_cuts
-from splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import ONE, parse_grid
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.source import Source
+from serfer.splitter.network.unsupported import CannotSplitError
+from serfer.splitter.plan_dir.assemble import assemble
+from serfer.splitter.plan_dir.check import run_tiles, whole_runner
+from serfer.splitter.planning.planner import Choice, Decision
+from serfer.splitter.planning.stage_costs import StageEnumerator
+from serfer.splitter.tiling.cuts import all_cuts
+from serfer.splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import ONE, parse_grid
 from tests.splitter.models import BUDGET, Net
 
 EXACT = 1e-5

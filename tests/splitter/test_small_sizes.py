@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from serfer.core.errors import ModelError
-from splitter.network import zoo
-from splitter.network.onnx_models import session_of
-from splitter.plan_dir.check import run_tiles
-from splitter.split import split
+from serfer.splitter.network import zoo
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.split import split
 from tests.splitter.models import Net, relative_error, unsplit
 
 SIZES = ((32, 32), (48, 48), (64, 64), (96, 96), (97, 131))

@@ -9,10 +9,10 @@ from onnx import TensorProto, helper
 
 from serfer.core.errors import InputError, ModelError, PlanWarning, UnavailableError, UsageError, WrongAnswerError
 from serfer.plan_directory import check_artefacts, load_plan
-from splitter import build
-from splitter.network.source import load
-from splitter.plan_dir import assemble as assembling
-from splitter.split import split
+from serfer.splitter import build
+from serfer.splitter.network.source import load
+from serfer.splitter.plan_dir import assemble as assembling
+from serfer.splitter.split import split
 from tests.e2e.small import small_onnx
 from tests.splitter.models import Net
 

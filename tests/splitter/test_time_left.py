@@ -3,8 +3,8 @@
 import pytest
 from torch import nn
 
-from splitter.tiling.from_onnx import from_onnx
-from splitter.time_left import TimeLeft
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.time_left import TimeLeft
 from tests.splitter.models import Net
 
 

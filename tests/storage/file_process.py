@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 from serfer.core.errors import MissingKeyError
-from storage import Range
-from storage.exchange import START, Message
-from storage.file.store import FileStore
+from serfer.storage import Range
+from serfer.storage.exchange import START, Message
+from serfer.storage.file.store import FileStore
 
 SHARED = ["shared:0", "shared:1", "deep/" + "x" * 300, "deep/" + "y" * 450]
 

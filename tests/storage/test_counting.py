@@ -5,10 +5,10 @@ import pytest
 
 from serfer.core.errors import MissingKeyError
 from serfer.core.keys import StoreCounts
-from storage import Range
-from storage.counting import CountingStore
-from storage.exchange import START, Message
-from storage.memory import MemoryStore
+from serfer.storage import Range
+from serfer.storage.counting import CountingStore
+from serfer.storage.exchange import START, Message
+from serfer.storage.memory import MemoryStore
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from storage.deferred_init import defer_init
+from serfer.storage.deferred_init import defer_init
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_a_package_that_is_not_installed_stays_missing():
 
 def test_a_workers_redis_store_imports_no_client_and_the_package_is_whole_when_it_is_used():
     code = (
-        "import storage, sys\n"
-        "storage.in_worker = True\n"
-        "storage.open_store('redis://127.0.0.1:1/0').close()\n"
+        "import serfer.storage, sys\n"
+        "serfer.storage.in_worker = True\n"
+        "serfer.storage.open_store('redis://127.0.0.1:1/0').close()\n"
         "print([f'redis.{name}' in sys.modules for name in ('exceptions', 'connection', 'client', 'asyncio')])\n"
         "from redis import Redis\n"
         "print(Redis.__module__, 'redis.cluster' in sys.modules)\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 import serfer
-import storage
+from serfer import storage
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "add-a-store.md").read_text(encoding="utf-8")

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from storage import open_store
-from storage.contract import CoordinationContract, ExchangeContract, StoreContract
-from storage.exchange import START, Message
-from storage.file.store import FileStore
+from serfer.storage import open_store
+from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
+from serfer.storage.exchange import START, Message
+from serfer.storage.file.store import FileStore
 from tests.storage.file_process import SHARED, claimed
 
 OTHER_PROCESS = """
 import sys
-from storage import open_store
+from serfer.storage import open_store
 store = open_store(sys.argv[1])
 values = [bytes([i]) * 100_000 for i in range(4)]
 print("ready", flush=True)
@@ -187,7 +187,7 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
             assert [message.value for message in waiting.result()] == [b"new"]
 
     def test_without_inotify_a_wait_looks_now_and_then(self, exchange, monkeypatch):
-        monkeypatch.setattr("storage.file.inotify.ctypes.CDLL", lambda *_, **__: None)
+        monkeypatch.setattr("serfer.storage.file.inotify.ctypes.CDLL", lambda *_, **__: None)
         with ThreadPoolExecutor(1) as thread:
             assert exchange.receive("k", START, 0.05) == []
             waiting = thread.submit(exchange.receive, "k", START, 30)

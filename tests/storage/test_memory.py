@@ -1,9 +1,9 @@
 import pytest
 
-from storage import open_store
-from storage.contract import CoordinationContract, ExchangeContract, StoreContract
-from storage.exchange import START, Message
-from storage.memory import MemoryStore
+from serfer.storage import open_store
+from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
+from serfer.storage.exchange import START, Message
+from serfer.storage.memory import MemoryStore
 
 
 class Clock:

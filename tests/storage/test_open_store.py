@@ -7,9 +7,9 @@ from urllib.parse import quote
 import pytest
 
 from serfer.core.errors import StoreError, UsageError
-from storage import Store, open_store, redact
-from storage.file.store import FileStore
-from storage.memory import MemoryStore
+from serfer.storage import Store, open_store, redact
+from serfer.storage.file.store import FileStore
+from serfer.storage.memory import MemoryStore
 
 
 def test_memory_is_private_unless_named():
@@ -60,7 +60,7 @@ def test_a_store_of_the_users_own_that_cannot_be_loaded_is_named(monkeypatch):
 
 def test_an_installed_store_is_found_by_its_entry_point(tmp_path):
     (tmp_path / "my_store.py").write_text(
-        "from storage.memory import MemoryStore\n"
+        "from serfer.storage.memory import MemoryStore\n"
         "class MyStore(MemoryStore):\n"
         "    def __init__(self, url):\n"
         "        super().__init__()\n"
@@ -71,7 +71,7 @@ def test_an_installed_store_is_found_by_its_entry_point(tmp_path):
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[serfer.stores]\nmine = my_store:MyStore\n")
     code = (
-        "import storage; store = storage.open_store('mine://somewhere'); store.put('k', b'x', 60); "
+        "import serfer.storage; store = serfer.storage.open_store('mine://somewhere'); store.put('k', b'x', 60); "
         "print(type(store).__module__, store.url, store.get('k'))"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -106,7 +106,7 @@ def open_mine(url):
 
 
 def test_only_the_backend_in_use_is_imported():
-    code = "import sys, storage; storage.open_store('memory://'); print('redis' in sys.modules, 'fcntl' in sys.modules)"
+    code = "import sys, serfer.storage; serfer.storage.open_store('memory://'); print('redis' in sys.modules, 'fcntl' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False False\n"
 

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-import storage
+from serfer import storage
 from serfer.core.errors import StoreError, StoreUnavailableError, UsageError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
-from storage import open_store
-from storage.contract import CoordinationContract, ExchangeContract, StoreContract
-from storage.exchange import START, Message
+from serfer.storage import open_store
+from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
+from serfer.storage.exchange import START, Message
 
 
 @pytest.fixture(scope="module")
@@ -267,7 +267,7 @@ class TestRedisOfWorkers(StoreContract):
 
     def test_redis_py_is_not_imported(self, server):
         code = (
-            "import sys, storage; storage.in_worker = True; storage.open_store(sys.argv[1]).exists(['k']); "
+            "import sys, serfer.storage; serfer.storage.in_worker = True; serfer.storage.open_store(sys.argv[1]).exists(['k']); "
             "print('redis.connection' in sys.modules)"
         )
         run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)

@@ -6,15 +6,15 @@ import pytest
 import redis
 from redis.crc import key_slot
 
-import storage
+from serfer import storage
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
 from serfer.core.keys import output_key, query_id
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.redis_cluster import RedisCluster
-from storage import Range, open_store
-from storage.contract import CoordinationContract, ExchangeContract, StoreContract
-from storage.coordination import Entry
-from storage.exchange import START, Message
+from serfer.storage import Range, open_store
+from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
+from serfer.storage.coordination import Entry
+from serfer.storage.exchange import START, Message
 from tests.storage.test_redis import RawRedis
 
 

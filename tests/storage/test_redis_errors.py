@@ -6,12 +6,12 @@ from contextlib import contextmanager
 import pytest
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-import storage
+from serfer import storage
 from serfer.core.errors import StoreUnavailableError, ValueTooLargeError
 from serfer.local.servers.redis import RedisServer
-from storage import open_store
-from storage.exchange import START, Message
-from storage.redis.errors import explained
+from serfer.storage import open_store
+from serfer.storage.exchange import START, Message
+from serfer.storage.redis.errors import explained
 
 PASSWORD = "hush-hush"  # noqa: S105  of servers that end with the test
 

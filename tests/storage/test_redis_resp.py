@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from redis.exceptions import AskError, InvalidResponse, MovedError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from storage.redis.resp import RespConnection, read_reply
+from serfer.storage.redis.resp import RespConnection, read_reply
 
 ARGUMENTS = st.one_of(
     st.binary(max_size=100), st.text(max_size=20), st.integers(), st.integers(65_537, 65_540).map(bytes)

@@ -1,12 +1,12 @@
 import pytest
 
-import storage
+from serfer import storage
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
 from serfer.local.servers.redis_cluster import RedisCluster
-from storage import Range, open_store
-from storage.contract import StoreContract
-from storage.exchange import START, Message
+from serfer.storage import Range, open_store
+from serfer.storage.contract import StoreContract
+from serfer.storage.exchange import START, Message
 from tests.storage.tls_front import Authority, TlsFront
 
 

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lambdas.worker import Worker
 from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
 from serfer.core.keys import inbox_key, input_key, output_key, reply_key
 from serfer.core.plan import CACHE, INLINE, OBJECTS, sealed
 from serfer.core.wire import Crop, Task
+from serfer.lambdas.worker import Worker
 from serfer.plan_directory import load_plan
-from storage import Range
-from storage.contract import StoreContract
-from storage.exchange import START, Message
-from storage.failing import FailingStore
-from storage.file.store import FileStore
-from storage.memory import MemoryStore
-from storage.routed import RoutedStore, open_routed, routed
+from serfer.storage import Range
+from serfer.storage.contract import StoreContract
+from serfer.storage.exchange import START, Message
+from serfer.storage.failing import FailingStore
+from serfer.storage.file.store import FileStore
+from serfer.storage.memory import MemoryStore
+from serfer.storage.routed import RoutedStore, open_routed, routed
 from tests.core.plans import small_plan
 from tests.e2e.small import batch, split_small
 from tests.storage.test_memory import Clock, RawMemory
@@ -308,7 +308,7 @@ def test_an_object_store_is_opened_only_where_it_is_needed(tmp_path):
 
 def test_the_store_is_closed_again_where_the_other_cannot_be_opened(monkeypatch):
     opened = Closing()
-    monkeypatch.setattr("storage.routed.open_store", {"one://": opened}.__getitem__)
+    monkeypatch.setattr("serfer.storage.routed.open_store", {"one://": opened}.__getitem__)
     with pytest.raises(KeyError):
         open_routed(sent_apart(small_plan(), 0), "one://", "other://")
     assert opened.closed

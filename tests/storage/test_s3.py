@@ -12,9 +12,9 @@ from moto.server import ThreadedMotoServer
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from serfer.local.servers.s3 import S3Server
-from storage import Range, open_store
-from storage.contract import CoordinationContract, StoreContract
-from storage.s3.store import Limits, S3Store
+from serfer.storage import Range, open_store
+from serfer.storage.contract import CoordinationContract, StoreContract
+from serfer.storage.s3.store import Limits, S3Store
 from tests.storage.s3_stub import refused, stub
 
 MIB = 1 << 20

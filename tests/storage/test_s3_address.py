@@ -2,8 +2,8 @@ import pytest
 from botocore.session import Session
 
 from serfer.core.errors import UsageError
-from storage import open_store
-from storage.s3.address import Address, Target, address, target
+from serfer.storage import open_store
+from serfer.storage.s3.address import Address, Target, address, target
 
 EXPRESS = "name--usw2-az1--x-s3"
 

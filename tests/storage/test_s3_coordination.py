@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
-from storage.coordination import Entry
-from storage.s3 import client as s3_client
-from storage.s3.coordination import S3Coordination
-from storage.s3.store import S3Store
+from serfer.storage.coordination import Entry
+from serfer.storage.s3 import client as s3_client
+from serfer.storage.s3.coordination import S3Coordination
+from serfer.storage.s3.store import S3Store
 from tests.storage.s3_stub import refused, stub
 
 NOW = 1_800_000_000.0

@@ -5,10 +5,10 @@ import pytest
 
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
-from storage import Range
-from storage.s3 import client as s3_client
-from storage.s3.client import S3Client
-from storage.s3.store import S3Store
+from serfer.storage import Range
+from serfer.storage.s3 import client as s3_client
+from serfer.storage.s3.client import S3Client
+from serfer.storage.s3.store import S3Store
 from tests.storage.s3_stub import refused, stub
 
 SECRET = "c0ffee" * 6

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from serfer.core.errors import StoreError, StoreUnavailableError
-from storage.s3.store import Limits, S3Store
+from serfer.storage.s3.store import Limits, S3Store
 from tests.storage.s3_stub import refused, stub
 from tests.storage.tls_front import Authority, TlsFront, connect_proxy
 

@@ -7,10 +7,10 @@ import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.s3 import S3Server
-from storage import open_store
-from storage.memory import MemoryStore
-from storage.s3.store import S3Store
-from storage.wrapping import WrapperStore, wrapped_url
+from serfer.storage import open_store
+from serfer.storage.memory import MemoryStore
+from serfer.storage.s3.store import S3Store
+from serfer.storage.wrapping import WrapperStore, wrapped_url
 
 KEY = "serfer:results/one:part{0}"
 VALUE = bytes(range(256)) * 40

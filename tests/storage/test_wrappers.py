@@ -4,14 +4,14 @@ import sys
 import pytest
 
 from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
-from storage import Range, open_store
-from storage.contract import CoordinationContract, ExchangeContract, StoreContract
-from storage.counting import CountingStore
-from storage.delaying import DelayingStore, delayed
-from storage.exchange import START, Message
-from storage.failing import FailingStore, failing
-from storage.memory import MemoryStore
-from storage.wrapping import WrapperExchange, WrapperStore
+from serfer.storage import Range, open_store
+from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
+from serfer.storage.counting import CountingStore
+from serfer.storage.delaying import DelayingStore, delayed
+from serfer.storage.exchange import START, Message
+from serfer.storage.failing import FailingStore, failing
+from serfer.storage.memory import MemoryStore
+from serfer.storage.wrapping import WrapperExchange, WrapperStore
 from tests.storage.test_memory import Clock, RawMemory
 
 
@@ -216,7 +216,7 @@ def test_urls_carry_the_options_and_nest():
 
 
 def test_urls_open_in_other_processes(tmp_path):
-    code = "import sys, storage; storage.open_store(sys.argv[1]).put('k', b'x', 60)"
+    code = "import sys, serfer.storage; serfer.storage.open_store(sys.argv[1]).put('k', b'x', 60)"
     subprocess.run([sys.executable, "-c", code, delayed(f"file://{tmp_path}/a%20b", put_ms=1)], check=True)
     with open_store(f"file://{tmp_path}/a%20b") as store:
         assert store.get("k") == b"x"

@@ -20,6 +20,9 @@ from serfer.core.variants import Accuracy, Place
 from serfer.instance.network import Hardware, open_network
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import open_registry
+from serfer.splitter.network.description import read_labels, read_preprocess
+from serfer.splitter.network.zoo import with_random_weights
+from serfer.splitter.profiling import measured_part
 from serfer.variants import making
 from serfer.variants import register as registering
 from serfer.variants.child import BatchFigures, InstanceFigures
@@ -27,9 +30,6 @@ from serfer.variants.images import ImageFiles, calibration_images, write_images
 from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import network_digest
 from serfer.variants.quantising import with_quantised
-from splitter.network.description import read_labels, read_preprocess
-from splitter.network.zoo import with_random_weights
-from splitter.profiling import measured_part
 from tests.e2e.detector import CLASSES as DETECTED
 from tests.e2e.detector import SIZE as DETECTOR_SIZE
 from tests.e2e.detector import detector_onnx, suppressed_onnx

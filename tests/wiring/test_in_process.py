@@ -5,11 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
-import lambdas.worker
 import serfer
-from lambdas.artefacts import IN_LAYER
+import serfer.lambdas.worker
 from serfer.core.errors import MissingKeyError, PlanError, QueryError, UsageError
 from serfer.core.units import MIB
+from serfer.lambdas.artefacts import IN_LAYER
 from serfer.packaging.bundle import WEIGHTS, keep_weights
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
@@ -50,13 +50,13 @@ def layered(tmp_path, monkeypatch):
 @pytest.fixture
 def threads(monkeypatch):
     """The threads of the sessions of each worker that is made."""
-    made, worker = [], lambdas.worker.Worker
+    made, worker = [], serfer.lambdas.worker.Worker
 
     def watched(plan, directory, store, environment, threads, *more, **named):
         made.append(threads)
         return worker(plan, directory, store, environment, threads, *more, **named)
 
-    monkeypatch.setattr(lambdas.worker, "Worker", watched)
+    monkeypatch.setattr(serfer.lambdas.worker, "Worker", watched)
     return made
 
 
@@ -74,13 +74,13 @@ def test_a_function_finds_its_files_in_a_layer_and_computes_on_its_own_vcpus(zip
 
 
 def test_sessions_take_what_was_set_or_a_functions_memory_leaves_or_half_of_what_is_free(zipped, layered, monkeypatch):
-    rooms, worker = [], lambdas.worker.Worker
+    rooms, worker = [], serfer.lambdas.worker.Worker
 
     def watched(*given, session_bytes, **named):
         rooms.append(session_bytes)
         return worker(*given, session_bytes=session_bytes, **named)
 
-    monkeypatch.setattr(lambdas.worker, "Worker", watched)
+    monkeypatch.setattr(serfer.lambdas.worker, "Worker", watched)
     monkeypatch.setattr("serfer.instance.memory.available_bytes", lambda: 1000 * MIB)
     answer(zipped, Settings(sessions_mb=5))
     answer(zipped, Settings())

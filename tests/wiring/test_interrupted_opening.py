@@ -2,7 +2,7 @@
 
 import pytest
 
-from drivers.inprocess import InProcessInvoker
+from serfer.drivers.inprocess import InProcessInvoker
 from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline

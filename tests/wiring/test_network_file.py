@@ -16,8 +16,8 @@ from serfer.core.errors import ModelError, PlanError, PlanWarning, UnavailableEr
 from serfer.core.exactness import relative_error
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
+from serfer.splitter.network.description import Description
 from serfer.wiring.network_file import assumed_preprocess, assumption, outside_weights, plan_of_file
-from splitter.network.description import Description
 from tests.e2e.small import CLASSES, LABELS, PREPROCESS, SIZE, batch, small_onnx
 
 ASSUMED = "stretched to 34 x 34 pixels, RGB, their values times 1/255"
@@ -152,7 +152,7 @@ def test_a_cache_that_cannot_be_written_serves_the_plans_that_it_has(file, made,
 
 
 @pytest.mark.parametrize(
-    "step", ["tempfile.mkdtemp", pytest.param("splitter.plan_dir.assemble.write_plan", marks=pytest.mark.slow)]
+    "step", ["tempfile.mkdtemp", pytest.param("serfer.splitter.plan_dir.assemble.write_plan", marks=pytest.mark.slow)]
 )
 def test_a_cache_without_room_says_what_to_do_and_keeps_nothing(file, made, monkeypatch, tmp_path, step):
     def full(*_, **__):

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lambdas.cell_codec import crop_to_input
-from lambdas.sessions import SessionCache
 from serfer.core.costs.vcpus import threads
 from serfer.core.errors import InputError
 from serfer.core.plan import Plan, Stage
 from serfer.core.wire import Task
+from serfer.lambdas.cell_codec import crop_to_input
+from serfer.lambdas.sessions import SessionCache
 from serfer.plan_directory import load_plan
 
 Array = NDArray[np.float32]

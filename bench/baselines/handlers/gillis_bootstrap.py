@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.baselines.handlers.environment import Environment
-from bench.baselines.handlers.gillis_master import Master
-from bench.baselines.handlers.gillis_worker import work
+from serfer_bench.baselines.handlers.environment import Environment
+from serfer_bench.baselines.handlers.gillis_master import Master
+from serfer_bench.baselines.handlers.gillis_worker import work
 
 _ENVIRONMENT = Environment.of_this_process()
 _MASTER = Master(_ENVIRONMENT)  # its threads start when it first forks

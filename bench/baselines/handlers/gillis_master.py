@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 from numpy.typing import NDArray
 
-from bench.baselines.handlers.environment import Array, Environment, merge
-from bench.baselines.handlers.payload import from_json, to_json
 from serfer.core.errors import InputError, LambdaUnavailableError, TaskFailedError
 from serfer.core.plan import IMAGE, Stage
 from serfer.core.sigv4 import Access, sign
+from serfer_bench.baselines.handlers.environment import Array, Environment, merge
+from serfer_bench.baselines.handlers.payload import from_json, to_json
 
 _OK = 200
 

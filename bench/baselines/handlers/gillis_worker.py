@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.baselines.handlers.environment import Environment
-from bench.baselines.handlers.payload import from_json, to_json
 from serfer.core.errors import InputError
+from serfer_bench.baselines.handlers.environment import Environment
+from serfer_bench.baselines.handlers.payload import from_json, to_json
 
 
 def work(event: Any, environment: Environment) -> dict[str, Any]:  # noqa: ANN401 - whatever a master sent

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.baselines.handlers.environment import Environment
-from bench.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key
 from serfer.core.errors import InputError
 from serfer.core.keys import check_query_id
-from storage.store import Store
+from serfer.storage.store import Store
+from serfer_bench.baselines.handlers.environment import Environment
+from serfer_bench.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key
 
 
 def run_task(event: Any, environment: Environment, store: Store) -> None:  # noqa: ANN401 - whatever was sent

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bench.baselines.handlers.environment import Environment
-from bench.baselines.handlers.lambda_layer import run_task
-from storage import open_store
+from serfer.storage import open_store
+from serfer_bench.baselines.handlers.environment import Environment
+from serfer_bench.baselines.handlers.lambda_layer import run_task
 
 _ENVIRONMENT = Environment.of_this_process()
 _STORE = open_store(os.environ["SERFER_STORE"])

@@ -20,15 +20,15 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.core.options import RowsOption
-from bench.core.results import publish_rows
-from bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
-from bench.papers.infaas.day import FORMS, Rates, arrivals, pressed, read_day
-from bench.papers.infaas.table8 import ARCHITECTURES, IMAGES, Architecture
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.selection.scaling import InstanceCosts
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.results import publish_rows
+from serfer_bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
+from serfer_bench.papers.infaas.day import FORMS, Rates, arrivals, pressed, read_day
+from serfer_bench.papers.infaas.table8 import ARCHITECTURES, IMAGES, Architecture
 
 INFAAS, HEEDING = "INFaaS", "INFaaS, overload heeded"
 CLIPPER, SM = "Clipper+", "SM+"

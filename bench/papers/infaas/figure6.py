@@ -16,13 +16,13 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from bench.core.options import RowsOption
-from bench.core.results import publish_rows
-from bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.selection.scaling import InstanceCosts
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.results import publish_rows
+from serfer_bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
 
 _SLO_MS: Final = 500.0
 """Constructed: the paper has none for this figure; 6.3.2 has 500 ms for the same CPU variant."""

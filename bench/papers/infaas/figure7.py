@@ -17,14 +17,14 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.core.options import RowsOption
-from bench.core.results import publish_rows
-from bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
-from bench.papers.infaas.day import FORMS, Rates, arrivals, pressed, read_day
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.selection.scaling import InstanceCosts
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.results import publish_rows
+from serfer_bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
+from serfer_bench.papers.infaas.day import FORMS, Rates, arrivals, pressed, read_day
 
 LARGE, SMALL = "Inception-ResNetV2", "MobileNetV1"
 INFAAS, CLIPPER = "INFaaS", "Clipper+"

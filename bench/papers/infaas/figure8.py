@@ -29,18 +29,18 @@ import numpy as np
 import typer
 from PIL import Image
 
-from bench.core.arrivals import poisson
-from bench.core.options import RowsOption, plan_of
-from bench.core.quantiles import percentiles
-from bench.core.results import publish_rows
-from bench.core.server_process import serving
-from bench.core.workload import Sent, run
-from bench.mapping.images import strip, write_image
-from bench.mapping.runs import command as map_command
-from bench.mapping.runs import kept_parts
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import UnavailableError
+from serfer_bench.core.arrivals import poisson
+from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import publish_rows
+from serfer_bench.core.server_process import serving
+from serfer_bench.core.workload import Sent, run
+from serfer_bench.mapping.images import strip, write_image
+from serfer_bench.mapping.runs import command as map_command
+from serfer_bench.mapping.runs import kept_parts
 
 Progress = Callable[[str], None]
 _IMAGE = (640, 480)
@@ -265,7 +265,7 @@ def _prepare(home: Path, online: Path) -> Testbed:
     import torch  # noqa: PLC0415 - slow to import
 
     import serfer  # noqa: PLC0415 - its public functions import torch
-    from bench.pipeline.unet import Unet  # noqa: PLC0415 - imports torch
+    from serfer_bench.pipeline.unet import Unet  # noqa: PLC0415 - imports torch
 
     write_image(home / "image.tif", (_SIDE, _SIDE))
     torch.manual_seed(0)

@@ -16,9 +16,6 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.core.options import RowsOption
-from bench.core.quantiles import percentiles
-from bench.core.results import publish_rows
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.selection.scaling import (
     GreedyScaler,
@@ -29,6 +26,9 @@ from serfer.control.selection.scaling import (
     ScalingOptions,
     changed,
 )
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import publish_rows
 
 _HARDWARE: Final = (("cpu", 0.096, (50.0, 400.0)), ("inferentia", 0.362, (8.0, 60.0)), ("gpu", 3.06, (2.0, 30.0)))
 """Dollars an hour, and the range of a batch of one in ms."""

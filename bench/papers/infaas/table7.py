@@ -16,13 +16,13 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.core.options import AtMostOption, RowsOption
-from bench.core.quantiles import percentiles
-from bench.core.results import publish_rows, require_at_most
-from bench.papers.infaas.table8 import table8
 from serfer.cli.shared.options import JsonOption
 from serfer.control.selection import Catalogue, InfaasSelector, PlaceState, States, draw_of
 from serfer.core.variants import Objectives, Variant, VariantState
+from serfer_bench.core.options import AtMostOption, RowsOption
+from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.results import publish_rows, require_at_most
+from serfer_bench.papers.infaas.table8 import table8
 
 _NS_PER_US: Final = 1000.0
 _SELECTOR: Final = InfaasSelector()

@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.core.options import RowsOption
-from bench.core.results import publish_rows
-from bench.papers.infless import scale, throughput
-from bench.papers.infless.loads import under_loads
-from bench.papers.infless.rows import FigureRow
 from serfer.cli.shared.options import JsonOption, status_line
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.results import publish_rows
+from serfer_bench.papers.infless import scale, throughput
+from serfer_bench.papers.infless.loads import under_loads
+from serfer_bench.papers.infless.rows import FigureRow
 
 _Part = Callable[[], Iterable[FigureRow]]
 _NOTES: Final = (

@@ -16,8 +16,6 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.core.options import RowsOption
-from bench.core.results import publish_rows
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.windows import window_policies
 from serfer.core.units import MS_PER_S
@@ -26,6 +24,8 @@ from serfer.pictures.charts import Chart, Curve
 from serfer.settings import load_settings
 from serfer.sim.simulate import LoadSpec
 from serfer.sim.windows.warm_state import WarmState, warm_state
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.results import publish_rows
 
 LSTH: Final = ("lsth:gamma=0.3", "lsth:gamma=0.5", "lsth:gamma=0.7")
 AS_INFLESS, AS_AUTHORS = "hybrid:hours=4", "hybrid"

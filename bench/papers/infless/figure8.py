@@ -18,8 +18,6 @@ from typing import Annotated, Final
 import onnxruntime as ort
 import typer
 
-from bench.core.results import Results, Table, publish
-from bench.planner.prediction import ErrorOption, check_error
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
 from serfer.control.infless.measured import measured_profile
 from serfer.control.infless.profiles import Configuration
@@ -27,12 +25,14 @@ from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import UnavailableError
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
-from splitter.network.source import load
-from splitter.network.zoo import find
-from splitter.plan_dir.emit import in_one_piece
-from splitter.profiling.profile import NETWORKS, given_to, timed, worker_session
-from splitter.profiling.whole_network import whole_works
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network.source import load
+from serfer.splitter.network.zoo import find
+from serfer.splitter.plan_dir.emit import in_one_piece
+from serfer.splitter.profiling.profile import NETWORKS, given_to, timed, worker_session
+from serfer.splitter.profiling.whole_network import whole_works
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer_bench.core.results import Results, Table, publish
+from serfer_bench.planner.prediction import ErrorOption, check_error
 
 WHOLE: Final = ("alexnet", "efficientnet-lite0", "mobilenet-v2", "resnet18", "squeezenet")
 BATCHES: Final = (1, 2, 4, 8)

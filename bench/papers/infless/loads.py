@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from bench.papers.infless.paper import FIGURE_12A, OSVT, TABLE_4, VIOLATIONS, WORLDS, World
-from bench.papers.infless.rows import FigureRow, rows_of
 from serfer.sim.cluster.outcome import ClusterOutcome, outcome_of
 from serfer.sim.cluster.run import Detail, cluster_load, run_cluster
 from serfer.sim.rates import PERIOD_S, Progress
 from serfer.sim.simulate import LoadSpec
+from serfer_bench.papers.infless.paper import FIGURE_12A, OSVT, TABLE_4, VIOLATIONS, WORLDS, World
+from serfer_bench.papers.infless.rows import FigureRow, rows_of
 
 LOADS: Final = {
     "sporadic": "mmpp:low=0.02,high=40,low_s=600,high_s=60,hours=6,row_s=5",

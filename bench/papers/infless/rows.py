@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bench.papers.infless.paper import World
+from serfer_bench.papers.infless.paper import World
 
 
 @dataclass(frozen=True)

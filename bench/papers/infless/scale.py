@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from bench.papers.infless.capacity import SYSTEMS, placed
-from bench.papers.infless.paper import FRAGMENTS, WORLDS, World
-from bench.papers.infless.rows import FigureRow, rows_of
-from bench.papers.infless.throughput import functions_of
 from serfer.control.infless.policies import make_cluster_policy
 from serfer.control.infless.scenario import ClusterScenario
+from serfer_bench.papers.infless.capacity import SYSTEMS, placed
+from serfer_bench.papers.infless.paper import FRAGMENTS, WORLDS, World
+from serfer_bench.papers.infless.rows import FigureRow, rows_of
+from serfer_bench.papers.infless.throughput import functions_of
 
 _COUNTS: Final = (100, 500, 1000, 2000, 5000, 10_000)
 _FUNCTIONS: Final = 40

@@ -6,8 +6,9 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from bench.papers.infless.capacity import SYSTEMS, highest, placed
-from bench.papers.infless.paper import (
+from serfer.control.infless.scenario import ClusterScenario, FunctionSpec
+from serfer_bench.papers.infless.capacity import SYSTEMS, highest, placed
+from serfer_bench.papers.infless.paper import (
     COLD_MS,
     FIGURE_11,
     FIGURE_12B,
@@ -18,8 +19,7 @@ from bench.papers.infless.paper import (
     WORLDS,
     World,
 )
-from bench.papers.infless.rows import FigureRow, rows_of
-from serfer.control.infless.scenario import ClusterScenario, FunctionSpec
+from serfer_bench.papers.infless.rows import FigureRow, rows_of
 
 LARGE: Final = 2000
 """Servers of the paper's simulations."""

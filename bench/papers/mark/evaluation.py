@@ -20,8 +20,6 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from bench.core.options import MarkdownOption
-from bench.core.results import Results, Table, publish
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.control.policies import ALONE, make_policy
 from serfer.control.policies.mark.policy import Mark, MarkOptions
@@ -36,6 +34,8 @@ from serfer.sim.rates import steps_of
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
+from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.results import Results, Table, publish
 
 PERIOD_S: Final = 5.0
 TWITTER: Final = "twitter_2021-08_per_minute.csv"

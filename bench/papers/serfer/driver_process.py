@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.baselines.handlers.objects import Array
-from bench.core.frames import pipe_of, read_frame, write_frame
-from bench.papers.serfer.poll_driver import PollDriver
 from serfer.core.errors import QueryError
 from serfer.core.keys import StoreCounts
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION
 from serfer.plan_directory import load_plan
-from storage import open_store
+from serfer.storage import open_store
+from serfer_bench.baselines.handlers.objects import Array
+from serfer_bench.core.frames import pipe_of, read_frame, write_frame
+from serfer_bench.papers.serfer.poll_driver import PollDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,15 +21,15 @@ import typer
 from numpy.typing import NDArray
 from torch import nn
 
-from bench.core.results import Results, Table, publish, require_at_most
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import ModelError
-from splitter.head.batched_inference import answers
-from splitter.head.calibration import Calibration
-from splitter.head.fine_tune import threads
-from splitter.head.gap import HeadFit, replace_head
-from splitter.network.source import load
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.head.batched_inference import answers
+from serfer.splitter.head.calibration import Calibration
+from serfer.splitter.head.fine_tune import threads
+from serfer.splitter.head.gap import HeadFit, replace_head
+from serfer.splitter.network.source import load
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer_bench.core.results import Results, Table, publish, require_at_most
 
 SIZE = 28
 ALLOWED_POINTS = 1.3

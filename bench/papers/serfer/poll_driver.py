@@ -16,14 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.baselines.handlers.environment import Array, merge
-from bench.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key
 from serfer.core.errors import DeadlineError, MissingKeyError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import IMAGE, Plan
 from serfer.pipeline.reference import normalised
-from storage.counting import CountingStore
-from storage.store import Store
+from serfer.storage.counting import CountingStore
+from serfer.storage.store import Store
+from serfer_bench.baselines.handlers.environment import Array, merge
+from serfer_bench.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key
 
 POLLS_BEFORE_RETRY = 10_000
 DEADLINE_S = 120.0

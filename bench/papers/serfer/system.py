@@ -14,16 +14,23 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.baselines.deployment import TIMEOUT_S, LocalStack, check_pixels, check_staged, package, queries_at_once
-from bench.baselines.handlers.objects import Array
-from bench.core.system import System
-from bench.papers.serfer.driver_process import Configuration, DriverProcess
-from bench.papers.serfer.poll_driver import Mechanics
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import Settings
+from serfer_bench.baselines.deployment import (
+    TIMEOUT_S,
+    LocalStack,
+    check_pixels,
+    check_staged,
+    package,
+    queries_at_once,
+)
+from serfer_bench.baselines.handlers.objects import Array
+from serfer_bench.core.system import System
+from serfer_bench.papers.serfer.driver_process import Configuration, DriverProcess
+from serfer_bench.papers.serfer.poll_driver import Mechanics
 
 
 class SerFerPaper(System):
@@ -96,7 +103,7 @@ def _functions(
         FunctionConfig(
             name=plan.function(*part),
             directory=package(plan, directory, [part], settings.cache_dir),
-            handler=f"bench.baselines.handlers.serfer_bootstrap.{mechanics.handler}",
+            handler=f"serfer_bench.baselines.handlers.serfer_bootstrap.{mechanics.handler}",
             memory_mb=plan.stages[part[0]].memory_mb,
             timeout_s=TIMEOUT_S,
             environment=environment,

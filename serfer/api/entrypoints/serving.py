@@ -34,11 +34,11 @@ from serfer.pipeline.event_loop import LoopThread, RunningLoop
 from serfer.pipeline.pipeline import Pipeline
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
+from serfer.storage import open_store
+from serfer.storage.store import Store
 from serfer.wiring.deployed import Deployment, find_deployment
 from serfer.wiring.open_pipeline import open_on
 from serfer.wiring.options import Choices
-from storage import open_store
-from storage.store import Store
 
 UPLOADS: Final = "uploads"
 """The folder of the cache for networks and images that are being registered over HTTP."""

@@ -30,7 +30,7 @@ from serfer.offline.notify.delivery import PATIENT, deliver
 from serfer.offline.notify.event import JobEvent, JobStatus
 from serfer.offline.notify.event import OfflineJob as EventJob
 from serfer.offline.notify.target import Target
-from storage.store import Store
+from serfer.storage.store import Store
 
 MOST_JOBS: Final = 4
 """Jobs that run, wait or arrive in a driver."""

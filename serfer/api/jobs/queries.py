@@ -31,7 +31,7 @@ from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner
 from serfer.api.requests import IdempotencyKey
 from serfer.core.http_messages import StageProgress
 from serfer.core.run_machine import StageRun
-from storage.coordination import Coordination, set_once
+from serfer.storage.coordination import Coordination, set_once
 
 BEAT_S: Final = 2.0
 _GRACE_S: Final = 5.0  # beyond its deadline, until a query whose driver writes nothing counts as lost

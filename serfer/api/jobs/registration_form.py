@@ -26,13 +26,13 @@ from serfer.core.units import MIB
 from serfer.plan_directory import NETWORK_SUFFIX
 from serfer.registry import Registry
 from serfer.settings import Settings
+from serfer.splitter.network.description import read_labels, read_preprocess
+from serfer.splitter.network.zoo import ZOO
 from serfer.variants.making import MakingOptions
 from serfer.variants.register import DEFAULT_MAX_LOSS, DEFAULT_MOST, check_options
 from serfer.variants.submitted import SubmittedNetwork
 from serfer.variants.unpacking import SET, UnpackJob
 from serfer.wiring.network_file import outside_weights
-from splitter.network.description import read_labels, read_preprocess
-from splitter.network.zoo import ZOO
 
 _NETWORK, _VALIDATION, _PREPROCESS, _LABELS = "network", "validation", "preprocess", "labels"
 

@@ -5,7 +5,7 @@
     GET, any driver ◀── record ◀── heartbeats, each a change of what this run wrote last
     DELETE, any driver ── the record goes; another driver that works on it stops at its next heartbeat
 
-A record names the run that may change it (storage.coordination.change), so work that was deleted, or begun again
+A record names the run that may change it (serfer.storage.coordination.change), so work that was deleted, or begun again
 elsewhere, is lost to the driver that was at it, and stopped. An open record that was not written in time is that of a
 driver that was killed.
 """
@@ -27,7 +27,7 @@ from serfer.api.http.problems import Problem, problem_of
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import PlanError, SerferError, StoreError
 from serfer.fleet.log_events import log_event
-from storage.coordination import Coordination, Entry, change, set_once
+from serfer.storage.coordination import Coordination, Entry, change, set_once
 
 SILENT_S: Final = 40.0
 """Seconds after the last heartbeat from which a job's driver counts as killed."""

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from drivers.instance.client import FaultKind
 from serfer.control.router import Reason
+from serfer.drivers.instance.client import FaultKind
 from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import RunningPool
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from drivers.driver import Answer
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.http_messages import (
@@ -23,6 +22,7 @@ from serfer.core.report import PredictedImage, QueryReport
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
+from serfer.drivers.driver import Answer
 from serfer.pipeline.prediction import kind_of
 from serfer.pipeline.report import task_usd
 

@@ -22,7 +22,7 @@ from serfer.api.requests import owner_of
 from serfer.core.keys import LOCAL_OWNER
 from serfer.core.zarr import ChunkedArray
 from serfer.results import ResultManifest, Results, npy_bytes
-from storage.store import Store
+from serfer.storage.store import Store
 
 PREFIX: Final = "/v2/results"
 MODEL_VERSION: Final = "1"

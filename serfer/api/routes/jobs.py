@@ -15,7 +15,6 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 from yarl import URL
 
-from drivers.driver import RequestContext
 from serfer.api.answering import Question, answer
 from serfer.api.http.body import ApiLimits
 from serfer.api.http.image_sniffing import check_format
@@ -33,6 +32,7 @@ from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import ApplicationQuery
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.variants import Objectives
+from serfer.drivers.driver import RequestContext
 from serfer.images import image_files
 from serfer.offline.notify.target import Target
 from serfer.offline.notify.targets import parse_targets

@@ -22,7 +22,6 @@ from typing import Final
 
 import aiohttp
 
-from drivers.instance.client import InstanceProbe, open_http
 from serfer.applications.applications import served_name
 from serfer.applications.exchange import ScalingDecision
 from serfer.applications.instances import SeenInstance, VariantInstances
@@ -43,6 +42,7 @@ from serfer.control.selection.scaling.fleet_records import (
 )
 from serfer.core.units import MIB
 from serfer.core.variants import Place, Variant, VariantState
+from serfer.drivers.instance.client import InstanceProbe, open_http
 from serfer.fleet.control_loop import FleetLoop, Timing
 from serfer.fleet.leader import Provisioning
 from serfer.fleet.log_events import log_event

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 import aiohttp
 
-from drivers.instance.client import open_http
 from serfer.core.http_messages import ModelState, ModelStatus
+from serfer.drivers.instance.client import open_http
 from serfer.fleet.log_events import log_event
 
 Action = Literal["load", "unload"]

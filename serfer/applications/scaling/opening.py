@@ -20,7 +20,7 @@ from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import PoolRegistry
 from serfer.settings import Settings
-from storage.coordination import Coordination
+from serfer.storage.coordination import Coordination
 
 
 def open_fleet(  # noqa: PLR0913 - its parts, most of them by name

@@ -78,8 +78,8 @@ def map_plan(
     A network that looks at the whole image is refused by name, or run with --approximate.
     """
     settings = load_settings()
-    from splitter.map_plan import map_plan as make  # noqa: PLC0415 - the command line starts fast
-    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - same
+    from serfer.splitter.map_plan import map_plan as make  # noqa: PLC0415 - the command line starts fast
+    from serfer.splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - same
 
     with status_line() as progress:
         plan = make(

@@ -80,7 +80,7 @@ def register(
     Interrupted or killed, it goes on where it was when it is run again; run twice at once, one does the work and both
     end with the same result. Nothing of it answers queries before all is done.
     """
-    from splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
+    from serfer.splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
 
     with _progress() as progress:
         registered = register_network(

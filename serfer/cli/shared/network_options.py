@@ -19,8 +19,8 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS, InputSizes
 from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import load_settings
-from splitter.network.by_name.named_model import NamedModel
-from splitter.network.description import Description
+from serfer.splitter.network.by_name.named_model import NamedModel
+from serfer.splitter.network.description import Description
 
 SizeOption = Annotated[
     str | None,
@@ -143,7 +143,7 @@ def example_of(
     many = range_in(size) if ranges else None
     rows_and_columns = InputSizes.of(many).largest if many else size_in("--size", size)
     if channels is None and is_network_file(network):
-        from splitter.network.source import channels_of  # noqa: PLC0415 - the command line starts fast
+        from serfer.splitter.network.source import channels_of  # noqa: PLC0415 - the command line starts fast
 
         channels = channels_of(Path(network))
     shape = (channels or _RGB, *rows_and_columns)

@@ -17,7 +17,7 @@ from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.plan_directory import is_network, is_plan_directory
 from serfer.settings import Settings, load_settings
-from splitter.network.zoo import ZOO
+from serfer.splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
     from serfer.control.values.trainer import Trainer

@@ -23,9 +23,9 @@ from serfer.fleet.policy_state import open_place
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, load_plan
 from serfer.settings import Settings, settings_with
+from serfer.splitter.network.zoo import ZOO
+from serfer.storage import check_known
 from serfer.wiring.options import check_keep_warm
-from splitter.network.zoo import ZOO
-from storage import check_known
 
 ARGUMENTS = "SERFER_UP_ARGUMENTS"
 """The variable with the last arguments of a driver of `serfer up`, a list in JSON; they hold passwords."""

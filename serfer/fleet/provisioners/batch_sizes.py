@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from drivers.instance.client import InstanceClient
 from serfer.control.nonuniform.mix import assign
 from serfer.control.nonuniform.sizes import OWN, window_s
 from serfer.control.policy import InstanceState, ProvisioningPlan
 from serfer.control.scenario import InstanceType, Scenario
+from serfer.drivers.instance.client import InstanceClient
 from serfer.fleet.log_events import log_event
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import FleetMember

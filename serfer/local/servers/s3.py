@@ -16,7 +16,7 @@ from serfer.core.errors import SerferError, UnavailableError
 from serfer.extras import missing_extra
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_ports
-from storage.s3.store import S3Store
+from serfer.storage.s3.store import S3Store
 
 _TRIES = 5
 _POLL_S = 0.05

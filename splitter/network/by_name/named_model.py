@@ -12,7 +12,7 @@ from serfer.core.errors import ModelError, SerferError, UsageError
 from serfer.core.plan import Preprocess
 from serfer.plan_directory import LIBRARIES
 from serfer.plug_ins import in_one_line
-from splitter.network.by_name.model_card import ModelCard
+from serfer.splitter.network.by_name.model_card import ModelCard
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ def build(model: NamedModel, shape: tuple[int, int, int] | None = None) -> Named
     Raises ModelError for an unknown name, weights that are not here or of another network, and MissingExtraError.
     """
     library_name, name = model.name.split(":")
-    library: Any = import_module(f"splitter.network.by_name.{library_name}_models")
+    library: Any = import_module(f"serfer.splitter.network.by_name.{library_name}_models")
     file = None if model.weights_from in WEIGHTS_FROM else Path(model.weights_from)
     card: ModelCard = library.card(name, file.name if file else "")
     shape = shape or card.shape
@@ -124,7 +124,7 @@ def _random(
     card: ModelCard,
     shape: tuple[int, int, int],
 ) -> tuple[torch.nn.Module, str, int]:
-    from splitter.network.zoo import RANDOM_WEIGHTS, drawn_by_seed, with_random_weights  # noqa: PLC0415 - light here
+    from serfer.splitter.network.zoo import RANDOM_WEIGHTS, drawn_by_seed, with_random_weights  # noqa: PLC0415 - light here
 
     with drawn_by_seed():
         module = library.build(card.name, shape, card.classes)
@@ -156,7 +156,7 @@ def _with_weights(
     Files of the hub's are for the library to read, as what it does with them may depend on which they are; others are,
     where they do not fit as they are.
     """
-    from splitter.network.by_name.weights_file import classes_of, misfit, read_weights, unwrapped  # noqa: PLC0415 - same
+    from serfer.splitter.network.by_name.weights_file import classes_of, misfit, read_weights, unwrapped  # noqa: PLC0415 - same
 
     weights = read_weights(path)
     if published:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import INTERPOLATIONS
-from splitter.network.by_name import hub_cache
-from splitter.network.by_name.model_card import ModelCard
-from splitter.network.zoo import imagenet_labels
+from serfer.splitter.network.by_name import hub_cache
+from serfer.splitter.network.by_name.model_card import ModelCard
+from serfer.splitter.network.zoo import imagenet_labels
 
 if TYPE_CHECKING:
     import torch
 
-    from splitter.network.by_name.weights_file import Weights
+    from serfer.splitter.network.by_name.weights_file import Weights
 
 _FILES: Final = ("model.safetensors", "pytorch_model.bin")
 _OPEN_CLIP: Final = {"open_clip_pytorch_model.bin": "open_clip_model.safetensors"}

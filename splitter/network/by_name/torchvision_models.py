@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from serfer.core.errors import ModelError
-from splitter.network.by_name import hub_cache
-from splitter.network.by_name.model_card import ModelCard
+from serfer.splitter.network.by_name import hub_cache
+from serfer.splitter.network.by_name.model_card import ModelCard
 
 if TYPE_CHECKING:
     import torch
 
-    from splitter.network.by_name.weights_file import Weights
+    from serfer.splitter.network.by_name.weights_file import Weights
 
 _CLASSIFIES, _SEGMENTS = "ImageClassification", "SemanticSegmentation"
 _AUXILIARY: Final = {"googlenet": "aux_logits", "inception_v3": "aux_logits"}

@@ -17,15 +17,15 @@ from serfer.core.costs.cost_model import Platform, ready_seconds, starting_usd
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid
 from serfer.core.plan import ZIP
-from splitter.network.graph import Graph
-from splitter.network.source import Progress
-from splitter.planning.cold.search import ColdChain, ColdSearch
-from splitter.planning.explanation import alternative, describe
-from splitter.planning.limits import WeightStorage, column_bytes
-from splitter.planning.planner import Choice, Decision, choices_of, prepare
-from splitter.planning.split_options import Budget, SplitOptions
-from splitter.tiling.cuts import cut_points, cuts_at, weight_bytes
-from splitter.tiling.grids import AUTO, GridChoice
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.source import Progress
+from serfer.splitter.planning.cold.search import ColdChain, ColdSearch
+from serfer.splitter.planning.explanation import alternative, describe
+from serfer.splitter.planning.limits import WeightStorage, column_bytes
+from serfer.splitter.planning.planner import Choice, Decision, choices_of, prepare
+from serfer.splitter.planning.split_options import Budget, SplitOptions
+from serfer.splitter.tiling.cuts import cut_points, cuts_at, weight_bytes
+from serfer.splitter.tiling.grids import AUTO, GridChoice
 
 SLACK = 0.05
 """A cold plan may answer this share later than the earliest one, for the sake of dollars."""

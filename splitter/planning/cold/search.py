@@ -18,9 +18,9 @@ from functools import cached_property
 import numpy as np
 
 from serfer.core.costs.cost_model import Floats, Platform, starting_usd
-from splitter.planning.cold.share import ready
-from splitter.planning.search import Chain, Edge, Search, Vertex
-from splitter.planning.stage_prices import CandidateStage
+from serfer.splitter.planning.cold.share import ready
+from serfer.splitter.planning.search import Chain, Edge, Search, Vertex
+from serfer.splitter.planning.stage_prices import CandidateStage
 
 _SAME = 1e-12  # relative: sums of the same numbers in another order differ by less
 _State = tuple[Vertex, int, int]

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from serfer.core.costs.cold_starts import critical_path
 from serfer.core.costs.cost_model import Floats, Platform, ready_seconds
-from splitter.planning.gang_prices import CandidateGang
-from splitter.planning.search import Chain, Edge, Goal, Search, Vertex
-from splitter.planning.stage_prices import CandidateStage
+from serfer.splitter.planning.gang_prices import CandidateGang
+from serfer.splitter.planning.search import Chain, Edge, Goal, Search, Vertex
+from serfer.splitter.planning.stage_prices import CandidateStage
 
 _SAME = 1e-12  # relative: sums of the same numbers in another order differ by less
 _BLOCK = 256  # labels that are compared with one another at once

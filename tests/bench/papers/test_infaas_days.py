@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from bench.papers.infaas import figure5, figure7
-from bench.papers.infaas.day import pressed, read_day, smoothed
 from serfer.cli.main import app
 from serfer.core.errors import UsageError
+from serfer_bench.papers.infaas import figure5, figure7
+from serfer_bench.papers.infaas.day import pressed, read_day, smoothed
 
 pytestmark = pytest.mark.weekly
 

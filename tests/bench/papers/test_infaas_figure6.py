@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.papers.infaas.figure6 import FLAT, FLUCTUATING, INFAAS, STEADY, run
+from serfer_bench.papers.infaas.figure6 import FLAT, FLUCTUATING, INFAAS, STEADY, run
 
 pytestmark = pytest.mark.weekly
 

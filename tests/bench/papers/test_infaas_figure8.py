@@ -2,9 +2,9 @@
 
 import pytest
 
-from bench.core.workload import Sent
-from bench.papers.infaas import figure8
-from bench.papers.infaas.figure8 import Load, Together, _one, _Seen
+from serfer_bench.core.workload import Sent
+from serfer_bench.papers.infaas import figure8
+from serfer_bench.papers.infaas.figure8 import Load, Together, _one, _Seen
 
 pytestmark = pytest.mark.weekly
 
@@ -43,7 +43,7 @@ def test_a_query_is_late_after_the_objective_or_without_an_answer(monkeypatch, t
         seen.at += [(0.0, 0.1, 0), (39.0, 0.1, 80)]
         return ends
 
-    monkeypatch.setattr("bench.papers.infaas.figure8._run", run)
+    monkeypatch.setattr("serfer_bench.papers.infaas.figure8._run", run)
     row = _one(figure8.Testbed(tmp_path, tmp_path, b""), LOAD, "both", "http://here", "run", online=True)
     assert (row.queries, row.answered, row.late, row.windows, row.windows_per_s) == (4, 2, 0.75, 80, 2.0)
     assert row.p50_ms == pytest.approx(400.0)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from bench.papers.infless.capacity import SYSTEMS, highest, placed
-from bench.papers.infless.loads import under_loads
-from bench.papers.infless.paper import AUTHORS, BY_FLOPS, OSVT, QA_ROBOT, TABLE_4, World
 from serfer.sim.rates import silent
+from serfer_bench.papers.infless.capacity import SYSTEMS, highest, placed
+from serfer_bench.papers.infless.loads import under_loads
+from serfer_bench.papers.infless.paper import AUTHORS, BY_FLOPS, OSVT, QA_ROBOT, TABLE_4, World
 
 pytestmark = pytest.mark.weekly
 

@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from bench.papers.infless.figure16 import LSTH, charts, notes, run
 from serfer.cli.main import app
 from serfer.sim.simulate import LoadSpec
+from serfer_bench.papers.infless.figure16 import LSTH, charts, notes, run
 
 pytestmark = pytest.mark.weekly
 

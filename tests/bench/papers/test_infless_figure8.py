@@ -4,11 +4,11 @@ from itertools import count
 
 import pytest
 
-from bench.papers.infless import figure8
-from bench.papers.infless.figure8 import BatchPrediction, mean_error, measure_whole, whole_results
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.errors import UnavailableError
-from splitter.profiling import profile
+from serfer.splitter.profiling import profile
+from serfer_bench.papers.infless import figure8
+from serfer_bench.papers.infless.figure8 import BatchPrediction, mean_error, measure_whole, whole_results
 from tests.e2e.small import small_onnx
 
 pytestmark = pytest.mark.weekly

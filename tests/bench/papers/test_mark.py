@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 
-from bench.papers.mark.evaluation import MODELS, ON_DEMAND, TWITTER, cost_rows, interruption_rows, results, surge_rows
 from serfer.control.batching import Profile, tune
 from serfer.control.policies import make_policy
+from serfer_bench.papers.mark.evaluation import (
+    MODELS,
+    ON_DEMAND,
+    TWITTER,
+    cost_rows,
+    interruption_rows,
+    results,
+    surge_rows,
+)
 from tests.control.worlds import seen
 
 pytestmark = pytest.mark.weekly

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from bench.papers.serfer import gap
 from serfer.core.errors import ModelError
+from serfer_bench.papers.serfer import gap
 
 pytestmark = pytest.mark.weekly
 

@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 
-from bench.papers.infaas.table8 import ARCHITECTURES, table8
 from serfer.control.selection import Catalogue, InfaasSelector, States, draw_of
 from serfer.core.errors import UsageError
 from serfer.core.variants import Objectives, Place, SelectionReason
+from serfer_bench.papers.infaas.table8 import ARCHITECTURES, table8
 from tests.control.selection import oracle
 from tests.control.selection.worlds import ACTIVE, INACTIVE, INTERFERED, OVERLOADED, Registry, states, variant
 

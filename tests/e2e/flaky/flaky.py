@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from lambdas.bootstrap import handler as work
+from serfer.lambdas.bootstrap import handler as work
 
 
 def handler(event, context):

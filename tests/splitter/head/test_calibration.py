@@ -12,8 +12,8 @@ from serfer.core.errors import ImageError, InputError, PlanError, UsageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
 from serfer.images import decode_image
-from splitter.head import calibration
-from splitter.head.calibration import Calibration, read_calibration
+from serfer.splitter.head import calibration
+from serfer.splitter.head.calibration import Calibration, read_calibration
 
 SHAPE = Shape(3, 6, 8, flat=False)
 RGB = Preprocess(7, "bilinear", "RGB", 1 / 255, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))

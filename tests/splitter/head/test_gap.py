@@ -8,14 +8,14 @@ import torch
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
-from splitter.head import fine_tune
-from splitter.head.batched_inference import answers, pooled_and_logits
-from splitter.head.calibration import Calibration
-from splitter.head.find import Linear, find_head, with_linear_head
-from splitter.head.gap import divide, replace_head, replace_head_blind
-from splitter.head.torch_interpreter import Trainable, unknown_kinds
-from splitter.network.source import mean_matrix
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.head import fine_tune
+from serfer.splitter.head.batched_inference import answers, pooled_and_logits
+from serfer.splitter.head.calibration import Calibration
+from serfer.splitter.head.find import Linear, find_head, with_linear_head
+from serfer.splitter.head.gap import divide, replace_head, replace_head_blind
+from serfer.splitter.head.torch_interpreter import Trainable, unknown_kinds
+from serfer.splitter.network.source import mean_matrix
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, unsplit
 
 BINARY = ["Add", "Sub", "Mul", "Div", "Max", "Min", "Sum"]

@@ -10,8 +10,8 @@ import torch
 import serfer
 from serfer.core.errors import ModelError
 from serfer.core.exactness import TOLERANCE, relative_error
-from splitter.network import source
-from splitter.plan_dir.check import run_tiles
+from serfer.splitter.network import source
+from serfer.splitter.plan_dir.check import run_tiles
 
 NO_VIEW = "Cannot view a tensor with shape torch.Size([1, 2]) and strides (1, 1) as a tensor with shape (2,)!"
 NO_RANK = "only 4D query, key, and value are supported"

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from serfer.core.errors import ModelError
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import worst_error
 from tests.splitter.network.test_ingest import network
 

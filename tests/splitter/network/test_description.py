@@ -21,7 +21,7 @@ from serfer.core.plan import CHANNELS, INTERPOLATIONS, OPENCV_BILINEAR, PAD_PLAC
 from serfer.core.plan.pixels import normalise
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from splitter.network.description import read_labels, read_preprocess
+from serfer.splitter.network.description import read_labels, read_preprocess
 from tests.splitter.models import Net
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ import pytest
 from serfer.core.errors import ModelError, PlanError, UsageError
 from serfer.core.plan import OutputTensor, Shape
 from serfer.core.plan.detection import DetectionHead
-from splitter.network.detection_heads import BoxOptions, is_boxes
+from serfer.splitter.network.detection_heads import BoxOptions, is_boxes
 
 INPUT = Shape(3, 640, 640, flat=False)
 COCO = 80

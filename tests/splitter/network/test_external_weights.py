@@ -9,10 +9,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnxscript import ir
 
-from splitter.network import ingest
-from splitter.network.external_weights import ExternalWeightsModel
-from splitter.network.source import load
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network import ingest
+from serfer.splitter.network.external_weights import ExternalWeightsModel
+from serfer.splitter.network.source import load
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, unsplit, worst_error
 
 SIZE = (16, 16)

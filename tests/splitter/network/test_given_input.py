@@ -15,9 +15,9 @@ from onnx import helper
 import serfer
 from serfer.core.errors import ModelError, PlanError
 from serfer.core.exactness import relative_error
-from splitter.network.source import load
-from splitter.plan_dir.check import whole_runner
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network.source import load
+from serfer.splitter.plan_dir.check import whole_runner
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net
 
 SIZE = (12, 10)

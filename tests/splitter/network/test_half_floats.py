@@ -7,10 +7,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
-from splitter.network.half_floats import ROUNDING
-from splitter.network.source import load
-from splitter.plan_dir import check
-from splitter.split import split
+from serfer.splitter.network.half_floats import ROUNDING
+from serfer.splitter.network.source import load
+from serfer.splitter.plan_dir import check
+from serfer.splitter.split import split
 from tests.splitter.models import Net, check_every_answer, unsplit
 
 EXACT = 1e-6

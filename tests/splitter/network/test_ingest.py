@@ -6,8 +6,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from serfer.core.errors import ModelError
-from splitter.tiling import operators
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
 
 EXACT = 2e-6

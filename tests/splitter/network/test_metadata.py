@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 import serfer
 from serfer.core.errors import PlanError
 from serfer.core.plan import Pad, Preprocess
-from splitter.network.metadata import parse_names, read_metadata
+from serfer.splitter.network.metadata import parse_names, read_metadata
 from tests.e2e.small import LABELS, SIZE, small_onnx
 
 SHAPE = (1, 3, 320, 320)

@@ -30,13 +30,13 @@ from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.images import decode_image
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
+from serfer.splitter.network.by_name import hub_cache, weights_file
+from serfer.splitter.network.by_name.named_model import NamedModel, build
+from serfer.splitter.network.by_name.torchvision_models import card
+from serfer.splitter.network.source import load
+from serfer.splitter.network.zoo import imagenet_labels
 from serfer.variants.register import _network_name
 from serfer.wiring.network_file import _of_name, plan_of_file
-from splitter.network.by_name import hub_cache, weights_file
-from splitter.network.by_name.named_model import NamedModel, build
-from splitter.network.by_name.torchvision_models import card
-from splitter.network.source import load
-from splitter.network.zoo import imagenet_labels
 
 PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
 SMALL = "torchvision:shufflenet_v2_x0_5"

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from splitter.network.source import load
+from serfer.splitter.network.source import load
 from tests.splitter.models import Net, unsplit, worst_error
 
 SIZE = (12, 12)

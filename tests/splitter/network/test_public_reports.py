@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.core.errors import ModelError
-from splitter.network.source import load
+from serfer.splitter.network.source import load
 from tests.splitter.models import Net
 
 

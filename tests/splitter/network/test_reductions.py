@@ -12,8 +12,8 @@ from torch.nn import functional
 import serfer
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import difference
-from splitter.network.description import Reduction
-from splitter.network.reductions import class_type, reduced_answer
+from serfer.splitter.network.description import Reduction
+from serfer.splitter.network.reductions import class_type, reduced_answer
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import SIZE
 from tests.splitter.network.test_outputs import SIZE as EXAMPLE

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from serfer.core.errors import ModelError
-from splitter.network.source import load
-from splitter.split import split
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network.source import load
+from serfer.splitter.split import split
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net
 
 SIZE = (8, 8)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from serfer.core.errors import ModelError
-from splitter.network import source
+from serfer.splitter.network import source
 
 FACTORY = """
 from __future__ import annotations

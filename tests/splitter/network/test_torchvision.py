@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from splitter.network.source import load
+from serfer.splitter.network.source import load
 
 EXAMPLE = np.zeros((1, 3, 32, 32), np.float32)
 FACTORY = """

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from serfer.core.errors import ModelError
-from splitter.network.source import load
-from splitter.tiling import operators
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.network.source import load
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
 from tests.splitter.tiling.test_elementwise import EXACT, SIZE, network
 

@@ -6,10 +6,10 @@ import pytest
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
-from splitter.network.whole_numbers import ROUNDING
-from splitter.plan_dir.check import run_tiles, whole_runner
-from splitter.split import split
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network.whole_numbers import ROUNDING
+from serfer.splitter.plan_dir.check import run_tiles, whole_runner
+from serfer.splitter.split import split
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, through_the_store, unsplit
 
 SIZE = (16, 18)

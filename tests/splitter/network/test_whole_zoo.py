@@ -14,8 +14,8 @@ from PIL import Image
 import serfer
 from serfer.core.errors import ModelError
 from serfer.packaging.bundle import dependencies, directory_bytes, function_directory
-from splitter.network.zoo import ZOO, find, imagenet_labels
-from splitter.tiling.grids import ONE, parse_grids
+from serfer.splitter.network.zoo import ZOO, find, imagenet_labels
+from serfer.splitter.tiling.grids import ONE, parse_grids
 
 PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
 PACKAGE_LIMIT = 262_144_000

@@ -13,14 +13,14 @@ from serfer.images import image_files
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.pipeline.reference import normalised, original, unsplit
 from serfer.plan_directory import check_artefacts, load_plan
-from splitter import build
-from splitter.plan_dir.assemble import _stage_parts
-from splitter.plan_dir.weights import WeightsFile
-from splitter.planning.planner import Decision
-from splitter.split import split
-from splitter.tiling.cuts import cut_points
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import parse_grids
+from serfer.splitter import build
+from serfer.splitter.plan_dir.assemble import _stage_parts
+from serfer.splitter.plan_dir.weights import WeightsFile
+from serfer.splitter.planning.planner import Decision
+from serfer.splitter.split import split
+from serfer.splitter.tiling.cuts import cut_points
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import parse_grids
 from tests.splitter.models import BUDGET, choose
 
 PHOTOGRAPHS = Path(__file__).parents[3] / "examples" / "images"
@@ -153,7 +153,7 @@ def crops(count, size):
 
 @pytest.mark.slow
 def test_alexnets_random_weights_are_reproducible(zoo):
-    from splitter.network.zoo import ZOO  # noqa: PLC0415 - torch is slow to import
+    from serfer.splitter.network.zoo import ZOO  # noqa: PLC0415 - torch is slow to import
 
     again = ZOO["alexnet"].build().state_dict()
     stored = zoo("alexnet")[2].weights["features.0.weight"]

@@ -4,8 +4,8 @@ import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.plan import IMAGE
-from splitter.plan_dir.check import run_tiles
-from splitter.split import split
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.split import split
 from tests.once import one_each
 from tests.splitter.models import Net, check_every_answer, cut, relative_error, through_the_store, unsplit
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import ModelError
-from splitter.network.source import load
-from splitter.plan_dir.check import check_exact
+from serfer.splitter.network.source import load
+from serfer.splitter.plan_dir.check import check_exact
 from tests.splitter.models import split_two_stages
 
 BATCH = np.random.default_rng(4).standard_normal((2, 3, 8, 8), dtype=np.float32)

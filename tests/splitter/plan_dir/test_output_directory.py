@@ -8,8 +8,8 @@ import shutil
 import pytest
 
 from serfer.core.errors import InputError, UnavailableError
-from splitter.plan_dir import output_directory
-from splitter.plan_dir.output_directory import appearing_whole, place_for
+from serfer.splitter.plan_dir import output_directory
+from serfer.splitter.plan_dir.output_directory import appearing_whole, place_for
 from tests.core.plans import write_plan
 
 NEW = '{"format": 0, "digest": "new"}'

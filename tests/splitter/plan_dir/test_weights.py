@@ -4,9 +4,9 @@ from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
 from serfer.core.geometry import Span
-from splitter.network.graph import INLINE_BYTES
-from splitter.plan_dir.weights import WeightsFile
-from splitter.tiling.onnx_builder import Slice
+from serfer.splitter.network.graph import INLINE_BYTES
+from serfer.splitter.plan_dir.weights import WeightsFile
+from serfer.splitter.tiling.onnx_builder import Slice
 
 RANDOM = np.random.default_rng(0)
 CONSTANTS = {

@@ -4,7 +4,7 @@ import pytest
 
 from serfer.core.errors import ModelError, UsageError
 from serfer.plan_directory import load_cold_plan
-from splitter.split import split
+from serfer.splitter.split import split
 from tests.splitter.models import Net
 
 

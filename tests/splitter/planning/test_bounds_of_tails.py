@@ -10,14 +10,14 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.geometry import Grid
 from serfer.core.plan import AS_IS, PackageLimit
-from splitter.network.as_is import Measured
-from splitter.planning import bounds
-from splitter.planning.planner import prepare
-from splitter.planning.search import BALANCED
-from splitter.planning.split_options import Budget
-from splitter.tiling.cuts import cut_points
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import COLUMNS, ONE, GridChoice
+from serfer.splitter.network.as_is import Measured
+from serfer.splitter.planning import bounds
+from serfer.splitter.planning.planner import prepare
+from serfer.splitter.planning.search import BALANCED
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling.cuts import cut_points
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import COLUMNS, ONE, GridChoice
 from tests.splitter.models import Net
 from tests.splitter.planning.test_search import DEAR_BYTES, FACTS, INLINE_MOST, PROFILES, priced, shares_left
 from tests.splitter.test_random_tails import read, source_of
@@ -28,8 +28,8 @@ GRIDS = (ONE, Grid(1, 2), Grid(2, 2), *COLUMNS[:2])
 @pytest.fixture(scope="module", autouse=True)
 def _small_choices():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
-        patch.setattr("splitter.planning.gang_candidates.GRIDS", (Grid(2, 1), Grid(2, 2)))
+        patch.setattr("serfer.splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
+        patch.setattr("serfer.splitter.planning.gang_candidates.GRIDS", (Grid(2, 1), Grid(2, 2)))
         yield
 
 

@@ -14,17 +14,17 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import FETCHED, PackageLimit
 from serfer.core.units import MIB
 from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
-from splitter.plan_dir.check import run_tiles
-from splitter.planning.cold.plan import EARLIER, SLACK, find_cold_plan
-from splitter.planning.cold.search import ColdSearch
-from splitter.planning.limits import FunctionLimits, WeightStorage, column_bytes
-from splitter.planning.planner import choices_of, prepare
-from splitter.planning.split_options import Budget, SplitOptions
-from splitter.split import split
-from splitter.tiling.cuts import cut_points
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.grids import ONE, GridChoice, parse_grids
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.planning.cold.plan import EARLIER, SLACK, find_cold_plan
+from serfer.splitter.planning.cold.search import ColdSearch
+from serfer.splitter.planning.limits import FunctionLimits, WeightStorage, column_bytes
+from serfer.splitter.planning.planner import choices_of, prepare
+from serfer.splitter.planning.split_options import Budget, SplitOptions
+from serfer.splitter.split import split
+from serfer.splitter.tiling.cuts import cut_points
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.grids import ONE, GridChoice, parse_grids
 from tests.once import one_each
 from tests.splitter.models import unsplit
 from tests.splitter.planning.test_weight_places import NETWORKS, SIZE

@@ -9,11 +9,11 @@ import pytest
 from serfer.core.costs.cold_starts import cold_seconds
 from serfer.core.costs.cost_model import ready_seconds
 from serfer.core.plan import INLINE, ZIP, PackageLimit
-from splitter.planning.cold.share import best_chain, expected_seconds, first_answer
-from splitter.planning.planner import prepare
-from splitter.planning.search import BALANCED, COST, LATENCY
-from splitter.tiling.cuts import weight_bytes
-from splitter.tiling.grids import GridChoice
+from serfer.splitter.planning.cold.share import best_chain, expected_seconds, first_answer
+from serfer.splitter.planning.planner import prepare
+from serfer.splitter.planning.search import BALANCED, COST, LATENCY
+from serfer.splitter.tiling.cuts import weight_bytes
+from serfer.splitter.tiling.grids import GridChoice
 from tests.splitter.planning import test_search
 from tests.splitter.planning.test_search import GRIDS, INLINE_MOST, Enumerated, cases, searched
 
@@ -25,7 +25,7 @@ GOALS = {"latency": LATENCY, "cost": COST, "balanced": BALANCED}
 @pytest.fixture(scope="module", autouse=True)
 def _small_choices():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
+        patch.setattr("serfer.splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
         patch.setattr(test_search, "GRIDS", GRIDS[:3])
         yield
 

@@ -14,12 +14,12 @@ import pytest
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import WEIGHT_PLACES, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from splitter.network.source import load
-from splitter.package_fit import fit
-from splitter.planning.cold.plan import cold_offer
-from splitter.planning.split_options import OBJECTIVES, Budget, SplitOptions, memory_sizes
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.grids import parse_grids
+from serfer.splitter.network.source import load
+from serfer.splitter.package_fit import fit
+from serfer.splitter.planning.cold.plan import cold_offer
+from serfer.splitter.planning.split_options import OBJECTIVES, Budget, SplitOptions, memory_sizes
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.grids import parse_grids
 from tests.splitter.models import Net
 from tests.splitter.planning.test_weight_places import NETWORKS, ROOM, SIZE
 

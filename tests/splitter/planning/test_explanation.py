@@ -3,7 +3,7 @@
 import pytest
 
 from serfer.core.errors import PlanWarning
-from splitter.split import split
+from serfer.splitter.split import split
 from tests.splitter.models import Net
 
 

@@ -13,17 +13,17 @@ from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.geometry import Grid
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
 from serfer.core.units import FLOAT_BYTES
-from splitter.planning.gang_candidates import exchange_points
-from splitter.planning.gang_chains import frontier
-from splitter.planning.ort_kernels import operator_work, tile_moves
-from splitter.planning.planner import gangs_of, prepare
-from splitter.planning.search import Search
-from splitter.planning.split_options import Budget
-from splitter.tiling import operators
-from splitter.tiling.cuts import cut_points
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_grid, with_tile_pools
-from splitter.tiling.grids import ONE, GridChoice, tile_rects
+from serfer.splitter.planning.gang_candidates import exchange_points
+from serfer.splitter.planning.gang_chains import frontier
+from serfer.splitter.planning.ort_kernels import operator_work, tile_moves
+from serfer.splitter.planning.planner import gangs_of, prepare
+from serfer.splitter.planning.search import Search
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.cuts import cut_points
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_grid, with_tile_pools
+from serfer.splitter.tiling.grids import ONE, GridChoice, tile_rects
 from tests.splitter.models import Net
 from tests.splitter.planning import test_search
 from tests.splitter.planning.test_search import (
@@ -49,8 +49,8 @@ MORE_CASES = range(80)
 @pytest.fixture(scope="module", autouse=True)
 def _small_choices():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
-        patch.setattr("splitter.planning.gang_candidates.GRIDS", GANG_GRIDS)
+        patch.setattr("serfer.splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
+        patch.setattr("serfer.splitter.planning.gang_candidates.GRIDS", GANG_GRIDS)
         patch.setattr(test_search, "GRIDS", STAGE_GRIDS)
         yield
 

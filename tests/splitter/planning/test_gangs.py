@@ -9,9 +9,9 @@ from serfer.cli.main import app
 from serfer.core.errors import PlanWarning, UsageError
 from serfer.core.plan import PackageLimit
 from serfer.pictures import draw_plan
-from splitter.plan_dir.check import run_tiles
-from splitter.planning.split_options import check_gang
-from splitter.split import split
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.planning.split_options import check_gang
+from serfer.splitter.split import split
 from tests.splitter.models import LIMIT, Net, cut, relative_error, unsplit, worst_error
 
 

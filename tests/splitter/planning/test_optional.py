@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import ModelError
-from splitter import build, package_fit
-from splitter.plan_dir.check import run_tiles
-from splitter.planning import bounds, gang_chains
-from splitter.split import split
+from serfer.splitter import build, package_fit
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.planning import bounds, gang_chains
+from serfer.splitter.split import split
 from tests.splitter.models import Net, relative_error, unsplit
 
-PLANNING = logging.getLogger("splitter.planning.optional")
+PLANNING = logging.getLogger("serfer.splitter.planning.optional")
 
 
 @pytest.fixture

@@ -5,16 +5,16 @@ import pytest
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import PackageLimit
-from splitter.package_fit import fit
-from splitter.planning.limits import WeightStorage, memory_needed
-from splitter.planning.planner import prepare
-from splitter.planning.search import BALANCED, COST, LATENCY
-from splitter.planning.split_options import Budget, SplitOptions
-from splitter.tiling import operators
-from splitter.tiling.cuts import cut_points, weight_bytes
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.grids import parse_grids, tile_rects
-from splitter.tiling.regions import infer_regions, tile_macs, whole_regions
+from serfer.splitter.package_fit import fit
+from serfer.splitter.planning.limits import WeightStorage, memory_needed
+from serfer.splitter.planning.planner import prepare
+from serfer.splitter.planning.search import BALANCED, COST, LATENCY
+from serfer.splitter.planning.split_options import Budget, SplitOptions
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.cuts import cut_points, weight_bytes
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.grids import parse_grids, tile_rects
+from serfer.splitter.tiling.regions import infer_regions, tile_macs, whole_regions
 from tests.splitter.models import BUDGET, FACTS, LIMIT, Net, choose
 
 ONE = Grid(1, 1)

@@ -10,10 +10,10 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.exactness import relative_error
 from serfer.pipeline.reference import original
 from serfer.pipeline.reference import unsplit as in_one_piece
-from splitter.network.graph import Node
-from splitter.planning.precision import rounding, storable, with_half
-from splitter.split import split
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network.graph import Node
+from serfer.splitter.planning.precision import rounding, storable, with_half
+from serfer.splitter.split import split
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, check_every_answer, cut, room_for, unsplit
 
 SIZE = (12, 12)

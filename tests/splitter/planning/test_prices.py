@@ -6,12 +6,12 @@ import pytest
 
 from serfer.core.costs.cost_model import Platform, price_plan
 from serfer.core.costs.operator_costs import shipped_profiles
-from splitter.network.source import Source
-from splitter.package_fit import fit
-from splitter.plan_dir.assemble import assemble
-from splitter.planning.split_options import Budget, SplitOptions
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.grids import parse_grids
+from serfer.splitter.network.source import Source
+from serfer.splitter.package_fit import fit
+from serfer.splitter.plan_dir.assemble import assemble
+from serfer.splitter.planning.split_options import Budget, SplitOptions
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.grids import parse_grids
 from tests.once import one_each
 from tests.splitter.models import FACTS, LIMIT, Net, unsplit
 

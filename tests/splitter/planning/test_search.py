@@ -14,17 +14,17 @@ from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, PackageLimit
 from serfer.core.units import FLOAT_BYTES
-from splitter.planning.ort_kernels import operator_work, tile_moves
-from splitter.planning.planner import choices_of, prepare
-from splitter.planning.search import BALANCED, COST, LATENCY, Chain, Search
-from splitter.planning.split_options import Budget
-from splitter.planning.stage_graph import LEAST_SIDE
-from splitter.tiling import operators
-from splitter.tiling.cuts import cut_points, weight_bytes
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_grid, with_tile_pools
-from splitter.tiling.grids import COLUMNS, ONE, GridChoice, can_part, tile_rects
-from splitter.tiling.regions import infer_regions
+from serfer.splitter.planning.ort_kernels import operator_work, tile_moves
+from serfer.splitter.planning.planner import choices_of, prepare
+from serfer.splitter.planning.search import BALANCED, COST, LATENCY, Chain, Search
+from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.planning.stage_graph import LEAST_SIDE
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.cuts import cut_points, weight_bytes
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_grid, with_tile_pools
+from serfer.splitter.tiling.grids import COLUMNS, ONE, GridChoice, can_part, tile_rects
+from serfer.splitter.tiling.regions import infer_regions
 from tests.splitter.models import Net
 
 CASES = 200
@@ -238,7 +238,7 @@ def cases(count):
 def _little_rides_along():
     """Tiny networks have tiny maps: nearly all of them would."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
+        patch.setattr("serfer.splitter.planning.stage_prices.INLINE_MOST", INLINE_MOST)
         yield
 
 

@@ -10,10 +10,10 @@ from serfer.core.errors import ModelError, PlanWarning, UsageError
 from serfer.core.plan import CONTAINER, FETCHED, ZIP
 from serfer.core.units import MIB
 from serfer.plan_directory import load_plan
-from splitter.plan_dir.check import run_tiles
-from splitter.planning.precision import predicted_loss, rounded_up, storable, storable_within
-from splitter.split import split
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.planning.precision import predicted_loss, rounded_up, storable, storable_within
+from serfer.splitter.split import split
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.once import one_each
 from tests.splitter.models import Net, unsplit
 
@@ -138,7 +138,7 @@ def test_zips_name_the_plan_in_fp16_that_they_leave_out(planned):
 
 
 def test_a_measured_loss_beyond_what_is_allowed_leaves_weights_in_fp32(planned, monkeypatch):
-    monkeypatch.setattr("splitter.package_fit.relative_error", lambda *_: 0.02)
+    monkeypatch.setattr("serfer.splitter.package_fit.relative_error", lambda *_: 0.02)
     with pytest.warns(PlanWarning, match=r"by 0\.02 of their range .* --max-loss allows 0\.01") as warned:
         plan = planned("many_layers", weights="auto", max_loss=0.01)
     assert warned[0].filename == __file__

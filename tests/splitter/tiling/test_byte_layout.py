@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lambdas.cell_codec import cells_to_bytes, pieces_to_inputs
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.keys import output_key
 from serfer.core.plan import CACHE, Artefact, Cell, Function, Input, Padding, Shape, Stage, Tile
 from serfer.core.wire import Task
-from splitter.tiling.byte_layout import lay_out, pieces_for
+from serfer.lambdas.cell_codec import cells_to_bytes, pieces_to_inputs
+from serfer.splitter.tiling.byte_layout import lay_out, pieces_for
 
 QUERY = "0123456789abcdef" * 2
 NONE = Padding(0, 0, 0, 0)

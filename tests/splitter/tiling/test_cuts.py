@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import UsageError
-from splitter.tiling.cuts import MOST_TENSORS, all_cuts, cut_points, cuts_after, weight_bytes
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.cuts import MOST_TENSORS, all_cuts, cut_points, cuts_after, weight_bytes
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
 from tests.splitter.models import Net
 
 SAME = {"pads": [1, 1, 1, 1]}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from splitter.tiling import operators
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
 from tests.once import one_each
 from tests.splitter.models import Net, unsplit, worst_error
 

@@ -6,8 +6,8 @@ import pytest
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import PlanWarning
 from serfer.core.geometry import Grid
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.global_pooling import with_grid, with_tile_pools
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_grid, with_tile_pools
 from tests.once import one_each
 from tests.splitter.models import Net, check_every_answer, cut, through_the_store
 

@@ -2,7 +2,7 @@ import pytest
 
 from serfer.core.errors import UsageError
 from serfer.core.geometry import Grid
-from splitter.tiling.grids import parse_grid, parse_grids
+from serfer.splitter.tiling.grids import parse_grid, parse_grids
 
 
 @pytest.mark.parametrize(

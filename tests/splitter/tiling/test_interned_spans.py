@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from splitter.network.sliding_window import Window
-from splitter.tiling.interned_spans import InternedSpans
-from splitter.tiling.receptive_field import clipped, hull, under
+from serfer.splitter.network.sliding_window import Window
+from serfer.splitter.tiling.interned_spans import InternedSpans
+from serfer.splitter.tiling.receptive_field import clipped, hull, under
 
 
 def test_equal_spans_are_one_array_and_equal_their_rules():

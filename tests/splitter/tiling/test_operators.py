@@ -5,11 +5,11 @@ import pytest
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
-from splitter.network.onnx_models import OPSET
-from splitter.network.source import mean_matrix
-from splitter.tiling import operators
-from splitter.tiling.cuts import cut_points
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network.onnx_models import OPSET
+from serfer.splitter.network.source import mean_matrix
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.cuts import cut_points
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.once import one_each
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
 
@@ -188,7 +188,7 @@ def test_padding_that_repeats_the_image_is_exact(tmp_path, mode):
 
 @pytest.mark.parametrize("grid", ["2x2", "3x3"])
 def test_old_opsets_are_converted(tmp_path, grid):
-    from splitter.network.source import load  # noqa: PLC0415 - beside its only use
+    from serfer.splitter.network.source import load  # noqa: PLC0415 - beside its only use
 
     net = Net(2, 13, 13, opset=13, batch=1)
     x = net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1])

@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serfer.core.geometry import Span
-from splitter.network.sliding_window import Window, explicit_pads
-from splitter.tiling.receptive_field import clipped, hull, spans_of, tabulated, under
+from serfer.splitter.network.sliding_window import Window, explicit_pads
+from serfer.splitter.tiling.receptive_field import clipped, hull, spans_of, tabulated, under
 
 WINDOWS = st.builds(
     Window,

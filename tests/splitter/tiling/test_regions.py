@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.plan import Padding
-from splitter.network.graph import COL_AXIS, ROW_AXIS
-from splitter.network.sliding_window import window
-from splitter.tiling.from_onnx import from_onnx
-from splitter.tiling.receptive_field import spans_of
-from splitter.tiling.regions import AxisWalk, axis_node, infer_regions, input_paddings
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS
+from serfer.splitter.network.sliding_window import window
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.receptive_field import spans_of
+from serfer.splitter.tiling.regions import AxisWalk, axis_node, infer_regions, input_paddings
 from tests.splitter.models import Net
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.once import one_each
 from tests.splitter.models import Net
 from tests.splitter.tiling.test_elementwise import EXACT, network, spread

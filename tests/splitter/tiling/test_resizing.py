@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from serfer.core.exactness import relative_error
 from serfer.core.geometry import Span
-from splitter.network.interpolation import interpolation_of
-from splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.network.interpolation import interpolation_of
+from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, unsplit
 from tests.splitter.tiling.test_elementwise import spread
 from tests.splitter.tiling.tiles import in_tiles

@@ -3,12 +3,12 @@
 import numpy as np
 
 from serfer.core.geometry import Grid, grid_rects
-from splitter.network.graph import needed_for
-from splitter.network.onnx_models import session_of
-from splitter.plan_dir.emit import input_name, output_name, tile_graph
-from splitter.tiling import operators
-from splitter.tiling.global_pooling import with_tile_pools
-from splitter.tiling.regions import infer_regions
+from serfer.splitter.network.graph import needed_for
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.plan_dir.emit import input_name, output_name, tile_graph
+from serfer.splitter.tiling import operators
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.regions import infer_regions
 
 
 def in_tiles(graph, output, grid, batch):

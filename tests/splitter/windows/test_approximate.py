@@ -14,7 +14,7 @@ from serfer.core.errors import InputError, ModelError, PlanError, UsageError
 from serfer.core.exactness import agreement, relative_error
 from serfer.core.plan import Preprocess, dump_plan, parse_plan, sealed
 from serfer.plan_directory import load_plan
-from splitter.windows.sample import generated
+from serfer.splitter.windows.sample import generated
 from tests.raster.files import pixels, write
 from tests.splitter.windows.test_map_plan import Aligned, Attention, Gated, Placed, Unet, by_windows, image, whole
 

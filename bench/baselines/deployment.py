@@ -28,7 +28,7 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import Settings
 
 TIMEOUT_S = 60.0
-_PACKAGES = ("bench", "serfer_bench.baselines", "serfer_bench.baselines.handlers")
+_PACKAGES = ("serfer_bench", "serfer_bench.baselines", "serfer_bench.baselines.handlers")
 _HANDLERS = _PACKAGES[-1]
 T = TypeVar("T")
 

@@ -46,7 +46,7 @@ FUNCTIONS = {
 """The part of each function that is timed, by module and name."""
 PACKAGES = {
     **dict.fromkeys(("awslambdaric", "simplejson", "snapshot_restore_py", "runtime_client"), "runtime"),
-    **dict.fromkeys(("lambdas", "serfer", "storage"), "own code"),
+    "serfer": "own code",
     **dict.fromkeys(("redis", "botocore", "urllib3"), "store client"),
     "numpy": "numpy",
     "onnxruntime": "onnxruntime",

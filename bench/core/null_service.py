@@ -1,7 +1,7 @@
 """A Lambda service whose functions do nothing: every task is answered at once with a report of the right shape.
 
-`python -m serfer_bench.core.null_service PLAN_DIRECTORY` prints its URL and serves until its standard input ends. It is a
-process of its own, so that only the driver's and the client's time is measured.
+`python -m serfer_bench.core.null_service PLAN_DIRECTORY` prints its URL and serves until its standard input ends. It is
+a process of its own, so that only the driver's and the client's time is measured.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A layer is unpacked under /opt, and Python finds what lies in its `python` directory:
 
-    /opt/python/numpy, lambdas, ...                 the worker layer
+    /opt/python/numpy, serfer, ...                  the worker layer
     /opt/python/serfer_plan/stage-K/...             the layer with one function's weights
     /var/task/plan.json                             the function itself
 

@@ -40,7 +40,7 @@ def pins(lock: Path) -> tuple[Pin, ...]:
 def dump(pinned: tuple[Pin, ...]) -> str:
     """Write pins as a lock file."""
     lines = [
-        "# Made by `python -m serfer.sam.build.relock` from requirements.txt: each wheel of each runtime and architecture."
+        "# Made by `python -m serfer.sam.build.relock` from requirements.txt: wheels of each runtime and architecture."
     ]
     for pin in pinned:
         parts = [f"{pin.name}=={pin.version}", *(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))]

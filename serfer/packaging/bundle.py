@@ -1,6 +1,6 @@
 """The package of a stage's function: handler, pruned dependencies, plan and weights in one directory.
 
-    DIR/lambdas, storage, serfer/core     our code
+    DIR/serfer/core, lambdas, storage     our code
     DIR/numpy, onnxruntime, redis, ...    what it imports, without what a worker never uses
     DIR/plan.json, stage-K/               the plan and this stage's artefacts, but no weights that it fetches
 

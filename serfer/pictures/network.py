@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 IMAGE_BOX = -1
 MOST_BOXES = 320
-_HELPER = re.compile(
-    r"(.+)\.(?:mean|padded|whole|view\d+)"
-)  # what serfer.splitter.plan_dir.emit puts before an operator
+_HELPER = re.compile(r"(.+)\.(?:mean|padded|whole|view\d+)")  # what splitter/plan_dir/emit.py puts before an operator
 _SHORT = {
     "AveragePool": "AvgPool",
     "BatchNormalization": "BatchNorm",

@@ -135,7 +135,7 @@ class Registry:
             self._unknown(name)
 
     def change(self, document: str, f: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replace a document by what `f` makes of it, as serfer.storage.coordination.change, and return what then is there."""
+        """Replace a document by what `f` makes of it, as `change` of the stores does, and return what then is there."""
         with self._contended(document):
             entry = change(self.documents, document, f, math.inf, policy=_CHANGES, sleep=self._sleep)
         return entry.value if entry else None

@@ -729,9 +729,8 @@ except errors.{error}:
 
     def test_a_stages_function_imports_neither_torch_nor_driver_packages(self, directory):
         code = (
-            "import sys, serfer.lambdas.bootstrap; print(*sorted({name.partition('.')[0] for name in sys.modules} & "
-            "{'torch', 'onnx', 'boto3', 'pydantic', 'typer', 'rich', 'PIL', 'aiohttp', 'splitter', "
-            "'drivers', 'redis'}))"
+            "import sys, serfer.lambdas.bootstrap; print(*sorted({*sys.modules} & {'torch', 'onnx', 'boto3', "
+            "'pydantic', 'typer', 'rich', 'PIL', 'aiohttp', 'serfer.splitter', 'serfer.drivers', 'redis'}))"
         )
         run = self.start(directory, code, SERFER_STORE="memory://")
         assert (run.returncode, run.stdout) == (0, "\n"), run.stderr
@@ -744,8 +743,8 @@ except errors.{error}:
             "import sys, serfer.lambdas.bootstrap as started; stage = started._PLAN.stages[0]; "
             "started._WORKER._sessions.get(stage, stage.tiles[0]); "
             "print(*(name for name in sys.modules if name.partition('.')[0] in "
-            "{'lambdas', 'storage', 'redis', 'aws_lambda_powertools', 'botocore', 'asyncio', 'ssl', 'uuid'} "
-            "or name.startswith(('serfer.core', 'concurrent'))))"
+            "{'redis', 'aws_lambda_powertools', 'botocore', 'asyncio', 'ssl', 'uuid'} "
+            "or name.startswith(('serfer.core', 'serfer.lambdas', 'serfer.storage', 'concurrent'))))"
         )
         run = self.start(package, code, SERFER_STORE="redis://127.0.0.1:1/0")
         assert run.returncode == 0, run.stderr
@@ -759,7 +758,7 @@ except errors.{error}:
 
 STARTED_WITH = {
     *(
-        "lambdas",
+        "serfer.lambdas",
         "serfer.lambdas.artefacts",
         "serfer.lambdas.bootstrap",
         "serfer.lambdas.cell_codec",
@@ -774,7 +773,7 @@ STARTED_WITH = {
     *("serfer.core.dataclass_codec", "serfer.core.units"),
     *(
         "serfer.core.wire",
-        "storage",
+        "serfer.storage",
         "serfer.storage.coordination",
         "serfer.storage.deferred_init",
         "serfer.storage.exchange",

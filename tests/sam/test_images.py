@@ -57,8 +57,8 @@ def build(directory, tmp_path, cache, monkeypatch):
     """Package it with code that is the same for all, whose thousands of files other tests look at."""
 
     def layer(target, *_):
-        (target / "python" / "lambdas").mkdir(parents=True)
-        (target / "python" / "lambdas" / "code.py").write_text("", encoding="utf-8")
+        (target / "python" / "serfer").mkdir(parents=True)
+        (target / "python" / "serfer" / "code.py").write_text("", encoding="utf-8")
         return seal(target, "Layer")
 
     monkeypatch.setattr(package_module, "worker_layer", layer)
@@ -122,7 +122,7 @@ def test_the_context_of_an_image_has_what_the_packages_of_a_function_have(build,
     digest = digest12(plan)
     for number in (0, 1):
         context = place / "plans" / digest / "images" / f"{number}-0"
-        wanted = {"lambdas/code.py", "plan.json", *(file.path for file in plan.packaged(number, 0))}
+        wanted = {"serfer/code.py", "plan.json", *(file.path for file in plan.packaged(number, 0))}
         assert files(assembled(context, place.parent / f"task-{number}")) == wanted
         weights = plan.stages[number].functions[0].weights
         assert (context / "function" / weights.path).read_bytes() == (directory / weights.path).read_bytes()

@@ -42,8 +42,8 @@ import sys, types
 import serfer.storage.s3.store, serfer.storage.redis.store, serfer.storage.redis.cluster, serfer.storage.redis.iam
 from serfer.lambdas import bootstrap
 answer = bootstrap.handler({'task': sys.argv[1]}, types.SimpleNamespace(aws_request_id='1'))
-loaded = {name.partition('.')[0] for name in sys.modules}
-assert not {'torch', 'onnx', 'onnxscript', 'boto3', 'splitter'} & loaded, loaded
+loaded = {*sys.modules}
+assert not {'torch', 'onnx', 'onnxscript', 'boto3', 'serfer.splitter'} & loaded, loaded
 assert not [path for path in sys.path if 'site-packages' in path]
 print(answer['report'])
 """
@@ -52,7 +52,8 @@ DRIVER_CODE = """
 import sys
 import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.api.entrypoints.aws_driver
 import serfer.wiring.open_pipeline, serfer.drivers.stepfunctions.client
-import serfer.storage.s3.store, serfer.storage.redis.store, serfer.storage.redis.cluster, serfer.storage.redis.iam, serfer.storage.redis.client
+import serfer.storage.s3.store, serfer.storage.redis.store, serfer.storage.redis.cluster, serfer.storage.redis.iam
+import serfer.storage.redis.client
 import serfer.registry.s3
 import boto3.session
 from botocore.session import get_session
@@ -64,8 +65,9 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 OTLPSpanExporter(endpoint='http://127.0.0.1:9')
 assert type(context.get_current()).__name__ == 'Context'
 from PIL import Image
-loaded = {name.partition('.')[0] for name in sys.modules}
-assert not {'torch', 'onnx', 'onnxruntime', 'onnxscript', 'splitter', 'sam', 'bench', 'typer', 'rich'} & loaded, loaded
+loaded = {*sys.modules}
+assert not {'torch', 'onnx', 'onnxruntime', 'onnxscript', 'typer', 'rich'} & loaded, loaded
+assert not {'serfer.splitter', 'serfer.sam', 'serfer_bench'} & loaded, loaded
 print('loaded')
 """
 
@@ -124,8 +126,10 @@ def test_a_built_function_runs_a_task_under_lambdas_python_alone(worker, python3
 @pytest.mark.deploy
 def test_a_driver_has_all_that_it_imports_and_nothing_of_the_command_line(driver, python313):
     assert run(python313, str(driver[0] / "python"), DRIVER_CODE) == ["loaded"]
-    names = {path.name for path in (driver[0] / "python").iterdir()}
-    assert not {"torch", "onnx", "onnxruntime", "splitter", "sam", "bench", "tests", "lambdas", "typer", "rich"} & names
+    places = (driver[0] / "python", driver[0] / "python" / "serfer")
+    names = {path.name for place in places for path in place.iterdir()}
+    assert not {"torch", "onnx", "onnxruntime", "splitter", "sam", "serfer_bench", "tests", "typer", "rich"} & names
+    assert {"drivers", "lambdas", "storage"} <= names
 
 
 INSTANCE_CODE = """
@@ -134,8 +138,9 @@ import serfer.api.entrypoints.instance_daemon
 from serfer.fleet.provisioners.auto_scaling import _connect
 for service in ('autoscaling', 'ec2'):
     _connect(service, 'eu-west-1').close()
-loaded = {name.partition('.')[0] for name in sys.modules}
-assert not {'torch', 'onnx', 'onnxscript', 'splitter', 'sam', 'bench', 'typer', 'rich'} & loaded, loaded
+loaded = {*sys.modules}
+assert not {'torch', 'onnx', 'onnxscript', 'typer', 'rich'} & loaded, loaded
+assert not {'serfer.splitter', 'serfer.sam', 'serfer_bench'} & loaded, loaded
 print('loaded')
 """
 
@@ -174,7 +179,7 @@ def test_layers_leave_room(worker, driver):
 @pytest.mark.deploy
 def test_a_worker_layer_equals_the_splitters_package(worker):
     top = {path.name for path in (worker[0] / "python").iterdir() if not path.name.endswith((".dist-info", ".py"))}
-    assert {"lambdas", "storage", "serfer", "numpy", "onnxruntime", "msgpack", "redis", "botocore"} <= top
+    assert {"serfer", "numpy", "onnxruntime", "msgpack", "redis", "botocore"} <= top
     assert not {"boto3", "torch", "onnx", "fastapi", "aiohttp"} & top
     packed = files(worker[0] / "python")
     assert all(WORKER.keeps(name) for name in packed if not name.endswith(".pyc"))
@@ -214,10 +219,10 @@ def test_the_same_inputs_give_the_same_bytes(tmp_path, small):
 
 def test_a_layer_altered_in_the_cache_is_rebuilt(tmp_path, small):
     one = worker_layer(tmp_path / "a", OPTIONS, small)
-    (victim,) = (small / "layers").glob("*/layer/python/lambdas/worker.py")
+    (victim,) = (small / "layers").glob("*/layer/python/serfer/lambdas/worker.py")
     victim.write_text("import os")
     assert worker_layer(tmp_path / "b", OPTIONS, small) == one
-    assert (tmp_path / "b" / "python" / "lambdas" / "worker.py").read_text() != "import os"
+    assert (tmp_path / "b" / "python" / "serfer" / "lambdas" / "worker.py").read_text() != "import os"
 
 
 @pytest.mark.parametrize(
@@ -370,7 +375,8 @@ def test_a_python_that_does_not_run_is_not_taken(tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", [worker_layer, driver_layer])
 def test_layers_do_not_depend_on_process_and_directory(kind, cache, tmp_path):
     code = (
-        "import sys; from pathlib import Path; from serfer.sam.build import layers; from tests.sam.conftest import OPTIONS;"
+        "import sys; from pathlib import Path; from serfer.sam.build import layers;"
+        "from tests.sam.conftest import OPTIONS;"
         f"print(layers.{kind.__name__}(Path(sys.argv[1]) / 'layer', OPTIONS, Path(sys.argv[1]) / 'cache'))"
     )
     digests = set()

@@ -71,7 +71,7 @@ def test_an_installed_store_is_found_by_its_entry_point(tmp_path):
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n")
     (information / "entry_points.txt").write_text("[serfer.stores]\nmine = my_store:MyStore\n")
     code = (
-        "import serfer.storage; store = serfer.storage.open_store('mine://somewhere'); store.put('k', b'x', 60); "
+        "from serfer import storage; store = storage.open_store('mine://somewhere'); store.put('k', b'x', 60); "
         "print(type(store).__module__, store.url, store.get('k'))"
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -106,7 +106,10 @@ def open_mine(url):
 
 
 def test_only_the_backend_in_use_is_imported():
-    code = "import sys, serfer.storage; serfer.storage.open_store('memory://'); print('redis' in sys.modules, 'fcntl' in sys.modules)"
+    code = (
+        "import sys; from serfer import storage; storage.open_store('memory://');"
+        "print('redis' in sys.modules, 'fcntl' in sys.modules)"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False False\n"
 

@@ -267,8 +267,8 @@ class TestRedisOfWorkers(StoreContract):
 
     def test_redis_py_is_not_imported(self, server):
         code = (
-            "import sys, serfer.storage; serfer.storage.in_worker = True; serfer.storage.open_store(sys.argv[1]).exists(['k']); "
-            "print('redis.connection' in sys.modules)"
+            "import sys; from serfer import storage; storage.in_worker = True;"
+            "storage.open_store(sys.argv[1]).exists(['k']); print('redis.connection' in sys.modules)"
         )
         run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
         assert run.stdout == "False\n"

@@ -183,8 +183,8 @@ def test_incompatible_options_are_refused_by_name(url, message):
 
 def test_botocore_is_imported_only_for_it():
     code = (
-        "import sys, serfer.storage; serfer.storage.open_store('rediss://:hush@host'); print('botocore' in sys.modules);"
-        "serfer.storage.open_store('rediss://me@host?iam=c&iam_region=eu-west-1'); "
+        "import sys; from serfer import storage; storage.open_store('rediss://:hush@host');"
+        "print('botocore' in sys.modules); storage.open_store('rediss://me@host?iam=c&iam_region=eu-west-1'); "
         "print('botocore' in sys.modules, 'boto3' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

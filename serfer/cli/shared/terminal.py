@@ -30,7 +30,7 @@ _BUG = os.EX_SOFTWARE
 _MOST_OF_A_BUG = 300  # characters of a bug's own message
 _DEBUG = "--debug"
 _HOME = Path(__file__).resolve().parents[3]  # of our packages
-_PACKAGES = ("serfer", "splitter", "lambdas", "drivers", "storage", "sam", "bench")
+_PACKAGES = ("serfer", "serfer_bench")
 _FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
 
 

@@ -46,7 +46,7 @@ def test_the_policy_that_is_shown_follows_the_load_and_is_simulated(tmp_path, mo
         *(4, 2, 0),
     ]
     Path("scenario.toml").write_text(LARGE, encoding="utf-8")
-    shown = re.search(r"serfer (simulate .*) --plot", page)[1].split()
+    shown = re.search(r"serfer (study simulate .*) --plot", page)[1].split()
     result = CliRunner().invoke(app, [*shown, "--until", "14400", "--level", "rates", "--json"])
     names = [json.loads(line)["policy"] for line in result.stdout.splitlines()]
     assert names == ["half_hour.py:HalfHour", "break-even"]

@@ -29,7 +29,7 @@ def print_comparison(comparison: Comparison, evaluations: Sequence[Evaluation]) 
     for text in notes:
         out.print(plain(f"warning: {text}"))
     if first.recommended:
-        out.print(f"[bold]recommended[/]: {plain(first.reason or '')}", soft_wrap=True)
+        out.print(f"[bold]recommended[/]: {plain(first.reason or '')}")
     else:
         out.print("recommended: none, because each candidate refuses queries or answers them late, which costs nothing")
     if any(each.detailed for each in comparison.lambdas):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serfer.cli.explain import print_plan_json
-from serfer.cli.shared.display import plain
+from serfer.cli.shared.display import counted, plain
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.options import JsonOption, NameOption, ProfilesOption, status_line
 from serfer.cli.shared.plan_summary import chosen_line
@@ -122,14 +122,15 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     height, width = windows.heights[0].size, windows.widths[0].size
     estimate = WindowPrices(plan, facts).estimate(windows.first, range(len(windows.first)), (height, width), 1)
     place = shlex.quote(str(directory))
-    out.print(chosen_line(plan))
+    out.print(plain(chosen_line(plan)))
     out.print(
-        f"an image of {height:,} x {width:,} pixels: {estimate.windows:,} windows, ${estimate.usd:.6f} (predicted, one "
-        "cold start included)"
+        f"an image of {height:,} x {width:,} pixels: {counted(estimate.windows, 'window')}, ${estimate.usd:.6f} "
+        "(predicted, one cold start included)"
     )
     if windows.approximation:
         out.print(plain(f"approximate: {windows.approximation}"))
-    out.print(f"next: serfer map IMAGE --plan {place} --out OUT (all figures: serfer explain {place})", soft_wrap=True)
+    line = f"next: serfer map IMAGE --plan {place} --out OUT (all figures: serfer explain {place})"
+    out.print(plain(line), soft_wrap=True)
     largest = max(each.size for each in windows.heights), max(each.size for each in windows.widths)
     if largest[0] * largest[1] > (most := RasterLimits().max_whole_pixels):
         complain(f"images of more than {most:,} pixels are read as TIFF alone, not as PNG or JPEG")

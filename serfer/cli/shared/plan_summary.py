@@ -26,8 +26,8 @@ def print_summary(
     """Print a plan that was written in four lines; `given` are the options that ruled other plans out."""
     lines = chosen_line(plan), figures_line(plan, facts, per_month), others_line(plan, given)
     for line in filter(None, lines):
-        out.print(line)
-    out.print(next_line(directory), soft_wrap=True)
+        out.print(plain(line))
+    out.print(plain(next_line(directory)), soft_wrap=True)
 
 
 def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[str], None]) -> Path:
@@ -49,7 +49,7 @@ def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[
 
 def chosen_line(plan: Plan) -> str:
     """Return a line on what a plan is: one function, or so many, and how many of them a query invokes."""
-    name, first = plain(plan.model), plan.stages[0]
+    name, first = plan.model, plan.stages[0]
     if plan.windows:
         kinds = counted(len(first.tiles), "kind")
         size = f"{plan.input.height:,} x {plan.input.width:,} pixels"
@@ -62,18 +62,19 @@ def chosen_line(plan: Plan) -> str:
     what, invocations = mine.stages if mine else "", mine.tasks if mine else plan.tasks
     if not what or len(what) > _MOST_TEXT:
         what = counted(len(plan.stages), "stage")
-    return f"{name} is split into {plain(what)}: {counted(invocations, 'invocation')} a query"
+    return f"{name} is split into {what}: {counted(invocations, 'invocation')} a query"
 
 
 def figures_line(plan: Plan, facts: AwsFacts, per_month: Sequence[int] = ()) -> str:
     """Return a line on what a query takes, warm and cold, and costs on Lambda, as predicted; and a month of so many.
 
-    Raises PlanError for a plan without explanation.json, UsageError for a month of no queries.
+    Raises PlanError for a plan without explanation.json.
     """
     prices = price(plan, facts, Circumstances())
     usd = explained(plan.predicted_usd) * _MILLION
     months = "".join(f", ${prices.month_usd(queries):,.2f} a month of {queries:,}" for queries in per_month)
-    share = f" with {100 * prices.cold_share:.3g}% cold" if per_month else ""
+    idle = f", ${prices.standing_usd:,.2f} of it for an idle {prices.store}" if prices.standing_usd else ""
+    share = f" ({100 * prices.cold_share:.3g}% cold{idle})" if per_month else ""
     return (
         f"{_ms(sum(plan.predicted_ms))} ms warm, {_ms(MS_PER_S * prices.cold.seconds)} ms cold, ${usd:,.2f} a million "
         f"queries{months}{share} (predicted)"
@@ -135,7 +136,7 @@ def _warm_ms(other: Alternative) -> float:
 
 def _priced(other: Alternative) -> str:
     usd = other.usd if other.warm_usd is None else other.warm_usd
-    return f"{plain(other.stages)}: {_ms(_warm_ms(other))} ms, ${usd * _MILLION:,.2f} a million"
+    return f"{other.stages}: {_ms(_warm_ms(other))} ms, ${usd * _MILLION:,.2f} a million"
 
 
 def _ms(value: float) -> str:

@@ -117,12 +117,9 @@ def running_service(directory: Path, settings: Settings) -> Iterator[Testbed]:
             "-m",
             "serfer",
             "serve",
-            "--drivers",
-            "2",
-            "--plan",
-            str(directory),
-            "--store",
-            store.url,
+            f"--plan={directory}",
+            f"--store={store.url}",
+            "--drivers=2",
         ]
         access = access_setting(random_access())
         up = subprocess.Popen(  # noqa: S603 - our own command

@@ -122,7 +122,7 @@ def check_update(stack: DeployedStack | None, deployment: Deployment, *, replace
             f"{stack.name} serves the plan {stack.serving}, and BUILD has only {' and '.join(deployment.plans)}: the "
             "update would delete functions in use, with no way back. Package again: serfer deploy package PLAN --out "
             f"BUILD --previous-of {stack.name}, or delete them all the same: serfer deploy apply --replace "
-            f"(docs/how-to/deploy.md)"
+            "(docs/how-to/deploy.md)"
         )
     if stack.store and stack.store != deployment.options.store:
         raise UsageError(

@@ -91,7 +91,7 @@ NEEDING = {
         ["serve", "--drivers", "2", "--plan", "PLAN", "--port", "0"],
         ["classify", IMAGE, "--plan", "PLAN", "--workers", "local", "--engine", "stepfunctions"],
     ],
-    "deploy": [["deploy", "package", "PLAN", "--out", "OUT"], ["doctor", "--aws"]],
+    "deploy": [["deploy", "package", "PLAN", "--out", "OUT"], ["deploy", "check", "PLAN"], ["doctor", "--aws"]],
 }
 
 

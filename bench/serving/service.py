@@ -117,16 +117,13 @@ def running_service(directory: Path, settings: Settings) -> Iterator[Testbed]:
             "-m",
             "serfer",
             "serve",
-            "--drivers",
-            "2",
-            "--plan",
-            str(directory),
-            "--store",
-            store.url,
+            f"--plan={directory}",
+            f"--store={store.url}",
+            "--drivers=2",
         ]
         access = access_setting(random_access())
         up = subprocess.Popen(  # noqa: S603 - our own command
-            [*command, "--port", "0", "--log-level", "warning", "--json"],
+            [*command, "--drivers=2", "--port=0", "--log-level", "warning", "--json"],
             stdout=subprocess.PIPE,
             env={**os.environ, "SERFER_LOCAL_ACCESS": access.get_secret_value()},
         )

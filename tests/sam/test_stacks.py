@@ -241,24 +241,24 @@ def test_rollback_restores_the_stacks_previous_plan(session, samconfig_only, cap
         deploy(session, "demo-dev", plans_)
     deploy(session, "demo-prod", [one])
     deploy(session, "demo-prod", [three, one], Days="30")
-    assert called("app", "rollback", samconfig_only, "prod") == 0
+    assert called("rollback", samconfig_only, "prod") == 0
     assert outputs(session, "demo-prod")["Serving"] == one
     assert outputs(session, "demo-prod")["Days"] == "30"  # the other parameters stay what they are
     assert outputs(session, "demo-dev")["Serving"] == three
-    assert called("app", "rollback", samconfig_only, "prod") == 2
+    assert called("rollback", samconfig_only, "prod") == 2
     assert f"demo-prod went back to {one} already" in capsys.readouterr().err
 
 
 def test_rollback_without_a_previous_plan_changes_nothing(session, samconfig_only, capsys):
     one, two = "1" * 12, "2" * 12
     deploy(session, "demo-dev", [one])
-    assert called("app", "rollback", samconfig_only, "dev") == 2
+    assert called("rollback", samconfig_only, "dev") == 2
     assert "there is none to go back to" in capsys.readouterr().err
     deploy(session, "demo-prod", [two, one])
-    assert called("app", "rollback", samconfig_only, "prod") == 2
+    assert called("rollback", samconfig_only, "prod") == 2
     assert f"has never served {one}" in capsys.readouterr().err
     deploy(session, "demo-prod", [two, one], Days="30")  # an update of nothing but a parameter
-    assert called("app", "rollback", samconfig_only, "prod") == 2
+    assert called("rollback", samconfig_only, "prod") == 2
     assert f"has never served {one}" in capsys.readouterr().err
     assert outputs(session, "demo-prod")["Serving"] == two
 
@@ -314,10 +314,10 @@ def test_both_plans_of_a_generation_are_fetched_back(session, packed, pair, plan
 def test_rollback_never_serves_a_cold_plan(session, samconfig_only, capsys):
     one, whole, cold = "1" * 12, "2" * 12, "3" * 12
     deploy(session, "demo-dev", [whole, cold], generations=f"{whole}:{cold}")
-    assert called("app", "rollback", samconfig_only, "dev") == 2
+    assert called("rollback", samconfig_only, "dev") == 2
     assert "there is none to go back to" in capsys.readouterr().err
     deploy(session, "demo-dev", [one, whole, cold], generations=f"{one},{whole}:{cold}")
-    assert called("app", "rollback", samconfig_only, "dev") == 0
+    assert called("rollback", samconfig_only, "dev") == 0
     assert outputs(session, "demo-dev")["Serving"] == whole
 
 
@@ -325,5 +325,5 @@ def test_rollback_restores_a_plan_that_came_as_the_other_ones_companion(session,
     whole, cold = "2" * 12, "3" * 12
     deploy(session, "demo-dev", [whole, cold], generations=f"{whole}:{cold}")
     deploy(session, "demo-dev", [cold, whole], generations=f"{cold},{whole}:{cold}")
-    assert called("app", "rollback", samconfig_only, "dev") == 0
+    assert called("rollback", samconfig_only, "dev") == 0
     assert outputs(session, "demo-dev")["Serving"] == whole

@@ -14,7 +14,7 @@ def sam_cli(tmp_path, monkeypatch):
     log, program = tmp_path / "log", tmp_path / "sam"
     program.write_text(f'#!/bin/sh\necho "$(basename $PWD) $*" >> {log}\ntest "$1" != "$SAM_FAILS"\n')
     program.chmod(0o700)
-    monkeypatch.setattr("sam.quotas.find_sam", lambda: program)
+    monkeypatch.setattr("serfer.sam.quotas.find_sam", lambda: program)
     for name, value in {"ACCESS_KEY_ID": "any", "SECRET_ACCESS_KEY": "any", "DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     with mock_aws():

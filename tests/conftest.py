@@ -128,12 +128,12 @@ def nothing_left_behind(request):
 
     As yet in `make test` alone: the targets of minutes have not all been seen to end so.
     """
-    before = left_behind.present()
     yield
     if _LEAKS in os.environ:
         gc.collect()  # what was not closed is reported here, not in a later file
-    left = left_behind.complaint(before | _kept)
-    _outlive(left_behind.present())  # the next file is not told of it
+    left = left_behind.complaint(_kept)
+    if left:
+        _outlive(left_behind.present())  # the next file is not told of it
     assert not left or "not slow" not in request.config.option.markexpr, f"this file has left behind: {left}"
 
 
@@ -144,6 +144,7 @@ def pytest_collection_finish():
         from onnxscript._framework_apis import torch_2_5  # noqa: PLC0415 - slow to import, where nothing is exported
 
         torch_2_5.get_torchlib_ops = functools.cache(torch_2_5.get_torchlib_ops)
+    _outlive(left_behind.present())
     gc.freeze()
     gc.enable()
 

@@ -66,6 +66,7 @@ def definitions():
     return [machine(wide_plan(*shape), express=number % 2 == 0) for number, shape in enumerate(SHAPES.values())]
 
 
+@pytest.mark.slow
 def test_cfn_lint_takes_every_definition_for_a_state_machine():
     machines = {
         f"Machine{number}": {

@@ -20,10 +20,12 @@ from serfer.api.decoding.decoders import Decoders
 from serfer.api.jobs import offline
 from serfer.api.jobs.offline import MOST_JOBS, OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.online_load import LoadMonitor
+from serfer.api.routes import jobs
 from serfer.api.service import Service
 from serfer.control.offline.throttle import OnlineLoad
 from serfer.settings import Settings
 from serfer.storage import open_store
+from serfer.variants.unpacking import unpack
 from tests import bugs
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.variants.test_unpacking import zipped
@@ -82,9 +84,20 @@ def http(driver):
 
 
 @pytest.fixture
-def archive(tmp_path):
+def images(tmp_path):
     files = [("a.png", png(seed=1)), ("more/b.png", png(seed=2)), ("more/broken.png", b"no image")]
     return zipped(tmp_path / "images.zip", files).read_bytes()
+
+
+@pytest.fixture
+def archive(images, monkeypatch):
+    """The images in an archive that this process unpacks, for what is not of archives: each has its own process."""
+
+    async def unpacked_here(job):
+        return unpack(job)
+
+    monkeypatch.setattr(jobs, "unpack", unpacked_here)
+    return images
 
 
 def post(client, archive, query="", headers=None, **values):
@@ -99,8 +112,8 @@ def until(client, location, holds, headers=None):
     return found
 
 
-def test_each_image_is_answered_as_a_query_would_be_and_any_driver_has_the_results(http, archive, driver):
-    begun = post(http, archive, "?top_k=2&model=small")
+def test_each_image_is_answered_as_a_query_would_be_and_any_driver_has_the_results(http, images, driver):
+    begun = post(http, images, "?top_k=2&model=small")
     assert (begun.status_code, begun.json()["images"]) == (202, 3), begun.text
     location = begun.headers["location"]
     with driver("two") as other:
@@ -185,16 +198,16 @@ def test_more_jobs_than_there_is_room_for_are_refused(http, archive, load):
 @pytest.mark.parametrize("url", ["memory://", "file"])
 def test_records_and_results_lie_in_any_store_and_are_their_owners(tmp_path, url):
     async def check(opened):
-        jobs = OfflineJobs(opened, 600.0, tmp_path / "uploads", lambda: QUIET, period_s=0.05)
-        async with jobs.uploads.receiving() as folder:
-            begun = await jobs.begin(OfflineJob("own", "small", [Path("a.png")], folder, answered))
-        while (await jobs.find("own", begun.id)).state.is_open:  # noqa: ASYNC110 - a record changes
+        offline_jobs = OfflineJobs(opened, 600.0, tmp_path / "uploads", lambda: QUIET, period_s=0.05)
+        async with offline_jobs.uploads.receiving() as folder:
+            begun = await offline_jobs.begin(OfflineJob("own", "small", [Path("a.png")], folder, answered))
+        while (await offline_jobs.find("own", begun.id)).state.is_open:  # noqa: ASYNC110 - a record changes
             await asyncio.sleep(0.01)
-        assert json.loads(await jobs.lines("own", begun.id)) == {"name": "a.png"}
-        assert await jobs.find("other", begun.id) is await jobs.lines("other", begun.id) is None
-        await jobs.cancel("own", begun.id)
-        assert await jobs.find("own", begun.id) is await jobs.lines("own", begun.id) is None
-        await jobs.close()
+        assert json.loads(await offline_jobs.lines("own", begun.id)) == {"name": "a.png"}
+        assert await offline_jobs.find("other", begun.id) is await offline_jobs.lines("other", begun.id) is None
+        await offline_jobs.cancel("own", begun.id)
+        assert await offline_jobs.find("own", begun.id) is await offline_jobs.lines("own", begun.id) is None
+        await offline_jobs.close()
 
     async def answered(path):
         return {"name": path.name}

@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -57,10 +58,6 @@ def registry_in(folder):
     return found
 
 
-def archive_in(folder):
-    return zipped(folder / "images.zip", [(name, IMAGE) for name in NAMES]).read_bytes()
-
-
 def driver_in(folder, registry, work, forks):
     """Return what starts a driver with folder/NAME as its own; that yields how it is asked."""
 
@@ -79,11 +76,11 @@ def driver_in(folder, registry, work, forks):
     return begin
 
 
-def posting(http, archive):
-    """Return what asks for a network to be registered."""
+def posting(http):
+    """Return what asks for a network to be registered; without images, which take a process to unpack."""
 
     def send(client=http, at=REGISTRATIONS, headers=None, **more):
-        files = {"network": ("net.onnx", b"weights"), "validation": ("v.zip", archive), "labels": ("l.txt", LABELS)}
+        files = {"network": ("net.onnx", b"weights"), "labels": ("l.txt", LABELS)}
         files |= more.pop("files", {})
         kept = {name: file for name, file in files.items() if file is not None}
         return client.post(at, files=kept, data=more, headers=headers)
@@ -113,8 +110,8 @@ def http(driver):
 
 
 @pytest.fixture
-def post(http, tmp_path):
-    return posting(http, archive_in(tmp_path))
+def post(http):
+    return posting(http)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +119,7 @@ def refusing(tmp_path_factory, forks):
     """How a driver is asked for what it refuses, what would register, and the folder of both."""
     folder, work = tmp_path_factory.mktemp("refusing"), Work()
     with driver_in(folder, registry_in(folder), work, forks)() as client:
-        yield posting(client, archive_in(folder)), work, folder
+        yield posting(client), work, folder
 
 
 def until(look, holds):
@@ -137,8 +134,9 @@ def state(client, location, wanted):
     return until(lambda: client.get(location).json(), lambda found: found["state"] == wanted)
 
 
-def test_a_network_is_registered_in_the_background_and_any_driver_says_how_far_it_is(post, work, driver):
-    begun = post(most=3)
+def test_a_network_is_registered_in_the_background_and_any_driver_says_how_far_it_is(post, work, driver, tmp_path):
+    images = zipped(tmp_path / "images.zip", [(name, IMAGE) for name in NAMES]).read_bytes()
+    begun = post(most=3, files={"validation": ("v.zip", images)})
     assert (begun.status_code, begun.json()["state"]) == (202, "queued"), begun.text
     location = begun.headers["location"]
     with driver("two", registers=False) as other:
@@ -146,6 +144,7 @@ def test_a_network_is_registered_in_the_background_and_any_driver_says_how_far_i
         assert (found["network"], found["by"], found["resumable"]) == ("net", "http", False)
         [job] = work.jobs
         assert (job.application, job.most, job.output) == ("faces", 3, None)
+        assert {str(path.relative_to(job.validation)) for path in Path(job.validation).rglob("*.png")} == {*NAMES}
         work.go.set()
         found = state(other, location, "done")
     assert (found["version"], found["live"]) == (2, True)
@@ -262,7 +261,7 @@ def test_uploads_that_a_killed_driver_left_are_deleted_by_the_next(tmp_path, reg
 
 
 def test_a_network_without_classes_needs_no_images(post, work):
-    reply = post(files={"validation": None}, output="boxes:yolov8,score=0.3")
+    reply = post(output="boxes:yolov8,score=0.3")
     assert reply.status_code == 202, reply.text
     until(lambda: work.jobs, bool)
     assert (work.jobs[0].validation, work.jobs[0].output) == (None, "boxes:yolov8,score=0.3")

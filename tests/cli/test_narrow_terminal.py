@@ -91,12 +91,12 @@ CASES = {
     "app history": case("app promote faces net@2", "app history faces"),
     "app delete": case("app delete faces --yes"),
     "app restore": case("app restore faces 1", codes=(0, 2, 3)),
-    "serve": case(
+    "serve": weekly(
         "serve --plan {plan} --workers inprocess --port 1 --host 192.0.2.1",
         "serve --plan {plan} --port 1 --host 192.0.2.1 --drivers 2",
         codes=(4,),
     ),
-    "instance": case("instance --plan {plan} --port 1 --host 192.0.2.1", codes=(4,)),
+    "instance": weekly("instance --plan {plan} --port 1 --host 192.0.2.1", codes=(4,)),
     "keys add": case("keys add a-phone --file keys.json --per-minute 1200"),
     "keys remove": case("keys add a-phone --file keys.json", "keys remove a-phone --file keys.json"),
     "keys list": case("keys add a-phone --file keys.json --per-minute 1200", "keys list --file keys.json"),

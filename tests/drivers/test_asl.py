@@ -8,8 +8,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from cfnlint import api
-from cfnlint.config import ManualArgs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +37,7 @@ from serfer.drivers.stepfunctions.asl import (
 from serfer.drivers.stepfunctions.output import parse_output
 from tests.drivers.asl_interpreter import Machine, StateError
 from tests.drivers.plans import wide_plan
+from tests.sam.offered import findings
 
 VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
 QUERY = query_id("0123456789abcdef" * 2, one_slot=True)
@@ -67,6 +66,7 @@ def definitions():
     return [machine(wide_plan(*shape), express=number % 2 == 0) for number, shape in enumerate(SHAPES.values())]
 
 
+@pytest.mark.slow
 def test_cfn_lint_takes_every_definition_for_a_state_machine():
     machines = {
         f"Machine{number}": {
@@ -75,10 +75,10 @@ def test_cfn_lint_takes_every_definition_for_a_state_machine():
         }
         for number, definition in enumerate(definitions())
     }
-    linted = ManualArgs(regions=["us-east-1"])
-    assert api.lint(json.dumps({"Resources": machines}), config=linted) == []
+    assert findings(json.dumps({"Resources": machines})) == []
     del machines["Machine0"]["Properties"]["Definition"]["States"]["stage-0"]["Resource"]
-    assert [finding.rule.id for finding in api.lint(json.dumps({"Resources": machines}), config=linted)] == ["E3601"]
+    [finding] = findings(json.dumps({"Resources": machines}))
+    assert finding.startswith("E3601 ")
 
 
 @pytest.mark.skipif(not shutil.which("node") or not VALIDATOR.exists(), reason="npm was not there for `make setup`")

@@ -91,7 +91,7 @@ def pids():
     return frozenset(entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
-def eventually(condition, what, every=0.004):
+def eventually(condition, what, every=0.01):
     """Wait, at most PATIENCE, until another process has made `condition()` true, and return what it gives.
 
     It is looked at every so many seconds: less often where a look is a request.

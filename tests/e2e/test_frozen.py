@@ -68,7 +68,7 @@ def test_connections_that_are_closed_meanwhile_cost_one_reconnect_each_and_no_ta
         assert len(started) == 3
         eventually(lambda: stand_still(started), "all environments stand still")
         killed = store.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0]
-        eventually(lambda: told(started, url), "the environments' connections are closed, through TLS too")
+        eventually(lambda: told(started, url), "the environments' connections are closed, through TLS too", every=0.1)
         before = connections(store)
         assert np.array_equal(pipeline.run(batch()), expected)
         report = pipeline.last_report

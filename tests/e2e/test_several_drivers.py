@@ -156,6 +156,7 @@ def test_out_of_descriptors_it_logs_little_recovers_and_ends_at_the_first_sigter
     assert result.err.count("\n") < 100
 
 
+@pytest.mark.slow
 def test_a_killed_stack_leaves_no_process(up, lean):
     system = up("--plan", lean, "--drivers", "1")
     assert {process.kind for process in system.command.processes()} >= {"redis", "part"}

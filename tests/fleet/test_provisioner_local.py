@@ -264,6 +264,7 @@ def test_an_invalid_record_is_skipped_and_logged_once(registry, text, caplog):
     assert (registry / "foreign.json").read_text() == text
 
 
+@pytest.mark.slow
 def test_a_real_instance_is_started_answers_and_ends(registry, tmp_path):
     directory = split_small(tmp_path / "plan")
     command = [sys.executable, "-m", "serfer", "instance", "--plan", str(directory), "--port", "0", "--json"]

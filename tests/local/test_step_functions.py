@@ -139,6 +139,7 @@ def test_service_output_is_forwarded(monkeypatch):
         StepFunctionsServer("express", [], NO_LAMBDA, PASS, ACCESS)
 
 
+@pytest.mark.slow
 def test_an_invalid_definition_is_refused_and_the_service_stopped(monkeypatch):
     started = []
     launch = StepFunctionsServer._launch

@@ -6,11 +6,6 @@ import itertools
 import json
 from dataclasses import replace
 
-from cfnlint import api
-from cfnlint.config import ManualArgs
-from samtranslator.parser.parser import Parser
-from samtranslator.translator.translator import Translator
-
 from serfer.core.plan import sealed
 from serfer.sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, Serves, digest12
 from serfer.sam.template.template import make_template
@@ -103,6 +98,9 @@ def every_template():
 
 def translated(source, **parameters):
     """Return what CloudFormation gets: the template without SAM's own types."""
+    from samtranslator.parser.parser import Parser  # noqa: PLC0415 - slow to import
+    from samtranslator.translator.translator import Translator  # noqa: PLC0415 - same
+
     source = copy.deepcopy(source)
     for resource in source["Resources"].values():
         if resource["Type"].startswith("AWS::Serverless::"):
@@ -115,6 +113,9 @@ def translated(source, **parameters):
 
 
 def findings(text):
+    from cfnlint import api  # noqa: PLC0415 - slow to import
+    from cfnlint.config import ManualArgs  # noqa: PLC0415 - same
+
     return [
         f"{finding.rule.id} {finding.message} ({finding.path})"
         for finding in api.lint(text, config=ManualArgs(regions=["us-east-1"]))

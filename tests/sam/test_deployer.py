@@ -6,7 +6,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import pytest
-from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from serfer.sam import teardown
 from serfer.sam.deployer import _UNNAMED as UNNAMED
@@ -225,6 +224,8 @@ def managed_characters(document):
 @functools.cache
 def handlers(kind):
     """Return the actions that AWS's own schema of a type lists for creating, reading, updating and deleting it."""
+    from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER  # noqa: PLC0415 - slow to import
+
     schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema(REGION, kind).schema
     return {
         action

@@ -4,7 +4,6 @@ import serfer  # noqa: F401, I001 - lets torchvision be imported without its C++
 import torch
 from torch import nn
 from torch.nn import functional
-from torchvision.models import segmentation
 
 from serfer.splitter.network.zoo import with_random_weights
 
@@ -158,6 +157,8 @@ class Segmentation(nn.Module):
 
     def __init__(self, name):
         super().__init__()
+        from torchvision.models import segmentation  # noqa: PLC0415 - slow to import
+
         self.net = getattr(segmentation, name)(weights=None, weights_backbone=None, num_classes=CLASSES)
 
     def forward(self, x):

@@ -16,6 +16,7 @@ from serfer.packaging import bundle
 from serfer.packaging.build_cache import assembled, forget_unused, in_use
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
 from serfer.splitter.split import split
+from tests.caches import new_cache
 from tests.splitter.models import Net, split_two_stages
 
 PACKAGE_LIMIT = 262_144_000
@@ -50,7 +51,7 @@ assert not any('site-packages' in path for path in sys.path), sys.path
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+    return new_cache(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,9 @@ class TlsFront:
 
     def __enter__(self):
         self._thread.start()
-        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context))
+        # A client that stands still does not say that it closes, too; half a minute is waited for that otherwise.
+        patience = {"ssl_shutdown_timeout": 0.5} if self._context else {}
+        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._context, **patience))
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -77,6 +77,12 @@ def figures(times, correct=90, device="cpu"):
     return InstanceFigures(device, 100.0, Accuracy(correct, 100), batches)
 
 
+@pytest.fixture
+def measured(monkeypatch):
+    """Have figures of instances without a process that measures them, for what does not depend on them."""
+    monkeypatch.setattr(making, "measure_instance", lambda _: figures({1: 1.0}))
+
+
 @pytest.mark.usefixtures("files")
 def test_the_networks_of_four_sizes_are_better_the_larger_they_are():
     known = digits()
@@ -103,6 +109,7 @@ def test_unknown_labels_are_refused_and_nothing_is_registered(register, validati
     assert kept().applications() == []
 
 
+@pytest.mark.usefixtures("measured")
 def test_another_number_of_classes_or_other_labels_are_refused(register, files, tmp_path):
     register(most=2)
     with pytest.raises(InputError, match=r"small names its classes in another way, application digits has 10"):
@@ -125,6 +132,7 @@ def _first_classes(layer, count):
     return less
 
 
+@pytest.mark.usefixtures("measured")
 def test_another_version_of_a_network_or_of_its_images_waits_to_be_promoted(register, kept, tmp_path):
     other = copy.deepcopy(trained("small"))
     other[-1].bias.data += 0.01
@@ -175,6 +183,7 @@ def _folder(place):
     return place / "labelled"
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_plan_directory_is_the_network_that_it_was_made_from(register, files, plan):
     given = register(plan, name="medium", most=2, preprocess=None, labels=(), activation=None)
     again = register(files.networks["medium"], most=2)
@@ -239,6 +248,7 @@ def test_a_damaged_image_is_named_and_a_failure_ends_the_registration_and_the_ne
     assert not any("making a plan" in step for step in steps)
 
 
+@pytest.mark.usefixtures("measured")
 def test_a_network_that_was_registered_with_plans_of_another_format_is_registered_again(register, monkeypatch):
     with monkeypatch.context() as before:
         before.setattr(making, "FORMAT", making.FORMAT - 1)

@@ -244,9 +244,9 @@ class Attention(nn.Module):
         (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "ReduceMean|GlobalAveragePool|exported"),
     ],
 )
-def test_a_network_that_looks_at_the_whole_image_is_refused(net, operator, tmp_path):
+def test_a_network_that_looks_at_the_whole_image_is_refused(exported, net, operator, tmp_path):
     with pytest.raises(ModelError, match=operator):
-        serfer.map_plan(net().eval(), [(1280, 1280)], tmp_path / "plan", window=128)
+        serfer.map_plan(exported(net)[1], [(1280, 1280)], tmp_path / "plan", window=128)
     assert not (tmp_path / "plan").exists()
 
 

@@ -12,6 +12,9 @@ import typer
 
 from serfer.cli.explain import print_cold_choice, print_cold_starts, print_months, print_starting_ways
 from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.load_costs import LoadOptions, show_load_costs
+from serfer.cli.shared.named_model import WeightsFrom
+from serfer.cli.shared.network_options import ChannelsOption, FileOptions, SizeOption, plan_of
 from serfer.cli.shared.options import JsonOption, PerMonthOption, print_json, share, status_line
 from serfer.cli.shared.terminal import err, out
 from serfer.control.infless.measured import dump_profile, measured_profile
@@ -22,8 +25,9 @@ from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
 from serfer.files import check_place, write_whole
-from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
+from serfer.plan_directory import check_artefacts, is_network, is_network_file, load_cold_plan, load_plan
 from serfer.settings import load_settings
+from serfer.splitter.network.description import Description
 
 if TYPE_CHECKING:
     from serfer.core.plan import Plan
@@ -35,9 +39,52 @@ _QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
 
 
 def cost(
+    context: typer.Context,
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A plan directory, or a BUILD directory of serfer deploy package.")
+        Path,
+        typer.Argument(
+            metavar="NETWORK_OR_DIR",
+            help="A plan directory, a BUILD directory of serfer deploy package; or an .onnx file, timm:NAME or "
+            "torchvision:NAME, priced as one function.",
+        ),
     ],
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="Price a month of the load in an access log, each way to serve it (docs/how-to/bill.md): nginx's, "
+            "Apache's, a load balancer's, CloudFront's, CSV with a time in each row, a load of simulate; plain or .gz."
+        ),
+    ] = None,
+    qps: Annotated[
+        float | None,
+        typer.Option(min=1e-6, max=1e4, help="Without a log: a load of so many queries a second, at random."),
+    ] = None,
+    path: Annotated[
+        str | None, typer.Option(metavar="PREFIX", help="With --log: count requests whose URL's path begins with this.")
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="With --log or --qps: the instance to compare with, whose speed is predicted. [default: c7i.large]",
+        ),
+    ] = None,
+    slo_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="With --log or --qps: in how many ms an instance has to answer. [default: 1000, or more]"
+        ),
+    ] = None,
+    scenario: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --log or --qps: a TOML file with an instance as it was measured (serfer study tune), and "
+            "slo_ms.",
+        ),
+    ] = None,
+    size: SizeOption = None,
+    channels: ChannelsOption = None,
     burst: Annotated[int, typer.Option(min=1, max=10**12, help="How many queries come at once.")] = 1000,
     store: Annotated[
         str | None, typer.Option(help="redis, s3, valkey, redis+s3 or valkey+s3; by default the plan's own.")
@@ -72,9 +119,12 @@ def cost(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Price a plan or a whole deployment on AWS, as predicted: queries, a burst, months (docs/explanation/cost.md)."""
+    """Price a network, a plan or a deployment on AWS, as predicted: queries, a burst, months, the load of a log."""
     from serfer.sam.options import is_build  # noqa: PLC0415 - the command line starts fast
 
+    load = LoadOptions(log, qps, path, scenario, instance, slo_ms, store)
+    load.check(context, is_built=is_build(directory))
+    directory = _plan_directory(directory, size, channels)
     cold = None if cold_share is None else share("--cold-share", cold_share, 1)
     if profiles is not None and cluster_profile is None:
         raise UsageError("--profiles is what --cluster-profile predicts by; a plan has the predictions of serfer split")
@@ -94,6 +144,9 @@ def cost(
     plan = load_plan(directory)
     if cluster_profile is not None:
         _write_cluster_profile(plan, directory, cluster_profile, profiles)
+    if load.given:
+        show_load_costs(directory, plan, load, as_json=as_json)
+        return
     given = Circumstances(store, memory, cold, burst)
     prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
     if as_json:
@@ -101,6 +154,20 @@ def cost(
     else:
         _print_prices(prices)
         print_months(prices, per_month or ())
+
+
+def _plan_directory(place: Path, size: str | None, channels: int | None) -> Path:
+    """Return the plan directory of a network that runs as one function, in the cache; that of a plan is its own.
+
+    Prices do not depend on weights: named networks have random ones.
+    """
+    if not is_network(place):
+        if size is not None or channels is not None:
+            raise UsageError(f"--size and --channels describe a network, and {place} is not one")
+        return place
+    weights = WeightsFrom(random=not is_network_file(place))
+    with status_line() as progress:
+        return plan_of(place, FileOptions(size, channels, Description(), weights), progress, deployed=False)
 
 
 def _write_cluster_profile(plan: Plan, directory: Path, file: Path, given: Path | None) -> None:

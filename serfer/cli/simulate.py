@@ -22,7 +22,7 @@ from serfer.cli.shared.options import (
     status_lines,
     value_trainer,
 )
-from serfer.cli.shared.terminal import err, out
+from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.infless.policies import CLUSTER_POLICIES
 from serfer.control.policies import DEFAULT, POLICIES
 from serfer.core.errors import UsageError
@@ -44,7 +44,8 @@ LEVELS = ("rates", "queries", "tasks")
 HELP = f"""Run routing policies on a load, under a virtual clock (docs/how-to/simulate.md).
 
 LOAD is a CSV file with the columns t_seconds,rps or minute,requests, an access log (nginx, Apache, AWS's load
-balancers), CloudWatch's JSON or CSV of a Sum, each also as .gz, or a generator, NAME or NAME:KEY=VALUE,...:
+balancers, CloudFront, CSV with a time in each row), CloudWatch's JSON or CSV of a Sum, each also as .gz, or a
+generator, NAME or NAME:KEY=VALUE,...:
 
 \b
 {describe_generators()}
@@ -222,6 +223,8 @@ def simulate(
             sim_input = prepare(spec.read(seed, progress), scenario.stem, world, scale)
             runs = [*run_policies(sim_input, names, options, seed, lambdas[0].detailed, progress)]
         _show(sim_input, runs, lambdas[0].detailed, as_json=as_json)
+    for remark in sim_input.trace.remarks:
+        complain(f"{load}: {remark}")
     if not as_json:
         _print_dollars(given, world, several=bool(memory))
     _write(sim_input, runs, csv_file, plot)

@@ -16,13 +16,15 @@ _GROWTH_S: Final = 10.0  # in which a function may gain `growth` environments
 class DriverLimits:
     """So many drivers, each with `slots` invocations at once: None for the account's concurrency, as they have on AWS.
 
-    With `hedge` they duplicate tasks that are late. Lambda adds at most `growth` environments to a function in 10 s.
+    With `hedge` they duplicate tasks that are late. Lambda adds at most `growth` environments to a function in 10 s,
+    and keeps `provisioned` ones initialised, whether queries come or not.
     """
 
     drivers: int = 1
     slots: int | None = None
     hedge: bool = False
     growth: float = math.inf
+    provisioned: int = 0
 
     def slots_of_each(self, concurrency: int) -> int:
         """Return the slots of a driver, in an account of this concurrency."""

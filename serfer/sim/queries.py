@@ -148,8 +148,8 @@ class QueriesRun:
         self._named: dict[str, _Instance] = {}
         self._computing: list[tuple[float, int, _Instance]] = []  # a heap: when batches are done
         self._busy: list[float] = []  # a heap: when Lambda's environments are free
-        self._idle: deque[float] = deque()  # since when others are, the longest first
         self._limits = limits or DriverLimits()
+        self._idle = deque([0.0] * self._limits.provisioned)  # since when others are, the longest first
         self._slots = self._limits.drivers * self._limits.slots_of_each(scenario.serverless.concurrency)
         self._growth = Growth(self._limits.growth)
         usual_s = services.warm_s.at(QUANTILE) if self._limits.hedge and services.one_task else math.inf
@@ -198,6 +198,19 @@ class QueriesRun:
             seen += len(times)
             self._step(times.tolist(), now, seconds)
         self._drain(now)
+        return self._result(window)
+
+    def through(self, times: Floats, begin_s: float, window: Window) -> QueriesResult:
+        """Run queries that come at these times, ascending, from `begin_s` on, with the instances as they are.
+
+        The policy decides at the window's beginning, from which on queries count, and at its end.
+        """
+        lead = int(np.searchsorted(times, window.begin_s))
+        if window.begin_s > begin_s:
+            self._step(times[:lead].tolist(), window.begin_s, window.begin_s - begin_s)
+            self._count_from(window.begin_s)
+        self._step(times[lead:].tolist(), window.end_s, window.end_s - window.begin_s)
+        self._drain(window.end_s)
         return self._result(window)
 
     def _step(self, times: list[float], end: float, seconds: float) -> None:
@@ -284,7 +297,8 @@ class QueriesRun:
     def _reuse(self, now: float) -> bool:
         """Take the environment that was used last, if one is left that was used lately."""
         keep, idle = self._scenario.serverless.keep_alive_s, self._idle
-        while idle and idle[0] + keep <= now:
+        stays = self._limits.provisioned - len(self._busy)
+        while idle and idle[0] + keep <= now and len(idle) > stays:
             self._was_idle(idle[0], idle.popleft() + keep)
         if not idle:
             return False

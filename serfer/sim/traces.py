@@ -33,12 +33,19 @@ class Trace:
     """A load: `rates` queries a second, held for `durations_s` seconds, row by row; arrays (rows,), never empty.
 
     `begin_s` is the time of its first row on the clock of the file: what is given as a time of the load refers to it.
+    `remarks` say what of its file was left out.
     """
 
     name: str
     durations_s: Floats
     rates: Floats
     begin_s: float = 0.0
+    remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def steady(cls, name: str, seconds: float, rate: float) -> Trace:
+        """Return a load at one rate."""
+        return cls(name, np.array([seconds]), np.array([rate]))
 
     @property
     def seconds(self) -> float:
@@ -68,6 +75,16 @@ class Trace:
     def scaled(self, factor: float) -> Trace:
         """Return the trace with all rates times `factor`."""
         return replace(self, rates=self.rates * factor)
+
+    def remarked(self, *remarks: str) -> Trace:
+        """Return the trace with those of the remarks that are not empty."""
+        return replace(self, remarks=tuple(remark for remark in remarks if remark))
+
+    def resampled(self, step_s: float) -> Trace:
+        """Return the trace with rows of `step_s` seconds, the last of which may be shorter: its mean rate in each."""
+        edges = np.append(np.arange(0.0, self.seconds * (1 - 1e-12), step_s), self.seconds)
+        until = np.interp(edges, self.starts_s, np.concatenate(([0.0], np.cumsum(self.durations_s * self.rates))))
+        return replace(self, durations_s=np.diff(edges), rates=np.diff(until) / np.diff(edges))
 
     def cut(self, from_s: float = 0.0, until_s: float = math.inf) -> Trace:
         """Return what lies between two times of the load in seconds; raises UsageError where nothing does."""

@@ -121,6 +121,21 @@ def test_the_first_queries_are_cold_and_environments_stay_warm_for_their_time():
     assert always.idle_gb_s == 0 < result.idle_gb_s < 100 * result.cold_starts
 
 
+def test_provisioned_environments_stay_without_queries_and_no_others_do():
+    times = np.array([0.5, 700.5, 1400.5, 1400.51])  # further apart than environments are kept
+    for provisioned, cold in ((0, 4), (1, 1), (2, 0)):
+        limits = DriverLimits(provisioned=provisioned)
+        run = QueriesRun(scenario(), Router(scenario(), Scripted([0])), FIXED, [], 0, limits=limits)
+        assert run.through(times, 0.0, Window("whole", 0.0, 1500.0)).cold_starts == cold
+
+
+def test_queries_at_given_times_count_from_the_windows_beginning_on_and_find_what_came_before_warm():
+    times = np.array([1.0, 101.0, 102.0, 103.0])
+    run = QueriesRun(scenario(), Router(scenario(), Scripted([0])), FIXED, [], 0)
+    result = run.through(times, 0.0, Window("part", 100.0, 200.0))
+    assert (result.queries, result.cold_starts, len(result.latencies_s)) == (3, 0, 3)
+
+
 def test_a_full_lambda_throttles():
     result = ran(trace([10], [100]), scenario(concurrency=2), Scripted([0]))
     assert result.throttled > 0

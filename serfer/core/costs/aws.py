@@ -106,6 +106,12 @@ class ServiceFacts:
     price_s3express_upload: Price
     price_s3express_download: Price
     price_egress_byte: Price
+    price_sagemaker_gb_second: Price
+    price_sagemaker_byte: Price
+    sagemaker_memory_max: Whole
+    sagemaker_concurrency: Whole
+    instance_boot: Positive
+    instance_least: Positive
     api_timeout: Positive
     api_body_limit: Whole
     express_timeout: Positive
@@ -133,9 +139,10 @@ class Source:
 class AwsFacts:
     """Limits and prices of AWS.
 
-    `instances` are dollars an hour by instance type, `zones` the ids of the zones that have S3 Express One Zone by
-    region, `regions_without` the regions that lack a feature, by feature. `sources` say where each value comes from,
-    by "table.name".
+    `instances` are dollars an hour by instance type, `vcpus` the vCPUs of those whose speed is predicted,
+    `gpu_vcpus` how many their GPU is worth, `zones` the ids of the zones that have S3 Express One Zone by region,
+    `regions_without` the regions that lack a feature, by feature. `sources` say where each value comes
+    from, by "table.name".
     """
 
     functions: LambdaFacts = field(metadata={"key": "lambda"})
@@ -146,6 +153,8 @@ class AwsFacts:
     redis_serverless: StoreFacts
     services: ServiceFacts
     instances: Mapping[str, Price]
+    vcpus: Mapping[str, Whole]
+    gpu_vcpus: Mapping[str, Positive]
     zones: Mapping[str, tuple[str, ...]]
     regions_without: Mapping[str, tuple[str, ...]]
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
@@ -188,8 +197,10 @@ def parse_aws(text: str, base: AwsFacts | None = None) -> AwsFacts:
     tables = {key: _table(document, key) for key in _TABLES}
     values = {key: {**defaults[key], **{name: _value(entry) for name, entry in tables[key].items()}} for key in _TABLES}
     facts = structure(AwsFacts, values, _NAME, error=InputError)
-    if unknown := [name for name in facts.instances if not _INSTANCE.fullmatch(name)]:
-        raise InputError(f"{_NAME}.instances names {unknown[0]!r:.40}, which is not an instance type")
+    if unknown := [
+        name for name in (*facts.instances, *facts.vcpus, *facts.gpu_vcpus) if not _INSTANCE.fullmatch(name)
+    ]:
+        raise InputError(f"{_NAME} names {unknown[0]!r:.40}, which is not an instance type")
     sources = {f"{key}.{name}": _source(entry) for key, table in tables.items() for name, entry in table.items()}
     return replace(facts, sources={**(base.sources if base else {}), **sources})
 

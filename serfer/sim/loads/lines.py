@@ -21,12 +21,17 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 class LoadFile:
-    """An open file of a load, which is read once: `first` is its first line that is not empty, or the line's begin."""
+    """An open file of a load, which is read once.
+
+    `head` are its first lines that are not empty, `first` is the first of them; the last one may be cut off.
+    """
 
     def __init__(self, path: Path, file: BufferedReader) -> None:
         self.path = path
         self._file = file
-        self.first = file.peek(MAX_LINE).lstrip().partition(b"\n")[0].rstrip()
+        lines = file.peek(MAX_LINE)[:MAX_LINE].splitlines()
+        self.head = [stripped for line in lines if (stripped := line.strip())]
+        self.first = self.head[0] if self.head else b""
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that are not empty with their numbers; raises InputError for one that is too long."""
@@ -56,7 +61,7 @@ class LoadFile:
 def opened(path: Path) -> Iterator[LoadFile]:
     """Open a file, which is unpacked on the way if it is one of gzip; raises InputError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=0) as raw, BufferedReader(raw, MAX_LINE) as file:
             if file.peek(len(_GZIP)).startswith(_GZIP):
                 with gzip.GzipFile(fileobj=file) as unpacked:
                     yield LoadFile(path, BufferedReader(unpacked, MAX_LINE))

@@ -1,0 +1,196 @@
+"""`serfer cost --log`: what a load costs, served in each of several ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.options import print_json, status_line
+from serfer.cli.shared.terminal import complain, out
+from serfer.control.scenario_files import read_scenario
+from serfer.core.costs.cost_model import HOURS_A_MONTH
+from serfer.core.errors import UsageError
+from serfer.core.plan.layout import UNSPLIT
+from serfer.core.plan.window_plan import check_whole_images
+from serfer.settings import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from serfer.core.plan import Plan
+    from serfer.sim.serving_ways import Comparison, ServingWay
+    from serfer.sim.traces import Trace
+
+_WITHOUT_LOAD = (
+    *("burst", "cold_share", "memory", "queries_a_month", "parameter", "compare"),
+    *("cluster_profile", "profiles"),
+)
+_WITH_LOAD = ("path", "scenario", "instance", "slo_ms")
+_S_PER_HOUR = 3600.0
+_QUERIES = 2000  # of a load of --qps, at least, if a month has as many
+_LEAST_HOURS = 24.0
+_SHORT_S = 6 * _S_PER_HOUR  # a log that is shorter is no picture of a month
+_DIGITS = 100  # dollars from which on cents are left out
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the options of `serfer cost` say of a load, and of the instance that is compared."""
+
+    log: Path | None
+    qps: float | None
+    path: str | None
+    scenario: Path | None
+    instance: str | None
+    slo_ms: float | None
+    store: str | None
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a load."""
+        return self.log is not None or self.qps is not None
+
+    def check(self, context: typer.Context, *, is_built: bool) -> None:
+        """Refuse options that contradict each other, or that a load does not go with; raises UsageError."""
+        names = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
+        sources = {name: context.get_parameter_source(name) for name in names}
+        named = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
+        if self.given and (wrong := [names[name] for name in named if name in _WITHOUT_LOAD]):
+            raise UsageError(f"--log and --qps price the load of a month: leave out {', '.join(wrong)}")
+        if not self.given and (wrong := [names[name] for name in named if name in _WITH_LOAD]):
+            raise UsageError(f"{', '.join(wrong)}: give --log FILE or --qps NUMBER, too")
+        if self.given and is_built:
+            raise UsageError("--log and --qps want a network or a plan directory, not a BUILD directory")
+        if self.log is not None and self.qps is not None:
+            raise UsageError("--log and --qps both say what the load is: give one of them")
+        if self.path is not None and (self.log is None or not self.path.startswith("/")):
+            raise UsageError("--path is the beginning of URLs of a --log, such as /v1/classify")
+        if self.scenario is not None and (self.instance is not None or self.slo_ms is not None):
+            raise UsageError("--scenario has an instance and slo_ms of its own: leave out --instance and --slo-ms")
+
+    def load(self, progress: Callable[[str], None]) -> Trace:
+        """Return the load; raises InputError for a file that is not one."""
+        from serfer.sim.loads.reading import read_load  # noqa: PLC0415 - the command line starts fast
+        from serfer.sim.traces import Trace  # noqa: PLC0415 - same
+
+        if self.log is not None:
+            return read_load(self.log, progress, self.path)
+        qps = self.qps or 0.0
+        hours = min(max(_LEAST_HOURS, _QUERIES / qps / _S_PER_HOUR), HOURS_A_MONTH)
+        return Trace.steady(f"{qps:g} queries/s at random", hours * _S_PER_HOUR, qps)
+
+
+def show_load_costs(directory: Path, plan: Plan, options: LoadOptions, *, as_json: bool) -> None:
+    """Print what a load costs, served in each way, with a plan of one task or of several."""
+    from serfer.sam.cost.driver_runs import DRIVER_MB  # noqa: PLC0415 - the command line starts fast
+    from serfer.sim.serving_ways import compare_ways, predicted_instance  # noqa: PLC0415 - same
+
+    check_whole_images(plan)
+    plan = replace(plan, store=options.store or plan.store)
+    plan.check_explained()
+    facts = load_settings().facts()
+    with status_line() as progress:
+        load = options.load(progress)
+        whole = plan if _is_whole(plan) else _whole_plan(directory, progress)
+        if options.scenario is None:
+            scenario = predicted_instance(whole, options.instance or next(iter(facts.vcpus)), facts, options.slo_ms)
+        else:
+            scenario = read_scenario(options.scenario)
+        split = None if plan is whole else plan
+        compared = compare_ways(load, whole, split, scenario, facts, DRIVER_MB, progress)
+    for remark in load.remarks:
+        complain(f"{options.log}: {remark}")
+    if as_json:
+        print_json({"model": plan.model, "plan": plan.digest, **compared.as_dict()})
+    else:
+        _print(plan, options, compared)
+
+
+def _is_whole(plan: Plan) -> bool:
+    return len(plan.stages) == 1 and len(plan.stages[0].tiles) == 1
+
+
+def _whole_plan(directory: Path, progress: Callable[[str], None]) -> Plan:
+    """Return the plan of one task of the network that a plan directory splits, from the cache."""
+    from serfer.plan_directory import load_plan  # noqa: PLC0415 - same
+    from serfer.wiring.network_file import plan_of_file  # noqa: PLC0415 - same
+
+    return load_plan(plan_of_file(directory / UNSPLIT, load_settings(), progress))
+
+
+def _print(plan: Plan, options: LoadOptions, compared: Comparison) -> None:
+    load = compared.load
+    out.print(
+        plain(
+            f"{plan.model}, {load.name}: {load.queries:,.0f} queries in {_time(load.seconds)}, {load.mean:,.3g} a "
+            f"second on average and {load.peak:,.3g} at most; a month of that has {compared.queries_a_month:,.0f}"
+        )
+    )
+    table = columns("", "$ a month", "p50 ms", "p99 ms", "cold", "unanswered")
+    for way in compared.ways:
+        table.add_row(plain(way.name), *_row(way))
+    out.print(table)
+    out.print(plain(_advice(compared)))
+    for line in _assumed(options, compared):
+        out.print(plain(line))
+
+
+def _row(way: ServingWay) -> list[str]:
+    return [
+        _dollars(way.month_usd),
+        *("-" if value is None else f"{value:,.0f}" for value in (way.p50_ms, way.p99_ms)),
+        "-" if way.cold_share is None else f"{way.cold_share:.2%}",
+        f"{way.unanswered:.2%}",
+    ]
+
+
+def _dollars(usd: float) -> str:
+    return f"{usd:,.0f}" if usd >= _DIGITS else f"{usd:,.2f}"
+
+
+def _time(seconds: float) -> str:
+    hours = seconds / _S_PER_HOUR
+    return f"{hours:,.1f} h" if hours >= 1 else f"{seconds:,.0f} s"
+
+
+def _advice(compared: Comparison) -> str:
+    """Say what costs least, and from how many queries an hour on an instance costs less than functions."""
+    kind, least, in_time = compared.instance, compared.least, compared.least_in_time
+    price = f"one {kind.name} (${kind.usd_per_hour:g} an hour)"
+    first = f"least: {_named(least)} a month"
+    if in_time is None:
+        first += f"; p99 of none is within {compared.slo_ms:,.0f} ms"
+    elif in_time is not least:
+        first += f"; with p99 within {compared.slo_ms:,.0f} ms: {_named(in_time)}"
+    if compared.wins_from is None:
+        most = f"{kind.qps * _S_PER_HOUR:,.0f}"
+        return f"{first}; {price} takes at most {most} queries an hour, for which functions cost less"
+    return (
+        f"{first}; {price} costs less than {compared.functions} from {compared.wins_from:,.0f} queries an hour on, "
+        f"this load has {compared.load.mean * _S_PER_HOUR:,.0f}"
+    )
+
+
+def _named(way: ServingWay) -> str:
+    return f"{way.name.strip()}, ${_dollars(way.month_usd)}"
+
+
+def _assumed(options: LoadOptions, compared: Comparison) -> list[str]:
+    """Return what is simulated, predicted, assumed and left out, a line each."""
+    load, kind = compared.load, compared.instance
+    names = " and the ".join(f"{one.name} {_time(one.end_s - one.begin_s)}" for one in compared.windows)
+    what = "every query" if compared.whole else f"every query of the {names}"
+    speed = f"{options.scenario}" if options.scenario else "its vCPUs"
+    lines = [
+        f"simulated: {what}; SerFer decides every {compared.period_s:g} s, for {compared.slo_ms:,.0f} ms (--slo-ms)",
+        f"predicted: seconds of functions by operator profiles, of {kind.name} by {speed}",
+        "assumed: prices, how long environments stay and instances boot (aws.toml); SageMaker as fast as Lambda",
+        "left out: load balancer or API, logs, disks; split has its driver function (docs/how-to/bill.md)",
+    ]
+    if options.log is not None and load.seconds < _SHORT_S:
+        lines.append(f"the log covers {_time(load.seconds)} alone: a month may be otherwise; a week tells more")
+    return lines

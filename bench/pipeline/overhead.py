@@ -26,9 +26,9 @@ from bench.core.options import AtMostOption, plan_of
 from bench.core.processes import descendants, used_s
 from bench.core.results import Results, Table, publish, require_at_most
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, opened, status_line
-from serfer.doctor.machine import processor_name
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
+from serfer.system import processor_name
 
 _WARM_UP = 30
 _MS_PER_S = 1e3

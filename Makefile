@@ -8,20 +8,20 @@ DEMO_STAMP := .venv/.demo
 DOCS_STAMP := .venv/docs/.set-up
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test lint unit docs slow weekly weekly-clean browser bench chaos deploy-check clean
+.PHONY: setup demo test lint unit python313 docs slow weekly weekly-clean browser bench chaos deploy-check release clean
 
 setup: $(STAMP)
 
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check
 
-# What queries and the splitter take, and nothing for tests. torch first and by itself: an index of its own has not the
+# What the demo takes, and nothing for tests. torch first and by itself: an index of its own has not the
 # other packages, or not in these versions. What is imported is compiled then, and the rest not at all.
 $(DEMO_STAMP): requirements.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on PATH: install Python 3.11, or make PYTHON=/path/to/it" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-compile torch==2.13.0 $(TORCH_INDEX:%=--index-url %)
 	$(PIP) --no-compile --constraint requirements.txt setuptools
-	$(PIP) --no-compile --constraint requirements.txt --no-build-isolation --editable ".[split]"
+	$(PIP) --no-compile --constraint requirements.txt --no-build-isolation --editable ".[demo]"
 	touch $(DEMO_STAMP)
 
 # All that tests and checks take besides. The compiler's processes share the cores, which pip's own does not.
@@ -60,6 +60,18 @@ lint: setup
 # come in the order of tests/conftest.py: the long ones first.
 unit: setup
 	$(BIN)/python -m pytest -n 4 $(BY_FILE)
+
+# What needs no torch, under Python 3.13: the plug-in skips the rest (tests/without_torch.py). All of it: make weekly.
+PYTHON313 := .venv/tests-python3.13
+UNDER_313 := core control storage drivers lambdas local pipeline wiring client registry test_recorded_plans.py e2e/test_pipeline.py e2e/test_serve.py e2e/test_gangs.py e2e/test_network_file.py
+
+python313: $(PYTHON313)/.set-up
+	test ! -x $(PYTHON313)/bin/python || $(PYTHON313)/bin/python -m pytest -p tests.without_torch -n 4 $(BY_FILE) $(UNDER_313:%=tests/%)
+
+$(PYTHON313)/.set-up: $(STAMP)
+	rm -rf $(PYTHON313)
+	$(BIN)/python tests/python313/set_up.py .venv/python3.13 $(PYTHON313)
+	test ! -x $(PYTHON313)/bin/python || touch $@
 
 # The documentation as HTML, in docs/_build; any warning is an error. It needs nothing of the other set-up.
 docs: $(DOCS_STAMP)
@@ -103,5 +115,9 @@ bench: setup
 chaos: setup
 	$(BIN)/serfer bench chaos
 
+# Wheels, sdists, checksums and a bill of materials of the commit, in dist/; nothing is uploaded.
+release: setup
+	$(BIN)/python tests/release.py
+
 clean:
-	rm -rf .venv build docs/_build *.egg-info .weekly .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv build dist docs/_build *.egg-info .weekly .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

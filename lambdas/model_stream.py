@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -67,7 +68,7 @@ def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> It
     """
     head, pieces = _parted(model)
     reading, writing = os.pipe()
-    with suppress(OSError):  # a smaller one is slower
+    with suppress(OSError, AttributeError):  # a smaller one is slower; only Linux has a choice
         fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
     offsets = [piece.offset for piece in pieces if isinstance(piece, _Tensor)]
     in_order = offsets == sorted(offsets)
@@ -75,7 +76,7 @@ def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> It
     thread = threading.Thread(target=_write, args=(writing, [head, *pieces], weights, given), name="model stream")
     thread.start()
     try:
-        yield f"/proc/self/fd/{reading}"
+        yield f"/{'proc/self' if sys.platform == 'linux' else 'dev'}/fd/{reading}"
     finally:
         os.close(reading)  # ends the thread wherever it is
         thread.join()

@@ -96,7 +96,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 torchvision_import.install()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "AlteredPieceError",
     "AsyncClient",

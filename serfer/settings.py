@@ -31,6 +31,7 @@ from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.files import read_text
 from serfer.offline.notify.signature import signing_key
+from serfer.system import processors
 
 _PREFIX = "SERFER_"
 _FILE = Path("serfer.toml")  # of the working directory
@@ -280,7 +281,7 @@ class Settings(BaseSettings):
         """
         if "local_concurrency" in self.model_fields_set:
             return max(1, self.local_concurrency // drivers)
-        return max(len(os.sched_getaffinity(0)), least)
+        return max(processors(), least)
 
     def signing_access(self) -> Access | None:
         """Return the local Lambda service's credentials, None where they are not set."""

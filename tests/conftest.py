@@ -140,7 +140,7 @@ def nothing_left_behind(request):
 def pytest_collection_finish():
     # Each export of a module parses the sources of torch's 500 ONNX operators again, 0.6 s of a processor, reads their
     # signatures, and looks up the dispatcher's: all exports share the results of the first.
-    if "onnxscript" in sys.modules:
+    if {"onnxscript", "torch"} <= sys.modules.keys():
         from onnxscript._framework_apis import torch_2_5  # noqa: PLC0415 - slow to import, where nothing is exported
         from torch._export import utils  # noqa: PLC0415 - same
         from torch.onnx._internal.exporter import _schemas  # noqa: PLC0415 - same

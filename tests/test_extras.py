@@ -72,6 +72,8 @@ def test_the_base_answers_with_a_plan_and_without_any_extra(plan):
     commands = (
         *(["classify", IMAGE, *queries], ["classify", IMAGE, *queries, "--compare"], ["explain", plan]),
         *(["verify", plan], ["explain", plan, "--pareto"], ["cost", plan], ["serve", "--help"], ["keys", "--help"]),
+        ["classify", IMAGE, plan.parent / "small.onnx", "--workers", "inprocess"],
+        ["split", plan.parent / "small.onnx", "--stages", "1", "--out", plan.parent / "again"],
     )
     for command, (code, err) in zip(commands, run(without(*EXTRAS), *commands), strict=True):
         assert code == 0, (command, err)
@@ -79,13 +81,22 @@ def test_the_base_answers_with_a_plan_and_without_any_extra(plan):
 
 NEEDING = {
     "split": [
-        ["split", "net.onnx", "--out", "OUT"],
+        ["split", "NET.py:make", "--size", "8x8", "--out", "OUT"],
+        ["study", "train-forecaster", "poisson:rate=5,hours=1", "--out", "OUT"],
+    ],
+    "demo": [["classify", IMAGE], ["split", "efficientnet-lite0", "--out", "OUT"]],
+    "zoo": [
         ["split", "alexnet", "--out", "OUT"],
-        ["study", "profile", "--quick", "--out", "OUT"],
+        ["split", "torchvision:alexnet", "--random", "--out", "OUT"],
         ["classify", IMAGE, "--model", "vgg11"],
         ["serve", "--model", "vgg11"],
-        ["instance", "--plan", "PLAN", "--precision", "fp16"],
         ["bench", "overhead", "--model", "alexnet"],
+    ],
+    "learn": [["study", "profile", "--quick", "--out", "OUT"]],
+    "pictures": [
+        ["explain", "PLAN", "--picture", "OUT.png"],
+        ["explain", "PLAN", "OUT.png", "--pareto"],
+        ["study", "simulate", "poisson:rate=5,hours=1", "--scenario", "WORLD", "--policy", "all", "--plot", "OUT.png"],
     ],
     "local": [
         ["serve", "--drivers", "2", "--plan", "PLAN", "--port", "0"],
@@ -97,7 +108,11 @@ NEEDING = {
 
 @pytest.mark.parametrize("extra", NEEDING)
 def test_a_command_without_its_extra_ends_with_one_line_that_has_the_pip_command(extra, plan, tmp_path):
-    known = {"PLAN": plan, "OUT": tmp_path / "out", "OUT.png": tmp_path / "out.png"}
+    world, net = tmp_path / "world.toml", tmp_path / "net.py"
+    world.write_text(TOML)
+    net.write_text("from torch import nn\ndef make(): return nn.Conv2d(3, 4, 3)\n")
+    known = {"PLAN": plan, "OUT": tmp_path / "out.npz", "OUT.png": tmp_path / "out.png", "WORLD": world}
+    known["NET.py:make"] = f"{net}:make"
     commands = [[known.get(word, word) for word in command] for command in NEEDING[extra]]
     for command, (code, err) in zip(commands, run(without(extra), *commands), strict=True):
         assert code == 4, (command, err)
@@ -129,22 +144,6 @@ def test_benchmarks_that_are_not_installed_are_named_with_their_distribution(mis
     )
 
 
-def test_pictures_without_matplotlib_are_refused_before_the_work_with_the_command_for_it_alone(plan, tmp_path):
-    """The extra that has it brings PyTorch, which pictures do not need."""
-    scenario, out = tmp_path / "scenario.toml", tmp_path / "out.png"
-    scenario.write_text(TOML)
-    commands = (
-        ["explain", plan, "--picture", out],
-        ["explain", plan, out, "--pareto"],
-        ["study", "simulate", "poisson:rate=5,hours=1", "--scenario", scenario, "--policy", "all", "--plot", out],
-    )
-    for command, (code, err) in zip(commands, run({"matplotlib"}, *commands), strict=True):
-        assert (code, err) == (
-            4,
-            "serfer: matplotlib is not installed, and this needs it: pip install matplotlib\n",
-        ), command
-
-
 API = """
 import sys
 hidden = sys.argv[1].split(",")
@@ -168,11 +167,11 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("hidden", "use", "command"),
     [
-        (("onnx", "torch", "sklearn"), "serfer.split('net.onnx', out=sys.argv[2])", "pip install 'serfer[split]'"),
-        (("torch", "torchvision"), "serfer.split('alexnet', out=sys.argv[2])", "pip install 'serfer[split]'"),
+        (("onnx",), "serfer.split('net.onnx', out=sys.argv[2])", "pip install serfer"),
+        (("torch", "torchvision"), "serfer.split('alexnet', out=sys.argv[2])", "pip install 'serfer[zoo]'"),
         (("httpx",), "from serfer import Client", "pip install 'serfer[client]'"),
         (("numpy",), "from serfer import open", "pip install serfer"),
-        (("serfer.splitter",), "serfer.split('alexnet')", "pip install 'serfer[split]'"),
+        (("serfer.splitter",), "serfer.split('alexnet')", "pip install serfer"),
     ],
 )
 def test_the_python_api_names_the_extra_of_a_missing_module(hidden, use, command, tmp_path):

@@ -48,10 +48,22 @@ def test_every_requirement_is_pinned_exactly_and_names_no_registry():
         assert "@" not in line
 
 
-def test_torch_is_pinned_to_the_version_that_is_installed_first():
-    pinned = [item for item in PROJECT["project"]["optional-dependencies"]["split"] if item.startswith("torch==")]
-    assert pinned == ["torch==2.13.0"]
-    assert f" --no-compile {pinned[0]} " in (ROOT / "Makefile").read_text()
+def test_the_oldest_torch_of_the_metadata_is_the_one_that_tests_run_with():
+    [torch] = map(Requirement, PROJECT["project"]["optional-dependencies"]["split"])
+    [tested] = re.findall(r" --no-compile torch==(\S+) ", (ROOT / "Makefile").read_text())
+    assert {one.version for one in torch.specifier if one.operator == ">="} == {tested}
+    assert importlib.metadata.version("torch").partition("+")[0] == tested
+
+
+def test_the_torchvision_that_tests_have_is_the_oldest_of_the_metadata_and_fits_the_torch():
+    [wanted] = [one for one in map(Requirement, importlib.metadata.requires("torchvision")) if one.name == "torch"]
+    assert wanted.specifier.contains(Version(importlib.metadata.version("torch")).public)
+    [range_] = [
+        one for one in map(Requirement, PROJECT["project"]["optional-dependencies"]["zoo"]) if one.name == "torchvision"
+    ]
+    assert {one.version for one in range_.specifier if one.operator == ">="} == {
+        importlib.metadata.version("torchvision")
+    }
 
 
 def test_requirements_span_tested_versions_below_the_next_major():
@@ -62,7 +74,7 @@ def test_requirements_span_tested_versions_below_the_next_major():
     for requirement in map(
         Requirement, [*wanted, *CLIENT["project"]["dependencies"], *BENCH["project"]["dependencies"]]
     ):
-        if requirement.name in {"torch", "serfer"}:
+        if requirement.name in {"torch", "torchvision", "serfer"}:
             continue
         pinned = pins[canonicalize_name(requirement.name)]
         bounds = {one.operator: Version(one.version) for one in requirement.specifier}
@@ -86,7 +98,7 @@ def recipe(*variables):
 
 def test_a_demo_installs_what_it_needs_and_nothing_for_tests():
     commands = [line.partition("pip install ")[2] for line in recipe()]
-    [extra] = [number for number, line in enumerate(commands) if line.endswith('--editable ".[split]"')]
+    [extra] = [number for number, line in enumerate(commands) if line.endswith('--editable ".[demo]"')]
     assert "--constraint requirements.txt" in commands[extra]
     assert not [line for line in commands[: extra + 1] if " -r " in line]
 
@@ -108,7 +120,6 @@ def test_the_clients_distribution_has_the_modules_that_the_client_imports():
     assert all(source == target for source, target in files.items())
     assert {*files} == {*map(Path, loaded), ROOT / "serfer" / "py.typed"}
     assert CLIENT["project"]["dependencies"] == PROJECT["project"]["optional-dependencies"]["client"]
-    assert CLIENT["project"]["version"] == PROJECT["project"]["version"] == serfer.__version__
 
 
 def built(project, out):
@@ -170,9 +181,7 @@ def test_a_project_may_have_packages_of_the_names_of_our_folders(plan, tmp_path)
 
 def test_the_benchmarks_are_a_distribution_of_their_own(bench_wheel):
     assert contents(bench_wheel) == files_of("serfer_bench")
-    version = PROJECT["project"]["version"]
-    assert BENCH["project"]["version"] == version
-    assert f"serfer[split,local,deploy,learn]=={version}" in BENCH["project"]["dependencies"]
+    assert f"serfer[zoo,pictures,local,deploy,learn]=={serfer.__version__}" in BENCH["project"]["dependencies"]
 
 
 def test_the_public_api_is_exported_and_help_shows_no_addresses():
@@ -270,8 +279,6 @@ def test_the_base_answers_and_the_client_brings_httpx_alone(wheel, client_wheel,
     heavy = {
         "torch",
         "torchvision",
-        "onnx",
-        "onnxscript",
         "matplotlib",
         "scikit-learn",
         "scipy",
@@ -297,19 +304,30 @@ def make():
 
 
 @pytest.mark.deploy
-def test_split_reads_modules_and_draws(wheel, tmp_path):
+def test_split_reads_modules(wheel, tmp_path):
     programs = environment(tmp_path / "split", wheel, extra="split")
+    assert not {"torchvision", "matplotlib", "scikit-learn", "efficientnet-lite-pytorch"} & installed_in(programs)
     (tmp_path / "tiny.py").write_text(TINY)
     run([programs / "serfer", "split", "tiny.py:make", "--size", "32x32", "--out", tmp_path / "plan"], tmp_path)
-    run([programs / "serfer", "explain", "plan", "--picture", "plan.png"], tmp_path)
+    drawing = environment(tmp_path / "pictures", wheel, extra="pictures")
+    assert not {"torch", "torchvision"} & installed_in(drawing)
+    run([drawing / "serfer", "explain", "plan", "--picture", "plan.png"], tmp_path)
     assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+@pytest.mark.deploy
+def test_the_demo_needs_neither_torchvision_nor_what_draws_and_fits(wheel, tmp_path):
+    programs = environment(tmp_path / "demo", wheel, extra="demo")
+    assert not {"torchvision", "matplotlib", "scikit-learn", "moto"} & installed_in(programs)
+    (answer,) = run([programs / "serfer", "classify", IMAGE, "--json"], tmp_path).splitlines()
+    assert json.loads(answer)["images"][0]["predictions"][0]["label"] == "Egyptian cat"
 
 
 @pytest.mark.deploy
 def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
     programs = environment(tmp_path / "local", wheel, extra="local")
     client = environment(tmp_path / "client", client_wheel)
-    assert not {"torch", "onnx", "matplotlib"} & installed_in(programs)
+    assert not {"torch", "matplotlib"} & installed_in(programs)
     with served(programs, ["serve", "--plan", plan, "--drivers", "1"], tmp_path) as url:
         assert run([client / "python", "-c", ASK, url, IMAGE], tmp_path)
     run([programs / "serfer", "classify", IMAGE, "--plan", plan, "--engine", "stepfunctions"], tmp_path)
@@ -318,7 +336,7 @@ def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
 @pytest.mark.deploy
 def test_deploy_packages_and_prices(wheel, plan, tmp_path):
     programs = environment(tmp_path / "deploy", wheel, extra="deploy")
-    assert not {"torch", "onnx", "matplotlib", "moto"} & installed_in(programs)
+    assert not {"torch", "matplotlib", "moto"} & installed_in(programs)
     known = {"SERFER_CACHE_DIR": str(load_settings().cache_dir), "AWS_DEFAULT_REGION": "us-east-1"}
     run([programs / "serfer", "deploy", "package", plan, "--out", tmp_path / "build"], tmp_path, **known)
     assert json.loads(run([programs / "serfer", "cost", tmp_path / "build", "--json"], tmp_path, **known))

@@ -47,7 +47,7 @@ def dump_sbom(options: Options, plans: Iterable[Plan], cache: Path) -> str:
         version=__version__,
         type=ComponentType.APPLICATION,
         bom_ref="serfer",
-        licenses=_licences("Apache-2.0"),
+        licenses=[LicenseFactory().make_from_string("Apache-2.0")],
     )
     bom = Bom(
         serial_number=uuid5(NAMESPACE_URL, f"serfer {__version__} {seed}"),
@@ -82,17 +82,14 @@ def _distribution(wheel: Wheel) -> Component:
         bom_ref=str(purl),
         purl=purl,
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=wheel.sha256)],
-        licenses=_licences(_licence(text)),
+        licenses=licences_of(text),
     )
 
 
-def _licence(metadata: str) -> str | None:
+def licences_of(metadata: str) -> list[License]:
     """Return what a wheel says of its licence: an SPDX expression, or else a name, or else its classifier."""
     fields = HeaderParser().parsestr(metadata)
     classifiers = [value for value in fields.get_all("Classifier", []) if value.startswith(_CLASSIFIER)]
     names = [fields["License-Expression"], fields["License"], *(name.removeprefix(_CLASSIFIER) for name in classifiers)]
-    return next((name for name in names if name and "\n" not in name and len(name) <= _MOST_NAME), None)
-
-
-def _licences(name: str | None) -> list[License]:
-    return [LicenseFactory().make_from_string(name)] if name else []
+    short = [name for name in names if name and "\n" not in name and len(name) <= _MOST_NAME]
+    return [LicenseFactory().make_from_string(name) for name in short[:1]]

@@ -229,7 +229,7 @@ def profile(
 ) -> None:
     """Measure on this machine what operators cost, for split --profiles: three to five minutes on a quiet machine."""
     check_place(file)
-    from serfer.splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx and scikit-learn
+    from serfer.splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx
 
     with status_line() as progress:
         profiles = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)

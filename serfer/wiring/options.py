@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from serfer.control.windows import window_policies
@@ -75,6 +76,11 @@ class Choices:
                 check_known(option, url)
         for option, url in urls.items():
             self._check_store(option, url)
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        if self.workers == "local" and sys.platform != "linux":
+            raise UsageError("--workers local, one process for each execution environment, needs Linux: use inprocess")
         if self.stack is not None and self.workers != "aws":
             raise UsageError(f"--stack names functions in AWS: use it with --workers aws, not {self.workers}")
         if self.workers == "aws" and self.store is None and self.stack is None:
@@ -97,10 +103,15 @@ class Choices:
 
 
 def workers_of(workers: str | None, stack: str | None, default: str = "inprocess") -> str:
-    """Return the workers that are meant where none were chosen: those of the stack, if there is one."""
+    """Return the workers that are meant where none were chosen: those of the stack, if there is one.
+
+    Where there can be no local ones, "inprocess" takes their place.
+    """
     if workers is not None:
         return workers
-    return default if stack is None else "aws"
+    if stack is not None:
+        return "aws"
+    return "inprocess" if default == "local" and sys.platform != "linux" else default
 
 
 def _either(names: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ModelError
+from serfer.extras import installed
 from serfer.splitter.head.batched_inference import Array, Progress, macs, pooled_and_logits
 from serfer.splitter.head.calibration import LEAST_OF_A_CLASS, Calibration
 from serfer.splitter.head.find import Head, find_head, split_at, with_linear_head
@@ -52,8 +53,9 @@ def replace_head(
     """Return the graph with a fitted pooled head, and what it lost on images held out.
 
     These are the second part of `calibration.split(seed=seed)`. Raises ModelError where there is no head to replace, or
-    the images are not of this network's classes.
+    the images are not of this network's classes, MissingExtraError without scikit-learn.
     """
+    installed("sklearn")  # before all images pass through the network
     head = _head(graph)
     _check(graph, head, calibration)
     known, unseen = calibration.split(seed=seed)

@@ -32,6 +32,7 @@ from serfer.core.errors import ModelError
 from serfer.core.plan import MAX_ELEMENTS, DetectionHead, Preprocess
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.plan.pixels import check_numbers
+from serfer.extras import installed
 from serfer.plan_directory import is_plan_directory
 from serfer.plug_ins import defined, file_module, in_one_line
 from serfer.splitter.network import zoo
@@ -228,6 +229,7 @@ def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | 
 def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
     if not path.exists():
         raise ModelError(f"{path} does not exist: give the Python file that has {factory}()")
+    installed("torch")  # or else the user's own import of it would fail, and name no extra
     try:
         with file_module(path, f"serfer_model_{path.stem}") as code:
             return defined(code, path.name, factory)()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serfer.core.errors import ModelError
@@ -63,8 +64,9 @@ def _random(constructor: str, size: int, options: dict[str, bool]) -> torch.nn.M
     image to another, EfficientNet's range would be 1e-13. So convolutions and matrices are He's for their batch-in, and
     batch normalisation has the statistics of noise.
     """
-    import torch  # noqa: PLC0415 - slow to import
-    import torchvision  # noqa: PLC0415 - same
+    import torchvision  # noqa: PLC0415, I001 - slow to import; first, since its extra brings torch
+
+    import torch  # noqa: PLC0415 - same
 
     with torch.device("meta"):  # its own initial weights are never drawn
         model: torch.nn.Module = getattr(torchvision.models, constructor)(weights=None, **options)
@@ -129,10 +131,8 @@ def _normalise(model: torch.nn.Module, shape: tuple[int, int, int]) -> None:
 
 
 def imagenet_labels() -> tuple[str, ...]:
-    """Return the names of ImageNet's 1,000 classes."""
-    import torchvision  # noqa: PLC0415 - slow to import
-
-    return tuple(torchvision.models.AlexNet_Weights.IMAGENET1K_V1.meta["categories"])
+    """Return the names of ImageNet's 1,000 classes, which are torchvision's."""
+    return tuple(Path(__file__).with_name("imagenet_labels.txt").read_text(encoding="utf-8").splitlines())
 
 
 def _pretrained(number: int, size: int, grids: tuple[str, ...]) -> ZooModel:

@@ -9,8 +9,6 @@ ends it, the caller can say so.
 from __future__ import annotations
 
 import json
-import re
-import resource
 import subprocess
 import sys
 import time
@@ -19,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from serfer.core.errors import ModelError
+from serfer.system import peak_bytes
 
 _MOST_RUNS = 4
 _LONG_S = 1.0  # after so many seconds of runs there is no other
@@ -54,7 +53,7 @@ def main() -> None:
     model, given = sys.argv[1:]
     with np.load(given, allow_pickle=False) as file:
         inputs = {name: file[name] for name in file.files}
-    before = _peak_bytes()
+    before = peak_bytes()
     options = ort.SessionOptions()
     options.log_severity_level = 4
     set_threads(options, threads=1)
@@ -64,16 +63,7 @@ def main() -> None:
         started = time.perf_counter()
         session.run(None, inputs)
         times.append(time.perf_counter() - started)
-    print(json.dumps({"seconds": min(times), "peak_bytes": _peak_bytes() - before}))  # noqa: T201 - its answer
-
-
-def _peak_bytes() -> int:
-    """Return the most resident memory that this process has had."""
-    try:
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    except OSError:
-        found = None
-    return int(found[1]) * _KILOBYTE if found else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KILOBYTE
+    print(json.dumps({"seconds": min(times), "peak_bytes": peak_bytes() - before}))  # noqa: T201 - its answer
 
 
 if __name__ == "__main__":

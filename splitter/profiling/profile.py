@@ -11,6 +11,7 @@ until enough of them were undisturbed, and of each operator the shortest time co
 from __future__ import annotations
 
 import json
+import os
 import platform
 import tempfile
 import time
@@ -34,6 +35,7 @@ from serfer.core.costs.operator_costs import COUNTED, Kind, Profile, Profiles, W
 from serfer.core.costs.sessions import set_threads, share_arena
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect
+from serfer.extras import installed
 from serfer.splitter.network.graph import MAP_RANK, VECTOR_RANK, Graph, Node
 from serfer.splitter.network.onnx_models import model_of, session_of
 from serfer.splitter.network.source import Progress, load
@@ -53,6 +55,7 @@ from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_grid, with_tile_pools
 from serfer.splitter.tiling.grids import ONE, tile_rects
 from serfer.splitter.tiling.regions import Regions, infer_regions, whole_regions
+from serfer.system import processor_name
 
 NETWORKS = (
     *(("resnet18", 224), ("squeezenet", 224), ("mobilenet-v2", 224), ("densenet121", 224), ("efficientnet-lite1", 240)),
@@ -354,8 +357,10 @@ def measure(
 ) -> Profiles:
     """Fill the profiles on this machine: three to five minutes with the default networks, more on a busy machine.
 
-    Raises ModelError where the machine was never quiet enough to measure a kind of operator.
+    Raises ModelError where the machine was never quiet enough to measure a kind of operator, MissingExtraError without
+    scikit-learn.
     """
+    installed("sklearn")  # before minutes of measuring
     meter = Meter()
     samples: list[Sample] = []
     for number, (what, model) in enumerate(_models(networks, drawn_rounds, progress)):
@@ -456,7 +461,7 @@ def fit(samples: Iterable[Sample], shares: Mapping[Kind, float], extra: Overhead
     if missing:
         raise ModelError(f"the machine was never quiet enough to measure {', '.join(missing)}; try again later")
     return Profiles(
-        machine=_machine(),
+        machine=f"{processor_name()}, {os.cpu_count() or 1} vCPUs",
         runtime=f"onnxruntime {ort.__version__}, Python {platform.python_version()}",
         date=datetime.now(UTC).date().isoformat(),
         run_ns=extra.run * _NS,
@@ -492,10 +497,3 @@ def _coefficients(rows: NDArray[Any], seconds: NDArray[Any], weights: NDArray[An
     model.fit(rows / scale * weights[:, None], seconds * weights)
     coefficients: NDArray[Any] = model.coef_ / scale
     return coefficients
-
-
-def _machine() -> str:
-    """Return what the profiles were measured on: the processor's name and the number of available cores."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or platform.machine()}, {len(names)} vCPUs"

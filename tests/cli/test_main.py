@@ -122,16 +122,17 @@ def test_a_shell_completes_commands(serfer, monkeypatch, capsys):
 
 
 def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "onnx", None)  # import raises ModuleNotFoundError
+    monkeypatch.setitem(sys.modules, "torch", None)  # import raises ModuleNotFoundError
     monkeypatch.setitem(sys.modules, "PIL", None)
     for name in [
         name for name in sys.modules if name.startswith(("serfer.splitter.build", "serfer.splitter.network.source"))
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr("serfer.wiring.local.dependency_bytes", lambda *_: 0)
-    result = serfer("split", "net.onnx", "--out", str(tmp_path / "plan"))
+    (tmp_path / "net.py").write_text("import torch")
+    result = serfer("split", f"{tmp_path}/net.py:make", "--size", "8x8", "--out", str(tmp_path / "plan"))
     assert (result.code, result.out) == (4, "")
-    assert result.err == "serfer: onnx is not installed, and this needs it: pip install 'serfer[split]'\n"
+    assert result.err == "serfer: torch is not installed, and this needs it: pip install 'serfer[split]'\n"
 
 
 @pytest.mark.parametrize(

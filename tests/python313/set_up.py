@@ -1,5 +1,8 @@
 """Sets up Debian's python3.13 without touching the system: `python set_up.py DIRECTORY` makes DIRECTORY/bin/python3.13.
 
+`python set_up.py DIRECTORY ENVIRONMENT` makes a virtual environment of it, too, with SerFer and what runs its tests,
+from wheels alone: ENVIRONMENT/bin/python.
+
 Tests run what is deployed under the Python that Lambda has. Its packages come by apt from this machine's own sources,
 with the suite's name replaced, and are only unpacked; the C library comes with them. Nothing of it needs root. Where it
 cannot be done, a line on stderr says why, the exit code is 0, and the tests that need it are skipped.
@@ -9,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -29,6 +33,10 @@ _WRAPPER = """\
 here=${{0%/*}}/..
 exec "$here/root/{loader}" --library-path "$here/root/{libraries}" --argv0 "$0" "$here/root/usr/bin/{python}" "$@"
 """
+PROJECT = Path(__file__).parents[2]
+RUNS_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "google-crc32c", "zarr")
+"""What tests import besides SerFer and its extras; pytest's plug-ins are named in pyproject.toml."""
+EXTRAS = "client,map,deploy"
 _TIMEOUT_S = 600
 
 
@@ -36,12 +44,13 @@ class CannotError(Exception):
     """It cannot be set up here, for a reason of one line."""
 
 
-def main(target: Path) -> None:
-    """Make `target`, unless it is there and works."""
-    if _works(target):
-        return
+def main(target: Path, environment: Path | None = None) -> None:
+    """Make `target`, unless it is there and works, and the environment, if one is named."""
     try:
-        _make(target)
+        if not _works(target):
+            _make(target)
+        if environment is not None:
+            _install(target, environment)
     except (CannotError, OSError, subprocess.TimeoutExpired) as error:
         print(f"{PYTHON} is not set up, and the tests that need it will be skipped: {error}", file=sys.stderr)  # noqa: T201
 
@@ -110,6 +119,21 @@ def _wrap(fresh: Path) -> None:
     (fresh / "lib").symlink_to("root/usr/lib")
 
 
+def _install(target: Path, environment: Path) -> None:
+    """Make a virtual environment, and let this interpreter's pip install into it."""
+    text = (target / "bin" / PYTHON).read_text(encoding="utf-8")
+    python = environment / "bin" / "python"
+    python.parent.mkdir(parents=True, exist_ok=True)
+    text = text.replace('"$0"', shlex.quote(str(python))).replace("here=${0%/*}/..", f"here={shlex.quote(str(target))}")
+    python.write_text(text, encoding="utf-8")
+    python.chmod(0o755)
+    (environment / "pyvenv.cfg").write_text(f"home = {target / 'bin'}\n", encoding="utf-8")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "--quiet")
+    pinned = ("--only-binary=:all:", "--constraint", str(PROJECT / "requirements.txt"))
+    _run(*pip, *pinned, "setuptools", *RUNS_TESTS)
+    _run(*pip, *pinned, "--no-build-isolation", "--editable", f"{PROJECT}[{EXTRAS}]")
+
+
 def _compile(fresh: Path) -> None:
     """Compile the standard library, as it is in Lambda, and as Debian's own installation would."""
     command = [fresh / "bin" / PYTHON, "-I", "-S", "-m", "compileall", "-q", fresh / LIBRARY]
@@ -141,4 +165,4 @@ def _run(*command: str, cwd: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).absolute())
+    main(*(Path(name).absolute() for name in sys.argv[1:]))

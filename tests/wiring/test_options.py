@@ -3,7 +3,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 
 from serfer.core.errors import UsageError
-from serfer.wiring.options import DRIVERS, WORKERS, Choices
+from serfer.wiring.options import DRIVERS, WORKERS, Choices, workers_of
 
 STORES = (None, "memory://", "file:///tmp/x", "redis://h", "rediss://h", "redis+cluster://h", "s3://b/p")
 
@@ -57,3 +57,11 @@ def test_all_other_combinations_are_accepted():
                 taken += 1
     inprocess, local, aws = 2 * len(STORES), 4 * (len(STORES) - 1), 4 * (len(STORES) - 3)
     assert taken == inprocess + local + aws
+
+
+def test_elsewhere_than_on_linux_workers_are_in_process_by_default_and_local_ones_refused(monkeypatch):
+    assert workers_of(None, None, "local") == "local"
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert workers_of(None, None, "local") == "inprocess"
+    with pytest.raises(UsageError, match=r"--workers local, .* needs Linux"):
+        Choices(None, "local", "push").check()

@@ -17,13 +17,13 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import ImageError, ImageTooLargeError
 from serfer.images import Recipe, decode_sized
 from serfer.local.die_with_parent import die_with
+from serfer.system import address_space_bytes
 
 START: Final = b"start"
 CONTROL: Final = struct.Struct("<q")  # to the fork server: a process to end; from it: a process id or exit status
@@ -98,14 +98,15 @@ def _serve(driver: socket.socket) -> None:
     """Decode until the driver's end is closed."""
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))
-    idle_bytes = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    idle_bytes = address_space_bytes()
     while head := driver.recv(JOB_HEAD.size, socket.MSG_WAITALL):
         described, size = JOB_HEAD.unpack(head)
         job = structure(Job, json.loads(driver.recv(described, socket.MSG_WAITALL)), "job")
         data = driver.recv(size, socket.MSG_WAITALL)
         if len(data) < size:
             return
-        _set_memory(idle_bytes + size + job.memory_bytes)
+        if idle_bytes is not None:
+            _set_memory(idle_bytes + size + job.memory_bytes)
         driver.sendall(_reply(job, data))
 
 

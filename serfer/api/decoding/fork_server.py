@@ -82,7 +82,7 @@ class ForkServer:
         if self._closed:
             raise UnavailableError("image decoders are closed")
         if self._control is None:
-            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._control, theirs = socket.socketpair()
             places = [str(Path(serfer.__file__).parents[1]), *map(os.path.abspath, sys.path)]
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 - our own module

@@ -20,10 +20,10 @@ from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.logs import reason, write
 from serfer.api.observability.telemetry import open_telemetry
 from serfer.api.service import Service
-from serfer.instance.network import processors
 from serfer.instance.opening import Instance, MeasuredNetworks, open_instance
 from serfer.pipeline.event_loop import RunningLoop
 from serfer.settings import Settings
+from serfer.system import processors
 
 _NO_BOUND = 10_000  # queries: the engine refuses by time, and memory for bodies is bounded beside that
 

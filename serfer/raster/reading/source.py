@@ -24,6 +24,7 @@ from serfer.raster.objects import Bucket
 from serfer.raster.place import S3Place, parse_place
 from serfer.raster.reading.header import Header, check_blocks, read_header
 from serfer.raster.reading.whole import decode_jpeg, decode_png
+from serfer.system import descriptor_path
 
 _DEFAULT = RasterLimits()
 
@@ -272,7 +273,7 @@ def _file(path: Path, on_error: ExitStack) -> _Origin:
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is not a file")
     driver = driver_of(start, str(path))
-    return _Origin(str(path), f"/proc/self/fd/{fd}", driver, _file_version(status), path.absolute(), fd)
+    return _Origin(str(path), descriptor_path(fd), driver, _file_version(status), path.absolute(), fd)
 
 
 def _file_version(status: os.stat_result) -> Mapping[str, int | str]:

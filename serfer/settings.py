@@ -36,6 +36,9 @@ from serfer.system import processors
 _PREFIX = "SERFER_"
 _FILE = Path("serfer.toml")  # of the working directory
 _FILE_VARIABLE = "SERFER_CONFIG"
+# Kubernetes sets these in every container next to a service that is called serfer.
+_SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
+_LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 _ALIKE = 0.75  # of two names, from which on one may have been meant by the other
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -231,6 +234,12 @@ class Settings(BaseSettings):
     def _absolute(cls, path: Path | None) -> Path | None:
         """Workers have working directories of their own, so a relative path must not reach them."""
         return path and path.expanduser().absolute()
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _unlinked(cls, port: object) -> object:
+        """Take the default for an address, which Kubernetes sets SERFER_PORT to for a service called serfer."""
+        return cls.model_fields["port"].default if isinstance(port, str) and _LINKED_PORT.fullmatch(port) else port
 
     @field_validator("allow_hosts", mode="before")
     @classmethod
@@ -470,7 +479,8 @@ def unknown_settings() -> str | None:
     """
     known = {name.upper() for kind in (Settings, DriverSettings) for name in kind.model_fields}
     known.add(_FILE_VARIABLE.removeprefix(_PREFIX))
-    given = sorted(name for name in os.environ if name.upper().startswith(_PREFIX))
+    ours = (name for name in os.environ if name.upper().startswith(_PREFIX))
+    given = sorted(name for name in ours if not _SERVICE_LINK.fullmatch(name))
     near = {
         name: get_close_matches(own, known, n=1, cutoff=_ALIKE)
         for name in given

@@ -1,3 +1,4 @@
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
 from serfer.core.sigv4 import Access
-from serfer.settings import Settings, load_settings, settings_with
+from serfer.settings import Settings, load_settings, settings_with, unknown_settings
 
 
 @pytest.fixture(autouse=True)
@@ -187,6 +188,16 @@ class TestFile:
         monkeypatch.setenv("SERFER_PORT", "x")
         with pytest.raises(UsageError, match=r"^SERFER_PORT: "):
             load_settings()
+
+
+def test_variables_of_a_kubernetes_service_called_serfer_are_not_settings(monkeypatch):
+    address = "tcp://10.0.0.7:8000"
+    links = {"PORT": address, "SERVICE_HOST": "10.0.0.7", "SERVICE_PORT_HTTP": "8000", "PORT_8000_TCP_ADDR": "10.0.0.7"}
+    for name, value in links.items():
+        monkeypatch.setenv(f"SERFER_{name}", value)
+    monkeypatch.setattr("os.environ", {name: value for name, value in os.environ.items() if name[7:] in links})
+    assert unknown_settings() is None
+    assert load_settings().port == 8000
 
 
 def test_a_limit_that_was_not_set_stays_so_when_another_setting_is(monkeypatch):

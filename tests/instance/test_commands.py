@@ -120,8 +120,7 @@ def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
     ],
 )
 def test_usage_errors_are_one_line(serfer_here, directory, arguments, code, words):
-    command, *rest = arguments
-    serfer_here(command, "--plan", directory, *rest).complains(code, *words)
+    serfer_here(*arguments, "--plan", directory).complains(code, *words)
 
 
 def test_an_invalid_plan_is_reported_in_one_line(serfer_here, tmp_path):

@@ -16,8 +16,11 @@ from serfer.cli.main import app
 from serfer.control.scenario_files import read_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.plan_directory import load_plan
-from serfer.sim import serving_ways
-from serfer.sim.serving_ways import Serving, one_function, predicted_instance
+from serfer.sim.rates import silent
+from serfer.sim.serving import ways as serving_ways
+from serfer.sim.serving.functions import one_function
+from serfer.sim.serving.instances import predicted_instance
+from serfer.sim.serving.ways import Serving
 from serfer.sim.traces import Trace
 from tests.e2e.small import small_onnx, split_small
 from tests.sim.worlds import scenario
@@ -162,10 +165,13 @@ def test_there_are_as_many_instances_as_bursts_take_within_the_slo(whole):
 def test_a_load_that_lasts_is_an_instances(whole, monkeypatch):
     monkeypatch.setattr(serving_ways, "MOST_QUERIES", 10_000)
     monkeypatch.setattr(serving_ways, "_MOST_DECISIONS", 500)
-    document, found = ways(whole, "--qps", 200)
-    assert document["instance"]["wins_from_queries_per_hour"] < 200 * 3600
-    assert document["least"] == "1 c7i.large, always on"
-    assert found["SerFer: one function, c7i.large"]["month_usd"] < 0.7 * found["one function of 1,769 MB"]["month_usd"]
+    plan, facts = load_plan(whole), shipped_aws()
+    serving = Serving(Trace.steady("steady", 86_400.0, 200.0), predicted_instance(plan, "c7i.large", facts), facts)
+    one = one_function(plan, facts)
+    alone, mixed = serving.on_functions(one), serving.mixed("mixed", one, one.usd(0.0), silent)
+    assert 730 * 0.08925 < mixed.month_usd < 0.7 * alone.month_usd
+    assert mixed.p50_ms < alone.p50_ms
+    assert mixed.unanswered == 0
 
 
 def test_of_a_large_load_the_busiest_and_the_median_part_are_simulated_and_said(whole, monkeypatch):

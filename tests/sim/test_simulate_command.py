@@ -198,11 +198,13 @@ def test_series_are_written_as_csv(scenario, tmp_path, policies):
 def test_an_access_log_is_a_load_cut_by_dates(scenario, tmp_path):
     log = tmp_path / "access.log"
     line = '1.1.1.1 - - [25/Nov/2026:{hour:02}:{minute:02}:00 +0100] "POST / HTTP/1.1" 200 1\n'
-    log.write_text("".join(line.format(hour=n // 60, minute=n % 60) for n in range(180)))
+    log.write_text("".join(line.format(hour=n // 60, minute=n % 60) for n in range(180)) + "1.1.1.1 - - [cut")
     arguments = (log, "--scenario", scenario, "--policy", "serverless", "--level", "rates")
     whole = outcomes(*arguments)[0]
     part = outcomes(*arguments, "--from", "2026-11-25T00:00Z", "--until", "2026-11-25T01:00:00+00:00")[0]
     assert (whole["queries"], part["queries"], whole["trace"]) == (180, 60, "access")
+    said = CliRunner().invoke(app, ["study", "simulate", *map(str, arguments)]).stderr
+    assert "1 of 181 lines are not of its format and were left out; the first is line 181, '1.1.1.1 - - [cut'" in said
 
 
 def test_the_default_policy_is_used_where_none_is_named(scenario):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from serfer.core.plan import Plan
-    from serfer.sim.serving_ways import Comparison, ServingWay
+    from serfer.sim.serving.ways import Comparison, ServingWay
     from serfer.sim.traces import Trace
 
 _WITHOUT_LOAD = (
@@ -87,7 +87,8 @@ class LoadOptions:
 def show_load_costs(directory: Path, plan: Plan, options: LoadOptions, *, as_json: bool) -> None:
     """Print what a load costs, served in each way, with a plan of one task or of several."""
     from serfer.sam.cost.driver_runs import DRIVER_MB  # noqa: PLC0415 - the command line starts fast
-    from serfer.sim.serving_ways import compare_ways, predicted_instance  # noqa: PLC0415 - same
+    from serfer.sim.serving.instances import predicted_instance  # noqa: PLC0415 - same
+    from serfer.sim.serving.ways import compare_ways  # noqa: PLC0415 - same
 
     check_whole_images(plan)
     plan = replace(plan, store=options.store or plan.store)
@@ -184,7 +185,8 @@ def _assumed(options: LoadOptions, compared: Comparison) -> list[str]:
     load, kind = compared.load, compared.instance
     names = " and the ".join(f"{one.name} {_time(one.end_s - one.begin_s)}" for one in compared.windows)
     what = "every query" if compared.whole else f"every query of the {names}"
-    speed = f"{options.scenario}" if options.scenario else "its vCPUs"
+    speed = "its vCPUs" if kind.name in load_settings().facts().vcpus else "a guess at its GPU"
+    speed = f"{options.scenario}" if options.scenario else speed
     lines = [
         f"simulated: {what}; SerFer decides every {compared.period_s:g} s, for {compared.slo_ms:,.0f} ms (--slo-ms)",
         f"predicted: seconds of functions by operator profiles, of {kind.name} by {speed}",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from serfer.core.errors import InputError
 from serfer.core.units import MIB
@@ -26,7 +26,7 @@ class LoadFile:
     `head` are its first lines that are not empty, `first` is the first of them; the last one may be cut off.
     """
 
-    def __init__(self, path: Path, file: BufferedReader) -> None:
+    def __init__(self, path: Path, file: BufferedReader[Any]) -> None:
         self.path = path
         self._file = file
         lines = file.peek(MAX_LINE)[:MAX_LINE].splitlines()

@@ -20,27 +20,13 @@ import numpy as np
 
 from serfer.control.policies import DEFAULT
 from serfer.control.policies.fixed import Serverless
-from serfer.control.policy import Observation, Policy, ProvisioningPlan, on_demand
+from serfer.control.policy import InstanceGroup, Observation, Policy, ProvisioningPlan, on_demand
 from serfer.control.router import Router
 from serfer.control.scenario import S_PER_HOUR, InstanceType, LambdaTarget, Market, Scenario
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.cold_queries import price_cold
-from serfer.core.costs.cost_model import (
-    HOURS_A_MONTH,
-    TASK_SECONDS,
-    GangPrice,
-    Latency,
-    Platform,
-    billed_usd,
-    plan_load,
-    price_plan,
-    standing_usd,
-)
-from serfer.core.costs.pricing import uses_store
-from serfer.core.costs.starting_ways import starting_ways
-from serfer.core.costs.vcpus import compute_seconds
+from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import UsageError
-from serfer.core.plan import CONTAINER, Plan
+from serfer.core.plan import Plan
 from serfer.core.units import MS_PER_S
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.fleet import Purchase
@@ -48,7 +34,14 @@ from serfer.sim.hours import Window, windows_of
 from serfer.sim.loads.arrivals import arrivals_in_steps
 from serfer.sim.queries import QueriesResult, QueriesRun, warm_up_s
 from serfer.sim.rates import PERIOD_S, Progress, silent, steps_of
-from serfer.sim.service_times import Quantiles, ServiceTimes
+from serfer.sim.serving.functions import (
+    Functions,
+    one_function,
+    sagemaker_serverless,
+    split_functions,
+    with_provisioned,
+    with_snapstart,
+)
 from serfer.sim.simulate import DetailedRun, RunOptions, SimInput, run_seeds
 from serfer.sim.traces import Floats, Trace
 
@@ -57,51 +50,10 @@ MOST_QUERIES: Final = 300_000
 _MOST_DECISIONS: Final = 20_000
 _SECONDS_A_MONTH: Final = S_PER_HOUR * HOURS_A_MONTH
 _MB_PER_GB: Final = 1024
-_POINTS: Final = 1000  # of a latency's distribution
-_LAST: Final = 0.9999  # the largest quantile that is drawn
 _COVERED: Final = 0.99  # of the queries, that find a provisioned environment
-_LAUNCH_MS: Final = 5.0  # of a batch on a GPU besides its images, assumed
-_BATCHES: Final = (1, 4, 16)
-_LOADED: Final = 0.9  # the share of what an instance sustains that counts
 _NOTABLE: Final = 0.001  # of the queries
 _CENTS: Final = 2  # digits of dollars
-_SLO_MS: Final = 1000.0
-_SLO_TIMES: Final = 4.0
 _SHORTEST_WINDOW_S: Final = 10.0
-
-
-@dataclass(frozen=True, eq=False)
-class Functions:
-    """Functions that serve a load: what a query takes and costs, warm and where it finds nothing warm.
-
-    `memory_mb` is that of all environments of a query, `environments` how many its largest step has at once,
-    `month_usd` what is paid for without queries. Of `provisioned` environments, a warm query costs `provisioned_usd`.
-    """
-
-    name: str
-    memory_mb: int
-    warm: Latency
-    cold_s: float
-    warm_usd: float
-    cold_usd: float
-    environments: int
-    concurrency: int
-    month_usd: float = 0.0
-    provisioned: int = 0
-    provisioned_usd: float = 0.0
-
-    def usd(self, cold_share: float) -> float:
-        """Return dollars of a query on average, of which a share finds nothing warm."""
-        return self.warm_usd + cold_share * (self.cold_usd - self.warm_usd)
-
-    @property
-    def times(self) -> ServiceTimes:
-        """A query's seconds to draw from."""
-        shares = np.minimum(np.linspace(0, 1, _POINTS + 1), _LAST)
-        known = np.cumsum(self.warm.probability)
-        values = self.warm.least + self.warm.step * np.searchsorted(known, shares)
-        adds = max(self.cold_s - self.warm.mean, 0.0)
-        return ServiceTimes(Quantiles(values), Quantiles.always(adds), "predicted", one_task=True)
 
 
 @dataclass(frozen=True)
@@ -197,145 +149,6 @@ class Comparison:
         }
 
 
-def one_function(whole: Plan, facts: AwsFacts) -> Functions:
-    """Return a network as one function, of its plan of one task."""
-    [stage] = whole.stages
-    return replace(_functions(whole, facts), name=f"one function of {stage.memory_mb:,} MB")
-
-
-def _functions(plan: Plan, facts: AwsFacts) -> Functions:
-    platform = Platform.over(facts, plan.store)
-    warm, cold = price_plan(plan, platform), price_cold(plan, platform)
-    most = max(stage.tasks for stage in warm.stages)
-    return Functions(
-        name=plan.model,
-        memory_mb=sum(stage.tasks * stage.memory_mb for stage in cold.stages),
-        warm=warm.latency,
-        cold_s=cold.seconds,
-        warm_usd=warm.usd,
-        cold_usd=cold.usd,
-        environments=most,
-        concurrency=max(facts.functions.concurrency // most, 1),
-        month_usd=standing_usd(platform) if uses_store(plan, facts) else 0.0,
-    )
-
-
-def with_snapstart(whole: Plan, plain: Functions, facts: AwsFacts) -> Functions:
-    """Return one function whose environments start from a snapshot, its weights where the plan has them."""
-    place = whole.stages[0].weights_in
-    ways = starting_ways(whole, Platform.over(facts, whole.store))
-    way = next(way for way in ways if way.snapstart and way.weights_in == place)
-    return replace(
-        plain, name="  and SnapStart", cold_s=way.cold_seconds, cold_usd=way.cold_usd, month_usd=way.month_usd
-    )
-
-
-def with_provisioned(whole: Plan, plain: Functions, count: int, facts: AwsFacts) -> Functions:
-    """Return one function with so many environments that stay initialised."""
-    functions, memory = facts.functions, whole.stages[0].memory_mb
-    billed_s = price_plan(whole, Platform.over(facts, whole.store)).stages[0].billed_s
-    cheaper = replace(functions, price_gb_second=functions.price_provisioned_second)
-    saved = float(billed_usd(memory, billed_s, functions) - billed_usd(memory, billed_s, cheaper))
-    standing = count * memory / _MB_PER_GB * _SECONDS_A_MONTH * functions.price_provisioned
-    return replace(
-        plain,
-        name=f"  and {count:,} provisioned",
-        provisioned=count,
-        provisioned_usd=plain.warm_usd - saved,
-        month_usd=standing,
-    )
-
-
-def split_functions(plan: Plan, facts: AwsFacts, driver_mb: int) -> Functions:
-    """Return a plan's functions, and a driver function of `driver_mb` that waits for them in every query."""
-    plain = _functions(plan, facts)
-    priced = price_plan(plan, Platform.over(facts, plan.store))
-    kind = "gangs" if any(isinstance(stage, GangPrice) for stage in priced.stages) else "stages"
-    tasks = sum(stage.tasks for stage in priced.stages)
-    driver, services = facts.functions, facts.services
-
-    def waits(seconds: float) -> float:
-        return driver.price_request + float(billed_usd(driver_mb, seconds + services.driver_seconds, driver))
-
-    return replace(
-        plain,
-        name=f"split: {len(priced.stages)} {kind}, {tasks} tasks" + (f", {plan.store}" if plain.month_usd else ""),
-        warm_usd=plain.warm_usd + waits(plain.warm.mean),
-        cold_usd=plain.cold_usd + waits(plain.cold_s + services.driver_init),
-    )
-
-
-def sagemaker_serverless(whole: Plan, facts: AwsFacts) -> Functions | None:
-    """Return SageMaker Serverless Inference with the function's memory in whole GB; None where it has too little.
-
-    It is taken to compute and to answer as fast as a function of that memory does, and to start as one from a container
-    image; starts are not billed.
-    """
-    services, gigabytes = facts.services, math.ceil(whole.stages[0].memory_mb / _MB_PER_GB)
-    memory_mb = gigabytes * _MB_PER_GB
-    if memory_mb > services.sagemaker_memory_max:
-        return None
-    platform = Platform.over(facts, whole.store)
-    image = replace(whole, stages=tuple(replace(stage, weights_in=CONTAINER) for stage in whole.stages))
-    warm = price_plan(whole, platform, memory_mb)
-    endpoint = replace(facts.functions, price_gb_second=services.price_sagemaker_gb_second)
-    moved = (services.upload_bytes + services.answer_bytes) * services.price_sagemaker_byte
-    usd = float(billed_usd(memory_mb, warm.stages[0].billed_s, endpoint)) + moved
-    return Functions(
-        name=f"SageMaker Serverless, {gigabytes} GB",
-        memory_mb=memory_mb,
-        warm=warm.latency,
-        cold_s=price_cold(image, platform, memory_mb).seconds,
-        warm_usd=usd,
-        cold_usd=usd,
-        environments=1,
-        concurrency=services.sagemaker_concurrency,
-    )
-
-
-def predicted_instance(whole: Plan, name: str, facts: AwsFacts, slo_ms: float | None = None) -> Scenario:
-    """Return a scenario with an instance type that computes a network whole, as fast as is predicted.
-
-    On vCPUs that is image by image, by the operator profiles; a GPU takes batches, and is so many vCPUs. `slo_ms` is
-    by default a second, or four times what an image takes. Raises UsageError for a type whose speed or price is not
-    known, and for an SLO that one image after another misses.
-    """
-    if name not in facts.instances or name not in (*facts.vcpus, *facts.gpu_vcpus):
-        known = ", ".join((*facts.vcpus, *facts.gpu_vcpus))
-        raise UsageError(
-            f"the speed of {name} is not predicted, only that of {known}: measure it there with serfer study tune, and "
-            "give --scenario FILE.toml"
-        )
-    batches = _on_vcpus(whole, facts.vcpus[name]) if name in facts.vcpus else _on_gpu(whole, facts.gpu_vcpus[name])
-    image_ms = batches[0][1]
-    slo_ms = max(_SLO_MS, _SLO_TIMES * image_ms) if slo_ms is None else slo_ms
-    if 2 * image_ms > slo_ms:
-        raise UsageError(f"--slo-ms {slo_ms:g} has no room for two images, {image_ms:.0f} ms each on {name}: give more")
-    services = facts.services
-    kind = InstanceType(
-        name=name,
-        usd_per_hour=facts.instances[name],
-        spot_usd_per_hour=0.0,
-        boot_s=services.instance_boot,
-        min_billing_s=services.instance_least,
-        qps=1.0,
-        batches=batches,
-    )
-    kind = replace(kind, qps=_LOADED * kind.sustained_qps(slo_ms))
-    return Scenario(slo_ms, LambdaTarget(1.0, 1.0, 0.0, 1, 1.0, 0.0), (kind,))  # Lambda is what functions say
-
-
-def _on_vcpus(whole: Plan, vcpus: int) -> tuple[tuple[int, float], ...]:
-    load = plan_load(whole, 0)
-    return ((1, MS_PER_S * (TASK_SECONDS + float(compute_seconds(load.serial_s, load.parallel_s, vcpus)[0]))),)
-
-
-def _on_gpu(whole: Plan, vcpus: float) -> tuple[tuple[int, float], ...]:
-    load = plan_load(whole, 0)
-    image_ms = MS_PER_S * float(load.serial_s[0] + load.parallel_s[0]) / vcpus
-    return tuple((images, _LAUNCH_MS + images * image_ms) for images in _BATCHES)
-
-
 class _AlwaysOn:
     """A policy that keeps so many instances."""
 
@@ -348,6 +161,9 @@ class _AlwaysOn:
         """Want as many."""
         del seen
         return self._plan
+
+    def resume(self, fleet: Sequence[InstanceGroup]) -> None:
+        """Want as many, whatever is on."""
 
 
 @dataclass(frozen=True)
@@ -392,8 +208,7 @@ class Serving:
         """Run the windows on functions, or on instances alone that were launched before."""
         scenario = self.target(functions)
         policy: Policy = _AlwaysOn(scenario.instance, len(launches)) if launches else Serverless(scenario)
-        growth = max(self.facts.functions.growth // functions.environments, 1)
-        limits = DriverLimits(growth=growth, provisioned=functions.provisioned)
+        limits = self._limits(functions)
         found = []
         for window in self.windows:
             begin = max(0.0, window.begin_s - warm_up_s(scenario))
@@ -402,6 +217,10 @@ class Serving:
             run = QueriesRun(scenario, router, functions.times, launches, self.seed, limits=limits)
             found.append(run.through(times, begin, window))
         return found
+
+    def _limits(self, functions: Functions) -> DriverLimits:
+        growth = max(self.facts.functions.growth // functions.environments, 1)
+        return DriverLimits(growth=growth, provisioned=functions.provisioned)
 
     def on_functions(self, functions: Functions) -> ServingWay:
         """Serve the load on functions alone."""
@@ -438,7 +257,7 @@ class Serving:
         scenario = self.target(functions, usd_per_query)
         load = self.load.resampled(self.period_s)
         sim_input = SimInput(load, "", scenario, "none", 1.0, 0.0)
-        detailed = DetailedRun(functions.times, self.window_s)
+        detailed = DetailedRun(functions.times, self.window_s, limits=self._limits(functions))
         [run] = run_seeds(sim_input, DEFAULT, RunOptions(self.period_s), (self.seed,), detailed, progress)
         came = max(sum(one.queries for one in run.windows), 1)
         cold = sum(one.cold_starts for one in run.windows) / came

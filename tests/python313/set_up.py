@@ -34,9 +34,9 @@ here=${{0%/*}}/..
 exec "$here/root/{loader}" --library-path "$here/root/{libraries}" --argv0 "$0" "$here/root/usr/bin/{python}" "$@"
 """
 PROJECT = Path(__file__).parents[2]
-RUNS_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "google-crc32c", "zarr")
+RUNS_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "google-crc32c", "zarr", "ruff")
 """What tests import besides SerFer and its extras; pytest's plug-ins are named in pyproject.toml."""
-EXTRAS = "client,map,deploy"
+EXTRAS = "client,local,map,deploy"
 _TIMEOUT_S = 600
 
 

@@ -142,7 +142,9 @@ def test_a_cache_that_cannot_be_written_serves_the_plans_that_it_has(file, made,
 
     monkeypatch.setattr(os, "utime", refused)
     monkeypatch.setattr(
-        os, "open", lambda path, flags, *more: (refused if flags & os.O_CREAT else opened)(path, flags, *more)
+        os,
+        "open",
+        lambda path, flags, *more, **named: (refused if flags & os.O_CREAT else opened)(path, flags, *more, **named),
     )
     assert made(file, settings=settings) == (directory, False)
     with pytest.raises(

@@ -73,7 +73,7 @@ def test_every_page_is_in_an_index():
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 80
 
 
 def commands_in(page):

@@ -68,8 +68,9 @@ def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> It
     """
     head, pieces = _parted(model)
     reading, writing = os.pipe()
-    with suppress(OSError, AttributeError):  # a smaller one is slower; only Linux has a choice
-        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
+    if sys.platform == "linux":
+        with suppress(OSError):  # a smaller one is slower
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _CHUNK)
     offsets = [piece.offset for piece in pieces if isinstance(piece, _Tensor)]
     in_order = offsets == sorted(offsets)
     given = weights if give_back and in_order and isinstance(weights, mmap.mmap) else None

@@ -11,7 +11,8 @@ from typer.core import TyperOption
 SHOWN: Final = {
     "serve": "demo drivers host port store workers stack keys app size preprocess labels show-config json",
     "instance": "model plan host port device precision max-batch threads memory-mb registry keys json",
-    "split": "out size grids stages whole objective slo-ms preprocess labels output store account json",
+    "split": "out name size grids stages whole objective slo-ms preprocess labels output store account json",
+    "cost": "log qps path instance slo-ms store cold-share memory burst per-month parameter compare json",
     "classify": "plan demo size preprocess labels store workers stack top-k compare trace json",
     "predict": "plan size preprocess output store workers stack top-k min-score draw coco json",
     "run": "out plan size preprocess format overwrite store workers stack compare keep json",

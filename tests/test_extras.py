@@ -84,7 +84,7 @@ NEEDING = {
         ["split", "NET.py:make", "--size", "8x8", "--out", "OUT"],
         ["study", "train-forecaster", "poisson:rate=5,hours=1", "--out", "OUT"],
     ],
-    "demo": [["classify", IMAGE], ["split", "efficientnet-lite0", "--out", "OUT"]],
+    "demo": [["classify", "--demo", IMAGE], ["split", "efficientnet-lite0", "--out", "OUT"]],
     "zoo": [
         ["split", "alexnet", "--out", "OUT"],
         ["split", "torchvision:alexnet", "--random", "--out", "OUT"],

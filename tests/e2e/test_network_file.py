@@ -151,7 +151,7 @@ def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples
 
 
 def test_commands_that_take_plans_alone_say_what_to_do(serfer_here, file):
-    for command in ("explain", "cost", "verify"):
+    for command in ("explain", "verify"):
         serfer_here(command, file).complains(3, "is a network's file, not a plan directory", "serfer split")
 
 

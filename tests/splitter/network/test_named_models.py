@@ -379,7 +379,7 @@ def test_torchvisions_weights_are_found_in_torch_hubs_cache_and_others_of_the_ne
     assert all(torch.equal(value, own[name]) for name, value in network.module.state_dict().items())
     with pytest.raises(ModelError, match=r"there are those of resnet50\.IMAGENET1K_V1: name them"):
         build(NamedModel("torchvision:resnet50"))
-    with pytest.raises(UnavailableError, match=r"no network; .* give it as --weights-file"):
+    with pytest.raises(UnavailableError, match=r"without a network, .* give it as --weights-file"):
         build(NamedModel("torchvision:resnet18", "download"))
 
 

@@ -26,7 +26,7 @@ def python(code, *arguments):
 def test_a_users_module_may_import_torchvision_and_timm(tmp_path):
     (tmp_path / "user.py").write_text(FACTORY)
     source, _ = load(f"{tmp_path}/user.py:network", EXAMPLE)
-    assert source.name == "network"
+    assert source.name == "user"
 
 
 def test_torchvision_can_be_imported_after_serfer():

@@ -92,7 +92,9 @@ def test_an_older_format_is_refused_before_a_driver_starts():
         models_of(DriverSettings(LAMBDA_TASK_ROOT=str(PLANS), plan="stages:format-7"))
 
 
-@pytest.mark.parametrize("command", ["explain", "verify", "cost", "deploy package --out b", "serve --plan", "instance --plan"])
+@pytest.mark.parametrize(
+    "command", ["explain", "verify", "cost", "deploy package --out b", "serve --plan", "instance --plan"]
+)
 def test_an_older_format_ends_a_command_with_exit_code_3(command, capsys):
     assert _exit_code(app, [*command.split(), str(OLDER)], _Interrupt()) == serfer.PlanError.exit_code == 3
     assert "serfer split" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from serfer.cli.shared.options import (
 )
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.infless.policies import CLUSTER_POLICIES
-from serfer.control.policies import DEFAULT, POLICIES
+from serfer.control.policies import POLICIES
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.doctor.machine import this_machine
@@ -71,8 +71,7 @@ def simulate(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"May be repeated. [default: {DEFAULT}] all: compare every policy on every instance type, and "
-            "recommend one."
+            help="May be repeated. [default: all] all: compare every policy on every instance type, and recommend one."
         ),
     ] = None,
     scale: Annotated[
@@ -203,7 +202,8 @@ def simulate(
     world = _priced(given, plan, calibration)
     for warning in [*world.warnings(), *_late_decisions(world, period_s), *_dollars(given, calibration)]:
         err.print(f"[yellow]warning[/]: {plain(f'{scenario}: {warning}')}", soft_wrap=True)
-    names = policy_names(policies_of(policy or [DEFAULT]), world)
+    policy = policy or [ALL]
+    names = policy_names(policies_of(policy), world)
     seen = _load_spec(history, "0", None, math.inf).read(seed) if history else None
     trainer = value_trainer(learn=learn)
     options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen, trainer)
@@ -211,7 +211,7 @@ def simulate(
     spec = _load_spec(load, from_time, until_time, skip_zeros_over)
     limits = DriverLimits(drivers, driver_slots, hedge, load_settings().facts().functions.growth)
     lambdas = _lambdas(level, world.serverless, plan, calibration, window_s, memory or (), limits)
-    every = ALL in (policy or ())
+    every = ALL in policy
     if every or seeds > 1 or memory:
         comparison = Comparison(
             spec, scenario.stem, world, scale, names, every, options, lambdas, seed, seeds, slo_share

@@ -66,10 +66,15 @@ class Steps:
         return int(np.searchsorted(self.ends_s, time_s + _ROUNDING, side="right"))
 
 
-def steps_of(trace: Trace, period_s: float) -> Steps:
-    """Cut a trace into steps; raises UsageError where they would be too many."""
+def check_period(period_s: float) -> None:
+    """Raise UsageError unless a policy can decide every `period_s` seconds."""
     if not 0 < period_s < math.inf:
         raise UsageError(f"--period-s is more than 0, not {period_s:g}")
+
+
+def steps_of(trace: Trace, period_s: float) -> Steps:
+    """Cut a trace into steps; raises UsageError where they would be too many."""
+    check_period(period_s)
     whole = np.floor(trace.durations_s / period_s + _ROUNDING)
     rest = trace.durations_s - whole * period_s
     rest[rest < _ROUNDING * trace.durations_s] = 0.0

@@ -26,7 +26,7 @@ from serfer.sim.history import place_before, see_history
 from serfer.sim.hours import HOUR_S, Window, windows_of
 from serfer.sim.loads.reading import read_load
 from serfer.sim.queries import QueriesResult, QueriesRun, warm_up_s
-from serfer.sim.rates import PERIOD_S, Progress, RatesResult, run_rates, silent
+from serfer.sim.rates import PERIOD_S, Progress, RatesResult, check_period, run_rates, silent
 from serfer.sim.service_times import ServiceTimes
 from serfer.sim.tasks import TasksRun
 from serfer.sim.time_series import rates_usd
@@ -89,6 +89,9 @@ class RunOptions:
     spot_losses_per_hour: float = 0.0
     history: Trace | None = None
     trainer: Trainer | None = None
+
+    def __post_init__(self) -> None:
+        check_period(self.period_s)
 
     def losses(self, seed: int) -> SpotLosses:
         """Return how spot instances are taken away."""

@@ -102,7 +102,7 @@ def test_drivers_limits_are_chosen_and_duplicates_are_a_part_of_the_windows_doll
 
 
 def test_windows_are_not_priced_at_the_level_of_rates(scenario):
-    one = outcomes(LOAD, "--scenario", scenario, "--level", "rates")[0]
+    one = outcomes(LOAD, "--scenario", scenario, "--level", "rates", "--policy", "break-even")[0]
     assert (one["window_usd"], one["window_ratio"], one["windows"], one["notes"]) == (None, None, [], [])
 
 
@@ -207,8 +207,11 @@ def test_an_access_log_is_a_load_cut_by_dates(scenario, tmp_path):
     assert "1 of 181 lines are not of its format and were left out; the first is line 181, '1.1.1.1 - - [cut'" in said
 
 
-def test_the_default_policy_is_used_where_none_is_named(scenario):
-    assert [one["policy"] for one in outcomes("poisson:hours=0.2", "--scenario", scenario)] == ["break-even"]
+def test_all_policies_are_compared_where_none_is_named(scenario):
+    arguments = ("poisson:hours=0.2", "--scenario", scenario)
+    compared = outcomes(*arguments)
+    assert compared == outcomes(*arguments, "--policy", "all")
+    assert [one["recommended"] for one in compared].count(True) == 1
 
 
 def test_the_same_seed_gives_the_same_output(scenario):
@@ -259,7 +262,7 @@ def test_a_ceiling_binds(scenario):
 def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario, tmp_path):
     scenario.write_text(TOML.replace("qps = 60", "qps = 30"))
     arguments = ["study", "simulate", "poisson:hours=0.2", "--scenario", str(scenario), "--level", "rates", "--json"]
-    result = CliRunner().invoke(app, [*arguments, "--plot", str(tmp_path / "out.svg")])
+    result = CliRunner().invoke(app, [*arguments, "--policy", "break-even", "--plot", str(tmp_path / "out.svg")])
     assert result.exit_code == 0, result.output
     assert "warning" in result.stderr
     assert "g4dn.xlarge: qps is 30, but its batches sustain 66.67" in result.stderr
@@ -343,6 +346,7 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, plan, tmp_path):
         ((LOAD, "--level", "tasks"), UsageError, "--plan DIR or --calibration FILE"),
         ((LOAD, "--scale", "X"), UsageError, "--scale"),
         ((LOAD, "--period-s", "0"), UsageError, "--period-s"),
+        ((LOAD, "--period-s", "0", "--policy", "break-even"), UsageError, "--period-s"),
         ((LOAD, "--window-s", "nan"), UsageError, "--window-s"),
         ((LOAD, "--window-s", "1e-9"), UsageError, "--window-s 1e-09 makes more than"),
         ((LOAD, "--window-s", "1e-320"), UsageError, "--window-s"),

@@ -243,9 +243,9 @@ class Settings(BaseSettings):
 
     @field_validator("allow_hosts", mode="before")
     @classmethod
-    def _hosts(cls, names: str | Sequence[str]) -> Sequence[str]:
+    def _hosts(cls, names: object) -> Sequence[str]:
         """Take host names with commas between them; refuse URLs and ports, which would never match."""
-        hosts = names.split(",") if isinstance(names, str) else names
+        hosts = _split(names)
         for name in hosts:
             if not _HOST.fullmatch(name):
                 raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and port")
@@ -253,9 +253,9 @@ class Settings(BaseSettings):
 
     @field_validator("notify_hosts", mode="before")
     @classmethod
-    def _authorities(cls, names: str | Sequence[str]) -> Sequence[str]:
+    def _authorities(cls, names: object) -> Sequence[str]:
         """Take hosts with commas between them, each with its port where it has one."""
-        hosts = names.split(",") if isinstance(names, str) else names
+        hosts = _split(names)
         for name in hosts:
             if not _HOST.fullmatch(re.sub(r":[0-9]{1,5}$", "", name)):
                 raise ValueError(f"{name!r} is not a host, or HOST:PORT: give it without scheme and path")
@@ -347,6 +347,14 @@ class DriverSettings(BaseSettings):
     """Where Lambda unpacks a function; Lambda sets it."""
     lambda_memory_mb: int | None = Field(default=None, gt=0, validation_alias="AWS_LAMBDA_FUNCTION_MEMORY_SIZE")
     """A function's memory; Lambda sets it."""
+
+
+def _split(names: object) -> Sequence[str]:
+    """Return a variable's names, which have commas between them, or a file's list; raises ValueError for neither."""
+    hosts = names.split(",") if isinstance(names, str) else names
+    if not isinstance(hosts, list | tuple) or not all(isinstance(name, str) for name in hosts):
+        raise ValueError("Input should be a list of names, or one text with commas between them")
+    return hosts
 
 
 def access_setting(access: Access) -> SecretStr:

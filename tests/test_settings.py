@@ -176,6 +176,8 @@ class TestFile:
             ('local_access = "ID:0123456789abcdef"', "local_access is a secret"),
             ("port = -1", "^serfer.toml: port: "),
             ("port = ", "^serfer.toml: not TOML: "),
+            ("allow_hosts = [1]", "^serfer.toml: allow_hosts: .*a list of names"),
+            ("notify_hosts = 1", "^serfer.toml: notify_hosts: .*a list of names"),
         ],
     )
     def test_what_is_wrong_is_named_with_the_file(self, tmp_path, content, words):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -227,6 +228,7 @@ def _serve_alone(
     applications = opening.applications
 
     def started(url: str) -> None:
+        steps.close()  # else its line would be drawn for as long as the service runs, with the log's lines behind it
         if not settings.keys_file and address.host not in LOOPBACK:
             may = "send queries" + (", and change the registry" if applications and settings.open_registry else "")
             err.print(f"serfer: anyone who reaches this address may {may}: give --keys to require an API key")
@@ -238,5 +240,6 @@ def _serve_alone(
             if line := ask_line(url, [*models.values()]):
                 err.print(plain(line), soft_wrap=True)
 
-    with status_line() as progress:
+    with ExitStack() as steps:
+        progress = steps.enter_context(status_line())
         asyncio.run(serve_models(models, opening, address, settings, on_started=started, progress=progress))

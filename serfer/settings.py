@@ -130,9 +130,6 @@ class Settings(BaseSettings):
     """The largest result that is kept for a client of `/v2`."""
     api_downloads: int = Field(default=16, gt=0, le=10_000)
     """Outputs of results that a driver sends at once, half of them to one client."""
-    """The secret, of at least 32 characters and the same in all drivers, that links to outputs of results are signed
-    with; without one, outputs are for who has the API key.
-    """
     api_held_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     """What the bodies of all requests in a driver may take together, unpacked and as arrays and pixels included; the
     last eighth is for clients that hold no more than an eighth.

@@ -314,7 +314,7 @@ def test_split_reads_modules(wheel, tmp_path):
 def test_the_demo_needs_neither_torchvision_nor_what_draws_and_fits(wheel, tmp_path):
     programs = environment(tmp_path / "demo", wheel, extra="demo")
     assert not {"torchvision", "matplotlib", "scikit-learn", "moto"} & installed_in(programs)
-    (answer,) = run([programs / "serfer", "classify", IMAGE, "--json"], tmp_path).splitlines()
+    (answer,) = run([programs / "serfer", "classify", "--demo", IMAGE, "--json"], tmp_path).splitlines()
     assert json.loads(answer)["images"][0]["predictions"][0]["label"] == "Egyptian cat"
 
 

@@ -121,7 +121,15 @@ def test_figures_are_those_of_the_plan_and_of_the_months_that_were_asked_about()
 
 
 def test_the_next_command_can_be_copied(tmp_path):
-    assert next_line(tmp_path / "my plan").startswith(f"next: serfer serve --plan '{tmp_path}/my plan' ")
+    place = f"'{tmp_path}/my plan'"
+    described = small_plan()
+    assert described.preprocess
+    assert next_line(described, tmp_path / "my plan").startswith(f"next: serfer serve --plan {place} ")
+
+
+def test_a_plan_that_takes_arrays_only_is_described_next(tmp_path):
+    line = next_line(replace(small_plan(), preprocess=None), tmp_path / "plan")
+    assert line.startswith(f"next: serfer describe {tmp_path}/plan --preprocess FILE.toml, then serfer serve ")
 
 
 def test_a_plan_is_summed_up_when_it_is_made_and_not_when_it_is_found(tmp_path, capsys):
@@ -160,7 +168,7 @@ def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
     assert first == "digits is kept whole: one function of 1,769 MB"
     assert "a million queries (predicted)" in second
     assert third.startswith("splitting would be slower")
-    assert last == next_line(tmp_path / "plan")
+    assert last == next_line(load_plan(tmp_path / "plan"), tmp_path / "plan")
     assert "takes arrays only" in made.stderr
     assert load_plan(tmp_path / "plan").model == "digits"
     tiles = split(file, "--out", tmp_path / "tiles", "--grids", "2x2", "--per-month", "5000")

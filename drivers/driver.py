@@ -216,8 +216,9 @@ class QueryDriver:
             running.cancel()
         if self._running:
             await asyncio.wait([*self._running])
-        while self._cleanups:
-            await asyncio.gather(*self._cleanups)
+        while cleanups := [*self._cleanups]:
+            await asyncio.gather(*cleanups)
+            self._cleanups.difference_update(cleanups)  # from Python 3.12 on, gathering what is done runs no callbacks
 
     def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Delete keys without making anyone wait but `close`."""

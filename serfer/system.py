@@ -1,7 +1,7 @@
 """What the operating system says of this machine and this process: Linux by /proc and its own calls, others by POSIX.
 
-Whatever the parts that run on macOS, too, take of Linux stands here: the client, `serve` with workers in this process,
-`split`, `map` (docs/reference/stability.md#platforms). Local workers, `up` and the fleets need Linux.
+What the parts that also run on macOS need of Linux is here: the client, `serve` with workers in this process,
+`split`, `map` (docs/reference/stability.md#platforms). Local workers, `serve --drivers` and fleets need Linux.
 """
 
 from __future__ import annotations

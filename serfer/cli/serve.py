@@ -157,7 +157,7 @@ def serve(
 ) -> None:
     """Answer queries over HTTP, with all that this takes on this machine, until Ctrl-C (docs/reference/api.md).
 
-    Store and functions are started here, too, unless --store, --workers or --stack say where they are. Options win
+    Store and functions are started here as well, unless --store, --workers or --stack say where they are. Options win
     over SERFER_* variables, and these over serfer.toml (docs/reference/settings.md). With no network named, it serves
     the applications of SERFER_REGISTRY.
     """

@@ -1,4 +1,4 @@
-"""Commands and options that have another name now: who types the old one is told the new one."""
+"""Commands and options that have another name now: an old name is refused with the new one."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from serfer.core.errors import UsageError
 def file_module(path: Path, name: str) -> Iterator[ModuleType]:
     """Import a Python file as the module `name`; its neighbours can be imported meanwhile, as a script's can.
 
-    Raises ImportError for what is no Python file, and whatever the file's own code raises.
+    Raises ImportError for what is not a Python file, and whatever the file's own code raises.
     """
     spec = importlib.util.spec_from_file_location(name, path) if path.is_file() else None
     if spec is None or spec.loader is None:

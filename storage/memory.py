@@ -102,7 +102,7 @@ class _MemoryExchange(Exchange):
         self._clock = clock
         self._sent = Condition(Lock())
         self._inboxes: dict[str, _Inbox] = {}
-        self._numbers = itertools.count(1)  # of all inboxes together: an inbox that is made anew has greater ones
+        self._numbers = itertools.count(1)  # of all inboxes together: an inbox that is made again has greater ones
         self._next_sweep = clock() + _SWEEP_EVERY_S
 
     def send(self, messages: Sequence[Message], ttl: float) -> None:

@@ -16,7 +16,7 @@ from tests import left_behind
 # What tests start writes into pipes as it does for users: what it does not flush, nobody sees.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# Where nothing may be cached, each process compiles the project anew, and each pytest rewrites all assertions anew.
+# Where nothing may be cached, each process compiles the project again, and each pytest rewrites all assertions again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

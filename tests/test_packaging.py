@@ -348,7 +348,7 @@ def test_bench_measures(wheel, bench_wheel, tmp_path):
 
 
 NEWEST = ("onnxruntime", "numpy", "redis", "fastapi")
-"""What a wheel's own test takes anew; torch and all else are those of this environment."""
+"""What a wheel's own test takes again; torch and all else are those of this environment."""
 
 
 @pytest.fixture(scope="module")
@@ -362,8 +362,8 @@ def elsewhere(wheel, tmp_path_factory):
     ours, theirs = Path(sysconfig.get_path("purelib")), home / "lib" / "python3.11" / "site-packages"
     for entry in ours.iterdir():
         own = entry.name.startswith(("__editable__", "_serfer_bench"))
-        anew = own or re.split("[-.]", entry.name)[0] in {"serfer", "serfer_bench", *NEWEST}
-        if not anew and not (theirs / entry.name).exists():
+        again = own or re.split("[-.]", entry.name)[0] in {"serfer", "serfer_bench", *NEWEST}
+        if not again and not (theirs / entry.name).exists():
             (theirs / entry.name).symlink_to(entry)
     install = [home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[all]"]
     subprocess.run(install, check=True, cwd=home)

@@ -217,7 +217,7 @@ def test_recordings_of_one_name_are_a_file_each(tmp_path, by_four):
 
 def fetch(process, place, digest, folder):
     registry = open_registry(place)
-    fetched = registry.directory(digest, folder / "cache", anew=process == 0)
+    fetched = registry.directory(digest, folder / "cache", again=process == 0)
     if process:  # process 0 fetches the directory again, and its files are missing for a moment
         own = registry.directory(digest, folder / f"own {process}")
         check_artefacts(load_plan(own), own)

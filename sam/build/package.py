@@ -387,7 +387,7 @@ class _Writer:
         return deployment
 
     def _source(self, source: _Source, worker: Built) -> dict[str, int]:
-        """Write a plan's functions and what they fetch; return the sizes of functions that are made anew."""
+        """Write a plan's functions and what they fetch; return the sizes of functions that are made again."""
         sizes = {}
         if source.directory:
             sizes = self._generation(source.plan, source.directory, worker)

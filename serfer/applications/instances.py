@@ -84,7 +84,7 @@ class VariantInstances:
             self.look_soon()
 
     def look_soon(self) -> None:
-        """Have the next look read all states anew."""
+        """Have the next look read all states again."""
         self._looked = float("-inf")
 
     def seen(self, url: str) -> SeenInstance | None:

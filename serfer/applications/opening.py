@@ -135,7 +135,7 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
 async def _from_cache(
     registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Awaitable[Pipeline]]
 ) -> Pipeline:
-    """Open a variant in its directory in the cache, which is fetched anew where it was altered there."""
+    """Open a variant in its directory in the cache, which is fetched again where it was altered there."""
     directory = await asyncio.to_thread(registry.directory, variant.artefact, cache)
     try:
         return await open_in(directory)
@@ -143,7 +143,7 @@ async def _from_cache(
         try:
             await asyncio.to_thread(lambda: check_artefacts(load_plan(directory), directory))
         except PlanError:
-            return await open_in(await asyncio.to_thread(registry.directory, variant.artefact, cache, anew=True))
+            return await open_in(await asyncio.to_thread(registry.directory, variant.artefact, cache, again=True))
         raise
 
 

@@ -74,19 +74,19 @@ def read_manifest(store: RegistryStore, digest: str) -> Manifest | None:
     return manifest
 
 
-def fetch_directory(store: RegistryStore, digest: str, cache: Path, *, anew: bool = False) -> Path:
+def fetch_directory(store: RegistryStore, digest: str, cache: Path, *, again: bool = False) -> Path:
     """Return the plan directory of a digest in a cache, where it is fetched to once, by one process at a time.
 
-    With `anew`, what is there goes first: processes that have its files open keep them. Raises MissingKeyError for a
+    With `again`, what is there goes first: processes that have its files open keep them. Raises MissingKeyError for a
     digest that is not kept, InputError for one of something else, AlteredPieceError.
     """
     place = cache / check_digest(digest)
-    if place.is_dir() and not anew:
+    if place.is_dir() and not again:
         return place
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with locked(cache / f".{digest}.lock"):
-            if anew and place.is_dir():
+            if again and place.is_dir():
                 shutil.rmtree(place.rename(place.with_name(f".{digest}.{secrets.token_hex(4)}.part")))
             if not place.is_dir():
                 _fetch(store, digest, place)

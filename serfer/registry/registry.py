@@ -184,13 +184,13 @@ class Registry:
         """
         return put_directory(self.store, path)
 
-    def directory(self, digest: str, cache: Path, *, anew: bool = False) -> Path:
+    def directory(self, digest: str, cache: Path, *, again: bool = False) -> Path:
         """Return a plan directory by its digest, below `cache`, where it is fetched to once and verified.
 
-        With `anew` it takes the place of what is there. Raises MissingKeyError where it is not kept, AlteredPieceError
+        With `again` it takes the place of what is there. Raises MissingKeyError where it is not kept, AlteredPieceError
         where it was altered.
         """
-        return fetch_directory(self.store, digest, cache, anew=anew)
+        return fetch_directory(self.store, digest, cache, again=again)
 
     def copy_directory(self, digest: str, place: Path) -> None:
         """Write a plan directory to a place of the user's; raises as `directory`, InputError for a place that is there.

@@ -1,4 +1,4 @@
-"""What every backend of a registry has to do; subclasses give it as a fixture, `open_store`, which opens it anew."""
+"""What every backend of a registry has to do; subclasses give it as a fixture, `open_store`, which opens it again."""
 
 import hashlib
 import threading

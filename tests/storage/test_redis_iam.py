@@ -103,7 +103,7 @@ def test_every_new_connection_logs_in_with_a_fresh_token(clock, monkeypatch, tmp
             def accept_only(token):
                 user = ("on", "resetpass", f">{token}", "~*", "+@all")
                 administrator.execute([("ACL", "SETUSER", "worker", *user)])
-                store.close()  # so that the next call connects anew
+                store.close()  # so that the next call connects again
 
             accept_only(login(store)[1])
             store.put("k", b"x", 60)

@@ -82,7 +82,7 @@ class RasterSource:
         full: the value of white, where samples have fewer bits than their type.
         pages: images in the file, of which the first is read.
         georeference: where the pixels lie; its fields are None for a plain picture.
-        notes: what of the file is left out, for whoever asked for it: further pages, for example.
+        notes: what of the file is left out, for the caller: further pages, for example.
         identity: what a resumed job compares, of JSON's types: size, bands, dtype, and the file's length and time of
             change or the object's ETag.
     """

@@ -29,7 +29,7 @@ def test_the_cheapest_type_for_the_load_and_its_duration_is_taken():
 def test_running_instances_have_no_launch_overhead_and_are_taken_once():
     worse = Candidate(SMALL, 10.0, 1.2, 4.0)
     other = Candidate(LARGE, 10.0, 1.0, 60.0)
-    # running: 72 / 600; launched anew: (60 + 60) / 600 or (4 + 72) / 600
+    # running: 72 / 600; launched again: (60 + 60) / 600 or (4 + 72) / 600
     assert fill(np.full(60, 20.0), [worse, other], {SMALL: 1}) == {SMALL: 2}
     # what is cheaper in the long run replaces a running one that costs more than the other with its launch
     assert fill(np.full(60, 20.0), [Candidate(SMALL, 10.0, 3.0, 4.0), other], {SMALL: 2}) == {LARGE: 2}

@@ -50,7 +50,7 @@ class InstanceWorth:
         self._levels.advance((usd_per_s - share * each_usd) * elapsed_s for share in priced)
 
     def _set_price(self, usd_per_hour: float) -> None:
-        """Begin anew at another price, with what is on."""
+        """Restart at another price, with what is on."""
         if usd_per_hour == self._price:
             return
         on, self._price = sum(self._levels.on), usd_per_hour

@@ -14,13 +14,21 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """A certificate authority; `file` holds its certificate."""
+    """A certificate authority; `file` holds its certificate, with what Python 3.13 asks of one (RFC 5280)."""
 
     def __init__(self, folder):
         self.folder = folder
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "throw-away authority")])
-        certificate = self._signed(self._name, self._key, x509.BasicConstraints(ca=True, path_length=None))
+        usage = dict.fromkeys(("key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False)
+        usage |= dict.fromkeys(("digital_signature", "content_commitment", "decipher_only", "crl_sign"), False)
+        certificate = self._signed(
+            self._name,
+            self._key,
+            (x509.BasicConstraints(ca=True, path_length=None), True),
+            (x509.KeyUsage(key_cert_sign=True, **usage), True),
+            (x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False),
+        )
         folder.mkdir()
         self.file = folder / "authority.pem"
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -29,7 +37,9 @@ class Authority:
         """Return a server's side of TLS with a certificate for these names."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
-        certificate = self._signed(subject, key, x509.SubjectAlternativeName([_general(name) for name in names]))
+        alternatives = x509.SubjectAlternativeName([_general(name) for name in names])
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        certificate = self._signed(subject, key, (alternatives, False), (issuer, False))
         file = self.folder / "server.pem"
         private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -39,11 +49,13 @@ class Authority:
         context.load_cert_chain(file)
         return context
 
-    def _signed(self, subject, key, extension):
+    def _signed(self, subject, key, *extensions):
         now = dt.datetime.now(dt.UTC)
         builder = x509.CertificateBuilder().subject_name(subject).issuer_name(self._name).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number()).not_valid_before(now - dt.timedelta(days=1))
-        builder = builder.not_valid_after(now + dt.timedelta(days=1)).add_extension(extension, critical=False)
+        builder = builder.not_valid_after(now + dt.timedelta(days=1))
+        for extension, critical in extensions:
+            builder = builder.add_extension(extension, critical=critical)
         return builder.sign(self._key, hashes.SHA256())
 
 

@@ -36,7 +36,8 @@ from tests.sim.worlds import TOML
 ROOT = Path(__file__).parents[2]
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 LOAD = "diurnal:mean=2,hours=0.2,peak_hour=0.1"
-ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\r")
+ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+DRAWN_OVER = re.compile(r"[^\n]*\r(?=[^\r\n])|\r")
 
 
 @dataclass(frozen=True)
@@ -189,14 +190,15 @@ class Terminal:
         self._queue = os.fdopen(writer, "w", encoding="utf-8")
 
     def run(self, columns_, directory, arguments):
-        """Return what a command printed on a terminal of so many columns, and its exit code."""
+        """Return what is on a terminal of so many columns after a command, and its exit code."""
         fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns_, 0, 0))
         self._queue.write(json.dumps([str(directory), *arguments]) + "\n")
         self._queue.flush()
         data = b""
         while not (done := re.search(rf"{END}(-?\d+)\r?\n".encode(), data)):
             data += os.read(self._master, 65536)
-        return ESCAPES.sub("", data[: done.start()].decode()), int(done[1])
+        shown = DRAWN_OVER.sub("", ESCAPES.sub("", data[: done.start()].decode()))
+        return shown, int(done[1])
 
     def close(self):
         self._queue.close()

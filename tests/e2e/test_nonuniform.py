@@ -74,10 +74,10 @@ def test_two_instances_share_a_burst_by_the_rates_of_their_batch_sizes(serve, se
     assert command.end().code == 0
 
     lines = [json.loads(line) for line in record.read_text().splitlines()]
-    groups = lines[before - 1]["seen"]["fleet"]
-    sizes = sorted(group["batch"] for group in groups if group["state"] == "serving")
-    assert len(sizes) == 2
-    assert sizes[0] < sizes[1] == 8
+    fleets = [line["seen"]["fleet"] for line in lines[before:] if "seen" in line]
+    serving = [sorted(group["batch"] for group in fleet if group["state"] == "serving") for fleet in fleets]
+    smaller, larger = next(sizes for sizes in serving if len(sizes) == 2)
+    assert smaller < larger == 8
     report = json.loads(serfer_here("study", "simulate", "--replay", record, "--scenario", scenario, "--json").out)
     assert report["first"] is None
     assert report["decisions"] == report["same"]

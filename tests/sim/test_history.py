@@ -99,7 +99,7 @@ def file(tmp_path):
 def test_the_command_takes_a_generator_or_a_file(file, tmp_path):
     (tmp_path / "past.csv").write_text("t_seconds,rps\n0,5\n600,80\n1200,5\n")
     for history, name in (("poisson:hours=0.3", "poisson,hours=0.3,seed=0"), (tmp_path / "past.csv", "past")):
-        options = ("--scenario", file, "--level", "rates", "--history", history)
+        options = ("--scenario", file, "--policy", "break-even", "--level", "rates", "--history", history)
         (row,) = outcomes("diurnal:mean=20,hours=0.5", *options)
         assert row["history"].replace(":", ",") == name
     assert "cost $" in called("diurnal:mean=20,hours=0.5", *options)

@@ -23,7 +23,7 @@ def refused(status, code, message="because", more=""):
 def stub(answer, idle_s=None, closed=None):
     """Serve `answer(request)`: (status, headers, body), or None to hang up; yields the URL and the requests.
 
-    Connections that are idle for so many seconds are closed, which sets the event `closed`.
+    Connections that are idle for so many seconds are closed, which puts the client's port into the queue `closed`.
     """
     seen = []
 
@@ -60,10 +60,10 @@ def stub(answer, idle_s=None, closed=None):
         def handle_error(self, *_):  # a client that hung up
             pass
 
-        def shutdown_request(self, request):
-            super().shutdown_request(request)
+        def process_request_thread(self, request, client_address):
+            super().process_request_thread(request, client_address)
             if closed:
-                closed.set()
+                closed.put(client_address[1])
 
     with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -424,7 +424,7 @@ def settings_file() -> tuple[Path | None, dict[str, Any]]:
     """Return the file of settings, None where there is none, and what it sets.
 
     That is serfer.toml of the working directory, or what SERFER_CONFIG names. Raises InputError for a file that cannot
-    be read, a key that is not a setting, and a secret, which files get copied with.
+    be read, a key that is not a setting, and a secret or a URL with a password, which files get copied with.
     """
     named = os.environ.get(_FILE_VARIABLE)
     path = Path(named) if named else _FILE
@@ -434,12 +434,15 @@ def settings_file() -> tuple[Path | None, dict[str, Any]]:
         values = tomllib.loads(_text(_FILE_VARIABLE, path) if named else read_text(path, _MOST_BYTES))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML: {error}") from error
-    for key in values:
+    from serfer.storage import redact  # noqa: PLC0415 - only a file needs it
+
+    for key, value in values.items():
         if key not in Settings.model_fields:
             near = get_close_matches(key, Settings.model_fields, n=1, cutoff=_ALIKE)
             raise InputError(f"{path}: {key!r:.80} is not a setting" + (f": did you mean {near[0]}?" if near else ""))
-        if is_secret(key):
-            raise InputError(f"{path}: {key} is a secret, which belongs in the variable {_PREFIX}{key.upper()} alone")
+        if is_secret(key) or (isinstance(value, str) and redact(value) != value):
+            what = "is a secret" if is_secret(key) else "has a password"
+            raise InputError(f"{path}: {key} {what}, which belongs in the variable {_PREFIX}{key.upper()} alone")
     return path, values
 
 

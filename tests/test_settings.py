@@ -174,6 +174,7 @@ class TestFile:
                 "^serfer.toml: instance_key is a secret, .* the variable SERFER_INSTANCE_KEY alone",
             ),
             ('local_access = "ID:0123456789abcdef"', "local_access is a secret"),
+            ('store = "redis://:pw@host:1"', "^serfer.toml: store has a password, .* the variable SERFER_STORE alone$"),
             ("port = -1", "^serfer.toml: port: "),
             ("port = ", "^serfer.toml: not TOML: "),
             ("allow_hosts = [1]", "^serfer.toml: allow_hosts: .*a list of names"),

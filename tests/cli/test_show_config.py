@@ -42,6 +42,12 @@ def test_options_win_over_variables_and_these_over_the_file(shown):
     assert held["yield_key"] == (None, "default")
 
 
+def test_passwords_of_urls_are_hidden(shown, monkeypatch):
+    monkeypatch.setenv("SERFER_STORE", "redis://:hush@host:6379/0")
+    assert shown("--json")["store"] == ("redis://:***@host:6379/0", "SERFER_STORE")
+    assert "rediss://reader:***@host" in shown("--store", "rediss://reader:hush@host")
+
+
 def test_a_person_gets_a_table(shown):
     lines = [line.split() for line in shown("--port", "1").splitlines()]
     assert ["port", "1", "--port"] in lines

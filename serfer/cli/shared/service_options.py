@@ -27,7 +27,7 @@ from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, load_plan
 from serfer.settings import FLAGS, Settings, is_secret, origins, settings_with
 from serfer.splitter.network.zoo import ZOO
-from serfer.storage import check_known
+from serfer.storage import check_known, redact
 from serfer.wiring.options import check_keep_warm
 
 ARGUMENTS = "SERFER_DRIVER_ARGUMENTS"
@@ -353,15 +353,15 @@ def with_given(context: typer.Context, settings: Settings) -> Settings:
 
 
 def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -> None:
-    """Print every setting with its value and where that comes from; of a secret only whether it is set."""
+    """Print every setting with its value and where that comes from; secrets and passwords of URLs are hidden."""
     given = {option: context.params[option] for option in FLAGS if is_given(context, option)}
     table = columns("setting", "value", "from", left=(0, 1, 2))
     for name, value, origin in origins(settings, given):
         shown: Any = value
         if is_secret(name):
             shown = "***" if value.get_secret_value() else None
-        elif isinstance(value, Path):
-            shown = str(value)
+        elif isinstance(value, Path | str):
+            shown = redact(str(value))
         if as_json:
             print_json({"setting": name, "value": shown, "from": origin})
         else:

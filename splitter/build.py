@@ -20,7 +20,7 @@ from serfer.core.plan.sizes import Size
 from serfer.images import check_channels
 from serfer.plan_directory import COLD_DIRECTORY, write_plan
 from serfer.splitter.head.calibration import Calibration, read_calibration
-from serfer.splitter.network.description import ARGMAX, Description, Reduction
+from serfer.splitter.network.description import ARGMAX, Description, Reduction, assumed_preprocess
 from serfer.splitter.network.detection_heads import BoxOptions
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.metadata import FileDescription
@@ -68,6 +68,7 @@ class Network:
     example: Any | None
     description: Description
     calibration: Calibration | Path | str | None
+    assume_preprocess: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _build(
     description, notes = network.description, list[str]()
     graph, source = _read(source, sample, description.reduction, notes, progress, failure)
     _check_example(graph, sample)
-    source, metadata = _described(source, description, graph)
+    source, metadata = _described(source, network, graph)
     source = _with_boxes(graph, source, description)
     _check_answer(graph, source)
     source = _reduced(source, description.reduction, notes)
@@ -170,7 +171,7 @@ def whole(
     progress("timing it on this machine")
     graph = with_measured_part(graph, sample[:1])
     _check_example(graph, sample)
-    source, metadata = _described(source, network.description, graph)
+    source, metadata = _described(source, network, graph)
     source = _with_boxes(graph, source, network.description)
     _check_answer(graph, source)
     source = with_reduction(source, network.description.reduction)
@@ -311,20 +312,25 @@ def _check_example(graph: Graph, sample: Array) -> None:
         )
 
 
-def _described(source: Source, given: Description, graph: Graph) -> tuple[Source, str]:
+def _described(source: Source, network: Network, graph: Graph) -> tuple[Source, str]:
     """Return the source with what was given of it, or else its file's metadata say, and a sentence on these.
 
-    Their labels are left out where they are not one for each class.
+    Their labels are left out where they are not one for each class. What neither says of images may be assumed.
     """
+    given = network.description
     own = FileDescription(
         None if given.preprocess else source.preprocess,
         () if given.labels or len(source.labels) != (_classes(graph) or len(source.labels)) else source.labels,
         source.origin,
     )
+    preprocess = given.preprocess or own.preprocess
+    if preprocess is None and network.assume_preprocess:
+        numbers = source.given.dtype if source.given else "float32"
+        preprocess = assumed_preprocess(graph.shape(graph.input).channels, numbers)
     described = replace(
         source,
         name=given.name or source.name,
-        preprocess=given.preprocess or own.preprocess,
+        preprocess=preprocess,
         labels=given.labels or own.labels,
         activation=given.activation or source.activation,
         notes=() if given.preprocess else source.notes,

@@ -67,6 +67,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
     account: AccountQuotas | str = NEW,
     dependency_bytes: int | Callable[[], int] = DEPENDENCY_ALLOWANCE,
     preprocess: Preprocess | Path | str | None = None,
+    assume_preprocess: bool = False,
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
     reduce: str | None = None,
@@ -135,6 +136,9 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
             measures them; the default covers every layer that `serfer deploy package` builds.
         preprocess: How an image becomes the input: a `serfer.Preprocess`, or the path of a TOML file
             (docs/how-to/preprocess.md). A zoo network has this, `labels` and `activation`.
+        assume_preprocess: Whether images of a network of which neither `preprocess` nor its file says it are stretched
+            to its size, RGB (grey for one channel), with values times 1/255 (as they are for whole numbers), as
+            `serfer.open` and the command line assume. Otherwise its plan takes arrays only.
         labels: The names of the outputs, or the path of a file with one a line.
         activation: What turns the outputs into scores: "softmax", "sigmoid" or "none"; or "boxes", as `--output` of
             `serfer split` takes it, for a detector (docs/how-to/detect.md).
@@ -193,7 +197,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         )
         from serfer.splitter.build import Network, build_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs, over a second
 
-        network = Network(model, example, description, calibration)
+        network = Network(model, example, description, calibration, assume_preprocess)
         plan, notes = build_plan(network, place, options, budget, progress or (lambda _step: None))
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

@@ -37,6 +37,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     out: Path | str = "plan",
     *,
     preprocess: Preprocess | Path | str | None = None,
+    assume_preprocess: bool = False,
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
     name: str | None = None,
@@ -78,7 +79,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         from serfer.splitter.build import Network, whole  # noqa: PLC0415 - imports onnx, over a second
 
         many = InputSizes.of(sizes) if sizes is not None else None
-        network = Network(model, _example(model, example, many), description, None)
+        network = Network(model, _example(model, example, many), description, None, assume_preprocess)
         plan, notes = whole(network, place, budget, places, progress or (lambda _step: None), many)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

@@ -33,6 +33,7 @@ def main(plan=None):
             sys.exit(f"serve ended with {server.returncode} and answered {answer}")
         subprocess.run([SERFER, "split", "net.onnx", "--grids", "2x2,1", "--out", "plan"], cwd=folder, check=True)
         subprocess.run([SERFER, "verify", "plan"], cwd=folder, check=True)
+        subprocess.run([SERFER, "classify", "plan", IMAGE], cwd=folder, check=True)
         if plan is not None:
             subprocess.run([SERFER, "classify", IMAGE, "--plan", plan, "--compare"], cwd=folder, check=True)
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.shared.options import plan_directory
+from serfer.cli.shared.options import plan_directory, status_lines
 from serfer.core.costs.aws import STORES
 from serfer.core.errors import UsageError
-from serfer.settings import Settings
-from serfer_bench.core.plans import PLANS, Progress, bench_plan
+from serfer.settings import Settings, load_settings
+from serfer_bench.core.plans import PLANS, Progress, bench_plan, tiled_plan
 from serfer_bench.core.results import check_directory
 
 _DEFAULT_MODEL = "alexnet"
@@ -50,19 +50,18 @@ AtMostOption = Annotated[float | None, typer.Option(help="Exit with 1 if the rat
 
 
 def plan_of(model: str | None, plan: Path | None) -> Path:
-    """Return the directory of --plan, or of the zoo's --model."""
-    return plan_directory(plan, model or (None if plan else _DEFAULT_MODEL))
+    """Return the directory of --plan, or of the zoo's --model in its tiles."""
+    if plan is not None:
+        return plan_directory(plan, model)
+    with status_lines() as progress:
+        return tiled_plan(model or _DEFAULT_MODEL, load_settings(), progress)
 
 
 def network(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:
-    """Return the plan directory of --plan, or of --model: a fixed plan of that name, or else the zoo's."""
+    """Return the plan directory of --plan, or of --model: a fixed plan of that name, or else in its tiles."""
     if plan is not None and model is not None:
         raise UsageError("give --plan or --model, not both")
     if plan is not None:
         return plan
     name = model or _DEFAULT_MODEL
-    if name in PLANS:
-        return bench_plan(name, settings, progress)
-    from serfer.wiring.local import zoo_plan  # noqa: PLC0415 - slow to import, and simulations do not need it
-
-    return zoo_plan(name, settings, progress)
+    return (bench_plan if name in PLANS else tiled_plan)(name, settings, progress)

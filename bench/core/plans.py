@@ -17,7 +17,9 @@ from serfer.core.errors import UsageError
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.settings import Settings
+from serfer.splitter.network.zoo import find
 from serfer.splitter.split import split
+from serfer.wiring.plan_cache import cached_plan
 
 Progress = Callable[[str], None]
 
@@ -43,6 +45,20 @@ PLANS = {
     "resnet50": BenchPlan("resnet50", 224, ("2x2", "2x2", "1"), _RESNET50_CUTS),
 }
 _CHANNELS = 3
+
+
+def tiled_plan(name: str, settings: Settings, progress: Progress = lambda _: None) -> Path:
+    """Return the directory of a plan of a network of the zoo in its tiles, with weights in zips; one in the cache.
+
+    Without tiles of its own, the planner chooses. Raises ModelError for an unknown name.
+    """
+    grids = list(find(name).grids) or "auto"
+
+    def make(directory: Path) -> None:
+        progress(f"splitting {name}, once: the plan stays in {directory.parent}")
+        split(name, out=directory, grids=grids, weights="zip", progress=progress)
+
+    return cached_plan(settings.cache_dir, f"tiled-{name}-{code_stamp(('serfer.splitter', 'serfer.core'))}", make)
 
 
 def bench_plan(name: str, settings: Settings, progress: Progress = lambda _: None) -> Path:

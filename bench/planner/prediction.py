@@ -119,7 +119,7 @@ def _graph(name: str) -> Graph:
 
 
 def _stages(graph: Graph, name: str) -> Iterator[tuple[str, str, list[Task]]]:
-    """Yield the stages of the plan that the zoo shows, and the unsplit network as one."""
+    """Yield the stages of the network in its tiles, and the unsplit network as one."""
     cuts = cut_points(graph)
     yield "whole", "1", stage_tasks(graph, cuts[0], cuts[-1], ONE)
     for choice in _choices(graph, cuts, name):

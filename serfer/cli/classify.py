@@ -61,6 +61,7 @@ from serfer.pipeline.reference import original
 from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
 from serfer.plan_directory import is_network, load_plan
 from serfer.settings import Settings, load_settings
+from serfer.splitter.network.zoo import ZOO
 from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:
@@ -150,7 +151,8 @@ def classify(
                 if trace is not None:
                     traced.append(TracedQuery.of(name, pipeline.last))
             ending.figures = _figures(names, len(names), failures, turns)
-            _print_forced(pipeline.plan, from_zoo=plan is None and not stack and not as_json)
+            if demo and not as_json:
+                _print_demo(pipeline.plan)
         if trace is not None and traced:
             _write_trace(trace, pipeline.plan, traced)
         if failures:
@@ -158,17 +160,13 @@ def classify(
             raise typer.Exit(failures[0].exit_code)
 
 
-def _print_forced(plan: Plan, *, from_zoo: bool) -> None:
-    """Say where the zoo's plan is split to be looked at, and another one is predicted to be faster and cheaper."""
-    mine = next((other for other in plan.alternatives if other.chosen), None)
-    better = [each for each in plan.alternatives if mine and each.fits and each.ms < mine.ms and each.usd < mine.usd]
-    if from_zoo and mine and better:
-        best = min(better, key=lambda other: other.ms * other.usd)
-        grids = ", ".join(str(stage.grid) for stage in plan.stages)
+def _print_demo(plan: Plan) -> None:
+    """Say how to see the demo's network in tiles, where the planner has left it whole."""
+    if plan.tasks == 1:
         out.print(
-            f"the zoo shows this network split on {grids}, which the planner would not choose: {plain(best.stages)} is "
-            f"predicted to take {best.ms / mine.ms:.2f} of its time for {best.usd / mine.usd:.2f} of its dollars "
-            f"(serfer split {plain(plan.model)} --out plan)",
+            f"{plain(plan.model)} is whole, as serfer split advises: tiles are slower at this size "
+            f"(docs/explanation/when-to-split.md). To see them: serfer split {plain(plan.model)} --grids "
+            f"{','.join(ZOO[plan.model].grids)} --out tiles, then serfer classify tiles IMAGE --compare",
             soft_wrap=True,
         )
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from serfer.cli.describe import described
 from serfer.cli.explain import changes_of, print_plan_json
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.network_options import example_of, range_in, size_in
@@ -175,7 +174,11 @@ def split(
         typer.Option(min=1, max=4096, help="The input's channels, with --size; the file's, or 3, by default."),
     ] = None,
     preprocess: Annotated[
-        Path | None, typer.Option(help="A TOML file: how an image becomes the input (docs/how-to/preprocess.md).")
+        Path | None,
+        typer.Option(
+            help="A TOML file: how an image becomes the input (docs/how-to/preprocess.md).",
+            show_default="stretched to its size, RGB, values from 0 to 1",
+        ),
     ] = None,
     labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
     output: Annotated[
@@ -235,6 +238,7 @@ def split(
                 chosen,
                 example,
                 directory,
+                assume_preprocess=True,
                 preprocess=preprocess,
                 labels=labels or (),
                 activation=output,
@@ -280,6 +284,7 @@ def split(
                 limit_mb=limit_mb,
                 account=quotas,
                 dependency_bytes=lambda: dependency_bytes(settings, progress),
+                assume_preprocess=True,
                 preprocess=read_preprocess(preprocess) if preprocess else None,
                 labels=read_labels(labels) if labels else (),
                 activation=output,
@@ -290,21 +295,18 @@ def split(
                 profiles=measured,
                 progress=progress,
             )
+    from serfer.wiring.network_file import assumption  # noqa: PLC0415 - the command line starts fast
+
     if as_json:
         print_plan_json(plan, per_month or ())
     else:
         given = ["--whole"] if whole else _given(context, _BOUNDS)
         print_summary(plan, directory, settings.facts(), per_month or (), given)
-        for line in _notes(plan):
+        for line in changes_of(plan):
             complain(line)
+        if preprocess is None and (said := assumption(plan)):
+            complain(said)
     _warn_of_aws(plan, settings, quotas)
-
-
-def _notes(plan: Plan) -> Iterator[str]:
-    """Yield what a plan that was written changes of the network, and that it takes no images, where that is so."""
-    yield from changes_of(plan)
-    if plan.preprocess is None:
-        yield described(plan)[0]
 
 
 def _warn_of_aws(plan: Plan, settings: Settings, quotas: AccountQuotas) -> None:

@@ -60,18 +60,18 @@ class LocalLambda:
 
 
 def zoo_plan(name: str, settings: Settings, progress: Callable[[str], None]) -> Path:
-    """Return the plan directory of a zoo model, in the grids that the zoo shows it in, its weights in zips.
+    """Return the plan directory of a zoo model: what `serfer split NAME` writes by default.
 
-    It is split when it is first needed, and again whenever the splitter's own code changes, or its files did. Raises
+    It is made when it is first needed, and again whenever the splitter's own code changes, or its files did. Raises
     ModelError for an unknown name.
     """
-    entry = zoo.find(name)
+    zoo.find(name)  # refuses an unknown name
 
     def make(directory: Path) -> None:
         from serfer.splitter.split import split  # noqa: PLC0415 - imports onnx and torch, which a plan in the cache spares
 
-        progress(f"splitting {name}, once: the plan stays in {directory.parent}")
-        split(name, out=directory, grids=list(entry.grids) or "auto", weights="zip", progress=progress)
+        progress(f"planning {name}, once: the plan stays in {directory.parent}")
+        split(name, out=directory, progress=progress)
 
     return cached_plan(settings.cache_dir, f"{name}-{code_stamp(('serfer.splitter', 'serfer.core'))}", make)
 

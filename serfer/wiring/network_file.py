@@ -13,7 +13,6 @@ import json
 import mmap
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -23,14 +22,15 @@ from numpy.typing import NDArray
 
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import ModelError
-from serfer.core.plan import Plan, Preprocess, sealed
+from serfer.core.plan import Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import code_stamp
-from serfer.plan_directory import file_sha256, write_plan
+from serfer.plan_directory import file_sha256
 from serfer.settings import Settings
 from serfer.splitter.network.by_name.named_model import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel
 from serfer.splitter.network.by_name.weights_file import check_weights_file
 from serfer.splitter.network.description import Description
+from serfer.splitter.network.description import assumed_preprocess as assumed_for
 from serfer.wiring.plan_cache import cached_plan
 
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others
@@ -40,10 +40,6 @@ _LOCATION: Final = b"\x0a\x08location\x12"
 _UNNAMED: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _SHOWN: Final = 40  # characters of a file's name in its plan's
 _KEY: Final = 16  # hex digits
-_ASSUMED: Final = {3: "RGB", 1: "L"}
-"""The order of an image's channels, by how many the network takes, where nothing says it."""
-_TOO_SMALL: Final = ("int8", "bool")
-"""Types of inputs that do not hold an image's 0 to 255."""
 
 
 @named_extras()
@@ -61,7 +57,7 @@ def plan_of_file(
     library, options or the splitter's own code have changed; of several processes, one makes it. `example`,
     (N, C, H, W) float32, fixes the input's size where the file does not; `description` says what the network does not;
     with `sizes` it takes images of many (`whole_plan`). Where nothing says how an image becomes the input, it is
-    assumed (`assumed_preprocess`). Raises ModelError for a network that cannot be run, UnavailableError for a cache
+    assumed (`assumption`). Raises ModelError for a network that cannot be run, UnavailableError for a cache
     that cannot be written.
     """
     description = description or Description()
@@ -76,16 +72,8 @@ def plan_of_file(
 
 
 def assumed_preprocess(plan: Plan) -> Preprocess | None:
-    """Return how an image becomes a plan's input where nothing says it; None where no image has such numbers.
-
-    It is stretched; its values are divided by 255, or left as they are where the file takes whole numbers.
-    """
-    channels, numbers = _ASSUMED.get(plan.input.channels), plan.file.dtype if plan.file else "float32"
-    scale = 1 / 255 if numbers.startswith("float") else 1.0
-    if channels is None or numbers in _TOO_SMALL:
-        return None
-    count = len(channels)
-    return Preprocess(None, "bilinear", channels, scale, mean=(0.0,) * count, std=(1.0,) * count)
+    """Return how an image becomes a plan's input where nothing says it; None where no image has such numbers."""
+    return assumed_for(plan.input.channels, plan.file.dtype if plan.file else "float32")
 
 
 def assumption(plan: Plan) -> str:
@@ -218,19 +206,17 @@ def _make(
     directory: Path,
     progress: Callable[[str], None],
 ) -> None:
-    """Write the plan of a network into an empty directory, with a preprocessing that is assumed where it has none."""
+    """Write the plan of a network into an empty directory."""
     from serfer.splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
 
-    plan = whole_plan(
+    whole_plan(
         network if isinstance(network, NamedModel) else str(network),
         example,
         directory,
         preprocess=description.preprocess,
+        assume_preprocess=True,
         labels=description.labels,
         activation=description.output,
         sizes=sizes,
         progress=progress,
     )
-    assumed = assumed_preprocess(plan)
-    if plan.preprocess is None and assumed is not None:
-        write_plan(sealed(replace(plan, preprocess=assumed)), directory)

@@ -26,6 +26,10 @@ _MAX_LABELS_BYTES = 1024 * 1024
 _MOST_ROWS = 65_536
 _LIMITS = {"shorter_side": SHORTER, "longer_side": LONGER}
 _KEYS = ("resize", "crop", "pad", "pad_value", *_LIMITS, "interpolation", "channels", "scale", "mean", "std")
+_ASSUMED = {3: "RGB", 1: "L"}
+"""The order of an image's channels, by how many the network takes, where nothing says it."""
+_TOO_SMALL = ("int8", "bool")
+"""Types of inputs that do not hold an image's 0 to 255."""
 _GREY = 114  # what YOLO networks are padded with
 
 
@@ -119,6 +123,19 @@ class Description:
             raise UsageError(f"{reduction} is for a map: with --output boxes there is none")
         names = read_labels(Path(labels)) if isinstance(labels, Path | str) else labels
         return cls(preprocess, tuple(names), activation, reduction, boxes, name)
+
+
+def assumed_preprocess(channels: int, numbers: str) -> Preprocess | None:
+    """Return how an image becomes an input of so many channels where nothing says it; None where no image has such.
+
+    It is stretched; its values are divided by 255, or left as they are where the input's type, `numbers`, is whole
+    numbers.
+    """
+    order = _ASSUMED.get(channels)
+    if order is None or numbers in _TOO_SMALL:
+        return None
+    scale, count = 1 / 255 if numbers.startswith("float") else 1.0, len(order)
+    return Preprocess(None, "bilinear", order, scale, mean=(0.0,) * count, std=(1.0,) * count)
 
 
 def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:

@@ -32,10 +32,7 @@ _IMAGENET = Preprocess(
 
 @dataclass(frozen=True)
 class ZooModel:
-    """A network known by name; `grids` is the split that `serfer classify` uses without --plan.
-
-    Without any, the planner chooses.
-    """
+    """A network known by name; `grids` are tiles to look at, which the planner would not choose at this size."""
 
     name: str
     weights: str

@@ -15,7 +15,7 @@ from serfer.core.costs.pricing import Circumstances, price
 from serfer.core.plan import AS_IS, Alternative, Operator, sealed
 from serfer.plan_directory import load_plan, write_plan
 from tests.core.plans import small_plan
-from tests.e2e.small import small_onnx
+from tests.e2e.small import SIZE, small_onnx
 
 SPLIT = "2x1 at 1769 MB, then 1 at 1769 MB"
 WHOLE = "one function of 1769 MB"
@@ -122,14 +122,7 @@ def test_figures_are_those_of_the_plan_and_of_the_months_that_were_asked_about()
 
 def test_the_next_command_can_be_copied(tmp_path):
     place = f"'{tmp_path}/my plan'"
-    described = small_plan()
-    assert described.preprocess
-    assert next_line(described, tmp_path / "my plan").startswith(f"next: serfer serve --plan {place} ")
-
-
-def test_a_plan_that_takes_arrays_only_is_described_next(tmp_path):
-    line = next_line(replace(small_plan(), preprocess=None), tmp_path / "plan")
-    assert line.startswith(f"next: serfer describe {tmp_path}/plan --preprocess FILE.toml, then serfer serve ")
+    assert next_line(tmp_path / "my plan").startswith(f"next: serfer serve --plan {place} ")
 
 
 def test_a_plan_is_summed_up_when_it_is_made_and_not_when_it_is_found(tmp_path, capsys):
@@ -168,8 +161,7 @@ def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
     assert first == "digits is kept whole: one function of 1,769 MB"
     assert "a million queries (predicted)" in second
     assert third.startswith("splitting would be slower")
-    assert last == next_line(load_plan(tmp_path / "plan"), tmp_path / "plan")
-    assert "takes arrays only" in made.stderr
+    assert last == next_line(tmp_path / "plan")
     assert load_plan(tmp_path / "plan").model == "digits"
     tiles = split(file, "--out", tmp_path / "tiles", "--grids", "2x2", "--per-month", "5000")
     first, second, third, _ = tiles.stdout.splitlines()
@@ -177,6 +169,22 @@ def test_split_prints_four_lines_and_explain_the_rest(file, tmp_path):
     assert "a month of 5,000" in second
     assert third.startswith("faster and cheaper without --grids: one function of 1769 MB")
     assert "in 1 stage" in CliRunner().invoke(app, ["explain", str(tmp_path / "plan")]).output
+
+
+def test_what_nothing_says_of_images_is_assumed_as_serve_assumes_it(file, tmp_path):
+    """And the plan is that of a --preprocess with the same, of which nothing is said."""
+    stretched = tmp_path / "stretched.toml"
+    stretched.write_text("crop = 'none'")
+    for options in ([], ["--whole"]):
+        made = split(file, "--out", tmp_path / "plan", *options)
+        assert made.stderr == (
+            f"serfer: assumed: images of small are stretched to {SIZE} x {SIZE} pixels, RGB, their values times 1/255; "
+            "--preprocess FILE.toml says what is right (docs/how-to/preprocess.md)\n"
+        )
+        given = split(file, "--out", tmp_path / "given", "--preprocess", stretched, *options)
+        assert given.stderr == ""
+        assert load_plan(tmp_path / "plan").preprocess == load_plan(tmp_path / "given").preprocess
+        assert load_plan(tmp_path / "plan").digest == load_plan(tmp_path / "given").digest
 
 
 def test_json_has_the_plan_and_the_months(file, tmp_path):

@@ -1,6 +1,7 @@
 """The command line without errors."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -62,7 +63,7 @@ def test_the_zoo_model_recognises_real_photographs(serfer_, serfer_here, example
     )
     assert result.code == 0
     lines = result.err.splitlines()
-    assert lines == [] or lines[0].startswith("serfer: splitting efficientnet-lite0, once")
+    assert lines == [] or lines[0].startswith("serfer: planning efficientnet-lite0, once")
     assert all(line.startswith("serfer: ") for line in lines)
     answers = list(map(json.loads, result.lines))
     for answer, (name, label) in zip(answers, ANSWERS.items(), strict=True):
@@ -74,15 +75,25 @@ def test_the_zoo_model_recognises_real_photographs(serfer_, serfer_here, example
         assert (answer["model"], answer["weights"]) == ("efficientnet-lite0", "ImageNet (pretrained)")
         assert answer["untrained"] is False
         assert answer["store"]["exists"] == 0
-        assert [stage["grid"] for stage in answer["stages"]] == ["2x2", "2x2", "1"]
-    assert sum(stage["cold"] for stage in answers[0]["stages"]) == 9
-    assert sum(stage["cold"] for stage in answers[2]["stages"]) == 0
+        assert [stage["grid"] for stage in answer["stages"]] == ["1"]
+    assert [answer["stages"][0]["cold"] for answer in answers] == [1, 0, 0]
     again = serfer_here("classify", "--demo", examples / "rocket.jpg", "--workers", "inprocess", "--compare")
     assert again.code == 0
     assert "missile" in again.out
     assert "efficientnet-lite0, weights: ImageNet (pretrained)" in again.out
     assert "same first class" in again.out
-    assert again.out.count("split on 2x2, 2x2, 1, which the planner would not choose: one function of") == 1
+    [hint] = [line for line in again.lines if line.startswith("efficientnet-lite0 is whole, as serfer split advises")]
+    split, show = re.search("serfer (split .*), then serfer (classify .*)", hint).groups()
+    assert serfer_here(*split.split()).code == 0
+    tiled = serfer_here(*show.replace("IMAGE", str(examples / "rocket.jpg")).split(), "--workers", "inprocess")
+    assert tiled.code == 0
+    assert "missile" in tiled.out
+    assert "same first class" in tiled.out
+    assert [line.split()[1:3] for line in tiled.lines if line.startswith("stage-")] == [
+        ["2x2", "4"],
+        ["2x2", "4"],
+        ["1", "1"],
+    ]
 
 
 def test_the_text_output_lists_classes_stages_and_dollars(serfer_here, lean, examples):

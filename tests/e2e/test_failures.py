@@ -163,9 +163,11 @@ class TestUsage:
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan"]
         assert list((tmp_path / "out" / "plan").iterdir()) == []
 
-    def test_a_plan_without_a_preprocessing_takes_arrays_only(self, serfer_here, plan, tmp_path):
-        result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out")
-        result.complains(0, "takes arrays only", "serfer describe DIR --preprocess FILE")
+    def test_a_network_of_channels_that_no_image_has_takes_arrays_only(self, serfer_here, tmp_path):
+        text = '<ir_version: 8, opset_import: ["": 17]> net (float[N,4,8,8] x) => (float[N,4,8,8] y) { y = Relu(x) }'
+        onnx.save(onnx.parser.parse_model(text), tmp_path / "bands.onnx")
+        result = serfer_here("split", "bands.onnx", "--out", tmp_path / "out", "--whole")
+        result.complains(0, "bands takes 4 channels of numbers that image files do not have: give it arrays")
 
     def test_a_missing_size_is_told_before_anything_is_imported(self, serfer_here, tmp_path):
         serfer_here("split", "net.py:make", "--out", tmp_path / "out").complains(2, "give --size HEIGHTxWIDTH")

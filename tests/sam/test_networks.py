@@ -29,7 +29,7 @@ from serfer.sam.template.functions import state_machine
 from serfer.sam.template.template import dump, make_template
 from serfer.sam.weights import fetched, pieces
 from serfer.settings import load_settings
-from serfer.wiring.local import zoo_plan
+from serfer_bench.core.plans import tiled_plan
 from tests.sam.built import SAM, Stack, run_sam, sam_lint
 from tests.sam.offered import POOL, POOLED, findings, options, translated
 
@@ -65,7 +65,7 @@ class _Network:
     @pytest.fixture(scope="class")
     @classmethod
     def directory(cls):
-        return zoo_plan(cls.model, load_settings(), lambda _: None)
+        return tiled_plan(cls.model, load_settings())
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -44,7 +44,7 @@ PlanOrFileOption = Annotated[
 ]
 DemoOption = Annotated[
     bool,
-    typer.Option("--demo", help="Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; split, once."),
+    typer.Option("--demo", help="Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; planned once."),
 ]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
 

@@ -27,7 +27,7 @@ def print_summary(
     lines = chosen_line(plan), figures_line(plan, facts, per_month), others_line(plan, given)
     for line in filter(None, lines):
         out.print(plain(line))
-    out.print(plain(next_line(plan, directory)), soft_wrap=True)
+    out.print(plain(next_line(directory)), soft_wrap=True)
 
 
 def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[str], None]) -> Path:
@@ -95,11 +95,10 @@ def others_line(plan: Plan, given: Sequence[str] = ()) -> str:
     return _against_split(mine, [other for other in plan.alternatives if other.fits])
 
 
-def next_line(plan: Plan, directory: Path) -> str:
-    """Return a line with the commands that serve a plan, after a description of its images, and that say more."""
+def next_line(directory: Path) -> str:
+    """Return a line with the commands that serve a plan and that say more."""
     place = shlex.quote(str(directory))
-    describe = "" if plan.preprocess else f"serfer describe {place} --preprocess FILE.toml, then "
-    return f"next: {describe}serfer serve --plan {place} (all figures: serfer explain {place})"
+    return f"next: serfer serve --plan {place} (all figures: serfer explain {place})"
 
 
 def _against_split(mine: Alternative, fitting: Sequence[Alternative]) -> str:

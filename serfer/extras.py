@@ -1,12 +1,14 @@
 """The packages of each extra of the distribution, so that a missing package is named with the command that brings it.
 
-`pip install serfer` alone answers queries with a plan directory or an ONNX file, and splits ONNX files; everything else
+SerFer without extras answers queries with a plan directory or an ONNX file, and splits ONNX files; everything else
 is an extra (docs/adr/0021).
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -55,7 +57,10 @@ brings, and the benchmarks are a distribution of their own."""
 
 
 def pip_command(module: str) -> str | None:
-    """Return the command that installs a module with its extra, None for a module that no extra has."""
+    """Return the command that installs a module with its extra, None for a module that no extra has.
+
+    It installs SerFer again from where pip had it: a wheel or a checkout, which no index has.
+    """
     top = module.partition(".")[0]
     if top in _ALONE:
         return f"pip install {_ALONE[top]}"
@@ -63,7 +68,39 @@ def pip_command(module: str) -> str | None:
     extra = next((name for known in (package, top) for name, modules in MODULES.items() if known in modules), None)
     if extra is None:
         return None
-    return f"pip install {BASE}" if extra == BASE else f"pip install '{BASE}[{extra}]'"
+    return _command(None if extra == BASE else extra)
+
+
+def _command(extra: str | None) -> str:
+    from importlib.metadata import distributions  # noqa: PLC0415 - only what is missing needs it
+
+    # A checkout in the working directory has metadata of SerFer, too, which do not say where it was installed from.
+    origins = (each.read_text("direct_url.json") for each in distributions(name=BASE))
+    return command_from(next(filter(None, origins), None), extra)
+
+
+def command_from(origin: str | None, extra: str | None) -> str:
+    """Return the command that installs SerFer with an extra from where it was installed.
+
+    `origin` is the direct_url.json of its metadata (PEP 610), None where an index had it.
+    """
+    brackets = f"[{extra}]" if extra else ""
+    if origin is None:
+        return f"pip install {shlex.quote(BASE + brackets)}"
+    from urllib.parse import urlsplit  # noqa: PLC0415 - only what is missing needs it
+    from urllib.request import url2pathname  # noqa: PLC0415 - same
+
+    found = json.loads(origin)
+    url = found["url"]
+    if vcs := found.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    if not url.startswith("file:"):
+        return f"pip install {shlex.quote(f'{BASE}{brackets} @ {url}')}"
+    path = url2pathname(urlsplit(url).path)
+    if not Path(path).exists():
+        return f"pip install {shlex.quote('PATH' + brackets)}, PATH being a wheel or a checkout of SerFer"
+    editable = "--editable " if found.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}{shlex.quote(path + brackets)}"
 
 
 def missing_extra(module: str) -> MissingExtraError:

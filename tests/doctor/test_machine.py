@@ -6,6 +6,7 @@ import pytest
 from serfer.core.errors import UnavailableError
 from serfer.doctor import machine as doctor
 from serfer.doctor.machine import examine
+from serfer.extras import pip_command
 from serfer.settings import Settings
 
 INSTALLED = 118_420_269  # bytes, with ONNX Runtime 1.32.0
@@ -43,7 +44,7 @@ def test_failed_checks_have_a_remedy(tmp_path, monkeypatch):
     assert {"python", "platform", "torch", "redis-server", "cache", "space"} <= bad
     assert "processors" not in bad
     assert all(results[name].remedy for name in bad)
-    assert results["torch"].remedy == "run make setup, or pip install 'serfer[split]'"
+    assert results["torch"].remedy == pip_command("torch")
     assert "File exists" in results["cache"].found
 
 
@@ -52,7 +53,7 @@ def test_an_older_package_than_is_required_is_a_failed_check(tmp_path, monkeypat
     version = importlib.metadata.version
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1.30.0" if name == "onnxruntime" else version(name))
     check = checks(tmp_path)["onnxruntime"]
-    assert (check.ok, check.remedy) == (False, "run make setup, or pip install serfer")
+    assert (check.ok, check.remedy) == (False, pip_command("onnxruntime"))
     assert check.found.startswith("1.30.0, SerFer requires ")
     assert ">=1.31.1" in check.found
 

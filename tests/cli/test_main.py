@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -123,6 +124,7 @@ def test_a_shell_completes_commands(serfer, monkeypatch, capsys):
 
 
 def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tmp_path):
+    import_module("serfer.images")  # which has what is hidden next
     monkeypatch.setitem(sys.modules, "torch", None)  # import raises ModuleNotFoundError
     monkeypatch.setitem(sys.modules, "PIL", None)
     for name in [

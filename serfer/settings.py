@@ -40,8 +40,8 @@ _FILE_VARIABLE = "SERFER_CONFIG"
 # Kubernetes sets these in every container next to a service that is called serfer.
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
-NO_RESULTS = "none"
-"""What `results` is where no results are kept, whatever is the default."""
+NONE = "none"
+"""What `results` and `keys_file` are where there are to be none, whatever a source below says."""
 _ALIKE = 0.75  # of two names, from which on one may have been meant by the other
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -160,7 +160,7 @@ class Settings(BaseSettings):
     api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
     """How long asynchronous results and answers by idempotency key are kept."""
     keys_file: Path | None = None
-    """The file of API keys (`--keys`)."""
+    """The file of API keys (`--keys`); `none` asks for none."""
     allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Host names, separated by commas, that requests without API keys may be for (`--allow-host`)."""
     open_registry: bool = False
@@ -242,10 +242,10 @@ class Settings(BaseSettings):
         """Workers have working directories of their own, so a relative path must not reach them."""
         return path and path.expanduser().absolute()
 
-    @field_validator("results")
+    @field_validator("results", "keys_file", mode="before")
     @classmethod
-    def _kept(cls, url: str | None) -> str | None:
-        return None if url == NO_RESULTS else url
+    def _unless_none(cls, value: object) -> object:
+        return None if str(value) == NONE else value
 
     @field_validator("port", mode="before")
     @classmethod

@@ -34,7 +34,7 @@ from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
 from serfer.local.stack import DRAIN_S, Order, Stack
 from serfer.plan_directory import check_artefacts
-from serfer.settings import NO_RESULTS, Settings, access_setting
+from serfer.settings import NONE, Settings, access_setting
 from serfer.wiring.local import local_service, start_service
 from serfer.wiring.options import Choices
 
@@ -187,7 +187,7 @@ class _Behind:
             **local,
             ARGUMENTS: json.dumps([f"{option}={url}" for option, url in named if url]),
             "SERFER_LOCAL_CONCURRENCY": str(self.share),
-            "SERFER_RESULTS": self.settings.results or NO_RESULTS,
+            "SERFER_RESULTS": self.settings.results or NONE,
         }
         settings = self.settings
         requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it

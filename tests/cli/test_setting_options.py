@@ -10,6 +10,7 @@ from serfer.cli.main import COMMANDS, app
 from serfer.cli.shared.setting_options import given_settings, setting_of, settings_of
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import InputError, UsageError
+from serfer.fleet.open_pool import local_instance
 from serfer.settings import Settings, origins
 from tests.core.plans import write_plan
 
@@ -141,6 +142,24 @@ def test_a_command_ignores_settings_that_it_has_no_option_for(monkeypatch, tmp_p
     (tmp_path / "serfer.toml").write_text('engine = "poll"\nkeep_warm = "lsth"\n')
     monkeypatch.setenv("SERFER_DRIVERS", "2")
     assert parsed("keys list").params["file"] is None
+
+
+@pytest.mark.parametrize(("path", "name"), [("serve", "results"), ("serve", "keys_file"), ("instance", "keys_file")])
+def test_none_takes_back_what_is_set_below_it(path, name, monkeypatch, tmp_path):
+    option = next(param.opts[0] for param in LEAVES[path].params if setting_of(param) == name)
+    (tmp_path / "serfer.toml").write_text(f'{name} = "file:///somewhere"\n')
+    assert getattr(settings_of(parsed(path)), name)
+    assert getattr(settings_of(parsed(path, [option, "none"])), name) is None
+    monkeypatch.setenv(f"SERFER_{name.upper()}", "none")
+    assert getattr(settings_of(parsed(path)), name) is None
+
+
+def test_instances_that_drivers_start_here_do_not_ask_for_the_keys_of_drivers(tmp_path):
+    (tmp_path / "serfer.toml").write_text('keys_file = "keys.json"\n')
+    words = local_instance("--plan=plan")
+    context = parsed("instance", words[words.index("instance") + 1 :])
+    assert settings_of(context).keys_file is None
+    assert context.params["host"] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

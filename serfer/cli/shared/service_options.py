@@ -74,7 +74,7 @@ LogLevelOption = Annotated[str, setting("log_level", help="debug, info, warning 
 LogFormatOption = Annotated[str, setting("log_format", help="json, text, or auto: text on a terminal.")]
 KeysOption = Annotated[
     Path | None,
-    setting("keys_file", "--keys", help="A file of API keys (serfer keys add); without one, no key is needed."),
+    setting("keys_file", "--keys", help="A file of API keys (serfer keys add); none: no key is needed."),
 ]
 AllowHostOption = Annotated[
     list[str] | None,

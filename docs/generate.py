@@ -11,7 +11,7 @@ import json
 import re
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import pairwise
@@ -29,6 +29,7 @@ from serfer.api.observability.metrics import Metrics, ServiceMetrics
 from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
 from serfer.api.observability.variant_metrics import VariantMetrics
 from serfer.cli.main import COMMANDS, app
+from serfer.cli.shared.setting_options import setting_of
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.http_messages import EngineSignals, InstanceState, ModelState
 from serfer.core.run_machine import GANG_TRANSITIONS, TRANSITIONS
@@ -37,12 +38,13 @@ from serfer.drivers.instance.client import FaultKind
 from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
-from serfer.settings import FLAGS, DriverSettings, Settings
+from serfer.settings import DriverSettings, Settings
 
 DOCS = Path(__file__).parent
 _UNITS = {"bytes": "bytes", "pixels": "pixels", "s": "s", "ms": "ms", "hour": "$"}
 _BOUNDS = {"gt": "&gt;", "ge": "&ge;", "le": "&le;"}
 _WIDE = 100
+_SEVERAL = 3  # commands of a group
 _INTERNAL = (
     "self",
     "transport",
@@ -97,7 +99,7 @@ def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: AN
 def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:
     """List the fields of settings with type, bounds, unit, default and meaning."""
     rows, meanings = [], _attribute_docstrings(described)
-    flags = {field: option for option, field in FLAGS.items()} if described is Settings else {}
+    options = _options_of_settings() if described is Settings else {}
     for name, field in described.model_fields.items():
         bounds = (
             f"{sign} {getattr(item, key):,}"
@@ -111,14 +113,50 @@ def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:
         rows.append(
             (
                 f"`{field.validation_alias or f'SERFER_{name.upper()}'}`",
-                f"`--{flags[name].replace('_', '-')}`" if name in flags else "",
+                options.get(name, ""),
                 f"{_type(field.annotation)} {', '.join(bounds)}",
                 unit,
                 default,
                 meanings[name],
             )
         )
-    yield _table(("variable", "option of serve", "type", "unit", "default", "meaning"), rows)
+    yield _table(("variable", "option", "type", "unit", "default", "meaning"), rows)
+
+
+def _options_of_settings() -> dict[str, str]:
+    """Return the option that stands for each setting, with the commands that have it."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for path, command in _leaves():
+        for param in command.params:
+            if name := setting_of(param):
+                found.setdefault(name, {}).setdefault(param.opts[0], []).append(path)
+    return {
+        name: "; ".join(f"`{option}` of {_listed(paths)}" for option, paths in options.items())
+        for name, options in found.items()
+    }
+
+
+def _leaves() -> Iterator[tuple[str, Any]]:
+    """Yield every command that does something, with its words."""
+    root = typer.main.get_command(app)
+    context = root.make_context("serfer", [], resilient_parsing=True)
+
+    def below(command: Any, parent: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - typer's own types are private
+        if not hasattr(command, "list_commands"):
+            yield path, command
+            return
+        inner = type(parent)(command, parent=parent, info_name=path, resilient_parsing=True)
+        for name in command.list_commands(inner):
+            yield from below(command.get_command(inner, name), inner, f"{path} {name}")
+
+    for name in COMMANDS:
+        yield from below(root.get_command(context, name), context, name)  # type: ignore[attr-defined]
+
+
+def _listed(paths: Sequence[str]) -> str:
+    """Return commands, several of a group together, such as `app`."""
+    groups = Counter(path.split()[0] for path in paths)
+    return ", ".join(dict.fromkeys(path.split()[0] if groups[path.split()[0]] >= _SEVERAL else path for path in paths))
 
 
 def problem_types() -> Iterator[str]:

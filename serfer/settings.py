@@ -9,9 +9,10 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
@@ -40,6 +41,8 @@ _FILE_VARIABLE = "SERFER_CONFIG"
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 _LISTED = "without it, serfer serve --show-config lists all there are"
+NONE = "none"
+"""What `results` and `keys_file` are where there are to be none, whatever a source below says."""
 _ALIKE = 0.75  # of two names, from which on one may have been meant by the other
 _COLLECTORS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _AWS_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE")
@@ -68,7 +71,9 @@ class Settings(BaseSettings):
     registry: str | None = Field(default=None, max_length=1024)
     """The registry of applications: a directory, or `s3://BUCKET/PREFIX` of a versioned bucket (`--registry`)."""
     results: str | None = None
-    """The URL of the store of results: answers that the last stage's tiles write there, for their owner to keep."""
+    """The URL of the store of results: answers that the last stage's tiles write there, for their owner to keep; `none`
+    keeps none.
+    """
     results_ttl_s: float = Field(default=RESULT_TTL_S, gt=0, le=MOST_RESULT_TTL_S)
     """How long results are kept."""
     state_machine: str = Field(
@@ -82,25 +87,27 @@ class Settings(BaseSettings):
     function_alias: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_-]*$")
     """The alias of deployed functions."""
     host: str = "127.0.0.1"
-    """The address that `serfer serve` listens at; 0.0.0.0 is all there are."""
+    """The address that a service listens at; 0.0.0.0 is all there are."""
     port: int = Field(default=8000, ge=0, le=65535)
-    """The port of `serfer serve`; 0 is any free one."""
+    """The port of a service; 0 is any free one."""
     drivers: int = Field(default=0, ge=0, le=64)
     """Drivers of `serfer serve` behind a load balancer; 0: its process is the one driver."""
     store: str | None = None
-    """The store of `serfer serve`; by default the stack's, or a new one."""
+    """The URL of the store; by default the stack's, or that of a new one."""
     object_store: str | None = None
-    """Its second store, for the stages that the plan sends to S3."""
+    """That of a second store, for the stages that the plan sends to S3."""
     workers: str | None = None
-    """Its workers: `local`, `inprocess` or `aws`; by default `local`, or `aws` with a stack."""
+    """The workers: `local`, `inprocess` or `aws`; by default `local` (of `serfer verify`, `inprocess`), or `aws` with a
+    stack.
+    """
     stack: str | None = None
-    """The stack of a deployment whose functions `serfer serve` invokes."""
+    """The stack of a deployment, whose functions are invoked."""
     engine: str = "push"
-    """Its engine: `push`, `poll`, `stepfunctions` or `stepfunctions-express`."""
+    """The engine: `push`, `poll`, `stepfunctions` or `stepfunctions-express`."""
     log_level: str = "info"
-    """Its log: `debug`, `info`, `warning` or `error`."""
+    """The log of a service: `debug`, `info`, `warning` or `error`."""
     log_format: str = "auto"
-    """The form of its log: `json`, `text`, or `auto`, text on a terminal."""
+    """The form of that log: `json`, `text`, or `auto`, text on a terminal."""
     api_max_body_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
     """The largest body of a request."""
     api_max_pixels: int = Field(default=24_000_000, gt=0)
@@ -154,7 +161,7 @@ class Settings(BaseSettings):
     api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
     """How long asynchronous results and answers by idempotency key are kept."""
     keys_file: Path | None = None
-    """The file of API keys (`--keys`)."""
+    """The file of API keys (`--keys`); `none` asks for none."""
     allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Host names, separated by commas, that requests without API keys may be for (`--allow-host`)."""
     open_registry: bool = False
@@ -225,7 +232,10 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - same
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Read variables, and what they lack from the file; raises InputError for one that cannot be used."""
-        return init_settings, env_settings, InitSettingsSource(settings_cls, settings_file()[1])
+        given = init_settings()
+        variables = _left(env_settings(), given)
+        in_file = _left(settings_file()[1], {**variables, **given})
+        return init_settings, InitSettingsSource(settings_cls, variables), InitSettingsSource(settings_cls, in_file)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -241,6 +251,11 @@ class Settings(BaseSettings):
     def _absolute(cls, path: Path | None) -> Path | None:
         """Workers have working directories of their own, so a relative path must not reach them."""
         return path and path.expanduser().absolute()
+
+    @field_validator("results", "keys_file", mode="before")
+    @classmethod
+    def _unless_none(cls, value: object) -> object:
+        return None if str(value) == NONE else value
 
     @field_validator("port", mode="before")
     @classmethod
@@ -416,18 +431,12 @@ def aws_region() -> str | None:
     return region
 
 
-FLAGS: Final = {
-    **{name: name for name in ("host", "port", "drivers", "store", "object_store", "workers", "stack", "engine")},
-    **{
-        name: name for name in ("log_level", "log_format", "registry", "results", "open_registry", "route", "instances")
-    },
-    **{name: name for name in ("max_usd_per_hour", "policy_state", "keep_warm")},
-    **{name: f"api_{name}" for name in ("in_flight", "queue", "drain_s")},
-    "keys": "keys_file",
-    "scenario": "scenario_file",
-    "allow_host": "allow_hosts",
-}
-"""The options of `serfer serve` that stand for a setting, by the option's name."""
+@dataclass(frozen=True)
+class Given:
+    """What an option of a command line says of a setting: the option, such as `--store`, and its value."""
+
+    option: str
+    value: Any
 
 
 def settings_file() -> tuple[Path | None, dict[str, Any]]:
@@ -461,33 +470,53 @@ def is_secret(name: str) -> bool:
     return Settings.model_fields[name].annotation is SecretStr
 
 
-def origins(settings: Settings, given: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """Yield name, value and origin of every setting; `given` are options of `serfer serve`, by name.
+def origins(settings: Settings, given: Mapping[str, Given]) -> Iterator[tuple[str, Any, str]]:
+    """Yield name, value and origin of every setting; `given` are the options that the settings were loaded with.
 
     The origin is an option, a variable, the file or "default".
     """
-    path, in_file = settings_file()
+    path, _ = settings_file()
     variables = {name.upper() for name, value in os.environ.items() if value}
-    options = {field: option for option, field in FLAGS.items() if option in given}
     for name in Settings.model_fields:
         variable = f"{_PREFIX}{name.upper()}"
-        if name in options:
-            yield name, given[options[name]], f"--{options[name].replace('_', '-')}"
+        if name in given:
+            yield name, given[name].value, given[name].option
+        elif name not in settings.model_fields_set:
+            yield name, getattr(settings, name), "default"
         else:
-            origin = variable if variable in variables else str(path) if name in in_file else "default"
-            yield name, getattr(settings, name), origin
+            yield name, getattr(settings, name), variable if variable in variables else str(path)
 
 
-def load_settings() -> Settings:
-    """Read the settings; raises UsageError that names the wrong variable, InputError for the file."""
+def load_settings(given: Mapping[str, Given] | None = None) -> Settings:
+    """Read the settings: options that were `given`, by setting, win over variables, and these over the file.
+
+    A stack replaces the workers and stores of what it wins over, and workers that are not in AWS a stack. Raises
+    UsageError that names the wrong option or variable, InputError for the file.
+    """
+    given = given or {}
     try:
-        return Settings()
+        return Settings(**{name: each.value for name, each in given.items()})
     except ValidationError as error:
         path, in_file = settings_file()
         name = str(error.errors()[0]["loc"][0])
+        if name in given:
+            raise UsageError(f"{given[name].option}: {_reason(error)}") from error
         if name in in_file and not os.environ.get(f"{_PREFIX}{name.upper()}"):
             raise InputError(f"{path}: {name}: {_reason(error)}") from error
         raise UsageError(_first(error)) from error
+
+
+def _left(values: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is left of a source's settings below those `above`: who names a stack means its workers and stores.
+
+    So who names workers that are not in AWS means no stack.
+    """
+    replaced: tuple[str, ...] = ()
+    if above.get("stack"):
+        replaced = ("workers", "store", "object_store")
+    elif above.get("workers") not in (None, "aws"):
+        replaced = ("stack",)
+    return {name: value for name, value in values.items() if name not in replaced}
 
 
 def unknown_settings() -> str | None:

@@ -23,7 +23,8 @@ from serfer.api.entrypoints.serving import Address, Opening
 from serfer.api.observability.background_writer import BackgroundWriter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.shared.options import print_json, status_line
-from serfer.cli.shared.service_options import ARGUMENTS, as_plans, is_given, least_concurrency, plans_of
+from serfer.cli.shared.service_options import ARGUMENTS, as_plans, least_concurrency, plans_of
+from serfer.cli.shared.setting_options import is_given
 from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
@@ -33,7 +34,7 @@ from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
 from serfer.local.stack import DRAIN_S, Order, Stack
 from serfer.plan_directory import check_artefacts
-from serfer.settings import Settings, access_setting
+from serfer.settings import NONE, Settings, access_setting
 from serfer.wiring.local import local_service, start_service
 from serfer.wiring.options import Choices
 
@@ -186,7 +187,7 @@ class _Behind:
             **local,
             ARGUMENTS: json.dumps([f"{option}={url}" for option, url in named if url]),
             "SERFER_LOCAL_CONCURRENCY": str(self.share),
-            "SERFER_RESULTS": self.settings.results or "",
+            "SERFER_RESULTS": self.settings.results or NONE,
         }
         settings = self.settings
         requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it

@@ -23,6 +23,7 @@ from serfer.cli.shared.options import (
     print_json,
     status_line,
 )
+from serfer.cli.shared.setting_options import setting
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.settings import load_settings
@@ -124,7 +125,7 @@ def warm(
 
 
 def sweep(
-    store: Annotated[str, typer.Option(help="The bucket and prefix: s3://BUCKET/PREFIX.")],
+    store: Annotated[str | None, setting("store", help="The bucket and prefix: s3://BUCKET/PREFIX.")] = None,
     rule: Annotated[
         bool, typer.Option("--rule", help="Also give the bucket a lifecycle rule that does this once a day.")
     ] = False,
@@ -134,6 +135,8 @@ def sweep(
     from serfer.storage import open_store  # noqa: PLC0415 - the command line starts fast
     from serfer.storage.s3.store import S3Store  # noqa: PLC0415 - same
 
+    if store is None:
+        raise UsageError("which store? Give --store s3://BUCKET/PREFIX, or set SERFER_STORE")
     with open_store(store) as opened_store, status_line() as progress:
         if not isinstance(opened_store, S3Store):
             raise UsageError("every other store deletes expired values by itself: give --store s3://BUCKET/PREFIX")

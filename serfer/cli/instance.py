@@ -1,5 +1,7 @@
 """`serfer instance`: one instance's server. `serfer study tune`: how it should batch, and what it then sustains."""
 
+# ruff: noqa: ARG001 - options that stand for a setting are read from settings_of(context)
+
 from __future__ import annotations
 
 import asyncio
@@ -29,15 +31,19 @@ from serfer.cli.shared.service_options import (
     LOOPBACK,
     AllowHostOption,
     AppsOption,
+    DrainOption,
     HostOption,
     KeysOption,
+    LogFormatOption,
+    LogLevelOption,
     ModelsOption,
     PlansOption,
+    PortOption,
     applications_of,
     check_logs,
     served_models,
-    with_hosts,
 )
+from serfer.cli.shared.setting_options import settings_of
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.core.units import MIB
@@ -60,10 +66,11 @@ ThreadsOption = Annotated[
 
 
 def instance(
+    context: typer.Context,
     model: ModelsOption = None,
     plan: PlansOption = None,
     host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
+    port: PortOption = 8000,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "fp32",
     max_batch: Annotated[
@@ -104,13 +111,11 @@ def instance(
     auto_scaling_release: Annotated[
         bool, typer.Option("--auto-scaling-release", help="On EC2: leave the Auto Scaling group before ending idle.")
     ] = False,
-    drain_s: Annotated[
-        float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
-    ] = None,
+    drain_s: DrainOption = None,
     keys: KeysOption = None,
     allow_host: AllowHostOption = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Answer queries with whole networks, in batches, over HTTP, until SIGTERM (docs/how-to/instance.md).
@@ -121,9 +126,7 @@ def instance(
     check_logs(log_level, log_format)
     if auto_scaling_release and exit_when_idle_s is None:
         raise UsageError("--auto-scaling-release says what to do before ending idle: give --exit-when-idle-s")
-    chosen = {"api_drain_s": drain_s, "keys_file": keys}
-    settings = load_settings().model_copy(update={key: value for key, value in chosen.items() if value is not None})
-    settings = with_hosts(settings, allow_host)
+    settings = settings_of(context)
     if registry or app or (settings.registry and not (model or plan)):
         if model or plan:
             raise UsageError("--registry takes the place of --model and --plan: give one of them")

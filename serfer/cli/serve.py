@@ -1,6 +1,6 @@
 """`serfer serve`: networks over HTTP, by one driver in this process, or by several behind a load balancer."""
 
-# ruff: noqa: ARG001 - options that stand for a setting are read from the context, with_given()
+# ruff: noqa: ARG001 - options that stand for a setting are read from settings_of(context)
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ from serfer.cli.shared.options import (
     WorkersOption,
     check_named,
     demo_model,
-    own_results,
     print_json,
     status_line,
 )
@@ -46,16 +45,20 @@ from serfer.cli.shared.service_options import (
     AllowHostOption,
     AppsOption,
     CeilingOption,
+    DrainOption,
     HistoryOption,
     HostOption,
     InstancesOption,
     KeepWarmOption,
     KeysOption,
+    LogFormatOption,
+    LogLevelOption,
     ModelsOption,
     NetworksArgument,
     OpenRegistryOption,
     PlansOption,
     PolicyStateOption,
+    PortOption,
     RecordOption,
     RegisterOption,
     ResultsOption,
@@ -67,19 +70,18 @@ from serfer.cli.shared.service_options import (
     ask_line,
     ceiling_of_route,
     check_logs,
+    check_register,
     least_concurrency,
     print_config,
     served_models,
-    with_given,
-    with_hosts,
     with_keep_warm,
-    with_open_registry,
     with_results,
 )
+from serfer.cli.shared.setting_options import setting, settings_of
 from serfer.cli.shared.terminal import err
 from serfer.control.selection import DEFAULT
 from serfer.fleet.open_pool import PolicyOptions, routing_of
-from serfer.settings import Settings, load_settings
+from serfer.settings import Settings
 from serfer.wiring.options import Choices, workers_of
 
 _CHOICES = (
@@ -104,7 +106,8 @@ def serve(
     demo: DemoOption = False,
     drivers: Annotated[
         int,
-        typer.Option(
+        setting(
+            "drivers",
             min=0,
             max=64,
             help="Run so many drivers behind a load balancer, each in a process of its own that is started again when "
@@ -112,7 +115,7 @@ def serve(
         ),
     ] = 0,
     host: HostOption = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
+    port: PortOption = 8000,
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
@@ -121,13 +124,13 @@ def serve(
     cache_s: Annotated[
         float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
     ] = 0.0,
-    in_flight: Annotated[int | None, typer.Option(min=1, max=10_000, help="Queries that run at once.")] = None,
+    in_flight: Annotated[
+        int | None, setting("api_in_flight", min=1, max=10_000, help="Queries that run at once.")
+    ] = None,
     queue: Annotated[
-        int | None, typer.Option(min=0, max=10_000, help="Queries that wait for a decoder or their turn.")
+        int | None, setting("api_queue", min=0, max=10_000, help="Queries that wait for a decoder or their turn.")
     ] = None,
-    drain_s: Annotated[
-        float | None, typer.Option(min=0, max=900, help="Seconds that new requests are still taken after SIGTERM.")
-    ] = None,
+    drain_s: DrainOption = None,
     keys: KeysOption = None,
     results: ResultsOption = None,
     registry: RegistryOption = None,
@@ -145,8 +148,8 @@ def serve(
     keep_warm: KeepWarmOption = None,
     policy_state: PolicyStateOption = None,
     history: HistoryOption = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
-    log_format: Annotated[str, typer.Option(help="json, text, or auto: text on a terminal.")] = "auto",
+    log_level: LogLevelOption = "info",
+    log_format: LogFormatOption = "auto",
     show_config: Annotated[
         bool,
         typer.Option(
@@ -162,21 +165,18 @@ def serve(
     the applications of SERFER_REGISTRY.
     """
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    settings = with_given(context, load_settings())
+    settings = settings_of(context)
     if show_config:
         print_config(context, settings, as_json=as_json)
         return
-    drivers, store, stack = settings.drivers, settings.store, settings.stack
-    settings = with_results(with_hosts(settings, allow_host), results)
-    if drivers and results is None and settings.results is None:
-        settings = with_results(settings, own_results(settings))  # which all of them read
+    settings = with_results(settings, drivers)
     model = [named] if (named := demo_model(demo, network, model, plan)) else model
-    workers, address = workers_of(settings.workers, stack, "local"), Address(settings.host, settings.port)
+    workers, address = workers_of(workers, stack, "local"), Address(host, port)
     settings = with_keep_warm(settings, keep_warm, policy_state, workers)
-    settings = with_open_registry(settings, chosen=open_registry, register=register)
-    check_logs(settings.log_level, settings.log_format)
+    check_register(settings, register=register)
+    check_logs(log_level, log_format)
     check_named(stack, network, model, plan)
-    choices = Choices(store, workers, settings.engine, settings.object_store, cache_s=cache_s, stack=stack)
+    choices = Choices(store, workers, engine, object_store, cache_s=cache_s, stack=stack)
     if drivers:
         check_balanced(context, choices, address, settings)
     applications = applications_of(

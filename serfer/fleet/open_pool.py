@@ -10,7 +10,6 @@ import math
 import os
 import re
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -47,7 +46,7 @@ from serfer.fleet.purchase import Purchase
 from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import PoolRegistry
 from serfer.learn.trainers import VALUES
-from serfer.settings import Settings
+from serfer.settings import NONE, Settings
 from serfer.storage import schemes
 from serfer.storage.store import Store
 
@@ -59,7 +58,6 @@ GPU: Final = "gpu"
 ROUTES: Final = (SERVERLESS, AUTO, GPU, *(name for name in POLICIES if name != SERVERLESS))
 _IDLE_S = 60.0  # without a request, after which an instance on this machine ends
 _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9._]")
-_NOT_ITS_OWN = ("SERFER_KEYS_FILE",)  # the drivers' keys do not open their instances on this machine
 
 
 @dataclass(frozen=True)
@@ -347,12 +345,10 @@ def _command(model: str, directory: Path, kind: InstanceType) -> list[str]:
 
 def local_instance(*options: str) -> list[str]:
     """Return the command of an instance on this machine, which ends by itself when no driver asks it for anything."""
-    env = shutil.which("env")
-    without = [env, *(word for name in _NOT_ITS_OWN for word in ("-u", name))] if env else []
     serve = ["instance", *options, "--host=127.0.0.1", "--port=0", "--json", "--log-format=json"]
-    serve += ["--log-level=warning"]  # not a line for each request
+    serve += [f"--keys={NONE}", "--log-level=warning"]  # drivers' keys do not open it, and not a line for each request
     ends = ["--drain-s=0", f"--exit-when-idle-s={_IDLE_S:g}"]  # one that is stopped gets no more requests
-    return [*without, sys.executable, "-P", "-m", "serfer", *serve, *ends]
+    return [sys.executable, "-P", "-m", "serfer", *serve, *ends]
 
 
 def _is_name(model: str) -> bool:

@@ -96,10 +96,14 @@ class Choices:
         own = schemes(url or "") & {"memory", "file"}  # of this process, and of this machine
         if self.workers == "local" and "memory" in own:
             raise UsageError(
-                f"{option} memory:// cannot be shared with local workers, which are processes: use redis:// or file://"
+                f"{option} memory:// cannot be shared with local workers (--workers local), which are processes: use "
+                "redis:// or file://"
             )
         if self.workers == "aws" and own:
-            raise UsageError(f"{option} {min(own)}:// cannot be reached by functions in AWS: use s3:// or rediss://")
+            raise UsageError(
+                f"{option} {min(own)}:// cannot be reached by functions in AWS (--workers aws, or --stack): use s3:// "
+                "or rediss://"
+            )
 
 
 def workers_of(workers: str | None, stack: str | None, default: str = "inprocess") -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
-from serfer.settings import FLAGS, Settings
+from serfer.settings import Settings
 
 
 @pytest.fixture
@@ -52,13 +52,6 @@ def test_a_person_gets_a_table(shown):
     lines = [line.split() for line in shown("--port", "1").splitlines()]
     assert ["port", "1", "--port"] in lines
     assert ["engine", "push", "SERFER_ENGINE"] in lines
-
-
-def test_every_option_that_stands_for_a_setting_exists(capsys):
-    assert _exit_code(app, ["serve", "--help-all"], _Interrupt()) == 0
-    text = capsys.readouterr().out
-    assert [name for name in FLAGS if f"--{name.replace('_', '-')}" not in text] == []
-    assert {*FLAGS.values()} <= {*Settings.model_fields}
 
 
 def test_what_the_file_says_is_served(monkeypatch, tmp_path, capsys):

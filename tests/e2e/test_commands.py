@@ -140,6 +140,22 @@ def test_every_store_gives_the_same_answer(serfer_here, plan, lean, examples, re
     assert keys(redis) == []
 
 
+def test_classify_takes_what_is_not_given_from_variables_and_the_file(serfer_, serfer_here, lean, examples, tmp_path):
+    """Workers in processes could not share a store in memory, and nothing answers at the port of the last one."""
+    (tmp_path / "serfer.toml").write_text('store = "memory://"\nworkers = "inprocess"\n')
+    command = ("classify", "--plan", lean, examples / "rocket.jpg", "--json")
+    stores = {"variable": tmp_path / "variable", "option": tmp_path / "option"}
+    done = serfer_(*command, SERFER_STORE=stores["variable"].as_uri())
+    assert (done.code, done.err) == (0, "")
+    assert [name for name, place in stores.items() if place.exists()] == ["variable"]
+    again = serfer_here(*command, "--store", stores["option"].as_uri(), SERFER_STORE="redis://127.0.0.1:1/0")
+    assert json.loads(again.out)["images"] == json.loads(done.out)["images"]
+    assert stores["option"].exists()
+    serfer_here(*command, SERFER_WORKERS="local").complains(
+        2, "--store memory:// cannot be shared", "(--store is from serfer.toml; --workers is from SERFER_WORKERS)"
+    )
+
+
 def test_an_image_may_come_from_standard_input(serfer_, serfer_here, plan, examples):
     data = (examples / "rocket.jpg").read_bytes()
     result = serfer_("classify", "--plan", plan, "--workers", "inprocess", "-", "--json", stdin=data)

@@ -163,6 +163,23 @@ def test_dollars_end_at_the_ceiling_with_those_in_flight_at_their_predicted_pric
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
+def test_what_is_not_given_is_taken_from_variables_and_the_file(serfer, image, plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serfer.toml").write_text('store = "memory://"\nworkers = "inprocess"\n')
+    command = ("map", image, "--plan", plan, "--out", tmp_path / "result.tif")
+    monkeypatch.setenv("SERFER_WORKERS", "local")
+    refused = serfer(*command)
+    assert refused.code == 2
+    assert "--store memory:// cannot be shared with local workers" in refused.err
+    assert refused.err.endswith("(--store is from serfer.toml; --workers is from SERFER_WORKERS)")
+    monkeypatch.delenv("SERFER_WORKERS")
+    monkeypatch.setenv("SERFER_STORE", (tmp_path / "store").as_uri())
+    done = serfer(*command)
+    assert done.code == 0, done.err
+    assert (tmp_path / "store").exists()
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
 def test_local_workers_compute_the_same(serfer, command, tmp_path):
     done = serfer(*command[:-1], "local")
     assert done.code == 0, done.err

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from serfer.cli.shared.setting_options import setting
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
 
 RegistryOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "registry",
         "--registry",
         metavar="URL",
-        help="The registry: a directory, or s3://BUCKET/PREFIX of a versioned bucket; by default SERFER_REGISTRY.",
+        help="The registry: a directory, or s3://BUCKET/PREFIX of a versioned bucket.",
+        as_given=True,
     ),
 ]
 ByOption = Annotated[

@@ -15,6 +15,7 @@ import typer
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
 from serfer.cli.shared.plan_summary import in_cache
+from serfer.cli.shared.setting_options import setting
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.plan_directory import is_network, is_plan_directory
@@ -50,7 +51,8 @@ ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of th
 
 
 def _workers(default: str) -> Any:  # noqa: ANN401 - typer's
-    return typer.Option(
+    return setting(
+        "workers",
         help="local: the local Lambda service, a process for each environment; inprocess: threads here; "
         "aws: the plan's functions as deployed.",
         show_default=f"{default}, or aws with --stack",
@@ -61,7 +63,8 @@ WorkersOption = Annotated[str | None, _workers("local")]
 VerifyWorkersOption = Annotated[str | None, _workers("inprocess")]
 StackOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "stack",
         "--stack",
         metavar="NAME",
         help="The stack of a deployment (serfer deploy package): it says where its functions, store and state machine "
@@ -70,18 +73,20 @@ StackOption = Annotated[
 ]
 StoreOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "store",
         help="A store's URL: redis://, s3://, file:///, ... (docs/reference/stores.md); by default the stack's, or a "
-        "new one."
+        "new one.",
     ),
 ]
 ObjectStoreOption = Annotated[
     str | None,
-    typer.Option("--object-store", help="A second store's URL, for the stages that the plan sends to S3."),
+    setting("object_store", "--object-store", help="A second store's URL, for the stages that the plan sends to S3."),
 ]
 EngineOption = Annotated[
     str,
-    typer.Option(
+    setting(
+        "engine",
         "--engine",
         help="push: an invoke's own return says that a tile is done; poll: events, and looks into the store; "
         "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md).",
@@ -89,14 +94,20 @@ EngineOption = Annotated[
 ]
 ProfilesOption = Annotated[
     Path | None,
-    typer.Option(help="Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md)."),
+    setting(
+        "profiles_file",
+        help="Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md).",
+        as_given=True,
+    ),
 ]
 KeptOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "results",
         "--results",
         metavar="URL",
-        help="The store of results: file:///, redis://, s3://; by default SERFER_RESULTS, or a folder of the cache.",
+        help="The store of results: file:///, redis://, s3://; by default a folder of the cache.",
+        as_given=True,
     ),
 ]
 LearnOption = Annotated[

@@ -15,7 +15,15 @@ from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
-from serfer.cli.shared.options import BY_OPTION, nothing_named, plan_directory, print_json, status_lines
+from serfer.cli.shared.options import (
+    BY_OPTION,
+    nothing_named,
+    own_results,
+    plan_directory,
+    print_json,
+    status_lines,
+)
+from serfer.cli.shared.setting_options import given_settings, setting
 from serfer.cli.shared.terminal import out
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
@@ -25,19 +33,13 @@ from serfer.core.plan.window_plan import check_whole_images
 from serfer.fleet.policy_state import open_place
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, load_plan
-from serfer.settings import FLAGS, Settings, is_secret, origins, settings_with
+from serfer.settings import Settings, is_secret, origins
 from serfer.splitter.network.zoo import ZOO
 from serfer.storage import check_known, redact
 from serfer.wiring.options import check_keep_warm
 
 ARGUMENTS = "SERFER_DRIVER_ARGUMENTS"
 """The variable with the last arguments of a driver behind a balancer, a list in JSON; they hold passwords."""
-NO_RESULTS = "none"
-"""What --results is where no results are kept."""
-_SETTINGS = (
-    *("host", "port", "drivers", "store", "object_store", "workers", "stack", "engine", "log_level", "log_format"),
-    *("in_flight", "queue", "drain_s", "keys"),
-)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -62,30 +64,41 @@ PlansOption = Annotated[
         help="A plan directory, from serfer split, or an .onnx file; may be repeated.",
     ),
 ]
-HostOption = Annotated[str, typer.Option(help="The address to listen at; 0.0.0.0 is all there are.")]
+HostOption = Annotated[str, setting("host", help="The address to listen at; 0.0.0.0 is all there are.")]
+PortOption = Annotated[int, setting("port", min=0, max=65535, help="The port; 0 is any free one.")]
+DrainOption = Annotated[
+    float | None,
+    setting("api_drain_s", min=0, max=900, help="Seconds that new requests are still taken after SIGTERM."),
+]
+LogLevelOption = Annotated[str, setting("log_level", help="debug, info, warning or error.")]
+LogFormatOption = Annotated[str, setting("log_format", help="json, text, or auto: text on a terminal.")]
 KeysOption = Annotated[
-    Path | None, typer.Option("--keys", help="A file of API keys (serfer keys add); without one, no key is needed.")
+    Path | None,
+    setting("keys_file", "--keys", help="A file of API keys (serfer keys add); none: no key is needed."),
 ]
 AllowHostOption = Annotated[
     list[str] | None,
-    typer.Option(
+    setting(
+        "allow_hosts",
         "--allow-host",
         metavar="NAME",
         help="Without keys: a host name or address that requests may come for, and pages from, besides this machine's "
         "own and --host; may be repeated.",
-        show_default="SERFER_ALLOW_HOSTS",
     ),
 ]
 OpenRegistryOption = Annotated[
     bool,
-    typer.Option(
+    setting(
+        "open_registry",
         "--open-registry",
         help="Without keys: let anyone promote, roll back, retire, delete and register applications over HTTP.",
     ),
 ]
 RouteOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "route",
+        as_given=True,
         help="Where queries of the first model run: serverless (the plan's functions), auto (bursts there, load that "
         "lasts on instances), gpu (instances alone), or a policy by name or as MODULE:Class (docs/how-to/routing.md).",
         show_default="serverless",
@@ -93,7 +106,9 @@ RouteOption = Annotated[
 ]
 InstancesOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "instances",
+        as_given=True,
         metavar="SPEC",
         help="The pool of instances: local (processes here), static:URL,URL (servers of yours), ec2:GROUP (an Auto "
         "Scaling group); of several types, one for each: TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP,TYPE=static:URL|URL.",
@@ -101,7 +116,13 @@ InstancesOption = Annotated[
 ]
 ScenarioOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE.toml", help="Prices and speeds that routing uses (docs/explanation/policies.md)."),
+    setting(
+        "scenario_file",
+        "--scenario",
+        as_given=True,
+        metavar="FILE.toml",
+        help="Prices and speeds that routing uses (docs/explanation/policies.md).",
+    ),
 ]
 RecordOption = Annotated[
     Path | None,
@@ -113,7 +134,9 @@ RecordOption = Annotated[
 ]
 PolicyStateOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "policy_state",
+        as_given=True,
         metavar="PLACE",
         help="With --route or --keep-warm: keep what the policy has learnt there, for the next start: a directory, or "
         "a prefix of a versioned bucket, s3://BUCKET/PREFIX.",
@@ -121,12 +144,13 @@ PolicyStateOption = Annotated[
 ]
 KeepWarmOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "keep_warm",
         "--keep-warm",
+        as_given=True,
         metavar="WINDOWS",
         help="Ping functions by windows that are learnt from idle times: lsth, hybrid; or for so many seconds after a "
         "query (docs/how-to/keep-warm.md).",
-        show_default="SERFER_KEEP_WARM",
     ),
 ]
 HistoryOption = Annotated[
@@ -139,16 +163,20 @@ HistoryOption = Annotated[
 ]
 ResultsOption = Annotated[
     str | None,
-    typer.Option(
+    setting(
+        "results",
         "--results",
+        as_given=True,
         metavar="URL",
         help="A store for results that are too large for an answer (docs/how-to/dense-outputs.md); none keeps none.",
     ),
 ]
 CeilingOption = Annotated[
     float | None,
-    typer.Option(
+    setting(
+        "max_usd_per_hour",
         "--max-usd-per-hour",
+        as_given=True,
         help="With --route: what functions and instances may cost together in any hour; then 429. With "
         "--variant-instances: what its instances may cost an hour; then no more are started.",
     ),
@@ -337,26 +365,10 @@ def ceiling_of_route(
     return None if alone else max_usd_per_hour
 
 
-def is_given(context: typer.Context, option: str) -> bool:
-    """Return whether an option of a command was given on its line."""
-    source = context.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def with_given(context: typer.Context, settings: Settings) -> Settings:
-    """Return settings with the options of `serfer serve` that were given and need no more than a setting's check."""
-    for option in _SETTINGS:
-        if is_given(context, option):
-            name = f"--{option.replace('_', '-')}"
-            settings = settings_with(settings, {FLAGS[option]: context.params[option]}, name)
-    return settings
-
-
 def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -> None:
     """Print every setting with its value and where that comes from; secrets and passwords of URLs are hidden."""
-    given = {option: context.params[option] for option in FLAGS if is_given(context, option)}
     table = columns("setting", "value", "from", left=(0, 1, 2))
-    for name, value, origin in origins(settings, given):
+    for name, value, origin in origins(settings, given_settings(context)):
         shown: Any = value
         if is_secret(name):
             shown = "***" if value.get_secret_value() else None
@@ -370,18 +382,12 @@ def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -
         out.print(table)
 
 
-def with_hosts(settings: Settings, allowed: list[str] | None) -> Settings:
-    """Return settings with the hosts of --allow-host, if it was given; raises UsageError for what is not a host."""
-    return settings_with(settings, {"allow_hosts": tuple(allowed)}, "--allow-host") if allowed else settings
-
-
-def with_open_registry(settings: Settings, *, chosen: bool, register: bool = False) -> Settings:
-    """Return settings with --open-registry; raises UsageError for --register where nobody may."""
-    if register and not (chosen or settings.open_registry or settings.keys_file):
+def check_register(settings: Settings, *, register: bool) -> None:
+    """Refuse --register where nobody may; raises UsageError."""
+    if register and not (settings.open_registry or settings.keys_file):
         raise UsageError(
             "--register: without API keys nobody may register: give --keys FILE, or --open-registry where anyone may"
         )
-    return settings.model_copy(update={"open_registry": True}) if chosen else settings
 
 
 def with_keep_warm(settings: Settings, windows: str | None, state: str | None, workers: str) -> Settings:
@@ -396,14 +402,16 @@ def with_keep_warm(settings: Settings, windows: str | None, state: str | None, w
     return settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})
 
 
-def with_results(settings: Settings, url: str | None) -> Settings:
-    """Return settings with the store of --results, if it was given; raises UsageError for one that cannot be."""
-    if url is None:
-        return settings
-    chosen = None if url == NO_RESULTS else url
-    if chosen is not None:
-        check_known("--results", chosen)
-    return settings.model_copy(update={"results": chosen})
+def with_results(settings: Settings, drivers: int) -> Settings:
+    """Return settings with a store of results for several drivers: this user's own, unless one or none is set.
+
+    Raises UsageError for one that cannot be.
+    """
+    if settings.results is not None:
+        check_known("--results", settings.results)
+    elif drivers and "results" not in settings.model_fields_set:
+        return settings.model_copy(update={"results": own_results(settings)})  # which all of them read
+    return settings
 
 
 def check_logs(level: str, form: str) -> None:

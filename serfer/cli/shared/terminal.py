@@ -10,7 +10,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -31,6 +31,8 @@ _MOST_OF_A_BUG = 300  # characters of a bug's own message
 _DEBUG = "--debug"
 _HOME = Path(__file__).resolve().parents[3]  # of our packages
 _PACKAGES = ("serfer", "serfer_bench")
+ORIGINS = "serfer.origins"
+"""The key of a context's meta under which the origin stands of each option that a variable or the file has set."""
 _FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
 
 
@@ -149,6 +151,7 @@ def _drop_unwritten() -> None:
 def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt, *, check: bool = False) -> int:
     """Run a command; every way in which it can end becomes an exit code and at most one line, without --debug."""
     arguments, debug = _without_debug(arguments)
+    meta: dict[str, Any] = {}
     try:
         command = typer.main.get_command(app)
         command._main_shell_completion({}, "serfer")  # noqa: SLF001 - typer has no other way in; ends where it was meant
@@ -156,6 +159,7 @@ def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt, *,
         if check:
             _check_settings()
         with command.make_context("serfer", arguments) as context:
+            meta = context.meta
             command.invoke(context)
         sys.stdout.flush()
     except typer.Exit as end:
@@ -172,7 +176,7 @@ def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt, *,
             return _INTERRUPTED
         if debug:
             err.print("".join(traceback.format_exception(error)), end="", soft_wrap=True, markup=False)
-        return _code_of(error)
+        return _code_of(error, meta.get(ORIGINS, {}))
     return 0
 
 
@@ -183,15 +187,15 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     return [*options, *arguments[end:]], len(options) < end
 
 
-def _code_of(error: Exception) -> int:
-    """Print an error, and return the exit code."""
+def _code_of(error: Exception, origins: Mapping[str, str]) -> int:
+    """Print an error, with the origin of options in it that were not given, and return the exit code."""
     match error:
         case TyperException():
             return _misused(error)
         case BrokenPipeError():
             return 0  # the reader of the output has closed it
         case SerferError():
-            line, code = str(error), error.exit_code
+            line, code = _with_origins(str(error), origins), error.exit_code
         case OSError():  # a full disk, say
             line, code = str(error), UnavailableError.exit_code
         case MemoryError():
@@ -202,6 +206,13 @@ def _code_of(error: Exception) -> int:
             line, code = _bug(error), _BUG
     complain(line)
     return code
+
+
+def _with_origins(line: str, origins: Mapping[str, str]) -> str:
+    """Return a message that says of each option in it which variable or file has set it."""
+    named = dict.fromkeys(re.findall(r"--[a-z][a-z-]*", line))
+    said = [f"{option} is from {origins[option]}" for option in named if option in origins]
+    return f"{line} ({'; '.join(said)})" if said else line
 
 
 def _bug(error: Exception) -> str:

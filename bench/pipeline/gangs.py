@@ -291,7 +291,12 @@ def _plan(network: str, size: int, members: int, system: str, settings: Settings
     if not in_use(target):
         progress(f"splitting {network} for {system}, once: the plan stays in {target.parent}")
         target.parent.mkdir(parents=True, exist_ok=True)
-        split(network, np.zeros((1, _CHANNELS, size, size), dtype=np.float32), target, facts=facts, **options)
+        example = np.zeros((1, _CHANNELS, size, size), dtype=np.float32)
+        try:
+            split(network, example, target, facts=facts, **options)
+        except ModelError as error:
+            what = f"{network} at {size} px cannot be the system {system}, of {options['memory_mb']:,} MB a function"
+            raise ModelError(f"{what} ({error}): choose a smaller --size, or other systems") from error
         forget_unused(target.parent)
     if system in _WITH_GANG and load_plan(target).widest_gang != members:
         raise ModelError(f"{network} at {size} px has no gang of {members} members: give a larger --size")

@@ -128,3 +128,45 @@ def test_metrics_and_settings_that_pages_name_exist():
         assert {name for name in named if name not in known and name != "SERFER_API"} == set(), page
         counted = {name.removesuffix("_bucket") for name in re.findall(r"\bserfer_[a-z]+_[a-z_]+[a-z]\b", text)}
         assert {name for name in counted if not any(one.startswith(name) for one in metrics)} == set(), page
+
+
+def items_of_papers():
+    """Return the rows of the tables of docs/papers.md, by paper: an item, where it is, its command, how far it goes."""
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    return {
+        section.split("\n", 1)[0]: [
+            [cell.strip() for cell in line.strip("| ").split(" | ")]
+            for line in section.splitlines()
+            if line.startswith("| ") and not line.startswith("| item |")
+        ]
+        for section in sections
+    }
+
+
+@pytest.mark.parametrize(
+    ("paper", "tables", "figures"), [("SerFer", 3, 14), ("MArk", 5, 8), ("INFaaS", 8, 8), ("INFless", 4, 18)]
+)
+def test_every_table_and_figure_of_the_papers_has_a_row(paper, tables, figures):
+    rows = items_of_papers()[paper]
+    assert [row for row in rows if len(row) != 4 or not all(row)] == []
+    named = {"table": set(), "figure": set()}
+    for kind, numbers in re.findall(
+        r"\b(tables?|figures?) ((?:\d+[a-d]?(?:, | and | to |, figures? )?)+)",
+        "\n".join(row[0] for row in rows).lower(),
+    ):
+        found = [int(number) for number in re.findall(r"\d+", numbers)]
+        several = range(found[0], found[-1] + 1) if re.search(r"\d to \d", numbers) else found
+        named[kind.rstrip("s")].update(several)
+    assert named == {"table": {*range(1, tables + 1)}, "figure": {*range(1, figures + 1)}}
+
+
+def test_commands_that_repeat_the_papers_exist():
+    root = typer.main.get_command(app)
+    cells = [row[2] for rows in items_of_papers().values() for row in rows]
+    texts = [text for cell in cells for text in re.findall(r"`(?:SERFER_\w+=\w+ )?serfer ([^`]+)`", cell)]
+    for words in map(shlex.split, texts):
+        command, options = reached(root, words)
+        known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+        assert {word for word in options if word.startswith("--")} <= known, words
+    assert len(texts) > 80

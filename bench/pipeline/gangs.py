@@ -1,32 +1,38 @@
-"""Gangs against everything else that the same memory allows: one worker, the best plan without them, their own stages.
+"""Gangs of n members against everything else that n processors allow: one worker, n threads, plans without gangs.
 
-    one        the network in one function
-    ungrouped  the best plan without gangs
+    one        the network in one function of one vCPU
+    threads    the network in one function of n vCPUs, which computes on n threads
+    ungrouped  the best plan without gangs, of at most n tiles a stage
     staged     the gang plan's stages, one by one
-    gang       the gang plan
+    gang       a plan with a gang of n members, of one vCPU each
 
-Queries take turns, one at a time, over local workers of one vCPU each and a Redis server. AWS's latencies can be put
-in: each invocation then begins `--invoke-ms` late, each request to the store waits `--request-ms`, and an environment's
-bytes flow at `--mb-per-s`. More workers than this machine has cores share them, which such a row does not say.
+Queries take turns, one at a time, over local workers and a Redis server. All systems have the same n processors: the
+process, and with it the workers, the driver and the store, is bound to them, to fewer where the machine has fewer. A
+function of Lambda has at most 10,240 MB, 5.8 vCPUs: with n of 6 and more `threads` is what no function has. AWS's
+latencies can be put in: each invocation then begins `--invoke-ms` late, each request to the store waits `--request-ms`,
+and an environment's bytes flow at `--mb-per-s`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
+import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.core.costs.aws import shipped_aws
-from serfer.core.errors import UsageError, WrongAnswerError
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.costs.cost_model import MEASURED_MEMBERS
+from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.plan import Plan, explained
 from serfer.local.lambda_.faults import Faults
@@ -34,7 +40,7 @@ from serfer.local.servers.redis import RedisServer
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
 from serfer.pipeline.pipeline import Pipeline
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import file_sha256, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.splitter.split import split
 from serfer.storage.delaying import delayed
@@ -47,8 +53,16 @@ _MB = 1e6
 _WARM_UP = 3
 _RESAMPLES = 2000
 _CHANNELS = 3
-_WORKERS = 2
-SYSTEMS = ("one", "ungrouped", "staged", "gang")
+_MOST_MEMBERS = 64
+SYSTEMS = ("one", "threads", "ungrouped", "staged", "gang")
+_WITH_GANG = ("staged", "gang")
+_OPTIONS: dict[str, Any] = {
+    "objective": "latency",
+    "cold_share": 0.0,  # all queries are warm
+    "account": "default",
+    "precision": "fp32",
+    "gap": "never",
+}
 
 Progress = Callable[[str], None]
 
@@ -66,15 +80,18 @@ class Latencies:
 class GangTime:
     """Queries of one image through one system; `gain` is its time over the gang plan's, of queries side by side.
 
-    Milliseconds are wall time, `gain` the median of the pairs with its 95% interval (bootstrap); bytes go through the
-    store, both ways, in the median; `predicted_ms` is the plan's own prediction, with AWS's latencies, `calibrated_ms`
-    the same with compute as much slower as the network in one function was here (None without that system): alone for
-    stages of one tile, beside a second query for those of several, which compute at the same time. `wait_ms` are all
-    members' together.
+    `members` are those of the gang, `processors` what every system had, driver and store included. Milliseconds are
+    wall time, `gain` the median of the pairs with its 95% interval (bootstrap); bytes go through the store, both ways,
+    in the median; `predicted_ms` is the plan's own prediction, with AWS's latencies, `calibrated_ms` the same with
+    compute as much slower as the network in one function was here (None without that system, and for
+    several threads): alone for stages of one tile, beside as many queries as there are members for those of several,
+    which compute at the same time. `wait_ms` are all members' together.
     """
 
     network: str
     size: int
+    members: int
+    processors: int
     system: str
     plan: str
     median_ms: float
@@ -92,6 +109,8 @@ class GangTime:
         """Its columns."""
         return {
             "network": f"{self.network} {self.size}",
+            "members": str(self.members),
+            "processors": str(self.processors),
             "system": self.system,
             "plan": self.plan,
             "ms": f"{self.median_ms:,.1f}",
@@ -128,9 +147,32 @@ class _System:
         return np.asarray(answer)
 
 
+class _AnyMemory(Settings):
+    """Settings by which a function may have any memory, and with it any number of threads."""
+
+    def facts(self) -> AwsFacts:
+        """Return the facts without Lambda's limit of memory."""
+        facts = super().facts()
+        memory_max = _MOST_MEMBERS * facts.functions.memory_per_vcpu
+        return replace(facts, functions=replace(facts.functions, memory_max=memory_max))
+
+
+@contextmanager
+def bound_to(count: int) -> Iterator[int]:
+    """Have this thread, and what it starts, run on `count` of its processors; yields how many those are."""
+    whole = os.sched_getaffinity(0)
+    some = sorted(whole)[:count]
+    os.sched_setaffinity(0, some)
+    try:
+        yield len(some)
+    finally:
+        os.sched_setaffinity(0, whole)
+
+
 def measure(
     network: str,
     size: int,
+    members: int,
     settings: Settings,
     latencies: Latencies,
     rounds: int,
@@ -139,10 +181,14 @@ def measure(
 ) -> list[GangTime]:
     """Run a network at `size` x `size` through `chosen` systems `rounds` times, in turn, after some rounds to warm up.
 
-    The last system is what the others are compared with.
+    The last system, a gang of so many `members`, is what the others are compared with. Raises ModelError where the
+    network has no such gang.
     """
+    wide = _AnyMemory(**{**dict(settings), "local_concurrency": max(settings.local_concurrency, members)})
+    plans = {name: _plan(network, size, members, name, wide, progress) for name in chosen}
     with ExitStack() as stack:
-        systems = _opened(network, size, settings, latencies, chosen, stack, progress)
+        processors = stack.enter_context(bound_to(members))
+        systems = _opened(plans, wide, latencies, stack, progress)
         image = _image(systems[0].pipeline.plan)
         for number in range(-_WARM_UP, rounds):
             progress(f"query {max(number, 0) + 1} of {rounds}")
@@ -153,9 +199,10 @@ def measure(
             if number == -1:
                 for system in systems:
                     system.ms, system.stored, system.waits = [], [], []
-        progress("queries by twos")
-        calibration = _Calibration.of(systems[0], image, rounds) if systems[0].name == "one" else None
-        return [_row(network, size, system, systems[-1], calibration) for system in systems]
+        progress(f"{members} queries at once")
+        calibration = _Calibration.of(systems[0], image, members, rounds) if systems[0].name == "one" else None
+        of = (network, size, members, processors)
+        return [_row(of, system, systems[-1], calibration) for system in systems]
 
 
 def _image(plan: Plan) -> np.ndarray:
@@ -167,11 +214,9 @@ def _image(plan: Plan) -> np.ndarray:
 
 
 def _opened(
-    network: str,
-    size: int,
+    plans: dict[str, Path],
     settings: Settings,
     latencies: Latencies,
-    chosen: Sequence[str],
     stack: ExitStack,
     progress: Progress,
 ) -> list[_System]:
@@ -179,7 +224,6 @@ def _opened(
     if latencies.request_ms or latencies.bytes_per_s:
         url = delayed(url, put_ms=latencies.request_ms, get_ms=latencies.request_ms, bytes_per_s=latencies.bytes_per_s)
     faults = Faults(latency_s=latencies.invoke_ms / _MS_PER_S) if latencies.invoke_ms else None
-    plans = {name: _plan(network, size, name, settings, progress) for name in chosen}
     systems = []
     for name, directory in plans.items():
         progress(f"starting {name}")
@@ -213,12 +257,12 @@ class _Calibration:
     together: float
 
     @classmethod
-    def of(cls, one: _System, image: np.ndarray, rounds: int) -> _Calibration:
-        """Compare the network in one function of one vCPU with its prediction, by itself and by twos."""
+    def of(cls, one: _System, image: np.ndarray, members: int, rounds: int) -> _Calibration:
+        """Compare the network in one function of one vCPU with its prediction, by itself and `members` at once."""
         together = []
         for _ in range(_WARM_UP + rounds):
             started = time.perf_counter()
-            for query in [one.pipeline.submit(image) for _ in range(_WORKERS)]:
+            for query in [one.pipeline.submit(image) for _ in range(members)]:
                 query.result()
             together.append((time.perf_counter() - started) * _MS_PER_S)
         compute_ms = sum(_compute_ms(one.pipeline.plan))
@@ -230,42 +274,49 @@ class _Calibration:
         return predicted_ms + (self.alone - 1) * alone + (self.together - 1) * together
 
 
-def _plan(network: str, size: int, system: str, settings: Settings, progress: Progress) -> Path:
+def _plan(network: str, size: int, members: int, system: str, settings: Settings, progress: Progress) -> Path:
     """Return the directory of a system's plan, split when first needed."""
-    grids, stages = ("1", 1) if system == "one" else ("auto", "auto")
-    gang = "never" if system in ("one", "ungrouped") else "auto"
-    kind = hashlib.sha256(repr((network, size, grids, gang)).encode()).hexdigest()[:8]
+    facts = settings.facts()
+    vcpus = members if system == "threads" else 1
+    shapes: dict[str, dict[str, Any]] = {
+        "one": {"grids": "1", "stages": 1, "gang": "never"},
+        "threads": {"grids": "1", "stages": 1, "gang": "never"},
+        "ungrouped": {"gang": "never", "max_tiles": members},
+    }
+    of_gang = {"grids": _grid(members), "gang": "always", "gang_width": members}
+    options = {**_OPTIONS, "memory_mb": vcpus * facts.functions.memory_per_vcpu, **shapes.get(system, of_gang)}
+    file = file_sha256(Path(network)) if Path(network).is_file() else ""
+    kind = hashlib.sha256(repr((network, file, size, sorted(options.items()))).encode()).hexdigest()[:8]
     target = settings.cache_dir / "plans" / f"bench-gangs-{kind}-{code_stamp(('serfer.splitter', 'serfer.core'))}"
     if not in_use(target):
         progress(f"splitting {network} for {system}, once: the plan stays in {target.parent}")
         target.parent.mkdir(parents=True, exist_ok=True)
         example = np.zeros((1, _CHANNELS, size, size), dtype=np.float32)
-        memory_mb = shipped_aws().functions.memory_per_vcpu
-        split(
-            network,
-            example,
-            target,
-            grids=grids,
-            stages=stages,
-            gang=gang,
-            memory_mb=memory_mb,
-            max_tiles=_WORKERS,
-            objective="latency",
-            precision="fp32",
-            gap="never",
-        )
+        try:
+            split(network, example, target, facts=facts, **options)
+        except ModelError as error:
+            what = f"{network} at {size} px cannot be the system {system}, of {options['memory_mb']:,} MB a function"
+            raise ModelError(f"{what} ({error}): choose a smaller --size, or other systems") from error
         forget_unused(target.parent)
+    if system in _WITH_GANG and load_plan(target).widest_gang != members:
+        raise ModelError(f"{network} at {size} px has no gang of {members} members: give a larger --size")
     return target
 
 
-def _row(network: str, size: int, system: _System, gang: _System, calibration: _Calibration | None) -> GangTime:
+def _grid(members: int) -> str:
+    """Return the grid of so many tiles that is nearest to a square, with at least as many rows as columns."""
+    columns = next(number for number in range(math.isqrt(members), 0, -1) if members % number == 0)
+    return f"{members // columns}x{columns}"
+
+
+def _row(of: tuple[str, int, int, int], system: _System, gang: _System, calibration: _Calibration | None) -> GangTime:
     plan, predicted_ms = system.pipeline.plan, system.predicted_ms
     ratios = np.array(system.ms) / np.array(gang.ms)
     samples = np.random.default_rng(0).choice(ratios, (_RESAMPLES, len(ratios)))
     low, high = np.quantile(np.median(samples, axis=1), [0.025, 0.975])
+    calibrated = calibration is not None and system.name != "threads"
     return GangTime(
-        network,
-        size,
+        *of,
         system.name,
         _described(plan),
         median_ms=median(system.ms),
@@ -276,7 +327,7 @@ def _row(network: str, size: int, system: _System, gang: _System, calibration: _
         bytes_stored=median(system.stored),
         wait_ms=median(system.waits),
         predicted_ms=predicted_ms,
-        calibrated_ms=calibration.of_plan(plan, predicted_ms) if calibration else None,
+        calibrated_ms=calibration.of_plan(plan, predicted_ms) if calibrated else None,
     )
 
 
@@ -293,6 +344,12 @@ def _described(plan: Plan) -> str:
 def command(
     model: Annotated[str, typer.Option(help="A model of the zoo.")] = "resnet50",
     size: Annotated[list[int] | None, typer.Option(help="Height and width of the image; may be repeated.")] = None,
+    gang_width: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=MEASURED_MEMBERS, max=_MOST_MEMBERS, help="Members of the gang, and processors; may be repeated."
+        ),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Queries of each; they take turns.")] = 30,
     invoke_ms: Annotated[float, typer.Option(min=0, help="Milliseconds put into each invocation.")] = 0.0,
     request_ms: Annotated[float, typer.Option(min=0, help="Milliseconds put into each request to the store.")] = 0.0,
@@ -304,13 +361,24 @@ def command(
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare gangs of two workers with one worker, with plans without gangs, and with their own stages one by one."""
+    """Compare gangs with one worker, with as many threads, with plans without gangs, and with their stages alone."""
     if unknown := {*(system or ())} - {*SYSTEMS}:
         raise UsageError(f"unknown system {', '.join(sorted(unknown))}: choose from {', '.join(SYSTEMS)}")
     chosen = [name for name in SYSTEMS if not system or name in (*system, "gang")]
+    latencies, settings = Latencies(invoke_ms, request_ms, mb_per_s * _MB), load_settings()
     rows: list[GangTime] = []
     with status_line() as progress:
         for pixels in size or [448]:
-            latencies = Latencies(invoke_ms, request_ms, mb_per_s * _MB)
-            rows += measure(model, pixels, load_settings(), latencies, rounds, chosen, progress)
-    publish_rows(rows, directory, as_json=as_json)
+            for members in gang_width or [MEASURED_MEMBERS]:
+                rows += measure(model, pixels, members, settings, latencies, rounds, chosen, progress)
+    publish_rows(rows, directory, as_json=as_json, notes=_shared(rows))
+
+
+def _shared(rows: Sequence[GangTime]) -> list[str]:
+    """Say which gangs had fewer processors than members."""
+    short = {row.members: row.processors for row in rows if row.processors < row.members}
+    return [
+        f"members: {members}, processors: {processors}: they took turns, and these rows do not show what {members} "
+        "processors would do"
+        for members, processors in short.items()
+    ]

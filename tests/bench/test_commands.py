@@ -2,14 +2,18 @@
 
 import csv
 import json
+import os
+import subprocess
+import sys
 
 import onnx
 import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.core.errors import InputError, PlanError, QueryError, UsageError
+from serfer.core.errors import InputError, ModelError, PlanError, QueryError, UsageError
 from serfer_bench.load.results import read_result
+from serfer_bench.pipeline.gangs import bound_to
 from tests.e2e.small import SIZE, small_onnx
 
 
@@ -139,6 +143,45 @@ def test_gangs_are_compared_with_their_own_stages(tmp_path):
     assert [line["system"] for line in lines] == ["one", "staged", "gang"]
     assert lines[2]["gain"] == lines[2]["gain_low"] == lines[2]["gain_high"] == 1.0
     assert lines[0]["calibrated_ms"] == pytest.approx(lines[0]["median_ms"])
+
+
+@pytest.fixture
+def one_processor():
+    """Let this process use one processor, whatever the machine has; give which."""
+    whole = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(whole)})
+    yield {min(whole)}
+    os.sched_setaffinity(0, whole)
+
+
+def test_a_gang_is_compared_with_one_function_of_as_many_threads(monkeypatch, settings, tmp_path, one_processor):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(settings.cache_dir))
+    onnx.save(small_onnx(), tmp_path / "small.onnx")
+    options = ("--size", SIZE, "--gang-width", 4, "--system", "threads", "--rounds", 2, "--out", tmp_path / "out")
+    shown = bench("gangs", "--model", tmp_path / "small.onnx", *options).output
+    assert "members: 4, processors: 1: they took turns" in shown
+    rows = json.loads((tmp_path / "out" / "result.json").read_text())["rows"]
+    assert [(row["system"], row["members"], row["processors"]) for row in rows] == [("threads", 4, 1), ("gang", 4, 1)]
+    assert [row["plan"] for row in rows] == ["1", "[2 x 2x2]"]
+    assert rows[0]["predicted_ms"] < rows[1]["predicted_ms"]
+    assert os.sched_getaffinity(0) == one_processor
+
+
+def test_what_starts_while_processors_are_bound_runs_on_these():
+    whole = os.sched_getaffinity(0)
+    with bound_to(1) as processors:
+        command = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+        started = subprocess.run(command, capture_output=True, check=True)
+    assert (processors, int(started.stdout)) == (1, 1)
+    assert os.sched_getaffinity(0) == whole
+
+
+@pytest.mark.filterwarnings("ignore::serfer.core.errors.PlanWarning")
+def test_a_network_without_such_a_gang_is_refused(monkeypatch, settings, tmp_path):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(settings.cache_dir))
+    onnx.save(small_onnx(), tmp_path / "small.onnx")
+    with pytest.raises(ModelError, match=f"at {SIZE} px has no gang of 37 members"):
+        bench("gangs", "--model", tmp_path / "small.onnx", "--size", SIZE, "--gang-width", 37)
 
 
 def test_an_unknown_system_beside_gangs_is_refused():

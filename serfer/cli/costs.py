@@ -83,6 +83,20 @@ def cost(
             "slo_ms.",
         ),
     ] = None,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay",
+            help="With --log or --qps: run the busiest minutes for real, through functions and an instance of this "
+            "machine, and show what was simulated for them beside what was measured.",
+        ),
+    ] = False,
+    replay_minutes: Annotated[
+        float | None,
+        typer.Option(
+            min=0.05, max=10, help="With --replay: how many minutes; two ways are run for so long each. [default: 10]"
+        ),
+    ] = None,
     size: SizeOption = None,
     channels: ChannelsOption = None,
     burst: Annotated[int, typer.Option(min=1, max=10**12, help="How many queries come at once.")] = 1000,
@@ -122,7 +136,7 @@ def cost(
     """Price a network, a plan or a deployment on AWS, as predicted: queries, a burst, months, the load of a log."""
     from serfer.sam.options import is_build  # noqa: PLC0415 - the command line starts fast
 
-    load = LoadOptions(log, qps, path, scenario, instance, slo_ms, store)
+    load = LoadOptions(log, qps, path, scenario, instance, slo_ms, store, replay, replay_minutes)
     load.check(context, is_built=is_build(directory))
     directory = _plan_directory(directory, size, channels)
     cold = None if cold_share is None else share("--cold-share", cold_share, 1)
@@ -167,7 +181,7 @@ def _plan_directory(place: Path, size: str | None, channels: int | None) -> Path
         return place
     weights = WeightsFrom(random=not is_network_file(place))
     with status_line() as progress:
-        return plan_of(place, FileOptions(size, channels, Description(), weights), progress, deployed=False)
+        return plan_of(place, FileOptions(size, channels, Description(), weights), progress, deployed=False, says=False)
 
 
 def _write_cluster_profile(plan: Plan, directory: Path, file: Path, given: Path | None) -> None:

@@ -26,7 +26,7 @@ from serfer.control.policies.mark.policy import Mark
 from serfer.control.policies.plugged_in import find_policy
 from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
-from serfer.control.scenario import InstanceType, Market, Scenario
+from serfer.control.scenario import Market, Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
@@ -82,7 +82,8 @@ class Routing:
 
     `route` is "auto", "gpu" (instances alone) or a policy as `make_policy` takes it, `instances` what
     `specs_by_purchase` takes. `model` is what instances call the network, by default the plan's name. `history` is
-    the load that the policy begins with.
+    the load that the policy begins with. Instances on this machine are started `boot_delay_s` seconds late, as those
+    that have a machine to boot.
     """
 
     route: str
@@ -92,6 +93,7 @@ class Routing:
     model: str | None = None
     options: PolicyOptions = _NONE
     history: Trace | None = None
+    boot_delay_s: float = 0.0
 
     def router(self, policy: Policy | None = None) -> Router:
         """Return a router with a policy of its own, or with one that has learnt something."""
@@ -249,7 +251,7 @@ async def open_pool(
     model, specs = routing.model or plan.model, routing.specs
     if LOCAL in specs.values():
         await sweep(registry.parent)
-    provisioners = _provisioners(specs, routing.scenario, model, directory, registry)
+    provisioners = _provisioners(specs, routing, model, directory, registry)
     owner = StateOwner(model, routing.policy, routing.scenario.digest)
     keeper = open_keeper(options.state, url, owner) if options.state is not None else None
     learnt = await asyncio.to_thread(keeper.restored, routing.new_policy) if keeper else None
@@ -294,14 +296,16 @@ def _teaching(routing: Routing, learning: Learning) -> Teach | None:
 
 
 def _provisioners(
-    specs: Mapping[Purchase, str], scenario: Scenario, model: str, directory: Path, registry: Path
+    specs: Mapping[Purchase, str], routing: Routing, model: str, directory: Path, registry: Path
 ) -> dict[Purchase, Provisioner]:
     """Return a provisioner for each type and market; those of this machine share a registry."""
     opened = {}
     for bought, spec in specs.items():
-        kind = scenario.kind(bought.kind)
-        command = _command(model, directory, kind)
-        opened[bought] = open_provisioner(spec, command=command, registry=registry, label=_label(bought))
+        command = instance_command(model, directory, routing.scenario.kind(bought.kind).max_batch)
+        delay_s = routing.boot_delay_s
+        opened[bought] = open_provisioner(
+            spec, command=command, registry=registry, label=_label(bought), boot_delay_s=delay_s
+        )
     return opened
 
 
@@ -337,10 +341,10 @@ def store_id(url: str) -> str:
     return hashlib.sha256(f"{url}{own}".encode()).hexdigest()[:12]
 
 
-def _command(model: str, directory: Path, kind: InstanceType) -> list[str]:
-    """Return the command of an instance of a type on this machine, whose batches are those that the router assumes."""
+def instance_command(model: str, directory: Path, max_batch: int) -> list[str]:
+    """Return the command of an instance on this machine, whose batches are those that the router assumes."""
     called = f"{model}={directory.absolute()}" if _is_name(model) else str(directory.absolute())
-    return local_instance(f"--plan={called}", f"--max-batch={min(kind.max_batch, MAX_BATCH)}")
+    return local_instance(f"--plan={called}", f"--max-batch={min(max_batch, MAX_BATCH)}")
 
 
 def local_instance(*options: str) -> list[str]:

@@ -139,7 +139,8 @@ class QueriesRun:
             [kind.batch_ms(images) / _MS for images in range(kind.max_batch + 1)] for kind in scenario.instances
         ]
         self._rng = np.random.default_rng(seed)
-        self._warm, self._cold = services.warm_s.samples(self._rng), services.cold_s.samples(self._rng)
+        self._busy: list[float] = []  # a heap: when Lambda's environments are free
+        self._warm, self._cold = services.draws(self._rng, self._busy)
         self._number = 0
         self._fleet = Fleet(scenario, losses)
         self._instances: dict[Instance, _Instance] = {}
@@ -147,7 +148,6 @@ class QueriesRun:
         self._endpoints: list[Endpoint] = []
         self._named: dict[str, _Instance] = {}
         self._computing: list[tuple[float, int, _Instance]] = []  # a heap: when batches are done
-        self._busy: list[float] = []  # a heap: when Lambda's environments are free
         self._limits = limits or DriverLimits()
         self._idle = deque([0.0] * self._limits.provisioned)  # since when others are, the longest first
         self._slots = self._limits.drivers * self._limits.slots_of_each(scenario.serverless.concurrency)
@@ -200,16 +200,22 @@ class QueriesRun:
         self._drain(now)
         return self._result(window)
 
-    def through(self, times: Floats, begin_s: float, window: Window) -> QueriesResult:
+    def through(self, times: Floats, begin_s: float, window: Window, period_s: float = math.inf) -> QueriesResult:
         """Run queries that come at these times, ascending, from `begin_s` on, with the instances as they are.
 
-        The policy decides at the window's beginning, from which on queries count, and at its end.
+        The policy decides at the window's beginning, from which on queries count, every `period_s` seconds of it, and
+        at its end.
         """
-        lead = int(np.searchsorted(times, window.begin_s))
+        done = int(np.searchsorted(times, window.begin_s))
         if window.begin_s > begin_s:
-            self._step(times[:lead].tolist(), window.begin_s, window.begin_s - begin_s)
+            self._step(times[:done].tolist(), window.begin_s, window.begin_s - begin_s)
             self._count_from(window.begin_s)
-        self._step(times[lead:].tolist(), window.end_s, window.end_s - window.begin_s)
+        now = window.begin_s
+        while now < window.end_s:
+            until = min(now + period_s, window.end_s)
+            before, done = done, len(times) if until == window.end_s else int(np.searchsorted(times, until))
+            self._step(times[before:done].tolist(), until, until - now)
+            now = until
         self._drain(window.end_s)
         return self._result(window)
 
@@ -226,6 +232,7 @@ class QueriesRun:
             begin = until
             self._serve(ready)
         self._arrive(times[begin:] if begin else times)
+        self._invoke_due(end)
         self._finish_batches(end)
         lost = self._fleet.lose(end)
         for instance in lost:

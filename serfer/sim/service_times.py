@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,6 +67,11 @@ class ServiceTimes:
     cold_s: Quantiles
     source: str
     one_task: bool = False
+
+    def draws(self, rng: Generator, running: Sequence[float]) -> tuple[Iterator[float], Iterator[float]]:
+        """Return seconds without end, of queries and of what cold starts add, while the `running` ones run."""
+        del running
+        return self.warm_s.samples(rng), self.cold_s.samples(rng)
 
 
 def scenario_times(target: LambdaTarget, facts: LambdaFacts) -> ServiceTimes:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -15,6 +16,7 @@ import serfer
 from serfer.cli.main import app
 from serfer.control.scenario_files import read_scenario
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.errors import InputError, PlanError
 from serfer.plan_directory import load_plan
 from serfer.sim.rates import silent
 from serfer.sim.serving import ways as serving_ways
@@ -192,6 +194,26 @@ def test_a_network_is_priced_without_a_plan_directory_and_a_short_log_is_said_to
     assert priced(file)["query"]["stages"][0]["grid"] == "1"
 
 
+def test_a_network_is_priced_without_a_word_on_images(file):
+    assert "assumed: images" not in called(file, "--size", "34x34").stderr
+
+
+def test_one_request_says_nothing_of_a_month(whole, tmp_path):
+    path = tmp_path / "one.log"
+    path.write_text('1.1.1.1 - - [25/Nov/2026:12:00:00 +0000] "POST /v1/classify"\n')
+    with pytest.raises(InputError, match="has one request, from which does not follow how many a month has"):
+        priced(whole, "--log", path)
+
+
+def test_what_is_not_whole_is_not_replayed(whole, log, tmp_path):
+    plan = shutil.copytree(whole, tmp_path / "plan")
+    artefact = max(plan.glob("**/*.onnx"), key=lambda path: path.stat().st_size)
+    artefact.unlink()
+    result = called(plan, "--log", log, "--replay")
+    assert isinstance(result.exception, PlanError)
+    assert result.stdout == ""
+
+
 @pytest.mark.parametrize(("slow", "fast"), [("c7i.large", "c7i.xlarge"), ("g4dn.xlarge", "g5.xlarge")])
 def test_types_of_instances_have_a_predicted_speed_and_the_price_of_the_facts(whole, slow, fast):
     plan, facts = load_plan(whole), shipped_aws()
@@ -235,6 +257,9 @@ def test_an_instance_may_be_a_scenarios_as_it_was_measured(whole, log):
         ),
         (("--log", "nowhere.log"), 3, "'nowhere.log' cannot be read: No such file or directory"),
         (("--log", "LOG", "--slo-ms", "1e-9"), 2, "--slo-ms"),
+        (("--replay",), 2, "--replay: give --log FILE or --qps NUMBER, too"),
+        (("--log", "LOG", "--replay-minutes", "1"), 2, "--replay-minutes says how much --replay runs: give --replay"),
+        (("--log", "LOG", "--replay", "--replay-minutes", "0"), 2, "--replay-minutes"),
         (("--size", "34x34"), 2, "--size and --channels describe a network"),
     ],
 )

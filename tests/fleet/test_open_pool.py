@@ -10,7 +10,7 @@ import pytest
 from serfer.control.policies.mark.lstm import LstmWeights
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import InputError, UsageError
-from serfer.fleet.open_pool import PolicyOptions, _command, _label, choose_routing, routing_of
+from serfer.fleet.open_pool import PolicyOptions, _label, choose_routing, instance_command, routing_of
 from serfer.fleet.purchase import Purchase
 from serfer.settings import Settings
 from tests.fleet.fakes import SCENARIO
@@ -167,7 +167,7 @@ def test_processes_are_called_by_their_type_whatever_its_name():
 
 def test_an_instance_computes_the_largest_batch_of_its_type(several, tmp_path):
     scenario = choose_routing("auto", "local", several, None).scenario
-    commands = [_command("m", tmp_path, kind) for kind in scenario.instances]
+    commands = [instance_command("m", tmp_path, kind.max_batch) for kind in scenario.instances]
     assert [next(word for word in command if "max-batch" in word) for command in commands] == [
         "--max-batch=8",
         "--max-batch=1",

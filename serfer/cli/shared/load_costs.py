@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.load_replays import MINUTES, print_replay
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import complain, out
 from serfer.control.scenario_files import read_scenario
 from serfer.core.costs.cost_model import HOURS_A_MONTH
-from serfer.core.errors import UsageError
+from serfer.core.errors import InputError, UsageError
 from serfer.core.plan.layout import UNSPLIT
 from serfer.core.plan.window_plan import check_whole_images
+from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ _WITHOUT_LOAD = (
     *("burst", "cold_share", "memory", "queries_a_month", "parameter", "compare"),
     *("cluster_profile", "profiles"),
 )
-_WITH_LOAD = ("path", "scenario", "instance", "slo_ms")
+_WITH_LOAD = ("path", "scenario", "instance", "slo_ms", "replay", "replay_minutes")
 _S_PER_HOUR = 3600.0
 _QUERIES = 2000  # of a load of --qps, at least, if a month has as many
 _LEAST_HOURS = 24.0
@@ -48,6 +50,8 @@ class LoadOptions:
     instance: str | None
     slo_ms: float | None
     store: str | None
+    replay: bool
+    replay_minutes: float | None
 
     @property
     def given(self) -> bool:
@@ -71,6 +75,8 @@ class LoadOptions:
             raise UsageError("--path is the beginning of URLs of a --log, such as /v1/classify")
         if self.scenario is not None and (self.instance is not None or self.slo_ms is not None):
             raise UsageError("--scenario has an instance and slo_ms of its own: leave out --instance and --slo-ms")
+        if self.replay_minutes is not None and not self.replay:
+            raise UsageError("--replay-minutes says how much --replay runs: give --replay, too")
 
     def load(self, progress: Callable[[str], None]) -> Trace:
         """Return the load; raises InputError for a file that is not one."""
@@ -78,7 +84,13 @@ class LoadOptions:
         from serfer.sim.traces import Trace  # noqa: PLC0415 - same
 
         if self.log is not None:
-            return read_load(self.log, progress, self.path)
+            load = read_load(self.log, progress, self.path)
+            if len(load.rates) == load.queries == 1:
+                raise InputError(
+                    f"{self.log} has one request, from which does not follow how many a month has: give a log of more, "
+                    "or --qps"
+                )
+            return load
         qps = self.qps or 0.0
         hours = min(max(_LEAST_HOURS, _QUERIES / qps / _S_PER_HOUR), HOURS_A_MONTH)
         return Trace.steady(f"{qps:g} queries/s at random", hours * _S_PER_HOUR, qps)
@@ -89,14 +101,19 @@ def show_load_costs(directory: Path, plan: Plan, options: LoadOptions, *, as_jso
     from serfer.sam.cost.driver_runs import DRIVER_MB  # noqa: PLC0415 - the command line starts fast
     from serfer.sim.serving.instances import predicted_instance  # noqa: PLC0415 - same
     from serfer.sim.serving.ways import compare_ways  # noqa: PLC0415 - same
+    from serfer.wiring.load_replay import LocalReplay, check_replay  # noqa: PLC0415 - same
 
     check_whole_images(plan)
     plan = replace(plan, store=options.store or plan.store)
     plan.check_explained()
-    facts = load_settings().facts()
+    settings = load_settings()
+    facts = settings.facts()
     with status_line() as progress:
         load = options.load(progress)
-        whole = plan if _is_whole(plan) else _whole_plan(directory, progress)
+        place = directory if _is_whole(plan) else _whole_directory(directory, progress)
+        whole = plan if place is directory else load_plan(place)
+        if options.replay:
+            check_replay(whole, place)
         if options.scenario is None:
             scenario = predicted_instance(whole, options.instance or next(iter(facts.vcpus)), facts, options.slo_ms)
         else:
@@ -105,22 +122,29 @@ def show_load_costs(directory: Path, plan: Plan, options: LoadOptions, *, as_jso
         compared = compare_ways(load, whole, split, scenario, facts, DRIVER_MB, progress)
     for remark in load.remarks:
         complain(f"{options.log}: {remark}")
-    if as_json:
-        print_json({"model": plan.model, "plan": plan.digest, **compared.as_dict()})
-    else:
+    if not as_json:
         _print(plan, options, compared)
+    replayed = None
+    if options.replay:
+        with status_line() as progress:
+            local = LocalReplay(whole, place, scenario, facts, settings, progress)
+            replayed = local.run(load, options.replay_minutes or MINUTES)
+        if not as_json:
+            print_replay(replayed)
+    if as_json:
+        replay = {} if replayed is None else {"replay": replayed.as_dict()}
+        print_json({"model": plan.model, "plan": plan.digest, **compared.as_dict(), **replay})
 
 
 def _is_whole(plan: Plan) -> bool:
     return len(plan.stages) == 1 and len(plan.stages[0].tiles) == 1
 
 
-def _whole_plan(directory: Path, progress: Callable[[str], None]) -> Plan:
-    """Return the plan of one task of the network that a plan directory splits, from the cache."""
-    from serfer.plan_directory import load_plan  # noqa: PLC0415 - same
+def _whole_directory(directory: Path, progress: Callable[[str], None]) -> Path:
+    """Return the plan directory of one task of the network that a plan directory splits, in the cache."""
     from serfer.wiring.network_file import plan_of_file  # noqa: PLC0415 - same
 
-    return load_plan(plan_of_file(directory / UNSPLIT, load_settings(), progress))
+    return plan_of_file(directory / UNSPLIT, load_settings(), progress)
 
 
 def _print(plan: Plan, options: LoadOptions, compared: Comparison) -> None:

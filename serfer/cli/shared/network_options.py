@@ -103,8 +103,15 @@ class FileOptions:
 NO_OPTIONS = FileOptions(None, None, Description())
 
 
-def plan_of(network: Path | str, options: FileOptions, progress: Callable[[str], None], *, deployed: bool) -> Path:
-    """Return the directory of the plan of a network, in the cache, and say what was assumed.
+def plan_of(
+    network: Path | str,
+    options: FileOptions,
+    progress: Callable[[str], None],
+    *,
+    deployed: bool,
+    says: bool = True,
+) -> Path:
+    """Return the directory of the plan of a network, in the cache; it `says` what was assumed of images.
 
     Raises UsageError for functions that are `deployed`, which a network has none of.
     """
@@ -123,7 +130,7 @@ def plan_of(network: Path | str, options: FileOptions, progress: Callable[[str],
         return plan_of_file(given, load_settings(), step, example, options.description, sizes)
 
     directory = in_cache(found, progress)
-    if options.description.preprocess is None and (said := assumption(load_plan(directory))):
+    if says and options.description.preprocess is None and (said := assumption(load_plan(directory))):
         complain(said)
     return directory
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from serfer.sim.rates import Steps
+from serfer.sim.rates import Steps, steps_of
+from serfer.sim.traces import Floats, Trace
 
 
 def arrivals_in_steps(steps: Steps, rng: Generator) -> NDArray[np.int64]:
@@ -34,3 +35,13 @@ def arrivals_in_steps(steps: Steps, rng: Generator) -> NDArray[np.int64]:
         part = slice(begins[row], ends[row])
         counts[part] = rng.multinomial(queries[row], durations_s[part] / durations_s[part].sum())
     return counts
+
+
+def arrival_times(load: Trace, begin_s: float, end_s: float, seed: int) -> Floats:
+    """Return when queries come between two times of a load, in seconds of the load, ascending: (queries,)."""
+    part = load.cut(load.begin_s + begin_s, load.begin_s + end_s)
+    rng = np.random.default_rng(seed)
+    counts = arrivals_in_steps(steps_of(part, part.seconds), rng)
+    starts = np.repeat(part.starts_s[:-1], counts)
+    lengths = np.repeat(part.durations_s, counts)
+    return np.asarray(np.sort(starts + rng.random(len(starts)) * lengths) + begin_s, dtype=np.float64)

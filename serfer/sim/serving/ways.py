@@ -31,9 +31,9 @@ from serfer.core.units import MS_PER_S
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.fleet import Purchase
 from serfer.sim.hours import Window, windows_of
-from serfer.sim.loads.arrivals import arrivals_in_steps
+from serfer.sim.loads.arrivals import arrival_times
 from serfer.sim.queries import QueriesResult, QueriesRun, warm_up_s
-from serfer.sim.rates import PERIOD_S, Progress, silent, steps_of
+from serfer.sim.rates import PERIOD_S, Progress, silent
 from serfer.sim.serving.functions import (
     Functions,
     one_function,
@@ -212,7 +212,7 @@ class Serving:
         found = []
         for window in self.windows:
             begin = max(0.0, window.begin_s - warm_up_s(scenario))
-            times = _arrivals(self.load, begin, window.end_s, self.seed)
+            times = arrival_times(self.load, begin, window.end_s, self.seed)
             router = Router(scenario, policy, overflow=not launches)
             run = QueriesRun(scenario, router, functions.times, launches, self.seed, limits=limits)
             found.append(run.through(times, begin, window))
@@ -283,7 +283,7 @@ class Serving:
     def _running(self, functions: Functions) -> Iterator[Floats]:
         """Yield how many warm queries run as each comes: (queries,)."""
         for window in self.windows:
-            times = _arrivals(self.load, window.begin_s, window.end_s, self.seed)
+            times = arrival_times(self.load, window.begin_s, window.end_s, self.seed)
             ended = np.searchsorted(times + functions.warm.mean, times, side="right")
             yield np.asarray(np.arange(len(times)) - ended, dtype=np.float64)
 
@@ -295,16 +295,6 @@ class Serving:
         answered = latencies[latencies <= self.facts.services.api_timeout]
         p50, p99 = (MS_PER_S * np.quantile(answered, (0.5, 0.99))).tolist() if answered.size else (None, None)
         return ServingWay(name, month_usd, p50, p99, cold_share, max(0.0, 1 - len(answered) / came))
-
-
-def _arrivals(load: Trace, begin_s: float, end_s: float, seed: int) -> Floats:
-    """Return when queries come between two times of a load, in seconds of the load, ascending: (queries,)."""
-    part = load.cut(load.begin_s + begin_s, load.begin_s + end_s)
-    rng = np.random.default_rng(seed)
-    counts = arrivals_in_steps(steps_of(part, part.seconds), rng)
-    starts = np.repeat(part.starts_s[:-1], counts)
-    lengths = np.repeat(part.durations_s, counts)
-    return np.sort(starts + rng.random(len(starts)) * lengths) + begin_s
 
 
 def compare_ways(

@@ -1,0 +1,73 @@
+"""What `serfer cost --replay` prints: a load's worst minutes, as they were simulated and as they were measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.terminal import complain, out
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from serfer.sim.serving.replay import Replay, ReplayedWay, ReplayOutcome
+
+MINUTES = 10.0
+_FEW = 300  # queries of which the slowest 1% are three or fewer
+
+
+def print_replay(replay: Replay) -> None:
+    """Print a replay."""
+    load = replay.load
+    what = "the whole load" if load.window.name == "whole" else f"the busiest {load.seconds:,.0f} s of the load"
+    since = "" if load.window.name == "whole" else f", from its second {load.window.begin_s:,.0f} on"
+    thinned = f", one of {load.thinned:g} of the load's" if load.thinned > 1 else ""
+    out.print()
+    out.print(plain(f"replayed here: {what}{since}: {len(load.arrivals_s):,} queries{thinned}"))
+    table = columns("", "p50 ms", "p99 ms", "cold", "unanswered", "instances", "$")
+    for way in replay.ways:
+        table.add_row(plain(way.name))
+        table.add_row("  simulated", *_row(way.simulated))
+        table.add_row("  measured", *_row(way.measured))
+        table.add_row("  simulated is off by", *_off(way))
+    out.print(table)
+    for line in _said(replay):
+        out.print(plain(line))
+    for remark in replay.remarks:
+        complain(remark)
+
+
+def _row(one: ReplayOutcome) -> list[str]:
+    times = ("-" if value is None else f"{value:,.0f}" for value in (one.p50_ms, one.p99_ms))
+    return [*times, f"{one.cold_share:.2%}", f"{one.unanswered:.2%}", f"{one.launches:.2g}", f"{one.usd:.6f}"]
+
+
+def _off(way: ReplayedWay) -> list[str]:
+    """Return by how much the simulation is off, in the columns of the table."""
+    p50, p99, usd = ("-" if value is None else f"{value:+.1%}" for value in way.off.values())
+    return [p50, p99, "", "", "", usd]
+
+
+def _said(replay: Replay) -> Iterator[str]:
+    """Yield what this machine was measured to do, and what the replay is and is not."""
+    load, kind = replay.load, replay.scenario.instance
+    known = replay.speed.as_dict()
+    yield (
+        f"measured here, on {replay.processors} processors: a query {known['warm_ms']:,.0f} ms warm, "
+        f"{known['cold_ms']:,.0f} ms cold; with {known['at_once']} at once, which are the most, "
+        f"{known['warm_at_once_ms']:,.0f} and {known['cold_at_once_ms']:,.0f} ms"
+    )
+    if replay.instance is not None:
+        yield (
+            f"an instance here stands for {kind.name}: {1000 * replay.instance.image_s:,.0f} ms an image, "
+            f"{kind.boot_s:,.0f} s until it serves ({replay.instance.boot_s:,.1f} s of them its process), "
+            f"${kind.usd_per_hour:.3g} an hour; within {replay.scenario.slo_ms:,.0f} ms"
+        )
+    if load.thinned > 1:
+        yield (
+            f"thinned {load.thinned:g} times, the price of an instance, too: this machine answers {known['qps']:,.1f} "
+            "queries/s, and the busiest 10 s are to take half of that"
+        )
+    yield "both begin with nothing warm, no instance, and a policy that has seen nothing; simulated with these times"
+    if len(load.arrivals_s) < _FEW:
+        yield f"p99 of {len(load.arrivals_s):,} queries is that of one to three of them: replay more"

@@ -1,0 +1,311 @@
+"""A load's worst minutes in real time, through a driver, local functions and instances that boot on this machine.
+
+    speed: functions, cold and warm, one at a time and several at once; an instance's boot, and its images
+      ──> what is replayed ──> one function, then functions and instances: simulated, and measured
+
+What is simulated is in serfer/sim/serving/replay.py; this is what runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.control.policies import DEFAULT
+from serfer.control.scenario import LambdaTarget, Scenario
+from serfer.core.costs.aws import AwsFacts
+from serfer.core.errors import PlanError, UnavailableError, UsageError
+from serfer.core.plan import Plan
+from serfer.core.plan.window_plan import check_whole_images
+from serfer.drivers.instance.client import Fault, InstanceClient, open_http
+from serfer.drivers.instance.open_inference import check_classifies
+from serfer.fleet.control_loop import END_S, PERIOD_S
+from serfer.fleet.leader import end_instances
+from serfer.fleet.open_pool import AUTO, Routing, RunningPool, instance_command
+from serfer.fleet.provisioner_url import LOCAL
+from serfer.fleet.provisioners.provisioner import Provisioner
+from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.result import Result
+from serfer.pipeline.workload import Sent, run
+from serfer.plan_directory import check_artefacts
+from serfer.settings import Settings
+from serfer.sim.loads.arrivals import arrival_times
+from serfer.sim.rates import Progress
+from serfer.sim.serving.replay import (
+    InstanceSpeed,
+    Invocation,
+    MachineSpeed,
+    Replay,
+    ReplayedLoad,
+    ReplayedWay,
+    ReplayOutcome,
+    busiest,
+    outcome,
+    scenario_here,
+    simulate,
+    thinning,
+)
+from serfer.sim.traces import Trace
+from serfer.system import processors
+from serfer.wiring.open_pipeline import open_pipeline
+
+_AT_ONCE: Final = 2  # times the processors
+_STARTS: Final = 3  # measured one by one
+_TURNS: Final = 8  # of warm queries at each number at once
+_IMAGES: Final = 20
+_LOOK_S: Final = 0.05
+_PATIENCE_S: Final = 120.0
+_MB_PER_GB: Final = 1024
+_S_PER_MINUTE: Final = 60
+_FUNCTIONS, _MIX = "one function", "SerFer: one function, "
+
+
+def check_replay(plan: Plan, directory: Path) -> None:
+    """Raise UsageError or PlanError for what cannot be replayed on this machine."""
+    if sys.platform != "linux":
+        raise UsageError("--replay runs functions as processes of this machine, which needs Linux")
+    check_whole_images(plan)
+    check_artefacts(plan, directory)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What counts of a query's answer; `usd` is what functions cost."""
+
+    usd: float
+    cold: bool
+    on_instance: bool
+
+    @classmethod
+    def of(cls, _number: int, result: Result) -> _Answer:
+        if result.served is not None:
+            return cls(0.0, cold=False, on_instance=True)
+        return cls(result.report.cost_usd, cold=any(one.cold for one in result.report.stages), on_instance=False)
+
+
+@dataclass(frozen=True)
+class LocalReplay:
+    """Replays of loads on this machine, by a plan of one task; `scenario` has the instance that is compared."""
+
+    plan: Plan
+    directory: Path
+    scenario: Scenario
+    facts: AwsFacts
+    settings: Settings
+    progress: Progress
+
+    def run(self, load: Trace, minutes: float) -> Replay:
+        """Replay the busiest minutes of a load; raises UnavailableError where nothing answers.
+
+        It takes as long as both ways take, and some seconds before each.
+        """
+        window = busiest(load, minutes * _S_PER_MINUTE)
+        speed = self._function_speed()
+        remarks = []
+        try:
+            check_classifies(self.plan)
+            instance = asyncio.run(self._instance_speed())
+        except PlanError as error:
+            instance = None
+            remarks.append(f"without instances: {error}")
+        thinned = thinning(load, window, speed.qps)
+        arrivals = arrival_times(load.scaled(1 / thinned), window.begin_s, window.end_s, 0) - window.begin_s
+        if not arrivals.size:
+            raise UsageError(
+                f"nothing is left to replay: of {thinned:g} queries this machine serves one, and the busiest "
+                f"{window.end_s - window.begin_s:,.0f} s have {load.scaled(thinned).queries:,.3g}; give a load of more"
+            )
+        replayed = ReplayedLoad(window, thinned, arrivals)
+        scenario = scenario_here(self.scenario, speed, instance, replayed, self._target())
+        ways = []
+        names = [_FUNCTIONS] if instance is None else [_FUNCTIONS, f"{_MIX}{scenario.instance.name}"]
+        for number, name in enumerate(names):
+            routing = None
+            if instance is not None and number:
+                delay_s = scenario.instance.boot_s - instance.boot_s
+                routing = Routing(AUTO, LOCAL, scenario, boot_delay_s=delay_s)
+            left_s = (len(names) - number) * replayed.seconds
+            simulated = self._simulated(replayed, speed, scenario, DEFAULT if routing else "serverless")
+            measured, failed = self._measured(replayed, routing, name, left_s)
+            remarks += [f"{name}: {count:,} queries failed: {message}" for message, count in failed.items()]
+            ways.append(ReplayedWay(name, simulated, measured))
+        return Replay(replayed, processors(), speed, instance, scenario, tuple(ways), tuple(remarks))
+
+    def _target(self) -> LambdaTarget:
+        functions = self.facts.functions
+        memory_gb = self.plan.stages[0].memory_mb / _MB_PER_GB
+        return LambdaTarget(1.0, 1.0, 0.0, functions.concurrency, memory_gb, functions.kept_warm)
+
+    @property
+    def _patience_s(self) -> float:
+        return self.facts.services.api_timeout
+
+    def _simulated(self, load: ReplayedLoad, speed: MachineSpeed, scenario: Scenario, policy: str) -> ReplayOutcome:
+        return simulate(load, speed, scenario, policy, PERIOD_S, self._patience_s)
+
+    @contextmanager
+    def _opened(self, routing: Routing | None = None) -> Iterator[Pipeline]:
+        """Open local functions that nothing has warmed, as many at once as this machine is given."""
+        own = {"local_concurrency": _AT_ONCE * processors(), "local_url": "", "local_port": 0}
+        settings = self.settings.model_copy(update={**own, "keep_warm": None, "results": None})
+        with open_pipeline(
+            self.directory,
+            workers="local",
+            share=False,
+            hedge=False,
+            prewarm="never",
+            cold_plan="never",
+            routing=routing,
+            settings=settings,
+        ) as pipeline:
+            yield pipeline
+
+    def _batch(self) -> NDArray[Any]:
+        """Return an image of noise."""
+        shape, rng = self.plan.input, np.random.default_rng(0)
+        batch: NDArray[Any] = rng.random((1, shape.channels, shape.height, shape.width), dtype=np.float32)
+        if self.plan.preprocess is not None:
+            batch = rng.integers(0, 256, (1, shape.height, shape.width, shape.channels), dtype=np.uint8)
+        batch.flags.writeable = False
+        return batch
+
+    def _function_speed(self) -> MachineSpeed:
+        """Measure starts and warm queries, one at a time, as many as there are processors, and as many as may be."""
+        most, here = _AT_ONCE * processors(), processors()
+        found: list[Invocation] = []
+        for at_once in (most, here, *[1] * _STARTS) if here > 1 else (most, *[1] * _STARTS):
+            self.progress(f"measuring functions: {at_once} at once")
+            with self._opened() as pipeline:
+                for _ in range(_TURNS + 1):
+                    found += self._at_once(pipeline, at_once)
+        gigabytes = self.plan.stages[0].memory_mb / _MB_PER_GB
+        return MachineSpeed.of(found, gigabytes * self.facts.functions.price_gb_second)
+
+    def _at_once(self, pipeline: Pipeline, count: int) -> list[Invocation]:
+        """Run so many queries at once, and return what they took."""
+        batch = self._batch()
+
+        def send(_number: int) -> Future[Result]:
+            return pipeline.submit(batch)
+
+        sent = asyncio.run(run(send, (0.0,) * count, _Answer.of, patience_s=_PATIENCE_S))
+        if failed := next((one for one in sent if one.result is None), None):
+            raise UnavailableError(f"a function on this machine did not answer: {failed.error}: {failed.message}")
+        return [Invocation(count, one.latency, one.result.usd, one.result.cold) for one in sent if one.result]
+
+    async def _instance_speed(self) -> InstanceSpeed:
+        """Boot an instance as a pool on this machine does, and measure its images, one after the other."""
+        from serfer.fleet.provisioners.local import LocalProvisioner  # noqa: PLC0415 - Linux only
+
+        self.progress("measuring an instance: it boots")
+        with tempfile.TemporaryDirectory(prefix="serfer-replay-") as place:
+            command = instance_command(self.plan.model, self.directory, 1)
+            provisioner = LocalProvisioner(command, Path(place) / "instances")
+            http = open_http(self.settings.instance_key.get_secret_value())
+            try:
+                begun = time.perf_counter()
+                await provisioner.start(1)
+                url = await _booted(provisioner)
+                client = InstanceClient(url, self.plan.model, self.plan, http)
+                while not await client.ready(1.0):
+                    _check_patience(begun)
+                    await asyncio.sleep(_LOOK_S)
+                boot_s = time.perf_counter() - begun
+                self.progress("measuring an instance: its images")
+                return InstanceSpeed(boot_s, await self._image_s(client))
+            finally:
+                await http.close()
+                await end_instances([provisioner], END_S)
+
+    async def _image_s(self, client: InstanceClient) -> float:
+        batch, taken = self._batch(), []
+        for _ in range(2 + _IMAGES):  # the first two connect and read the model's metadata
+            begun = time.perf_counter()
+            result = await client.infer(batch, _PATIENCE_S, _PATIENCE_S)
+            if isinstance(result, Fault):
+                raise UnavailableError(f"the instance on this machine did not answer: {result.message}")
+            taken.append(time.perf_counter() - begun)
+        return float(np.mean(taken[2:]))
+
+    def _measured(
+        self, load: ReplayedLoad, routing: Routing | None, name: str, left_s: float
+    ) -> tuple[ReplayOutcome, Counter[str]]:
+        """Serve a replay in real time; return its outcome, and how many queries failed by the error's message."""
+        self.progress(f"replaying {name}: it starts")
+        with self._opened(routing) as pipeline:
+            sent, instances_usd, launches = asyncio.run(self._serve(load, pipeline, name, left_s))
+        answered = [(one.latency, one.result) for one in sent if one.result is not None]
+        if not answered:
+            raise UnavailableError(f"replaying {name}: no query was answered: {sent[0].error}: {sent[0].message}")
+        answers = [answer for _, answer in answered]
+        measured = outcome(
+            len(sent),
+            np.array([latency for latency, _ in answered]),
+            self._patience_s,
+            cold=sum(answer.cold for answer in answers),
+            usd=sum(answer.usd for answer in answers) + instances_usd,
+            on_instances=sum(answer.on_instance for answer in answers),
+            launches=launches,
+        )
+        return measured, Counter(f"{one.error}: {one.message:.200}" for one in sent if one.error)
+
+    async def _serve(
+        self, load: ReplayedLoad, pipeline: Pipeline, name: str, left_s: float
+    ) -> tuple[Sequence[Sent[_Answer]], float, int]:
+        """Send the queries; return how they ended, and the instances' dollars and number up to the replay's end."""
+        batch, begun = self._batch(), time.monotonic()
+
+        def note(state: str) -> None:
+            seconds = max(0.0, left_s - (time.monotonic() - begun))
+            self.progress(f"replaying {name}: {state}; {_clock(seconds)} left")
+
+        async def spent() -> tuple[float, int]:
+            await asyncio.sleep(load.seconds)
+            pool = pipeline.target
+            if not isinstance(pool, RunningPool):
+                return 0.0, 0
+            return pool.controller.status.instances_usd, pool.controller.changes["started"]
+
+        spending = asyncio.create_task(spent())
+        sent = await run(
+            lambda _: pipeline.submit(batch, deadline_s=self._patience_s),
+            load.arrivals_s.tolist(),
+            _Answer.of,
+            patience_s=self._patience_s + 1,
+            progress=note,
+        )
+        return sent, *await spending
+
+
+async def _booted(provisioner: Provisioner) -> str:
+    """Return the address of the one instance, once it has one; raises UnavailableError where it ends before."""
+    begun = time.perf_counter()
+    while members := await provisioner.members():
+        if members[0].url is not None:
+            return members[0].url
+        _check_patience(begun)
+        await asyncio.sleep(_LOOK_S)
+    raise UnavailableError("the instance on this machine ended before it served")
+
+
+def _check_patience(begun: float) -> None:
+    if time.perf_counter() - begun > _PATIENCE_S:
+        raise UnavailableError(f"the instance on this machine did not serve within {_PATIENCE_S:g} s")
+
+
+def _clock(seconds: float) -> str:
+    whole = math.ceil(seconds)
+    return f"{whole // _S_PER_MINUTE}:{whole % _S_PER_MINUTE:02d}"

@@ -246,3 +246,21 @@ def test_no_package_of_a_function_has_rasterio():
         assert not {*contents.distributions} & {"rasterio", "affine", "cligj", "click-plugins"}
     for package in ("worker", "runner"):
         assert not [name for name, _ in CONTENTS[package].our_files() if name.startswith("serfer/raster")]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [{"tiled": True, "blockxsize": 16, "blockysize": 32}, {"blockysize": 7}, {"blockysize": 1}, {"interleave": "band"}],
+)
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+@pytest.mark.parametrize("most", [1, 3 * 16 * 32 * 2, 50_000, 10**9])
+def test_the_blocks_of_a_pass_cover_an_image_once(tmp_path, profile, most):
+    image = write(tmp_path / "image.tif", pixels(75, 110), **profile)
+    with rasterio.open(image) as dataset:
+        rows, cols = dataset.block_shapes[0]
+    with open_raster(image) as source:
+        seen = np.zeros(source.size, int)
+        for rect in source.blocks(most):
+            seen[rect.slices] += 1
+            assert source.read(rect).nbytes <= max(most, 3 * rows * cols)
+        assert (seen == 1).all()

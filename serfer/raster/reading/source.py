@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections.abc import Iterator, Mapping
@@ -17,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ImageError, ImageTooLargeError, InputError, UsageError
-from serfer.core.geometry import Rect
+from serfer.core.geometry import Rect, Span
 from serfer.raster.gdal import SIGNATURE_BYTES, driver_of, gdal, image_errors, limit_cache, open_dataset
 from serfer.raster.limits import RasterLimits
 from serfer.raster.objects import Bucket
 from serfer.raster.place import S3Place, parse_place
-from serfer.raster.reading.header import Header, check_blocks, read_header
+from serfer.raster.reading.header import TURNED, Header, check_blocks, read_header
 from serfer.raster.reading.whole import decode_jpeg, decode_png
 from serfer.system import descriptor_path
 
@@ -136,6 +137,21 @@ class RasterSource:
             UnavailableError: S3 does not answer.
         """
         return self.read_masked(rect)[0]
+
+    def blocks(self, most_bytes: int) -> Iterator[Rect]:
+        """Yield rectangles that cover the image once, for passes over all of it: whole tiles or strips of the file.
+
+        Each is at most `most_bytes` as `read` returns it, or one tile or strip.
+        """
+        header, (height, width) = self._header, self.size
+        rows, cols = header.block[::-1] if header.orientation in TURNED else header.block
+        rows, cols = min(rows, height), min(cols, width)
+        many = max(1, most_bytes // (rows * cols * self.bands * np.dtype(self.dtype).itemsize))
+        beside = min(-(-width // cols), math.isqrt(many))
+        down, across = rows * (many // beside), cols * beside
+        for top in range(0, height, down):
+            for left in range(0, width, across):
+                yield Rect(Span(top, min(top + down, height)), Span(left, min(left + across, width)))
 
     def value(self, stored: float) -> float:
         """Return the value as which one that is stored is read."""

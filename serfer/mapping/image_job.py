@@ -163,6 +163,9 @@ class Mapper:
             )
 
         outcome = Outcome()
+        if missing and job.source.decoded_once:
+            watch(outcome, "decoding the image")
+            job.source.decode()
         job = job.measured(self._statistics(job, parts, lambda doing: watch(outcome, doing)))
         if missing:
             outcome = Engine(self._task(job, parts), watch).run(missing)
@@ -228,11 +231,11 @@ class Mapper:
 
     def _job(self, image: str | Path, out: str | Path, stack: ExitStack, *, check: bool = True) -> _Job:
         """Open an image, and check it, the plan and the result's place against one another."""
-        windows_of_plan = self.windows
+        windows_of_plan, options = self.windows, self.options
         _check_apart(image, out)
-        source = stack.enter_context(open_raster(image))
+        directory = parts_directory(out, options.parts)
+        source = stack.enter_context(open_raster(image, scratch=directory.absolute().parent))
         windows = windows_of_plan.of(*source.size, source.name)
-        options = self.options
         window_input = WindowInput.of(self.plan, source, options)
         gaps = Gaps.of(source, window_input.bands, options)
         form = ResultForm.of(self.plan, windows, no_data=gaps.possible, options=options)
@@ -241,7 +244,6 @@ class Mapper:
                 f"{source.name} says which pixels hold no data, and {NO_PLACE}: it cannot be said which pixels of the "
                 "result have none; map all pixels as they are with --no-data none"
             )
-        directory = parts_directory(out, options.parts)
         exists = directory.exists() and not options.restart and _is_file(out)
         written = form.options(self.plan, options)
         if check:

@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
     from serfer.core.plan import SideLimit as SideLimit
+    from serfer.core.plan.image_normalisation import ImageNormalisation as ImageNormalisation
+    from serfer.core.plan.image_normalisation import ImageStatistics as ImageStatistics
     from serfer.core.report import PredictedImage as PredictedImage
     from serfer.core.report import QueryReport as QueryReport
     from serfer.mapping.many_images import ManyReport as ManyReport
@@ -110,6 +112,8 @@ __all__ = [
     "GangAbortedError",
     "GangStalledError",
     "ImageError",
+    "ImageNormalisation",
+    "ImageStatistics",
     "ImageTooLargeError",
     "IncompleteMapError",
     "InputError",
@@ -183,6 +187,8 @@ _HOMES = {
     "AsyncRegistrationJob": ("serfer.client.async_client", "AsyncRegistrationJob"),
     "AsyncServedResult": ("serfer.client.results", "AsyncServedResult"),
     "Client": ("serfer.client.sync_client", "Client"),
+    "ImageNormalisation": ("serfer.core.plan.image_normalisation", "ImageNormalisation"),
+    "ImageStatistics": ("serfer.core.plan.image_normalisation", "ImageStatistics"),
     "Job": ("serfer.client.sync_client", "Job"),
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),

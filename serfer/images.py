@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from serfer import opencv_bilinear
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError
-from serfer.core.plan import OPENCV_BILINEAR, ImageLimits, InputSizes, Pad, Placement, Preprocess, Shape
+from serfer.core.plan import CHANNELS, OPENCV_BILINEAR, ImageLimits, InputSizes, Pad, Placement, Preprocess, Shape
 from serfer.libtiff import silence_libtiff
 
 Pixels = NDArray[np.uint8]
@@ -217,7 +217,8 @@ def _told(data: bytes, name: str, limits: ImageLimits) -> Iterator[None]:
 def check_channels(preprocess: Preprocess, shape: Shape) -> None:
     """Raise PlanError where a network of input `shape` takes another number of channels than `preprocess` gives."""
     if shape.channels != len(preprocess.channels):
-        raise PlanError(f"the network takes {shape.channels} channels, its preprocessing gives {preprocess.channels}")
+        given = preprocess.channels if preprocess.channels in CHANNELS else len(preprocess.channels)
+        raise PlanError(f"the network takes {shape.channels} channels, its preprocessing gives {given}")
 
 
 def _check_pixels(size: tuple[int, int], name: str, limits: ImageLimits) -> None:

@@ -67,7 +67,9 @@ def _show(plan: Plan, *, as_json: bool) -> None:
 
 def described(plan: Plan) -> list[str]:
     """Return a line on a plan's images, and one on its labels, with the command that gives what is missing."""
-    if plan.preprocess:
+    if plan.preprocess and plan.windows:
+        images = f"an image's pixels become {plan.preprocess.pixels_in_words}"
+    elif plan.preprocess:
         size = plan.input.height, plan.input.width
         images = f"an image is {plan.preprocess.in_words(size, plan.sizes.input if plan.sizes else None)}"
     else:
@@ -75,7 +77,7 @@ def described(plan: Plan) -> list[str]:
             "the plan takes arrays only (serfer run, Pipeline.run), no image files: nothing says how an image becomes "
             "its input; serfer describe DIR --preprocess FILE does (docs/how-to/preprocess.md)"
         )
-    lines = [images] if plan.preprocess is None or not plan.windows else []
+    lines = [images]
     names = plain(", ".join(plan.labels[:_SHOWN]))
     if plan.labels:
         lines.append(f"{len(plan.labels):,} labels: {names}{', ...' if len(plan.labels) > _SHOWN else ''}")

@@ -13,12 +13,15 @@ from typing import Protocol
 
 import numpy as np
 
+from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import IncompleteMapError, InputError, PlanError, UsageError
 from serfer.core.plan import Plan, answer_digest
+from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.engine import Engine, MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
+from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.output import ResultForm
@@ -117,6 +120,7 @@ class Mapper:
             parts = stack.enter_context(ResultParts.create_or_resume(job.directory, job.identity, job.form.array))
             done = parts.done()
             if job.exists and (parts.written or (len(done) == len(job.windows) and _written_before(out, parts, job))):
+                job = job.measured(_kept_statistics(parts))
                 report = job.report(Outcome(), len(job.windows), time.monotonic() - started, 0.0, self._nothing(job))
                 finished(report)
                 parts.remove()
@@ -143,7 +147,7 @@ class Mapper:
         self.watcher.start(job.source.name, estimate)
         before, paused_s = self.spending.spent, self.gate.paused_s
 
-        def watch(outcome: Outcome) -> None:
+        def watch(outcome: Outcome, doing: str = "") -> None:
             self.watcher.progress(
                 MapProgress(
                     image=job.source.name,
@@ -154,10 +158,15 @@ class Mapper:
                     usd=self.spending.spent - before,
                     seconds=time.monotonic() - started,
                     paused=self.gate.reason,
+                    doing=doing,
                 )
             )
 
         outcome = Outcome()
+        if missing and job.source.decoded_once:
+            watch(outcome, "decoding the image")
+            job.source.decode()
+        job = job.measured(self._statistics(job, parts, lambda doing: watch(outcome, doing)))
         if missing:
             outcome = Engine(self._task(job, parts), watch).run(missing)
         report = job.report(outcome, len(done), time.monotonic() - started, self.spending.spent - before, estimate)
@@ -165,6 +174,7 @@ class Mapper:
         if not report.result:
             raise IncompleteMapError(_what_is_left(report, job), report)
         job.source.check_unchanged()
+        watch(outcome, "writing the result")
         write_result(
             out,
             parts,
@@ -188,6 +198,21 @@ class Mapper:
             concurrency=job.concurrency,
         )
 
+    def _statistics(self, job: _Job, parts: ResultParts, say: Callable[[str], None]) -> ImageStatistics | None:
+        """Return the image's statistics where the plan normalises by them, as kept with the parts or measured now."""
+        how = job.input.by_image
+        if how is None:
+            return None
+        kept = _kept_statistics(parts)
+        if kept is not None and len(kept.offset) == (len(job.input.bands) if how.per_channel else 1):
+            return kept
+        total = job.source.size[0] * job.source.size[1]
+        say("measuring the image")
+        found = measure(job.source, job.gaps, how, lambda done: say(f"measuring the image, {done / total:.0%}"))
+        job.source.check_unchanged()
+        parts.measured = unstructure(found)
+        return found
+
     def _check_ceiling(self, estimate: Estimate, job: _Job) -> None:
         ceiling = self.options.max_cost_usd
         if (
@@ -206,11 +231,11 @@ class Mapper:
 
     def _job(self, image: str | Path, out: str | Path, stack: ExitStack, *, check: bool = True) -> _Job:
         """Open an image, and check it, the plan and the result's place against one another."""
-        windows_of_plan = self.windows
+        windows_of_plan, options = self.windows, self.options
         _check_apart(image, out)
-        source = stack.enter_context(open_raster(image))
+        directory = parts_directory(out, options.parts)
+        source = stack.enter_context(open_raster(image, scratch=directory.absolute().parent))
         windows = windows_of_plan.of(*source.size, source.name)
-        options = self.options
         window_input = WindowInput.of(self.plan, source, options)
         gaps = Gaps.of(source, window_input.bands, options)
         form = ResultForm.of(self.plan, windows, no_data=gaps.possible, options=options)
@@ -219,7 +244,6 @@ class Mapper:
                 f"{source.name} says which pixels hold no data, and {NO_PLACE}: it cannot be said which pixels of the "
                 "result have none; map all pixels as they are with --no-data none"
             )
-        directory = parts_directory(out, options.parts)
         exists = directory.exists() and not options.restart and _is_file(out)
         written = form.options(self.plan, options)
         if check:
@@ -252,6 +276,10 @@ class _Job:
     directory: Path
     exists: bool
     concurrency: int
+
+    def measured(self, statistics: ImageStatistics | None) -> _Job:
+        """Return the same with the image's statistics."""
+        return replace(self, input=self.input.measured(statistics))
 
     @property
     def identity(self) -> dict[str, object]:
@@ -296,7 +324,14 @@ class _Job:
             estimate=estimate,
             no_data_pixels=outcome.missing,
             notes=(*self.notes, *_partly(outcome, self.mapper.options)),
+            statistics=self.input.statistics,
         )
+
+
+def _kept_statistics(parts: ResultParts) -> ImageStatistics | None:
+    """Return what was measured of the image of some parts, None for nothing; raises InputError for another record."""
+    kept = parts.measured
+    return None if kept is None else structure(ImageStatistics, kept, f"{parts.directory}", error=InputError)
 
 
 def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan, Preprocess
-from serfer.core.plan.pixels import full_scale, normalise, scaled_to
+from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
+from serfer.core.plan.pixels import full_scale, normalise, normalise_by_image, scaled_to
+from serfer.core.plan.preprocess import BAND
 from serfer.mapping.options import MapOptions
 from serfer.raster import RasterSource
 
@@ -23,12 +25,13 @@ class WindowInput:
 
     `bands` are those that the network takes, in its order, from 0. Where `bytes_as_they_are`, the workers normalise
     uint8 pixels; otherwise `preprocess`, scaled to the image's type, is applied here, and without one values are taken
-    as they are.
+    as they are. One by the whole image needs its `statistics`.
     """
 
     bands: tuple[int, ...]
     preprocess: Preprocess | None
     bytes_as_they_are: bool
+    statistics: ImageStatistics | None = None
 
     @classmethod
     def of(cls, plan: Plan, source: RasterSource, options: MapOptions) -> WindowInput:
@@ -40,8 +43,25 @@ class WindowInput:
                     "the plan has no preprocessing, so values reach the network as they are: leave --full-scale out"
                 )
             return cls(chosen, None, bytes_as_they_are=False)
+        if plan.preprocess.by_image is not None:
+            if options.full_scale is not None:
+                raise UsageError(
+                    "the plan normalises pixels by the whole image, whatever its full scale: leave --full-scale out"
+                )
+            return cls(chosen, plan.preprocess, bytes_as_they_are=False)
         full = options.full_scale or source.full or full_scale(dtype)
-        return cls(chosen, scaled_to(plan.preprocess, full), bytes_as_they_are=dtype == "uint8" and full == _FULL)
+        colours = BAND not in plan.preprocess.channels
+        as_bytes = colours and dtype == "uint8" and full == _FULL
+        return cls(chosen, scaled_to(plan.preprocess, full), bytes_as_they_are=as_bytes)
+
+    @property
+    def by_image(self) -> ImageNormalisation | None:
+        """How pixels are normalised by the whole image, None where they are not."""
+        return self.preprocess.by_image if self.preprocess else None
+
+    def measured(self, statistics: ImageStatistics | None) -> WindowInput:
+        """Return the same with an image's statistics."""
+        return replace(self, statistics=statistics)
 
     @property
     def value_bytes(self) -> int:
@@ -60,11 +80,18 @@ class WindowInput:
         if self.preprocess is None:
             values = np.ascontiguousarray(chosen, np.float32)[None]
             values = values.copy() if missing is not None else values
+        elif self.preprocess.by_image is not None:
+            values = self._by_image(chosen, self.preprocess, self.preprocess.by_image)
         else:
             values = normalise(chosen.transpose(1, 2, 0)[None], self.preprocess)
         if missing is not None:
             values[:, :, missing] = 0.0
         return values
+
+    def _by_image(self, pixels: NDArray[Any], preprocess: Preprocess, how: ImageNormalisation) -> NDArray[np.float32]:
+        if self.statistics is None:
+            raise PlanError("the image was not measured, and the plan normalises by the whole of it")
+        return normalise_by_image(pixels, self.statistics, how, preprocess.levels)[None]
 
 
 def _bands(plan: Plan, source: RasterSource, given: tuple[int, ...]) -> tuple[int, ...]:

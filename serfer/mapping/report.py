@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serfer.core.plan import SampleDifference
+from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.mapping.estimate import Estimate
 
 
@@ -24,7 +25,8 @@ class MapProgress:
     """How far a map is: windows in all, those that were there when it started, those it has done since, and failures.
 
     `usd` are the dollars spent, `seconds` since it started; `left_s` is None until a window is done. `paused` says why
-    no window may start now, empty where some may.
+    no window may start now, empty where some may. `doing` says what is done beside windows: the image is measured,
+    or the result is written; it is empty while windows are computed.
     """
 
     image: str
@@ -35,6 +37,7 @@ class MapProgress:
     usd: float
     seconds: float
     paused: str = ""
+    doing: str = ""
 
     @property
     def rate(self) -> float:
@@ -57,7 +60,8 @@ class MapReport:
     percentiles of the queries' latencies, in milliseconds; `notes` say what of the image is not kept, or
     read otherwise than it is stored; `no_data_pixels` of it held no data, as far as this run's windows read it. Of a
     plan that is not `exact`, `difference` is that of its windows from the whole network on a sample. In `paused_s` of
-    its `seconds` no window could start, beside online load.
+    its `seconds` no window could start, beside online load. `statistics` are the image's, where the plan normalises by
+    them.
     """
 
     image: str
@@ -82,6 +86,7 @@ class MapReport:
     notes: tuple[str, ...]
     no_data_pixels: int = 0
     paused_s: float = 0.0
+    statistics: ImageStatistics | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -20,7 +20,9 @@ class RasterLimits:
     max_bands: int = 1024
     max_pixels: int = 10**12
     max_whole_pixels: int = 100_000_000
-    """Pixels of a PNG or JPEG, which are decoded whole."""
+    """Pixels of a PNG or JPEG that has to be decoded whole: an interlaced, a progressive one."""
+    max_scratch_bytes: int = 16 * 1024 * MIB
+    """What a PNG or JPEG decodes to, in a temporary file."""
     max_blocks: int = 4_000_000
     """Tiles or strips of a TIFF."""
     max_block_bytes: int = 128 * MIB
@@ -28,6 +30,6 @@ class RasterLimits:
     max_read_blocks: int = 65_536
     """Tiles or strips that one `read` decodes."""
     max_read_bytes: int = 512 * MIB
-    """What one `read` returns, and what a PNG or JPEG decodes to."""
+    """What one `read` returns, and the bytes of a JPEG in S3 that is decoded whole."""
     cache_bytes: int = 64 * MIB
     readers: int = 4

@@ -15,7 +15,8 @@ from typing import Any, Self
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ACTIVATIONS, CHANNELS, OPENCV_BILINEAR, Pad, Preprocess, SideLimit
-from serfer.core.plan.preprocess import LONGER, SHORTER
+from serfer.core.plan.image_normalisation import EPS, ImageNormalisation
+from serfer.core.plan.preprocess import BAND, LONGER, SHORTER
 from serfer.core.variants.application import NAME
 from serfer.splitter.network.detection_heads import BoxOptions, is_boxes
 
@@ -25,7 +26,9 @@ _MAX_PREPROCESS_BYTES = 64 * 1024
 _MAX_LABELS_BYTES = 1024 * 1024
 _MOST_ROWS = 65_536
 _LIMITS = {"shorter_side": SHORTER, "longer_side": LONGER}
-_KEYS = ("resize", "crop", "pad", "pad_value", *_LIMITS, "interpolation", "channels", "scale", "mean", "std")
+_OF_MAPS = ("percentiles", "zero_mean_unit_variance", "per_channel", "eps", "clip")
+_KEYS = ("resize", "crop", "pad", "pad_value", *_LIMITS, "interpolation", "channels", "scale", "mean", "std", *_OF_MAPS)
+_MOST_CHANNELS = 4096
 _ASSUMED = {3: "RGB", 1: "L"}
 """The order of an image's channels, by how many the network takes, where nothing says it."""
 _TOO_SMALL = ("int8", "bool")
@@ -115,6 +118,8 @@ class Description:
             raise UsageError(
                 f"preprocess must be a serfer.Preprocess or the path of a TOML file, not {type(preprocess).__name__}"
             )
+        if preprocess is not None and preprocess.of_maps and resized:
+            raise UsageError("a preprocessing by the whole image, or of other bands than colours, is for map plans")
         boxes = BoxOptions.of(activation) if activation is not None and is_boxes(activation) else None
         activation = NO_SCORES if boxes else activation
         if activation is not None and activation not in ACTIVATIONS:
@@ -150,6 +155,10 @@ def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:
     unknown = sorted(set(table) - set(_KEYS))
     if unknown:
         raise InputError(f"{path} has an unknown key {unknown[0][:40]!r}: the keys are {', '.join(_KEYS)}")
+    if resized and (of_maps := sorted({*_OF_MAPS} & {*table}, key=_OF_MAPS.index)):
+        raise InputError(
+            f"{path}: {of_maps[0]} is for map plans (serfer map-plan), whose images are measured as a whole"
+        )
     try:
         return _preprocess(table if resized or {"resize", "pad"} & set(table) else {"crop": "none", **table})
     except PlanError as error:
@@ -158,8 +167,9 @@ def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:
 
 def _preprocess(table: dict[str, Any]) -> Preprocess:
     """Fill in defaults; raises PlanError that names the key."""
-    channels = structure(str, table.get("channels", "RGB"), "channels")
-    known = channels if channels in CHANNELS else "RGB"  # an unknown order is refused as such, not for its length
+    channels, by_image = _channels(table), _by_image(table)
+    # An unknown order is refused as such, not for its length.
+    known = channels if channels in CHANNELS or BAND in channels else "RGB"
     pad, limit = _pad(table), _limit(table)
     return Preprocess(
         resize=None if pad or limit else _resize(table),
@@ -167,11 +177,40 @@ def _preprocess(table: dict[str, Any]) -> Preprocess:
             str, table.get("interpolation", OPENCV_BILINEAR if pad or limit else "bilinear"), "interpolation"
         ),
         channels=channels,
-        scale=structure(float, table.get("scale", 1 / 255), "scale"),
+        scale=structure(float, table.get("scale", 1 if by_image else 1 / 255), "scale"),
         mean=structure(tuple[float, ...], table.get("mean", [0.0] * len(known)), "mean"),
         std=structure(tuple[float, ...], table.get("std", [1.0] * len(known)), "std"),
         pad=pad,
         limit=limit,
+        by_image=by_image,
+    )
+
+
+def _channels(table: dict[str, Any]) -> str:
+    """Return a letter for each channel; a number stands for so many bands, in the image's order."""
+    channels = table.get("channels", "RGB")
+    if type(channels) is int and 1 <= channels <= _MOST_CHANNELS and not {"resize", "pad", *_LIMITS} & {*table}:
+        return BAND * channels
+    return structure(str, channels, "channels")
+
+
+def _by_image(table: dict[str, Any]) -> ImageNormalisation | None:
+    """Return how pixels are normalised by the whole image, None where they are not."""
+    percentiles, unit = None, structure(bool, table.get("zero_mean_unit_variance", False), "zero_mean_unit_variance")
+    if "percentiles" in table:
+        percentiles = structure(tuple[float, float], table["percentiles"], "percentiles")
+    if percentiles is not None and unit:
+        raise PlanError("percentiles and zero_mean_unit_variance are two ways to normalise: give one of them")
+    if percentiles is None and not unit:
+        for key in _OF_MAPS[2:]:
+            if key in table:
+                raise PlanError(f"{key} is for percentiles or zero_mean_unit_variance: give one of them, too")
+        return None
+    return ImageNormalisation(
+        percentiles,
+        structure(bool, table.get("per_channel", True), "per_channel"),
+        structure(float, table.get("eps", EPS), "eps"),
+        structure(bool, table.get("clip", False), "clip"),
     )
 
 

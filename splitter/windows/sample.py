@@ -48,6 +48,11 @@ def sample_of(
     Raises UsageError where the network on all of it takes too much memory, or what `open_raster` raises, and InputError
     for an image of other bands or of fewer pixels.
     """
+    if file is not None and preprocess is not None and preprocess.by_image is not None:
+        raise InputError(
+            "the preprocessing normalises by the whole image, of which --sample is a part: leave --sample out, a "
+            "generated image is taken then"
+        )
     if file is None:
         height, width = _sample_size(network, cut, size, size)
         return Sample("a generated image", network.source.like_images(generated(channels, height, width)))

@@ -50,8 +50,7 @@ def axis(count):
 def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS):
     """Write a map plan for images of `rows` windows by `cols` windows."""
     example = torch.zeros(1, 3, 3 * WINDOW, 3 * WINDOW)
-    given = {} if preprocess is None else {"preprocess": preprocess}
-    serfer.split(network(), example, out=directory, grids=(3, 3), stages=1, cold_plan="never", **given)
+    serfer.split(network(), example, out=directory, grids=(3, 3), stages=1, cold_plan="never")
     plan = load_plan(directory)
     [stage] = plan.stages
     assert stage.grid == Grid(3, 3)
@@ -79,6 +78,7 @@ def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS):
         output=output,
         outputs=(replace(plan.outputs[0], dims=(output.channels, WINDOW, WINDOW)),),
         windows=windows,
+        preprocess=preprocess,
     )
     write_plan(sealed(plan), directory)
     return json.loads((directory / "plan.json").read_text())

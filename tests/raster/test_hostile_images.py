@@ -2,17 +2,20 @@
 
 import contextlib
 import os
+import shutil
 import socket
+import struct
 import subprocess
 import sys
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 from rasterio.env import get_gdal_config
 
-from serfer.core.errors import ImageError, ImageTooLargeError, InputError, UsageError
+from serfer.core.errors import ImageError, ImageTooLargeError, InputError, UnavailableError, UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.raster import RasterLimits, open_raster
 from serfer.raster.gdal import gdal
@@ -163,18 +166,66 @@ def test_the_error_of_a_cut_file_asks_whether_it_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "driver"), [("a.png", "PNG"), ("a.jpg", "JPEG")])
-def test_what_is_decoded_whole_is_bounded_in_pixels(tmp_path, name, driver):
+def test_what_a_png_or_jpeg_decodes_to_is_bounded(tmp_path, name, driver):
     path = write(tmp_path / name, pixels(200, 300), driver)
-    refused(path, ImageTooLargeError, RasterLimits(max_whole_pixels=59_999), "decoded whole")
-    refused(path, ImageTooLargeError, RasterLimits(max_read_bytes=179_999), "decoded whole")
+    refused(path, ImageTooLargeError, RasterLimits(max_scratch_bytes=179_999), "temporary file of at most 179,999")
+    refused(path, ImageTooLargeError, RasterLimits(max_pixels=59_999), "store it as a TIFF")
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "kind"),
+    [
+        ("a.png", {"driver": "PNG"}, "an interlaced PNG"),
+        ("a.jpg", {"driver": "JPEG", "progressive": True}, "a progressive JPEG"),
+    ],
+)
+def test_what_has_to_be_decoded_whole_is_bounded_in_pixels(tmp_path, name, profile, kind):
+    path = write(tmp_path / name, pixels(200, 300), **profile)
+    if kind.endswith("PNG"):
+        path = given(tmp_path, interlaced(pixels(200, 300, 1)[0]), name)
+    refused(path, ImageTooLargeError, RasterLimits(max_whole_pixels=59_999), f"is {kind}, which is decoded whole")
+    with open_raster(path, RasterLimits(max_whole_pixels=60_000)) as source:
+        assert source.read(Rect.whole(200, 300)).shape[1:] == (200, 300)
+
+
+def interlaced(values):
+    """Return a grey image as an interlaced PNG (Adam7), which Pillow does not write."""
+    starts = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    rows = [row for top, left, down, across in starts for row in values[top::down, left::across]]
+    data = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    header = struct.pack(">IIBBBBB", values.shape[1], values.shape[0], 8, 0, 0, 0, 1)
+    chunks = [(b"IHDR", header), (b"IDAT", data), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
 
 
 def test_a_png_that_declares_gigapixels_is_refused_by_its_header(tmp_path):
     Image.fromarray(pixels(20, 30, 1)[0]).save(tmp_path / "a.png")
     data = bytearray((tmp_path / "a.png").read_bytes())
-    data[16:24] = (100_000).to_bytes(4, "big") * 2
+    data[16:24] = (200_000).to_bytes(4, "big") * 2
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
-    refused(given(tmp_path, bytes(data), "a.png"), ImageTooLargeError, match="decoded whole")
+    refused(given(tmp_path, bytes(data), "a.png"), ImageTooLargeError, match="store it as a TIFF")
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg"])
+def test_pixels_that_find_no_room_are_named_with_their_bytes(tmp_path, monkeypatch, name):
+    path = write(tmp_path / name, pixels(200, 300), driver={"a.png": "PNG", "a.jpg": "JPEG"}[name])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
+    with open_raster(path, scratch=tmp_path) as source, pytest.raises(UnavailableError, match="180,000 bytes"):
+        source.decode()
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("limits", [RasterLimits(), RasterLimits(max_whole_pixels=1)])
+def test_a_broken_jpeg_is_decoded_once_however_many_windows_are_read(tmp_path, limits):
+    path = write(tmp_path / "a.jpg", pixels(200, 300), "JPEG")
+    os.truncate(path, path.stat().st_size // 2)
+    with open_raster(path, limits) as source:
+        with pytest.raises(ImageError, match=r"truncated|Premature|is the file whole"):
+            source.decode()
+        with pytest.raises(ImageError, match="it is broken, as was found before"):
+            source.read(Rect(Span(0, 9), Span(0, 9)))
 
 
 def test_directories_in_a_circle_end(tmp_path):

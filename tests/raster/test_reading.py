@@ -93,6 +93,23 @@ def test_a_jpeg_is_decoded_as_everywhere_in_serfer_and_read_by_windows(tmp_path)
         np.testing.assert_array_equal(source.read(Rect(Span(10, 60), Span(7, 100))), decoded[:, 10:60, 7:100])
 
 
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+@pytest.mark.parametrize("orientation", [1, 6, 7])
+def test_a_jpeg_that_is_too_large_to_be_decoded_whole_is_decoded_by_gdal_and_says_so(tmp_path, orientation):
+    exif = Image.Exif()
+    exif[274] = orientation
+    Image.fromarray(pixels(HEIGHT, WIDTH).transpose(1, 2, 0)).save(tmp_path / "a.jpg", exif=exif)
+    with rasterio.open(tmp_path / "a.jpg") as dataset, Image.open(tmp_path / "a.jpg") as image:
+        stored = Image.fromarray(dataset.read().transpose(1, 2, 0))
+        stored.getexif().update(image.getexif())
+        wanted = np.asarray(ImageOps.exif_transpose(stored)).transpose(2, 0, 1)
+    with open_raster(tmp_path / "a.jpg", RasterLimits(max_whole_pixels=99), scratch=tmp_path) as source:
+        assert source.size == wanted.shape[1:]
+        np.testing.assert_array_equal(source.read(Rect(Span(3, 70), Span(7, 60))), wanted[:, 3:70, 7:60])
+        assert any("decoded by GDAL" in note for note in source.notes)
+        assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_jpeg_is_upright(tmp_path, orientation):
     image = Image.fromarray(np.kron(np.arange(6, dtype="uint8").reshape(2, 3) * 40, np.ones((32, 32), "uint8")))
@@ -246,3 +263,21 @@ def test_no_package_of_a_function_has_rasterio():
         assert not {*contents.distributions} & {"rasterio", "affine", "cligj", "click-plugins"}
     for package in ("worker", "runner"):
         assert not [name for name, _ in CONTENTS[package].our_files() if name.startswith("serfer/raster")]
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [{"tiled": True, "blockxsize": 16, "blockysize": 32}, {"blockysize": 7}, {"blockysize": 1}, {"interleave": "band"}],
+)
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+@pytest.mark.parametrize("most", [1, 3 * 16 * 32 * 2, 50_000, 10**9])
+def test_the_blocks_of_a_pass_cover_an_image_once(tmp_path, profile, most):
+    image = write(tmp_path / "image.tif", pixels(75, 110), **profile)
+    with rasterio.open(image) as dataset:
+        rows, cols = dataset.block_shapes[0]
+    with open_raster(image) as source:
+        seen = np.zeros(source.size, int)
+        for rect in source.blocks(most):
+            seen[rect.slices] += 1
+            assert source.read(rect).nbytes <= max(most, 3 * rows * cols)
+        assert (seen == 1).all()

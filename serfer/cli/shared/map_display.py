@@ -16,6 +16,7 @@ from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import complain, err, out
 
 if TYPE_CHECKING:
+    from serfer.core.plan.image_normalisation import ImageStatistics
     from serfer.mapping.estimate import Estimate
     from serfer.mapping.many_images import ManyReport
     from serfer.mapping.report import MapProgress, MapReport
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _EVERY_S = 30.0  # a line of progress, where no terminal is watched
 _MINUTE, _HOUR = 60, 3600
 _MOST_FAILURES = 10
+_MOST_CHANNELS = 4  # of which it is said how they were normalised
 
 
 class MapDisplay:
@@ -83,6 +85,8 @@ def watching() -> Iterator[MapDisplay]:
 
 
 def _said(progress: MapProgress) -> str:
+    if progress.doing:
+        return f"{progress.doing}, ${progress.usd:.6f}"
     left = "" if progress.left_s is None else f", {duration(progress.left_s)} left"
     failed = f", {progress.failed:,} failed" if progress.failed else ""
     paused = f", paused: {plain(progress.paused)}" if progress.paused else ""
@@ -139,6 +143,8 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         share = report.no_data_pixels / report.estimate.height / report.estimate.width
         seen = " that these windows read" if report.resumed else ""
         out.print(f"{report.no_data_pixels:,} pixels of the image{seen} ({share:.2%}) count as without data")
+    if report.statistics and report.statistics.pixels:
+        out.print(plain(_normalised(report.statistics)))
     if report.window_ms:
         table = columns("a window's ms", *report.window_ms)
         table.add_row("", *(f"{value:,.0f}" for value in report.window_ms.values()))
@@ -147,6 +153,13 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         out.print(plain(f"window {failure.window} failed: {failure.error}"))
     if len(report.failures) > _MOST_FAILURES:
         out.print(f"... and {len(report.failures) - _MOST_FAILURES:,} more")
+
+
+def _normalised(known: ImageStatistics) -> str:
+    """Say what an image was normalised by."""
+    each = [f"(x - {low:,.6g}) / {span:,.6g}" for low, span in zip(known.offset, known.span, strict=True)]
+    more = f", ... ({len(each) - _MOST_CHANNELS:,} more)" if len(each) > _MOST_CHANNELS else ""
+    return f"normalised by {known.pixels:,} pixels of the image: {', '.join(each[:_MOST_CHANNELS])}{more}"
 
 
 def print_many(report: ManyReport, out_place: str, retry: Path, *, as_json: bool) -> None:

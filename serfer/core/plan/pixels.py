@@ -9,11 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import PlanError
+from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
 from serfer.core.plan.preprocess import Levels, Preprocess
 
 _BYTE_SCALE = 255.0  # what the scale of a preprocessing is meant for
 _LARGEST = 2**24
 """Whole numbers up to which float32 has every one."""
+_SMALL_TYPES = ("uint8", "int8", "uint16", "int16", "float32")  # float32 has their values
 
 
 def full_scale(dtype: str) -> float:
@@ -30,8 +32,11 @@ def scaled_to(preprocess: Preprocess, full: float) -> Preprocess:
 def normalise(pixels: NDArray[Any], preprocess: Preprocess | Levels) -> NDArray[np.float32]:
     """Return pixels, (N, H, W, C), as a network's input, (N, C, H, W) float32: x * (scale / std) - mean / std.
 
-    Pixels are uint8, or of another type for which `scale` is meant.
+    Pixels are uint8, or of another type for which `scale` is meant. Raises PlanError for a preprocessing that needs the
+    whole image.
     """
+    if isinstance(preprocess, Preprocess) and preprocess.by_image is not None:
+        raise PlanError("pixels that are normalised by the whole image are for serfer map, which measures it first")
     mean, std = np.array(preprocess.mean, dtype=np.float32), np.array(preprocess.std, dtype=np.float32)
     factor = np.float32(preprocess.scale) / std
     planes = pixels.transpose(0, 3, 1, 2)
@@ -39,6 +44,30 @@ def normalise(pixels: NDArray[Any], preprocess: Preprocess | Levels) -> NDArray[
     np.multiply(planes, factor[:, None, None], out=values)
     values -= (mean / std)[:, None, None]
     return values
+
+
+def normalise_by_image(
+    planes: NDArray[Any], known: ImageStatistics, how: ImageNormalisation, levels: Levels
+) -> NDArray[np.float32]:
+    """Return pixels (C, rows, cols) as a network's input of that shape; what they are normalised to has `levels`."""
+    kind = np.float32 if planes.dtype.name in _SMALL_TYPES else np.float64
+    offset, span, mean, std = (
+        np.array(each)[:, None, None] for each in (known.offset, known.span, levels.mean, levels.std)
+    )
+    # Subtracted before it is divided, and in two parts: of values that are large beside their range little is left.
+    most = offset.astype(kind)
+    values = np.subtract(planes, most, dtype=kind)
+    values -= (offset - most).astype(kind)
+    values /= span.astype(kind)
+    if how.clip:
+        np.clip(values, 0, 1, out=values)
+    if levels.scale != 1:
+        values *= kind(levels.scale)
+    if mean.any():
+        values -= mean.astype(kind)
+    if (std != 1).any():
+        values /= std.astype(kind)
+    return values.astype(np.float32, copy=False)
 
 
 def normalised_crop(
@@ -69,6 +98,8 @@ def check_numbers(preprocess: Preprocess, name: str, dtype: str) -> None:
     numbers = whole_numbers(dtype)
     if numbers is None:
         return
+    if preprocess.by_image is not None:
+        raise PlanError(f"the model's input {name!r} is {dtype}, and normalised pixels are not whole numbers")
     pixels = np.arange(256, dtype=np.uint8).reshape(1, 256, 1, 1).repeat(len(preprocess.channels), axis=3)
     values = normalise(pixels, preprocess)
     if not np.array_equal(values, np.clip(np.rint(values), numbers[0], numbers[-1])):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import PlanError
+from serfer.core.plan.image_normalisation import ImageNormalisation
 from serfer.core.plan.sizes import InputSizes
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos", OPENCV_BILINEAR)
 """As Pillow computes them, with antialiasing, but for the last, which is OpenCV's INTER_LINEAR for bytes."""
 CHANNELS = ("RGB", "BGR", "L")
 MAX_CHANNELS = max(map(len, CHANNELS))
+BAND = "*"
+"""A channel that is any band of an image: a letter for each channel of a network that takes other ones than colours."""
 _MAX_RESIZE = 65_536
 LIMITED_SIDES = ("shorter", "longer")
 SHORTER, LONGER = LIMITED_SIDES
@@ -152,7 +155,8 @@ class Preprocess:
     `mean` and `std` are per channel, in the order of `channels` ("RGB", "BGR", or "L" for grey), after scaling.
     `resize` is in pixels; None stretches the whole image to the input's size instead, or resizes it and pads it, where
     there is a `pad`. Where a plan takes images of many sizes, that input's size is the image's own (`size_for`), scaled
-    by the limit of a side where there is one. Raises PlanError for values that no description has.
+    by the limit of a side where there is one. With `by_image`, of a map plan alone, pixels are normalised by the whole
+    image first, and mean, std and scale apply to that. Raises PlanError for values that no description has.
     """
 
     resize: int | None
@@ -163,6 +167,7 @@ class Preprocess:
     std: tuple[float, ...]
     pad: Pad | None = field(default=None, metadata=LATER)
     limit: SideLimit | None = field(default=None, metadata=LATER)
+    by_image: ImageNormalisation | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.pad and self.resize is not None:
@@ -175,7 +180,7 @@ class Preprocess:
             ("interpolation", self.interpolation, INTERPOLATIONS),
             ("channels", self.channels, CHANNELS),
         ):
-            if value not in known:
+            if value not in known and not (value is self.channels and {*value} == {BAND}):
                 raise PlanError(f"{name} of the preprocessing should be one of {', '.join(known)}, not {value!r:.40}")
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != len(self.channels):
@@ -183,6 +188,11 @@ class Preprocess:
                     f"{name} of the preprocessing has {len(values)} numbers, {self.channels} needs {len(self.channels)}"
                 )
         Levels(self.scale, self.mean, self.std)  # refuses what is out of range
+
+    @property
+    def of_maps(self) -> bool:
+        """Whether it is for images of maps alone."""
+        return self.by_image is not None or BAND in self.channels
 
     @property
     def levels(self) -> Levels:
@@ -204,6 +214,15 @@ class Preprocess:
         else:
             fit = f"resized to {self.resize} at its shorter side, the middle {size} of it"
         return f"{fit}, {self.interpolation}; {self.channels}; {self.levels}"
+
+    @property
+    def pixels_in_words(self) -> str:
+        """Say how pixels of a map's image become values of the input."""
+        order = f"{len(self.channels)} bands" if BAND in self.channels else self.channels
+        levels = str(self.levels)
+        if self.by_image is None:
+            return f"{order}; {levels}"
+        return f"{order}; {self.by_image}" + ("" if levels == "x" else f", then {levels}")
 
     def check_sizes(self, sizes: InputSizes | None) -> None:
         """Raise PlanError where it is for images of many sizes and a plan takes one, or the other way round."""

@@ -154,6 +154,8 @@ def _check_sizes(plan: Plan) -> None:
     sizes = plan.sizes
     if plan.preprocess:
         plan.preprocess.check_sizes(sizes.input if sizes else None)
+        if plan.preprocess.of_maps and not plan.windows:
+            raise PlanError("plan.json has a preprocessing that is for maps, and is not a map plan")
     if sizes is None:
         return
     largest, tensors = sizes.input.largest, plan.output_tensors

@@ -152,8 +152,6 @@ def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read
         _check_compression(structure.get("COMPRESSION", "NONE"), name)
         _check_tiff(header, limits)
         header = _with_directory(dataset, header, limits, read_at)
-    else:
-        check_whole(header, limits)
     if palette is None and header.nodata is not None:
         nodatas = tuple(None if each is None else header.value(each) for each in dataset.nodatavals)
         header = replace(header, nodata=header.value(header.nodata), nodatas=nodatas)
@@ -352,16 +350,4 @@ def _check_tiff(header: Header, limits: RasterLimits) -> None:
         raise ImageTooLargeError(
             f"{shape} in {count:,} tiles or strips, more than the {limits.max_blocks:,} that are accepted: store it in "
             "larger ones"
-        )
-
-
-def check_whole(header: Header, limits: RasterLimits) -> None:
-    """Refuse a PNG or JPEG that is too large to be decoded whole; raises ImageTooLargeError."""
-    height, width = header.size
-    size = height * width * max(header.bands, header.stored_bands) * np.dtype(header.dtype).itemsize
-    if height * width > limits.max_whole_pixels or size > limits.max_read_bytes:
-        raise ImageTooLargeError(
-            f"{header.name} has {width:,} x {height:,} pixels of {header.bands} bands; a PNG or JPEG is decoded whole: "
-            f"at most {limits.max_whole_pixels:,} pixels and {limits.max_read_bytes:,} bytes are accepted; store it "
-            "as a TIFF"
         )

@@ -1,15 +1,18 @@
-"""Images read by windows: a TIFF's blocks as they are needed, a PNG or JPEG from memory."""
+"""Images read by windows: a TIFF's blocks as they are needed, a PNG or JPEG from what it was decoded to."""
 
 from __future__ import annotations
 
+import math
 import os
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
 from queue import LifoQueue
+from threading import Lock
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
@@ -17,16 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import ImageError, ImageTooLargeError, InputError, UsageError
-from serfer.core.geometry import Rect
+from serfer.core.geometry import Rect, Span
 from serfer.raster.gdal import SIGNATURE_BYTES, driver_of, gdal, image_errors, limit_cache, open_dataset
-from serfer.raster.limits import RasterLimits
+from serfer.raster.limits import MIB, RasterLimits
 from serfer.raster.objects import Bucket
 from serfer.raster.place import S3Place, parse_place
-from serfer.raster.reading.header import Header, check_blocks, read_header
-from serfer.raster.reading.whole import decode_jpeg, decode_png
+from serfer.raster.reading.header import TURNED, Header, check_blocks, read_header
+from serfer.raster.reading.whole import Scratch, check_png, decode_by_strips, decode_jpeg, jpeg_header
 from serfer.system import descriptor_path
 
 _DEFAULT = RasterLimits()
+_MOST_HEADER = 16 * MIB  # of a JPEG in S3: its metadata come before its size
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,10 @@ class _Origin:
     def options(self) -> dict[str, str]:
         return self.bucket.gdal_options() if self.bucket else {}
 
-    def file(self) -> BinaryIO:
-        """Return the file's bytes; of an object of S3 they are in memory."""
+    def file(self, most: int = sys.maxsize) -> BinaryIO:
+        """Return the file's bytes, of an object of S3 the first `most`; these are in memory."""
         if self.bucket:
-            return BytesIO(self.bucket.first_bytes(int(self.version["bytes"])))
+            return BytesIO(self.bucket.first_bytes(min(most, int(self.version["bytes"]))))
         return Path(self.path).open("rb")
 
     def read_at(self, start: int, count: int) -> bytes:
@@ -87,10 +91,11 @@ class RasterSource:
             change or the object's ETag.
     """
 
-    def __init__(self, origin: _Origin, limits: RasterLimits) -> None:
-        self.name, self._origin, self._limits = origin.name, origin, limits
-        self._pixels: NDArray[Any] | None = None
-        self._holes: NDArray[np.bool_] | None = None
+    def __init__(self, origin: _Origin, limits: RasterLimits, scratch: Path | None = None) -> None:
+        self.name, self._origin, self._limits, self._folder = origin.name, origin, limits, scratch
+        self._scratch: Scratch | None = None
+        self._decoding, self._broken = Lock(), False
+        self._by_pillow = False
         self._free: LifoQueue[Any] = LifoQueue()
         self._header = header = self._jpeg() if origin.driver == "JPEG" else self._start()
         self.size, self.bands, self.dtype = header.upright_size, header.bands, header.dtype
@@ -107,25 +112,66 @@ class RasterSource:
             self.identity["said"] = said  # what an earlier version read otherwise
 
     def _jpeg(self) -> Header:
-        with image_errors(self.name, self._origin.path, "read"), self._origin.file() as file:
-            header, self._pixels = decode_jpeg(file, self.name, self._limits)
+        with image_errors(self.name, self._origin.path, "read"), self._origin.file(_MOST_HEADER) as file:
+            header, self._by_pillow = jpeg_header(file, self.name, self._limits)
+        self._add_readers()
         return header
 
     def _start(self) -> Header:
-        """Open the first reader, and decode a PNG, which needs it no more."""
+        """Open the first reader."""
         limit_cache(self._limits.cache_bytes)
         dataset = self._open()
         try:
             with self._gdal("read"):
                 header = read_header(dataset, self.name, self._origin.driver, self._limits, self._origin.read_at)
                 if self._origin.driver == "PNG":
-                    self._pixels, self._holes = decode_png(dataset, header)
+                    check_png(header, self._origin.read_at, self._limits)
         except BaseException:
             dataset.close()
             raise
-        for reader in (*[None] * (self._limits.readers - 1), dataset):  # the last one in is the first one out
-            self._free.put(reader)
+        self._add_readers(dataset)
         return header
+
+    def _add_readers(self, *opened: Any) -> None:  # noqa: ANN401 - rasterio's
+        for reader in (*[None] * (self._limits.readers - len(opened)), *opened):  # the last one in is the first one out
+            self._free.put(reader)
+
+    @property
+    def decoded_once(self) -> bool:
+        """Whether it can only be decoded from its beginning, a PNG or JPEG, into a temporary file: see `decode`."""
+        return self._origin.driver in ("PNG", "JPEG")
+
+    def decode(self) -> None:
+        """Decode a PNG or JPEG, which the first `read` does otherwise; nothing for a TIFF.
+
+        Raises ImageError for a broken file, UnavailableError where its pixels find no room, or S3 does not answer.
+        """
+        if self.decoded_once:
+            self._pixels_once()
+
+    def _pixels_once(self) -> Scratch:
+        with self._decoding:
+            if self._scratch is None:
+                if self._broken:
+                    raise ImageError(f"{self.name} cannot be read: it is broken, as was found before")
+                scratch = Scratch(self._header, self._folder)
+                try:
+                    self._decode_into(scratch)
+                except BaseException as error:
+                    scratch.close()
+                    self._broken = isinstance(error, ImageError) and self._origin.bucket is None
+                    raise
+                self._scratch = scratch
+            return self._scratch
+
+    def _decode_into(self, scratch: Scratch) -> None:
+        if self._by_pillow:
+            with image_errors(self.name, self._origin.path, "read"), self._origin.file() as file:
+                decode_jpeg(file, self._header, scratch)
+            return
+        limit_cache(self._limits.cache_bytes)
+        with self._reader() as dataset, self._gdal("read"):
+            decode_by_strips(dataset, self._header, scratch)
 
     def read(self, rect: Rect) -> NDArray[Any]:
         """Return the pixels of a rectangle within the image, upright, as (bands, rows, cols) of `dtype`.
@@ -136,6 +182,21 @@ class RasterSource:
             UnavailableError: S3 does not answer.
         """
         return self.read_masked(rect)[0]
+
+    def blocks(self, most_bytes: int) -> Iterator[Rect]:
+        """Yield rectangles that cover the image once, for passes over all of it: whole tiles or strips of the file.
+
+        Each is at most `most_bytes` as `read` returns it, or one tile or strip.
+        """
+        header, (height, width) = self._header, self.size
+        rows, cols = header.block[::-1] if header.orientation in TURNED else header.block
+        rows, cols = min(rows, height), min(cols, width)
+        many = max(1, most_bytes // (rows * cols * self.bands * np.dtype(self.dtype).itemsize))
+        beside = min(-(-width // cols), math.isqrt(many))
+        down, across = rows * (many // beside), cols * beside
+        for top in range(0, height, down):
+            for left in range(0, width, across):
+                yield Rect(Span(top, min(top + down, height)), Span(left, min(left + across, width)))
 
     def value(self, stored: float) -> float:
         """Return the value as which one that is stored is read."""
@@ -148,9 +209,6 @@ class RasterSource:
         as `read` does.
         """
         self._check(rect)
-        if self._pixels is not None:
-            rows, cols = rect.slices
-            return self._pixels[:, rows, cols].copy(), None if self._holes is None else self._holes[rows, cols].copy()
         try:
             return self._decoded(rect)
         except ImageError:
@@ -161,14 +219,23 @@ class RasterSource:
 
     def _decoded(self, upright: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
         header, rect = self._header, self._header.stored(upright)
+        if self.decoded_once:
+            return self._upright(self._pixels_once().read(rect), None)
         window = ((rect.rows.start, rect.rows.stop), (rect.cols.start, rect.cols.stop))
         with self._reader() as dataset, self._gdal("read"):
             check_blocks(dataset, header, rect, self._limits)
-            pixels: NDArray[Any] = dataset.read(window=window)
-            holes = header.holes(pixels)
-            if header.masked:
-                outside = dataset.read_masks(1, window=window) == 0
-                holes = outside if holes is None else holes | outside
+            pixels = dataset.read(window=window)
+            outside = dataset.read_masks(1, window=window) == 0 if header.masked else None
+        return self._upright(pixels, outside)
+
+    def _upright(
+        self, pixels: NDArray[Any], outside: NDArray[np.bool_] | None
+    ) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+        """Return stored samples as the pixels that they mean, and which of them hold no data, as it is looked at."""
+        header = self._header
+        holes = header.holes(pixels)
+        if outside is not None:
+            holes = outside if holes is None else holes | outside
         turned = np.ascontiguousarray(header.upright(header.expanded(pixels)))
         return turned, None if holes is None else header.upright(holes)
 
@@ -185,7 +252,8 @@ class RasterSource:
         if self._origin.fd is not None:
             os.close(self._origin.fd)
             self._origin = replace(self._origin, fd=None)
-        self._pixels = None
+        if self._scratch is not None:
+            self._scratch.close()
 
     def __enter__(self) -> Self:
         return self
@@ -234,7 +302,13 @@ class RasterSource:
             self._free.put(dataset)
 
 
-def open_raster(place: str | Path, limits: RasterLimits = _DEFAULT, *, unsigned: bool = False) -> RasterSource:
+def open_raster(
+    place: str | Path,
+    limits: RasterLimits = _DEFAULT,
+    *,
+    unsigned: bool = False,
+    scratch: Path | None = None,
+) -> RasterSource:
     """Open a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG for reading by windows; use it in a `with`.
 
     Args:
@@ -242,6 +316,8 @@ def open_raster(place: str | Path, limits: RasterLimits = _DEFAULT, *, unsigned:
             boto3 finds them.
         limits: what of the image is accepted.
         unsigned: send S3 no credentials, for public buckets.
+        scratch: the folder in which the pixels of a PNG or JPEG find room, in a file without a name; by default that of
+            temporary files.
 
     Raises:
         UsageError: a malformed URL.
@@ -251,10 +327,10 @@ def open_raster(place: str | Path, limits: RasterLimits = _DEFAULT, *, unsigned:
     """
     where = parse_place(place)
     if isinstance(where, S3Place):
-        return RasterSource(_object(where, limits, unsigned=unsigned), limits)
+        return RasterSource(_object(where, limits, unsigned=unsigned), limits, scratch)
     with ExitStack() as on_error:
         origin = _file(where, on_error)
-        source = RasterSource(origin, limits)
+        source = RasterSource(origin, limits, scratch)
         on_error.pop_all()
         return source
 

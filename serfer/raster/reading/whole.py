@@ -1,55 +1,178 @@
-"""PNG and JPEG, which can only be decoded from their beginning: whole, once, into memory.
+"""PNG and JPEG, which can only be decoded from their beginning: once, by strips, into a temporary file.
 
-JPEG is decoded by Pillow, as everywhere in SerFer: GDAL repeats samples of subsampled colours where Pillow
-interpolates, which changes pixels of photographs by up to 50. PNG is decoded by GDAL, for Pillow reduces colours of 16
+JPEG of up to `max_whole_pixels` is decoded whole by Pillow, as everywhere in SerFer: GDAL enlarges subsampled colours
+in another way, which changes pixels of photographs by up to 70 at edges. Pillow needs four bytes a pixel, so that
+larger ones are decoded by GDAL, by strips, and a note says so. PNG is decoded by GDAL, for Pillow reduces colours of 16
 bits to 8.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL.JpegImagePlugin import JpegImageFile
 
-from serfer.core.errors import ImageTooLargeError
+from serfer.core.errors import ImageError, ImageTooLargeError, UnavailableError
+from serfer.core.geometry import Rect
+from serfer.raster.durable import FULL
 from serfer.raster.georeference import Georeference
-from serfer.raster.limits import RasterLimits
-from serfer.raster.reading.header import Header, check_whole
+from serfer.raster.limits import MIB, RasterLimits
+from serfer.raster.reading.directory import ORIENTATION
+from serfer.raster.reading.header import ORIENTATIONS, Header
 
-_ROWS = 256  # decoded at a time
+_STRIP_BYTES = 8 * MIB  # decoded at a time
+_INTERLACED = 28  # the byte of a PNG that says so
+_COLOURS = (1, 3)  # bands of a JPEG that GDAL decodes as Pillow does, but for the colours' resolution
 
 
-def decode_png(dataset: Any, header: Header) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:  # noqa: ANN401 - same
-    """Return the pixels (bands, rows, cols) of a PNG, and which of them its palette says to hold no data."""
+class Scratch:
+    """An image's stored pixels (rows, cols, bands) in a temporary file that has no name, so that nothing can be left.
+
+    Several threads may read at once what one has written.
+    """
+
+    def __init__(self, header: Header, folder: Path | None) -> None:
+        self._row = (header.size[1], header.stored_bands)
+        self._dtype = np.dtype(header.dtype)
+        where = Path(folder or tempfile.gettempdir())
+        needed = header.size[0] * self._row_bytes
+        if needed > (free := shutil.disk_usage(where).free):
+            raise _no_room(header.name, needed, where, free)
+        with _disk_errors(header.name, needed, where):
+            self._file = tempfile.TemporaryFile(dir=where, buffering=0)  # noqa: SIM115 - kept open
+        self._errors = (header.name, needed, where)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self._row[0] * self._row[1] * self._dtype.itemsize
+
+    def strip_rows(self) -> int:
+        """Return how many rows are decoded at a time."""
+        return max(1, _STRIP_BYTES // self._row_bytes)
+
+    def append(self, pixels: NDArray[Any]) -> None:
+        """Write the next rows (bands, rows, cols); raises UnavailableError where the disk is full."""
+        left = memoryview(np.ascontiguousarray(pixels.transpose(1, 2, 0))).cast("B")
+        with _disk_errors(*self._errors):
+            while left:
+                left = left[os.write(self._file.fileno(), left) :]
+
+    def read(self, rect: Rect) -> NDArray[Any]:
+        """Return the pixels (bands, rows, cols) of a rectangle."""
+        pixels = np.empty((rect.rows.size, rect.cols.size, self._row[1]), self._dtype)
+        start = rect.cols.start * self._row[1] * self._dtype.itemsize
+        for row, values in zip(range(rect.rows.start, rect.rows.stop), pixels, strict=True):
+            os.preadv(self._file.fileno(), [values.data.cast("B")], row * self._row_bytes + start)
+        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    def close(self) -> None:
+        """Close the file, which deletes it."""
+        self._file.close()
+
+
+def decode_by_strips(dataset: Any, header: Header, scratch: Scratch) -> None:  # noqa: ANN401 - rasterio's
+    """Decode a PNG or JPEG by GDAL, from its first row on."""
+    (height, width), rows = header.size, scratch.strip_rows()
+    if dataset.count != header.stored_bands or (dataset.height, dataset.width) != header.size:
+        raise ImageError(f"{header.name} has other bands or another size than its header says")
+    for top in range(0, height, rows):
+        scratch.append(dataset.read(window=((top, min(top + rows, height)), (0, width))))
+
+
+def decode_jpeg(file: BinaryIO, header: Header, scratch: Scratch) -> None:
+    """Decode a JPEG by Pillow."""
+    (height, width), rows = header.size, scratch.strip_rows()
+    with _pillow(file) as image:
+        image.load()
+        mode = "L" if header.bands == 1 else "RGB"
+        for top in range(0, height, rows):
+            strip = image.crop((0, top, width, min(top + rows, height)))
+            scratch.append(np.atleast_3d(np.asarray(strip.convert(mode))).transpose(2, 0, 1))
+
+
+def jpeg_header(file: BinaryIO, name: str, limits: RasterLimits) -> tuple[Header, bool]:
+    """Return what a JPEG says of itself, and whether it is decoded whole; raises ImageTooLargeError.
+
+    It has one band of grey, or three of RGB; `size` is as it is stored.
+    """
+    with _pillow(file) as image:
+        size, given = (image.height, image.width), len(image.getbands())
+        orientation = image.getexif().get(ORIENTATION, 1)
+        progressive = bool(image.info.get("progressive"))
+        bands = 1 if image.mode == "L" else 3
+    header = Header(
+        *(name, size, bands, "uint8", None, Georeference(), (), (1, size[1])),
+        separate=False,
+        stored_bands=bands,
+        orientation=orientation if orientation in ORIENTATIONS else 1,
+    )
+    check_scratch(header, limits)
+    whole = size[0] * size[1] <= limits.max_whole_pixels
+    if not whole and (progressive or given not in _COLOURS):
+        raise _decoded_whole(header, "a progressive JPEG" if progressive else f"a JPEG of {given} bands", limits)
+    if not whole:
+        note = "it is decoded by GDAL, which enlarges colours of lower resolution in another way than Pillow does"
+        header = replace(header, notes=(note,))
+    return header, whole
+
+
+def check_png(header: Header, read_at: Callable[[int, int], bytes], limits: RasterLimits) -> None:
+    """Refuse a PNG that decodes to too much, or has to be decoded whole and is too large; raises ImageTooLargeError."""
+    check_scratch(header, limits)
     height, width = header.size
-    pixels = np.empty((header.bands, height, width), header.dtype)
-    holes = None if header.no_colour is None else np.empty((height, width), bool)
-    for top in range(0, height, _ROWS):
-        stop = min(top + _ROWS, height)
-        stored = dataset.read(window=((top, stop), (0, width)))
-        pixels[:, top:stop] = header.expanded(stored)
-        if holes is not None:
-            holes[top:stop] = header.holes(stored)
-    return pixels, holes
+    if height * width > limits.max_whole_pixels and read_at(_INTERLACED, 1) != b"\0":
+        raise _decoded_whole(header, "an interlaced PNG", limits)
 
 
-def decode_jpeg(file: BinaryIO, name: str, limits: RasterLimits) -> tuple[Header, NDArray[np.uint8]]:
-    """Return the header and the pixels (bands, rows, cols) of a JPEG, upright: one band of grey, or three of RGB."""
+def check_scratch(header: Header, limits: RasterLimits) -> None:
+    """Refuse an image that decodes to too much; raises ImageTooLargeError."""
+    height, width = header.size
+    size = height * width * header.stored_bands * np.dtype(header.dtype).itemsize
+    if height * width > limits.max_pixels or size > limits.max_scratch_bytes:
+        raise ImageTooLargeError(
+            f"{header.name} has {width:,} x {height:,} pixels of {header.bands} bands: a PNG or JPEG is decoded into a "
+            f"temporary file of at most {limits.max_scratch_bytes:,} bytes; store it as a TIFF"
+        )
+
+
+def _decoded_whole(header: Header, kind: str, limits: RasterLimits) -> ImageTooLargeError:
+    height, width = header.size
+    return ImageTooLargeError(
+        f"{header.name} has {width:,} x {height:,} pixels and is {kind}, which is decoded whole: at most "
+        f"{limits.max_whole_pixels:,} pixels are accepted; store it as a TIFF, or otherwise in its format"
+    )
+
+
+@contextmanager
+def _pillow(file: BinaryIO) -> Iterator[JpegImageFile]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of odd metadata, and of sizes that our own limit judges
-        try:
-            with Image.open(file, formats=["JPEG"]) as image:
-                check_whole(_jpeg_header(name, (image.height, image.width), len(image.getbands())), limits)
-                ImageOps.exif_transpose(image, in_place=True)
-                decoded = np.asarray(image if image.mode == "L" else image.convert("RGB"))
-        except Image.DecompressionBombError:
-            raise ImageTooLargeError(f"{name} has too many pixels for a JPEG: store it as a TIFF") from None
-    pixels = np.ascontiguousarray(np.atleast_3d(decoded).transpose(2, 0, 1))
-    return _jpeg_header(name, (pixels.shape[1], pixels.shape[2]), pixels.shape[0]), pixels
+        warnings.simplefilter("ignore")  # of odd metadata
+        with JpegImageFile(file) as image:  # Image.open has a limit of its own
+            yield image
 
 
-def _jpeg_header(name: str, size: tuple[int, int], bands: int) -> Header:
-    return Header(name, size, bands, "uint8", None, Georeference(), (), size, separate=False, stored_bands=bands)
+@contextmanager
+def _disk_errors(name: str, needed: int, where: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise _no_room(name, needed, where, shutil.disk_usage(where).free) from error
+        raise UnavailableError(f"{name} cannot be decoded into {where}: {error.strerror or error}") from error
+
+
+def _no_room(name: str, needed: int, where: Path, free: int) -> UnavailableError:
+    return UnavailableError(
+        f"{name} is decoded into a temporary file of {needed:,} bytes in {where}, whose disk has {free:,} free: make "
+        "room, or name another disk (--parts), or store the image as a TIFF"
+    )

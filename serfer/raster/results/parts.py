@@ -1,7 +1,8 @@
 """The finished parts of a result, each a file, so that a job that stops anywhere goes on where it was.
 
     RESULT.parts/  lock            held while a process works here
-                   zarr.json       the array of the parts, and what the job is: a resumed one must be the same
+                   zarr.json       the array of the parts, what the job is (a resumed one must be the same), and what
+                                   was measured of the image
                    c.0.0.3.1       a part, whole, or not there
                    written         the result is written: what is still here is being deleted
 
@@ -39,7 +40,7 @@ DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "flo
 _LOCK, UPLOAD, ASSEMBLED, _WRITTEN = "lock", "upload.json", "result", "written"
 _PART = re.compile(r"c\.0\.0\.([0-9]{1,9})\.([0-9]{1,9})", re.ASCII)
 _OLD_JOB, _OLD_PART = "job.json", re.compile(r"[0-9]{8,}\.values")  # of the format before
-_JOB = "attributes.job."
+_JOB, _MEASURED = "attributes.job.", "measured"
 _MOST_SHOWN = 60
 _BLOCK = 1 << 20
 MOST_PARTS = 10**8
@@ -146,6 +147,23 @@ class ResultParts:
             if os.preadv(file.fileno(), [values.data.cast("B")], offset) != values.nbytes:
                 raise AlteredPieceError
         return values[:, : self.rects[number].cols.size]
+
+    @property
+    def measured(self) -> Any:  # noqa: ANN401 - JSON values
+        """What `measured` was set to by this run or an earlier one of the same job, None for nothing."""
+        return self._metadata()["attributes"].get(_MEASURED)
+
+    @measured.setter
+    def measured(self, value: Any) -> None:  # noqa: ANN401 - same
+        metadata = self._metadata()
+        metadata["attributes"][_MEASURED] = value
+        with _disk_errors(self.directory, "what is there stays"):
+            write_durably(self.directory / METADATA, json.dumps(metadata, indent=1).encode())
+
+    def _metadata(self) -> dict[str, Any]:
+        with _disk_errors(self.directory, "what is there stays"):
+            metadata: dict[str, Any] = json.loads((self.directory / METADATA).read_bytes())
+        return metadata
 
     @property
     def written(self) -> bool:
@@ -295,6 +313,8 @@ def _agree(path: Path, job: dict[str, Any]) -> None:
         found = json.loads(read_text(path, MOST_METADATA_BYTES))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is damaged: delete {path.parent} to start over") from error
+    if isinstance(found, dict) and isinstance(found.get("attributes"), dict):
+        found["attributes"].pop(_MEASURED, None)  # of the image, which the job names
     if difference := _difference(found, job, ""):
         raise InputError(
             f"{path.parent} holds the parts of another job: {difference}; go on with that one, throw its parts "

@@ -1,0 +1,245 @@
+"""Maps of images that are normalised by the whole of themselves, as bioimage.io, CSBDeep and Cellpose do."""
+
+import json
+import shutil
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+import serfer as package
+from serfer.core.plan import Preprocess
+from serfer.core.plan.image_normalisation import ImageNormalisation
+from serfer.mapping import image_job
+from serfer.raster import ResultParts
+from tests.mapping.networks import Network
+from tests.mapping.plans import make_map_plan, network
+from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, read
+from tests.raster.files import pixels, write
+
+pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
+
+
+def preprocess(by_image, scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3):
+    return Preprocess(None, "bilinear", "RGB", scale, mean, std, by_image=by_image)
+
+
+@pytest.fixture(scope="session")
+def by_percentiles(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("normalisation") / "plan"
+    make_map_plan(directory, rows=(4,), preprocess=preprocess(ImageNormalisation((1, 99.8))))
+    return directory
+
+
+@pytest.fixture
+def described(plan, tmp_path):
+    """A map plan whose images are preprocessed as a test says."""
+
+    def as_said(given):
+        package.describe(shutil.copytree(plan, tmp_path / "plan"), preprocess=given)
+        return tmp_path / "plan"
+
+    return as_said
+
+
+def normalised(image, how, missing=None):
+    """The formula of `how` on the whole image (bands, rows, cols), in float64."""
+    missing = np.zeros(image.shape[1:], bool) if missing is None else missing
+    values = image.astype(np.float64)
+    groups = [band[~missing] for band in values] if how.per_channel else [values[:, ~missing]] * len(values)
+    if how.percentiles is None:
+        statistics = [(each.mean(), each.std() + how.eps) for each in groups]
+    else:
+        bounds = [np.percentile(each, how.percentiles) for each in groups]
+        statistics = [(low, high - low + how.eps) for low, high in bounds]
+    offset, span = np.array(statistics).T[:, :, None, None]
+    done = (values - offset) / span
+    return done.clip(0, 1) if how.clip else done
+
+
+def on_the_whole(values, missing=None):
+    values = values.astype(np.float32)
+    if missing is not None:
+        values[:, missing] = 0
+    with torch.no_grad():
+        return network()(torch.from_numpy(values)[None])[0].numpy()
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype"),
+    [
+        (ImageNormalisation((1, 99.8)), "uint16"),
+        (ImageNormalisation((3, 99.8), eps=1e-20, clip=True), "uint8"),
+        (ImageNormalisation((1, 99), per_channel=False), "float32"),
+        (ImageNormalisation(), "uint8"),
+        (ImageNormalisation(per_channel=False), "int32"),
+        (ImageNormalisation((0.1, 100)), "float64"),
+    ],
+)
+def test_a_map_is_the_network_on_the_whole_normalised_image(serfer, described, tmp_path, how, dtype):
+    plan = described(preprocess(how))
+    values = pixels(HEIGHT, WIDTH).astype(np.int64) * np.array([1, 3, 7])[:, None, None] + 40_000 * (dtype != "uint8")
+    values = values.astype(dtype)
+    image, out = write(tmp_path / "image.tif", values), tmp_path / "result.npy"
+    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json")
+    assert done.code == 0, done.err
+    assert_equal(np.load(out), on_the_whole(normalised(values, how)))
+    assert json.loads(done.out)["statistics"]["pixels"] == HEIGHT * WIDTH
+
+
+def test_scale_mean_and_std_apply_to_what_was_normalised(serfer, described, tmp_path):
+    how = ImageNormalisation((1, 99.8))
+    plan = described(preprocess(how, 2.0, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)))
+    values = pixels(HEIGHT, WIDTH)
+    image, out = write(tmp_path / "image.tif", values), tmp_path / "result.npy"
+    assert serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess").code == 0
+    mean, std = np.array([0.5, 0.4, 0.3])[:, None, None], np.array([0.2, 0.3, 0.25])[:, None, None]
+    assert_equal(np.load(out), on_the_whole((normalised(values, how) * 2 - mean) / std))
+
+
+def test_pixels_without_data_are_left_out_of_the_statistics(serfer, by_percentiles, tmp_path):
+    values = np.maximum(pixels(HEIGHT, WIDTH, dtype="uint16"), 1)
+    missing = np.zeros((HEIGHT, WIDTH), bool)
+    missing[:40, :50] = True
+    values[:, missing] = 65_535
+    values[1, 50, 60] = 65_535  # in one band alone: a value as any other
+    image, out = write(tmp_path / "image.tif", values, nodata=65_535), tmp_path / "result.tif"
+    done = serfer("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--json")
+    assert done.code == 0, done.err
+    result, wanted = read(out), on_the_whole(normalised(values, ImageNormalisation((1, 99.8)), missing), missing)
+    assert (np.isnan(result).all(axis=0) == missing).all()
+    assert_equal(result[:, ~missing], wanted[:, ~missing])
+    assert json.loads(done.out)["statistics"]["pixels"] == (~missing).sum()
+
+
+def test_an_image_without_any_data_has_a_result_without_any(serfer, by_percentiles, tmp_path):
+    image = write(tmp_path / "image.tif", np.zeros((3, HEIGHT, WIDTH), np.uint8), nodata=0)
+    out = tmp_path / "result.tif"
+    done = serfer("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--json")
+    assert done.code == 0, done.err
+    assert np.isnan(read(out)).all()
+    assert json.loads(done.out)["statistics"]["pixels"] == 0
+
+
+def test_values_that_are_not_finite_are_refused_by_their_band(serfer, by_percentiles, tmp_path):
+    values = pixels(HEIGHT, WIDTH, dtype="float32")
+    values[2, 5, 5] = np.nan
+    image, out = write(tmp_path / "image.tif", values), tmp_path / "result.tif"
+    command = ("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess")
+    refused = serfer(*command)
+    assert refused.code == 3
+    assert "image.tif has values in band 3 that are NaN or infinite" in refused.err
+    assert [path.name for path in tmp_path.iterdir()] == ["image.tif"]
+    assert serfer(*command, "--no-data", "nan", "--no-data-bands", "any").code == 0
+
+
+def test_a_full_scale_is_refused_beside_it(serfer, by_percentiles, tmp_path):
+    image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
+    command = ("map", image, "--plan", by_percentiles, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    refused = serfer(*command, "--full-scale", 100)
+    assert refused.code == 2
+    assert "leave --full-scale out" in refused.err
+
+
+def test_a_resumed_map_has_the_statistics_that_it_began_with(serfer, by_percentiles, tmp_path, monkeypatch):
+    values = pixels(HEIGHT, WIDTH)
+    image, out = write(tmp_path / "image.tif", values), tmp_path / "result.tif"
+    command = ("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--concurrency", 1)
+    put = ResultParts.put
+
+    def interrupted(parts, number, part):
+        if number == 7:
+            raise KeyboardInterrupt
+        put(parts, number, part)
+
+    monkeypatch.setattr(ResultParts, "put", interrupted)
+    assert serfer(*command).code == 130
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", "400")
+    kept = json.loads((tmp_path / "result.tif.parts" / "zarr.json").read_text())["attributes"]["measured"]
+    assert kept["pixels"] == HEIGHT * WIDTH
+
+    def again(*_):
+        raise AssertionError("the image was measured a second time")
+
+    monkeypatch.setattr(image_job, "measure", again)
+    done = serfer(*command, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["resumed"], report["statistics"]) == (7, kept)
+    assert_equal(read(out), on_the_whole(normalised(values, ImageNormalisation((1, 99.8)))))
+
+
+def test_each_image_of_a_folder_is_normalised_by_itself(serfer, by_percentiles, tmp_path):
+    (tmp_path / "scans").mkdir()
+    images = {name: pixels(HEIGHT, WIDTH, seed=seed) // (1 + seed) for seed, name in enumerate(["a", "b"])}
+    for name, values in images.items():
+        write(tmp_path / "scans" / f"{name}.tif", values)
+    out = tmp_path / "results"
+    done = serfer("map", tmp_path / "scans", "--plan", by_percentiles, "--out", out, "--workers", "inprocess")
+    assert done.code == 0, done.err
+    for name, values in images.items():
+        assert_equal(read(out / f"{name}.tif"), on_the_whole(normalised(values, ImageNormalisation((1, 99.8)))))
+
+
+TOML = """
+percentiles = [1, 99.8]
+per_channel = false
+channels = 2
+eps = 1e-20
+"""
+
+
+def test_a_file_of_two_bands_and_a_network_of_onnx_as_numpy_and_onnx_runtime_have_it(serfer, tmp_path):
+    net = Network(channels=2)
+    net.conv("image", (5, 5), pads=(2, 2, 2, 2), channels=2)
+    net.save(tmp_path / "net.onnx")
+    (tmp_path / "pixels.toml").write_text(TOML)
+    plan, out = tmp_path / "plan", tmp_path / "result.npy"
+    made = serfer(
+        *("map-plan", tmp_path / "net.onnx", "--size", "100x90", "--channels", 2, "--window", 40, "--out", plan),
+        *("--preprocess", tmp_path / "pixels.toml"),
+    )
+    assert made.code == 0, made.err
+    said = serfer("explain", plan).out
+    assert "2 bands; 1 and 99.8 percentiles of the whole image to 0 and 1, by all channels together" in said
+    values = pixels(100, 90, bands=2, dtype="uint16") * np.array([1, 9], np.uint16)[:, None, None]
+    image = write(tmp_path / "image.tif", values)
+    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess")
+    assert done.code == 0, done.err
+    assert "2 bands" not in done.err
+    how = ImageNormalisation((1, 99.8), per_channel=False, eps=1e-20)
+    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
+    [[wanted]] = session.run(None, {"image": normalised(values, how).astype(np.float32)[None]})
+    assert_equal(np.load(out), wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("percentiles = [99.8, 1]", "two numbers of 0 to 100, the lower first"),
+        ("percentiles = [1]", "percentiles"),
+        ("percentiles = [1, 99]\nzero_mean_unit_variance = true", "give one of them"),
+        ("clip = true", "clip is for percentiles"),
+        ("zero_mean_unit_variance = true\nclip = true", "clip of the preprocessing is for percentiles"),
+        ("percentiles = [1, 99]\neps = 0", "eps"),
+        ("percentiles = [1, 99]\nchannels = 0", "channels"),
+    ],
+)
+def test_a_description_that_means_nothing_is_refused_by_its_key(serfer, tmp_path, text, said):
+    (tmp_path / "pixels.toml").write_text(text)
+    refused = serfer(
+        *("map-plan", tmp_path / "net.onnx", "--size", "100x90", "--out", tmp_path / "plan"),
+        *("--preprocess", tmp_path / "pixels.toml"),
+    )
+    assert refused.code == 3
+    assert "pixels.toml" in refused.err
+    assert said in refused.err
+
+
+def test_another_plan_than_a_map_plan_refuses_it(serfer, tmp_path):
+    (tmp_path / "pixels.toml").write_text('percentiles = [1, 99]\ncrop = "none"')
+    refused = serfer("split", "alexnet", "--preprocess", tmp_path / "pixels.toml", "--out", tmp_path / "plan")
+    assert refused.code == 3
+    assert "percentiles is for map plans" in refused.err

@@ -314,7 +314,9 @@ def _row(of: tuple[str, int, int, int], system: _System, gang: _System, calibrat
     ratios = np.array(system.ms) / np.array(gang.ms)
     samples = np.random.default_rng(0).choice(ratios, (_RESAMPLES, len(ratios)))
     low, high = np.quantile(np.median(samples, axis=1), [0.025, 0.975])
-    calibrated = calibration is not None and system.name != "threads"
+    calibrated = None
+    if calibration is not None and system.name != "threads":
+        calibrated = calibration.of_plan(plan, predicted_ms)
     return GangTime(
         *of,
         system.name,
@@ -327,7 +329,7 @@ def _row(of: tuple[str, int, int, int], system: _System, gang: _System, calibrat
         bytes_stored=median(system.stored),
         wait_ms=median(system.waits),
         predicted_ms=predicted_ms,
-        calibrated_ms=calibration.of_plan(plan, predicted_ms) if calibrated else None,
+        calibrated_ms=calibrated,
     )
 
 

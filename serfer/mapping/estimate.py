@@ -31,7 +31,8 @@ class Estimate:
 
     `cold_starts` environments are started, which `usd` and `seconds` include. `overlap` are the windows'
     multiply-accumulates beyond those of the image at once, as a share of the latter. `approximation` says in words how
-    the result differs from the network's on the whole image; it is empty where it does not.
+    the result differs from the network's on the whole image; it is empty where it does not. `pixel_m2` are the square
+    metres of the image's pixels, None where they are not known.
     """
 
     windows: int
@@ -44,6 +45,19 @@ class Estimate:
     cold_starts: int
     overlap: float
     approximation: str
+    pixel_m2: float | None = None
+
+    @property
+    def usd_per_megapixel(self) -> float | None:
+        """Dollars for a million pixels of the image, None where some of its windows are there already."""
+        return self.usd * 1e6 / (self.height * self.width) if self.missing == self.windows else None
+
+    @property
+    def usd_per_km2(self) -> float | None:
+        """Dollars for a square kilometre, None where that is not known."""
+        if self.pixel_m2 is None or self.usd_per_megapixel is None:
+            return None
+        return self.usd_per_megapixel / self.pixel_m2  # a million pixels are as many square kilometres
 
 
 class WindowPrices:

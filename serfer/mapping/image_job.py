@@ -5,8 +5,8 @@ from __future__ import annotations
 import filecmp
 import json
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from serfer.core.dataclass_codec import structure, unstructure
-from serfer.core.errors import IncompleteMapError, InputError, PlanError, UsageError
+from serfer.core.errors import IncompleteMapError, InputError, PlanError, SerferError, UsageError
 from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.core.plan.windows import ImageWindows, Windows
@@ -31,6 +31,7 @@ from serfer.offline.gate import OfflineGate
 from serfer.pipeline.pipeline import Pipeline
 from serfer.raster import RasterSource, ResultParts, check_result, check_space, open_raster, write_result
 from serfer.raster.place import S3Place, parse_place
+from serfer.raster.results.parts import reserved
 
 _MOST_NAMED = 5
 
@@ -92,7 +93,8 @@ class Mapper:
             if job.directory.exists() and not self.options.restart:
                 with ResultParts.create_or_resume(job.directory, job.identity, job.form.array) as parts:
                     missing = sorted({*missing} - parts.done())
-            return self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
+            estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
+            return replace(estimate, pixel_m2=job.source.georeference.pixel_m2)
 
     def job_of(self, image: str | Path) -> str:
         """Return the text that stands for what an image's result follows from: the image, the plan, the options."""
@@ -115,6 +117,8 @@ class Mapper:
             job = self._job(image, out, stack)
             for note in job.notes:
                 self.watcher.note(f"{image}: {note}")
+            if (usual := parts_directory(out)) != job.directory:
+                stack.enter_context(reserved(usual, str(out)))
             if self.options.restart:
                 ResultParts.discard(job.directory)
             parts = stack.enter_context(ResultParts.create_or_resume(job.directory, job.identity, job.form.array))
@@ -143,9 +147,11 @@ class Mapper:
             self.watcher.note(warning)
         missing = [number for number in range(len(job.windows)) if number not in done]
         estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
+        estimate = replace(estimate, pixel_m2=job.source.georeference.pixel_m2)
         self._check_ceiling(estimate, job)
         self.watcher.start(job.source.name, estimate)
         before, paused_s = self.spending.spent, self.gate.paused_s
+        measured, predicted = self.spending.measured
 
         def watch(outcome: Outcome, doing: str = "") -> None:
             self.watcher.progress(
@@ -163,25 +169,46 @@ class Mapper:
             )
 
         outcome = Outcome()
-        if missing and job.source.decoded_once:
-            watch(outcome, "decoding the image")
-            job.source.decode()
-        job = job.measured(self._statistics(job, parts, lambda doing: watch(outcome, doing)))
-        if missing:
-            outcome = Engine(self._task(job, parts), watch).run(missing)
+        with self._saying_what_is_kept(job, parts):
+            if missing and job.source.decoded_once:
+                watch(outcome, "decoding the image")
+                job.source.decode()
+            job = job.measured(self._statistics(job, parts, lambda doing: watch(outcome, doing)))
+            if missing:
+                outcome = Engine(self._task(job, parts), watch).run(missing)
         report = job.report(outcome, len(done), time.monotonic() - started, self.spending.spent - before, estimate)
-        report = replace(report, paused_s=self.gate.paused_s - paused_s)
+        report = replace(report, paused_s=self.gate.paused_s - paused_s, usd_ratio=self._ratio(measured, predicted))
         if not report.result:
             raise IncompleteMapError(_what_is_left(report, job), report)
         job.source.check_unchanged()
         watch(outcome, "writing the result")
-        write_result(
-            out,
-            parts,
-            georeference=job.form.georeference(job.source),
-            options=job.form.options(self.plan, self.options),
-        )
+        with self._saying_what_is_kept(job, parts):
+            write_result(
+                out,
+                parts,
+                georeference=job.form.georeference(job.source),
+                options=job.form.options(self.plan, self.options),
+            )
         return replace(report, seconds=time.monotonic() - started)
+
+    @contextmanager
+    def _saying_what_is_kept(self, job: _Job, parts: ResultParts) -> Iterator[None]:
+        """Say of whatever ends the block what is kept and how to go on, unless the error says it itself."""
+        try:
+            yield
+        except (KeyboardInterrupt, SerferError) as error:
+            done = len(parts.done())
+            if done and str(job.directory) not in str(error):
+                self.watcher.note(
+                    f"{done:,} of {len(job.windows):,} windows are kept in {job.directory}: run the same command "
+                    "again, it resumes"
+                )
+            raise
+
+    def _ratio(self, measured: float, predicted: float) -> float | None:
+        """Return the dollars measured since those, relative to what was predicted for them."""
+        now, then = self.spending.measured
+        return (now - measured) / (then - predicted) if then > predicted else None
 
     def _task(self, job: _Job, parts: ResultParts) -> MapTask:
         return MapTask(

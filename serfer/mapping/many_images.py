@@ -16,8 +16,10 @@ from serfer.mapping.manifest import Manifest, ManifestLine, result_check
 from serfer.mapping.report import MapReport
 from serfer.raster.objects import Bucket
 from serfer.raster.place import S3Place, parse_place
+from serfer.raster.results.parts import reserved
 
 MANIFEST, RETRY = "manifest.jsonl", "retry.txt"
+_RUNNING = ".running"  # held while a process maps into the folder
 _UNAVAILABLE_IN_A_ROW = 3
 
 
@@ -88,9 +90,16 @@ class ManyImages:
         return done and manifest.is_done(item.image, item.result, self.mapper.job_of(item.image))
 
     def run(self, items: Sequence[MapItem]) -> ManyReport:
-        """Map what the manifest has not; raises UnavailableError where that has come of several images in a row."""
+        """Map what the manifest has not.
+
+        Raises UnavailableError where another process maps into the folder, and where several images in a row raised it.
+        """
         if isinstance(where := parse_place(self.out), Path):
             where.mkdir(parents=True, exist_ok=True)
+        with reserved(self._file(_RUNNING), self.out):
+            return self._run(items)
+
+    def _run(self, items: Sequence[MapItem]) -> ManyReport:
         manifest, report, in_a_row = Manifest(self.manifest_path), ManyReport(), 0
         try:
             for number, item in enumerate(items):
@@ -109,11 +118,22 @@ class ManyImages:
                     if in_a_row >= _UNAVAILABLE_IN_A_ROW:
                         report.untried += [each.image for each in items[number + 1 :]]
                         raise
+                except KeyboardInterrupt:
+                    report.untried += [each.image for each in items[number:]]
+                    self._say_what_is_left(report, len(items))
+                    raise
         finally:
             report.cost_usd = self.mapper.spending.spent
             self._list(report)
         self._upload()
         return report
+
+    def _say_what_is_left(self, report: ManyReport, count: int) -> None:
+        there = len(report.done) + report.skipped
+        self.mapper.watcher.note(
+            f"{there:,} of {count:,} images are mapped, those that are left are listed in {self.retry_path}: run the "
+            "same command again, it goes on with them"
+        )
 
     def _one(self, item: MapItem, manifest: Manifest, report: ManyReport) -> None:
         if self._is_done(item, manifest):

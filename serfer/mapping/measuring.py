@@ -18,7 +18,7 @@ from serfer.mapping.no_data import Gaps
 from serfer.raster import RasterSource
 from serfer.raster.statistics import Values, moments, percentiles
 
-_BLOCK_BYTES = 8 * MIB
+_BLOCK_BYTES = 4 * MIB
 _READERS = 2  # of blocks that are decoded while others are counted
 
 

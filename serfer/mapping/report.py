@@ -61,7 +61,7 @@ class MapReport:
     read otherwise than it is stored; `no_data_pixels` of it held no data, as far as this run's windows read it. Of a
     plan that is not `exact`, `difference` is that of its windows from the whole network on a sample. In `paused_s` of
     its `seconds` no window could start, beside online load. `statistics` are the image's, where the plan normalises by
-    them.
+    them. `usd_ratio` are the dollars of its queries relative to what was predicted for them, None where none ran.
     """
 
     image: str
@@ -87,6 +87,7 @@ class MapReport:
     no_data_pixels: int = 0
     paused_s: float = 0.0
     statistics: ImageStatistics | None = None
+    usd_ratio: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

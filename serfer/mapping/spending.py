@@ -20,6 +20,12 @@ class Spending:
     _in_flight: float = 0.0
     _guard: Lock = field(default_factory=Lock)
 
+    @property
+    def measured(self) -> tuple[float, float]:
+        """Dollars of what was measured so far, and what was predicted for that."""
+        with self._guard:
+            return self._measured, self._settled
+
     def reserve(self, predicted: float) -> bool:
         """Take a window's dollars, if what is spent and in flight stays below the ceiling with them."""
         with self._guard:

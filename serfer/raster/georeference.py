@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
+from serfer.raster.gdal import library
+
+_NOT_TO_SCALE = ("merc", "webmerc")
 Transform = tuple[float, float, float, float, float, float]
 
 
@@ -31,3 +35,19 @@ class Georeference:
         a, b, c, d, e, f = self.transform
         moved = (a * cols, b * rows, a * left + b * top + c, d * cols, e * rows, d * left + e * top + f)
         return Georeference(self.crs, moved, self.point, self.not_kept)
+
+    @property
+    def pixel_m2(self) -> float | None:
+        """Square metres of a pixel, None where the reference system has no metres, or none that are true to scale.
+
+        Degrees have none, and Mercator's grow with the latitude.
+        """
+        if self.crs is None or self.transform is None:
+            return None
+        a, b, _, d, e, _ = self.transform
+        with suppress(Exception):  # rasterio raises several classes for systems that it cannot interpret
+            crs = library().crs.CRS.from_wkt(self.crs)
+            if crs.is_projected and crs.to_dict().get("proj") not in _NOT_TO_SCALE:
+                area = abs(a * e - b * d) * crs.linear_units_factor[1] ** 2
+                return area or None
+        return None

@@ -141,7 +141,8 @@ def moments(passes: Passes, groups: int) -> tuple[NDArray[np.float64], NDArray[n
             block = of_group.astype(np.float64)
             added = block.mean()
             both, apart = count[group] + block.size, added - mean[group]
-            squares[group] += np.square(block - added).sum() + apart**2 * count[group] * block.size / both
+            block -= added
+            squares[group] += np.dot(block, block) + apart**2 * count[group] * block.size / both
             mean[group] += apart * block.size / both
             count[group] = both
     with np.errstate(invalid="ignore"):

@@ -58,7 +58,7 @@ def test_a_map_that_was_killed_and_interrupted_goes_on_to_the_same_pixels_and_ge
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert errors.strip().endswith("serfer: interrupted")
-    assert "result.tif.parts: the same command goes on" in errors
+    assert "result.tif.parts: run the same command again, it resumes" in " ".join(errors.split())
     assert not (tmp_path / "result.tif").exists()
     done = serfer(*command, "--json")
     report = json.loads(done.out)

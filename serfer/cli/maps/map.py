@@ -186,13 +186,6 @@ def _close(opening: Opening, watcher: MapDisplay) -> None:
         opening.close()
 
 
-def _say_what_is_kept(mapper: Mapper, result: str) -> None:
-    from serfer.mapping.image_job import parts_directory  # noqa: PLC0415 - the command line starts fast
-
-    if (kept := parts_directory(result, mapper.options.parts)).exists():
-        complain(f"the windows that are done are kept in {kept}: the same command goes on with what is missing")
-
-
 def _map_one(mapper: Mapper, image: str, result: str, ending: Ending, watcher: MapDisplay, *, as_json: bool) -> None:
     try:
         report = mapper.map(image, result)
@@ -200,10 +193,6 @@ def _map_one(mapper: Mapper, image: str, result: str, ending: Ending, watcher: M
         watcher.stop()
         ending.at_ceiling, ending.figures = bool(error.report.stopped), _figures(error.report)
         print_report(error.report, as_json=as_json)
-        raise
-    except KeyboardInterrupt:
-        watcher.stop()
-        _say_what_is_kept(mapper, result)
         raise
     watcher.stop()
     ending.outputs, ending.figures = (result,), _figures(report)

@@ -11,6 +11,7 @@ import typer
 
 from serfer.cli.explain import print_plan_json
 from serfer.cli.shared.display import counted, plain
+from serfer.cli.shared.map_display import duration
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.options import JsonOption, NameOption, ProfilesOption, status_line
 from serfer.cli.shared.plan_summary import chosen_line
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from serfer.core.costs.aws import AwsFacts
     from serfer.core.plan import Plan
 
+_AT_ONCE = 16  # windows, as an example
 _SIZE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
 
 
@@ -120,12 +122,14 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     if windows is None:
         return
     height, width = windows.heights[0].size, windows.widths[0].size
-    estimate = WindowPrices(plan, facts).estimate(windows.first, range(len(windows.first)), (height, width), 1)
+    prices, count = WindowPrices(plan, facts), len(windows.first)
+    one, many = (prices.estimate(windows.first, range(count), (height, width), each) for each in (1, _AT_ONCE))
     place = shlex.quote(str(directory))
     out.print(plain(chosen_line(plan)))
+    at_once = f", {duration(many.seconds)} with {_AT_ONCE} at once" if count > 1 else ""
     out.print(
-        f"an image of {height:,} x {width:,} pixels: {counted(estimate.windows, 'window')}, ${estimate.usd:.6f} "
-        "(predicted, one cold start included)"
+        f"an image of {height:,} x {width:,} pixels: {counted(count, 'window')}, {duration(one.seconds)} one after the "
+        f"other{at_once}, ${one.usd:.6f}, ${one.usd_per_megapixel:.3g} a megapixel (predicted for Lambda)"
     )
     if windows.approximation:
         out.print(plain(f"approximate: {windows.approximation}"))
@@ -133,7 +137,10 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     out.print(plain(line), soft_wrap=True)
     largest = max(each.size for each in windows.heights), max(each.size for each in windows.widths)
     if largest[0] * largest[1] > (most := RasterLimits().max_whole_pixels):
-        complain(f"images of more than {most:,} pixels are read as TIFF alone, not as PNG or JPEG")
+        complain(
+            f"of images with more than {most:,} pixels, interlaced PNG and progressive JPEG are refused, which are "
+            "decoded whole: TIFF, other PNG and other JPEG are read"
+        )
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from serfer.mapping.many_images import ManyReport
     from serfer.mapping.report import MapProgress, MapReport
 
-_EVERY_S = 30.0  # a line of progress, where no terminal is watched
+_EVERY_S = 30.0  # a line of progress, where no terminal is watched,
+_LATER = 0.05  # or after so much of the time so far: some 100 lines in ten hours
+_MOST_TURNS = 10  # lines that do not wait for that, as a pause begins or ends
 _MINUTE, _HOUR = 60, 3600
 _MOST_FAILURES = 10
+_UNLIKE = 0.1  # of what was predicted: from here on it is said why
 _MOST_CHANNELS = 4  # of which it is said how they were normalised
 
 
@@ -40,8 +43,9 @@ class MapDisplay:
             transient=True,
         )
         self._task: Any = None
-        self._said_at = monotonic()
-        self._paused = False
+        self._began = self._said_at = monotonic()
+        self._state = ("", "")
+        self._turns = 0
 
     def note(self, text: str) -> None:
         """Print a warning."""
@@ -61,12 +65,22 @@ class MapDisplay:
     def progress(self, progress: MapProgress) -> None:
         """Show how far an image is."""
         done, said = progress.resumed + progress.done, _said(progress)
-        turned, self._paused = self._paused != bool(progress.paused), bool(progress.paused)
         if self._task is not None:
             self._bar.update(self._task, completed=done, said=said)
-        elif turned or monotonic() - self._said_at > _EVERY_S:
-            self._said_at = monotonic()
+        elif self._is_due(progress):
             complain(f"{progress.image}: {done:,} of {progress.windows:,} windows, {said}")
+
+    def _is_due(self, progress: MapProgress) -> bool:
+        """Return whether a line of progress is to be printed now: seldom, and fewer the longer it takes."""
+        now, before = monotonic(), self._state
+        running = now - self._began
+        self._state = (progress.paused and "paused", progress.doing.partition(",")[0])
+        turned = self._state[0] != before[0] or (self._state[1] != before[1] and running > _EVERY_S)
+        self._turns += turned
+        if now - self._said_at <= max(_EVERY_S, _LATER * running) and not (turned and self._turns <= _MOST_TURNS):
+            return False
+        self._said_at = now
+        return True
 
     def stop(self) -> None:
         """Take the bar away, if it is shown; stopping one that is not would print an empty line."""
@@ -106,7 +120,8 @@ def _estimate_lines(estimate: Estimate) -> list[str]:
     there = estimate.windows - estimate.missing
     resumed = f", {there:,} of them are there already" if there else ""
     size = f"{estimate.height:,} x {estimate.width:,} pixels, {estimate.windows:,} windows{resumed}"
-    took = f"{duration(estimate.seconds)}, ${estimate.usd:.6f} ({estimate.cold_starts:,} cold starts included)"
+    dollars = f"${estimate.usd:.6f}{_per_area(estimate)}"
+    took = f"{duration(estimate.seconds)}, {dollars}, {estimate.cold_starts:,} cold starts included"
     return [
         f"{size}; overlaps add {estimate.overlap:.1%} to the work",
         f"predicted on Lambda, {estimate.concurrency:,} at once: {took}",
@@ -114,10 +129,18 @@ def _estimate_lines(estimate: Estimate) -> list[str]:
     ]
 
 
+def _per_area(estimate: Estimate) -> str:
+    """Return the dollars of a megapixel, and of a square kilometre where the image says how large its pixels are."""
+    areas = ((estimate.usd_per_megapixel, "a megapixel"), (estimate.usd_per_km2, "a km²"))
+    said = [f"${usd:.3g} {area}" for usd, area in areas if usd is not None]
+    return f" ({', '.join(said)})" if said else ""
+
+
 def print_estimate(image: str, estimate: Estimate, *, as_json: bool) -> None:
     """Print what an image will take."""
     if as_json:
-        print_json({"image": image, **asdict(estimate)})
+        areas = {"usd_per_megapixel": estimate.usd_per_megapixel, "usd_per_km2": estimate.usd_per_km2}
+        print_json({"image": image, **asdict(estimate), **areas})
         return
     for line in _estimate_lines(estimate):
         out.print(plain(f"{image}: {line}"))
@@ -139,6 +162,8 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         f"${report.cost_usd:.6f} on Lambda, predicted ${report.estimate.usd:.6f}"
         + (f"; paused for {duration(report.paused_s)} beside online load" if report.paused_s else "")
     )
+    if report.usd_ratio is not None and abs(report.usd_ratio - 1) > _UNLIKE:
+        out.print(_why_not_as_predicted(report.usd_ratio))
     if report.no_data_pixels:
         share = report.no_data_pixels / report.estimate.height / report.estimate.width
         seen = " that these windows read" if report.resumed else ""
@@ -153,6 +178,14 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         out.print(plain(f"window {failure.window} failed: {failure.error}"))
     if len(report.failures) > _MOST_FAILURES:
         out.print(f"... and {len(report.failures) - _MOST_FAILURES:,} more")
+
+
+def _why_not_as_predicted(ratio: float) -> str:
+    longer = f"{ratio:.1f} times as long as" if ratio > 1 else f"{ratio:.0%} of the time that"
+    return (
+        f"dollars are for time: a window took {longer} predicted for the processors of Lambda (local workers are as "
+        "fast as this machine)"
+    )
 
 
 def _normalised(known: ImageStatistics) -> str:

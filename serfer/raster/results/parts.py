@@ -242,6 +242,25 @@ class ResultParts:
         return self.directory / f"c.0.0.{row}.{col}"
 
 
+@contextmanager
+def reserved(directory: Path, name: str) -> Iterator[None]:
+    """Hold the place where the parts of the result `name` would be, for one whose parts are elsewhere, in the block.
+
+    What is there stays. Raises UnavailableError where another process holds it, which makes the same result.
+    """
+    with _disk_errors(directory, "what is there stays"):
+        _make(directory)
+        lock = _locked(directory, name)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if {path.name for path in directory.iterdir()} == {_LOCK}:
+                (directory / _LOCK).unlink()
+                directory.rmdir()
+        os.close(lock)
+
+
 def _ours(name: str) -> bool:
     known = {METADATA, _OLD_JOB, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN}
     parts = _PART.fullmatch(name) or _OLD_PART.fullmatch(name)
@@ -271,8 +290,11 @@ def _make(directory: Path) -> None:
         raise InputError(f"{directory} is not a directory of result parts: it holds {strange!r}; name another one")
 
 
-def _locked(directory: Path) -> int:
-    """Return the descriptor that holds the directory's lock; it ends with the process, however that ends."""
+def _locked(directory: Path, name: str = "") -> int:
+    """Return the descriptor that holds the directory's lock; it ends with the process, however that ends.
+
+    Where another process has it, the error says that `name` is in use, or the directory.
+    """
     path = directory / _LOCK
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -283,7 +305,7 @@ def _locked(directory: Path) -> int:
         except BlockingIOError:
             os.close(fd)
             raise UnavailableError(
-                f"{directory} is in use by another process: wait for it, or write to another result"
+                f"{name or directory} is in use by another process: wait for it, or write to another result"
             ) from None
         except FileNotFoundError:
             pass

@@ -1,0 +1,213 @@
+"""What `serfer map` says: before it starts, while it runs, when it is stopped, and to a second process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from serfer.cli.shared import map_display
+from serfer.cli.shared.map_display import MapDisplay
+from serfer.core.errors import PlanError, UnavailableError
+from serfer.mapping.report import MapProgress
+from serfer.mapping.spending import Spending
+from serfer.pipeline.pipeline import Pipeline
+from serfer.raster import ResultParts
+from serfer.raster.georeference import Georeference
+from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.raster.files import UTM, WHERE, pixels, write
+
+
+def test_dollars_of_a_megapixel_and_a_square_kilometre_are_said_before_a_map_starts(serfer, command):
+    done = serfer(*command, "--dry-run")
+    assert "a megapixel, $" in done.out
+    assert "a km²)" in done.out
+    estimate = json.loads(serfer(*command, "--dry-run", "--json").out)
+    assert estimate["usd_per_megapixel"] == pytest.approx(estimate["usd"] * 1e6 / (HEIGHT * WIDTH))
+    assert estimate["usd_per_km2"] == pytest.approx(4 * estimate["usd_per_megapixel"]), "pixels of half a metre"
+    started = serfer(*command)
+    assert "20 windows; overlaps add" in started.err
+    assert "a km²)" in started.err
+
+
+@pytest.mark.parametrize(
+    ("crs", "square_metres"),
+    [("EPSG:32633", 0.25), ("EPSG:2225", 0.25 * (1200 / 3937) ** 2), ("EPSG:4326", None), ("EPSG:3857", None)],
+)
+def test_a_pixel_has_square_metres_where_its_reference_system_is_true_to_scale(crs, square_metres):
+    import rasterio  # noqa: PLC0415 - of an extra
+
+    place = Georeference(rasterio.CRS.from_string(crs).to_wkt(), tuple(WHERE)[:6])
+    assert place.pixel_m2 == (None if square_metres is None else pytest.approx(square_metres))
+    assert Georeference(None, tuple(WHERE)[:6]).pixel_m2 is None
+
+
+@pytest.mark.parametrize(("times", "said"), [(3.0, "took 3.0 times as long as"), (0.5, "took 50% of the time that")])
+def test_dollars_that_were_not_predicted_are_explained(serfer, command, monkeypatch, times, said):
+    settle = Spending.settle
+    monkeypatch.setattr(Spending, "settle", lambda spending, usd, _: settle(spending, usd, times * usd))
+    done = serfer(*command)
+    assert f"dollars are for time: a window {said} predicted" in done.out
+
+
+def test_dollars_as_predicted_are_not_explained(serfer, command, monkeypatch):
+    settle = Spending.settle
+    monkeypatch.setattr(Spending, "settle", lambda spending, usd, _: settle(spending, usd, usd))
+    assert "dollars are for time" not in serfer(*command).out
+
+
+class TestProgress:
+    """Lines where no terminal is watched."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        now = [0.0]
+        monkeypatch.setattr(map_display, "monotonic", lambda: now[0])
+        return now
+
+    @pytest.fixture
+    def lines(self, monkeypatch):
+        lines = []
+        monkeypatch.setattr(map_display, "complain", lines.append)
+        return lines
+
+    def at(self, second, **said):
+        return MapProgress("a.tif", 100_000, 0, int(second), 0, 0.5, second, **said)
+
+    def test_a_map_of_ten_hours_says_some_hundred_lines(self, clock, lines):
+        display = MapDisplay()
+        for second in range(36_000):
+            clock[0] = second
+            display.progress(self.at(second))
+        assert 60 < len(lines) < 150
+        assert "a.tif: 31 of 100,000 windows, 1.00 a second, 27.8 h left, $0.500000" in lines[0]
+
+    def test_pauses_are_said_at_once_but_not_without_end(self, clock, lines):
+        display = MapDisplay()
+        for second in range(1000):
+            clock[0] = second
+            display.progress(self.at(second, paused="the service is busy" if second % 4 > 1 else ""))
+        assert "paused: the service is busy" in lines[0]
+        assert len(lines) < 50
+
+    def test_it_says_that_the_result_is_written_in_place_of_seconds_that_are_left(self, clock, lines):
+        display = MapDisplay()
+        clock[0] = 31.0
+        display.progress(self.at(30.0))
+        clock[0] = 32.0
+        display.progress(self.at(31.0, doing="writing the result"))
+        assert lines[1].endswith("windows, writing the result, $0.500000")
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Have the pipeline raise an error after seven windows."""
+
+    def by(error):
+        submit, calls = Pipeline.submit, []
+
+        def failing(pipeline, batch, **given):
+            calls.append(1)
+            if len(calls) > 7:
+                raise error
+            return submit(pipeline, batch, **given)
+
+        monkeypatch.setattr(Pipeline, "submit", failing)
+
+    return by
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (PlanError("the functions are those of another plan"), 3)]
+)
+def test_whatever_stops_a_map_it_says_what_is_kept_and_how_to_go_on(serfer, command, stopped, tmp_path, error, code):
+    stopped(error)
+    done = serfer(*command, "--concurrency", 1)
+    assert done.code == code
+    assert f"7 of 20 windows are kept in {tmp_path / 'result.tif.parts'}: run the same command again" in done.err
+
+
+def test_a_full_disk_says_it_once(serfer, command, monkeypatch):
+    put = ResultParts.put
+
+    def full(parts, number, values):
+        if number >= 7:
+            raise UnavailableError(f"no room in {parts.directory}: 7 of 20 parts are kept there")
+        put(parts, number, values)
+
+    monkeypatch.setattr(ResultParts, "put", full)
+    assert serfer(*command, "--concurrency", 1).err.count("7 of 20") == 1
+
+
+def test_an_interrupted_folder_says_how_many_images_are_done_and_lists_the_others(serfer, plan, tmp_path, monkeypatch):
+    (tmp_path / "scans").mkdir()
+    for seed in range(3):
+        write(tmp_path / "scans" / f"{seed}.tif", pixels(HEIGHT, WIDTH, seed=seed))
+    put, calls = ResultParts.put, []
+
+    def interrupted(parts, number, values):
+        calls.append(1)
+        if len(calls) == 25:
+            raise KeyboardInterrupt
+        put(parts, number, values)
+
+    monkeypatch.setattr(ResultParts, "put", interrupted)
+    command = ("map", tmp_path / "scans", "--plan", plan, "--out", tmp_path / "out", "--workers", "inprocess")
+    done = serfer(*command, "--concurrency", 1)
+    assert done.code == 130
+    assert "1 of 3 images are mapped, those that are left are listed in" in done.err
+    assert (tmp_path / "out" / "retry.txt").read_text().split() == [
+        str(tmp_path / "scans" / f"{each}.tif") for each in (1, 2)
+    ]
+    monkeypatch.undo()
+    monkeypatch.setenv("COLUMNS", "400")
+    assert serfer(*command).code == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.tif", "1.tif", "2.tif", "manifest.jsonl"]
+
+
+HOLD = """
+import sys
+from serfer.raster import ResultParts
+put = ResultParts.put
+def waiting(self, number, values):
+    put(self, number, values)
+    if number == 3:
+        print("holding", flush=True)
+        sys.stdin.readline()
+ResultParts.put = waiting
+from serfer.cli.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("mine", "yours"), [(["--parts", "mine"], ["--parts", "yours"]), ([], ["--parts", "yours"])])
+def test_a_second_process_on_one_result_is_refused_wherever_its_parts_are(serfer, command, tmp_path, mine, yours):
+    mine, yours = ([str(tmp_path / each) if each[0] != "-" else each for each in given] for given in (mine, yours))
+    arguments = [sys.executable, "-c", HOLD, *map(str, command), *mine, "--concurrency", "1"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "holding\n"
+        for other in (yours, [] if mine else yours):
+            refused = serfer(*command, *other)
+            assert refused.code == 4, refused.err
+            assert "result.tif" in refused.err
+            assert "is in use by another process" in refused.err
+        first.communicate("\n", timeout=60)
+        assert first.returncode == 0
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
+
+
+def test_a_second_process_on_one_folder_is_refused(serfer, plan, tmp_path):
+    (tmp_path / "scans").mkdir()
+    for seed in range(2):
+        write(tmp_path / "scans" / f"{seed}.tif", pixels(HEIGHT, WIDTH, seed=seed), crs=UTM, transform=WHERE)
+    command = ("map", tmp_path / "scans", "--plan", plan, "--out", tmp_path / "out", "--workers", "inprocess")
+    arguments = [sys.executable, "-c", HOLD, *map(str, command), "--concurrency", "1"]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "holding\n"
+        refused = serfer(*command)
+        assert refused.code == 4
+        assert f"{tmp_path / 'out'} is in use by another process" in refused.err
+        first.communicate("\n\n\n", timeout=60)
+        assert first.returncode == 0
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.tif", "1.tif", "manifest.jsonl"]

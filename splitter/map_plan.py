@@ -52,15 +52,15 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
     Args:
         model: An nn.Module in evaluation mode, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a
-            `NamedModel`), or the path of an ONNX file whose height and width are free. It makes one map of an image,
-            (N, C, H, W) or (N, H, W), and looks at neighbourhoods alone.
+            `NamedModel`), or the path of an ONNX file whose height and width are free. It makes maps of an image,
+            (N, C, H, W) or (N, H, W), perhaps of several strides, and looks at neighbourhoods alone.
         sizes: (height, width) of the images.
         out: The plan directory; an empty directory or a plan there is replaced.
-        window: The side of windows in pixels of the result, a multiple of the network's stride, or "auto": the cheapest
-            for a pixel that functions of `memory_mb` hold.
+        window: The side of windows in pixels of the result, of several the finest, a multiple of the network's stride,
+            or "auto": the cheapest for a pixel that functions of `memory_mb` hold.
         channels: Of an image.
         reduce: "argmax", "softmax" or "sigmoid", over the channels of the map; "argmax" makes its results a hundredth
-            as large.
+            as large. Of a network with several outputs "NAME=argmax" and so on.
         approximate: Pixels around what windows write (rounded up to the network's stride), for networks that look at
             the whole image: windows are images of their own then.
         sample: An image file (of which the middle is taken) on which the difference of these from the network on the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,13 +21,13 @@ from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
-from serfer.mapping.output import ResultForm
-from serfer.mapping.report import MapProgress, MapReport, percentiles
+from serfer.mapping.report import MapProgress, MapReport, MapResult, percentiles
+from serfer.mapping.results import RasterTarget, ResultFile, parts_directories, result_files, result_places
 from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.pipeline import Pipeline
 from serfer.raster import RasterSource, ResultParts, check_result, check_space, open_raster, write_result
-from serfer.raster.place import S3Place, parse_place
+from serfer.raster.place import parse_place
 
 _MOST_NAMED = 5
 
@@ -86,9 +86,9 @@ class Mapper:
             for note in job.notes:
                 self.watcher.note(f"{image}: {note}")
             missing = [*range(len(job.windows))]
-            if job.directory.exists() and not self.options.restart:
-                with ResultParts.create_or_resume(job.directory, job.identity, job.form.array) as parts:
-                    missing = sorted({*missing} - parts.done())
+            if all(file.directory.exists() for file in job.files) and not self.options.restart:
+                with ExitStack() as opened:
+                    missing = sorted({*missing} - _done(job.parts(opened)))
             return self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
 
     def job_of(self, image: str | Path) -> str:
@@ -113,30 +113,37 @@ class Mapper:
             for note in job.notes:
                 self.watcher.note(f"{image}: {note}")
             if self.options.restart:
-                ResultParts.discard(job.directory)
-            parts = stack.enter_context(ResultParts.create_or_resume(job.directory, job.identity, job.form.array))
-            done = parts.done()
-            if job.exists and (parts.written or (len(done) == len(job.windows) and _written_before(out, parts, job))):
+                for file in job.files:
+                    ResultParts.discard(file.directory)
+            parts = job.parts(stack)
+            done = _done(parts)
+            written = job.written(parts) if job.exists else set()
+            if len(written) == len(parts):
                 report = job.report(Outcome(), len(job.windows), time.monotonic() - started, 0.0, self._nothing(job))
                 finished(report)
-                parts.remove()
+                _remove(parts)
                 return report
-            parts.written = False
-            check_result(out, job.form.array, job.form.options(self.plan, self.options))
-            report = self._run(job, parts, done, out, started)
+            parts[0].written = False
+            for number, file in enumerate(job.files):
+                if number not in written:
+                    check_result(file.out, file.form.array, file.form.options(self.plan, self.options))
+            report = self._run(job, parts, done, written, started)
             for note in report.notes[len(job.notes) :]:
                 self.watcher.note(f"{image}: {note}")
             finished(report)
-            parts.written = True
-            parts.remove()
+            parts[0].written = True
+            _remove(parts)
             return report
 
     def _nothing(self, job: _Job) -> Estimate:
         return self.prices.estimate(job.windows, (), job.source.size, job.concurrency)
 
-    def _run(self, job: _Job, parts: ResultParts, done: set[int], out: str | Path, started: float) -> MapReport:
-        if warning := check_space(parts, out):
-            self.watcher.note(warning)
+    def _run(
+        self, job: _Job, parts: Sequence[ResultParts], done: set[int], written: set[int], started: float
+    ) -> MapReport:
+        for file, own in zip(job.files, parts, strict=True):
+            if warning := check_space(own, file.out):
+                self.watcher.note(warning)
         missing = [number for number in range(len(job.windows)) if number not in done]
         estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
         self._check_ceiling(estimate, job)
@@ -162,26 +169,35 @@ class Mapper:
             outcome = Engine(self._task(job, parts), watch).run(missing)
         report = job.report(outcome, len(done), time.monotonic() - started, self.spending.spent - before, estimate)
         report = replace(report, paused_s=self.gate.paused_s - paused_s)
-        if not report.result:
+        if not report.results:
             raise IncompleteMapError(_what_is_left(report, job), report)
         job.source.check_unchanged()
-        write_result(
-            out,
-            parts,
-            georeference=job.form.georeference(job.source),
-            options=job.form.options(self.plan, self.options),
-        )
+        for number, (file, own) in enumerate(zip(job.files, parts, strict=True)):
+            if number not in written:
+                write_result(
+                    file.out,
+                    own,
+                    georeference=file.form.georeference(job.source),
+                    options=file.form.options(self.plan, self.options),
+                )
         return replace(report, seconds=time.monotonic() - started)
 
-    def _task(self, job: _Job, parts: ResultParts) -> MapTask:
+    def places(self, out: str) -> list[str]:
+        """Return where the files of a result will be."""
+        return result_places(self.plan, out, self.options)
+
+    def parts_of(self, out: str) -> list[Path]:
+        """Return where the finished windows of a result are kept until it is written."""
+        return parts_directories(self.plan, out, self.options)
+
+    def _task(self, job: _Job, parts: Sequence[ResultParts]) -> MapTask:
         return MapTask(
             pipeline=self.pipeline(),
             source=job.source,
             windows=job.windows,
             input=job.input,
-            form=job.form,
             gaps=job.gaps,
-            parts=parts,
+            targets=[RasterTarget(file.form, own) for file, own in zip(job.files, parts, strict=True)],
             prices=self.prices,
             spending=self.spending,
             gate=self.gate,
@@ -213,45 +229,64 @@ class Mapper:
         options = self.options
         window_input = WindowInput.of(self.plan, source, options)
         gaps = Gaps.of(source, window_input.bands, options)
-        form = ResultForm.of(self.plan, windows, no_data=gaps.possible, options=options)
-        if gaps.possible and form.place is None:
+        files = result_files(self.plan, windows, str(out), options, no_data=gaps.possible)
+        if gaps.possible and any(file.form.place is None for file in files):
             raise InputError(
                 f"{source.name} says which pixels hold no data, and {NO_PLACE}: it cannot be said which pixels of the "
                 "result have none; map all pixels as they are with --no-data none"
             )
-        directory = parts_directory(out, options.parts)
-        exists = directory.exists() and not options.restart and _is_file(out)
-        written = form.options(self.plan, options)
+        begun = files[0].directory.exists() and not options.restart
         if check:
-            check_result(out, form.array, replace(written, overwrite=written.overwrite or exists))
+            for file in files:
+                written = file.form.options(self.plan, options)
+                overwrite = written.overwrite or (begun and file.is_there)
+                check_result(file.out, file.form.array, replace(written, overwrite=overwrite))
         return _Job(
             mapper=self,
             source=source,
-            out=str(out),
             windows=windows,
-            form=form,
+            files=files,
             input=window_input,
             gaps=gaps,
-            directory=directory,
-            exists=exists and not options.overwrite,
+            exists=begun and not options.overwrite,
             concurrency=self.concurrency(_window_bytes(self.plan, source, window_input)),
         )
 
 
 @dataclass(frozen=True)
 class _Job:
-    """An image that fits its plan and its result's place; `exists` says that a file stands at that place."""
+    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them."""
 
     mapper: Mapper
     source: RasterSource
-    out: str
     windows: ImageWindows
-    form: ResultForm
+    files: tuple[ResultFile, ...]
     input: WindowInput
     gaps: Gaps
-    directory: Path
     exists: bool
     concurrency: int
+
+    def parts(self, stack: ExitStack) -> list[ResultParts]:
+        """Open the parts of each file, until the end of `stack`."""
+        return [
+            stack.enter_context(ResultParts.create_or_resume(file.directory, self.identity, file.form.array))
+            for file in self.files
+        ]
+
+    def written(self, parts: Sequence[ResultParts]) -> set[int]:
+        """Return the numbers of the files that an earlier run has written, and not yet deleted the parts.
+
+        Those of the first file are marked when all files are written, and deleted last.
+        """
+        there = {number for number, file in enumerate(self.files) if file.is_there}
+        if parts[0].written and len(there) == len(parts):
+            return there
+        return {
+            number
+            for number in there
+            if parts[number].done() == {*range(len(self.windows))}
+            and _written_before(self.files[number], parts[number], self)
+        }
 
     @property
     def identity(self) -> dict[str, object]:
@@ -259,24 +294,33 @@ class _Job:
         return self.mapper.identity(self.source)
 
     @property
+    def kept(self) -> str:
+        """Where the parts are, in words."""
+        return ", ".join(str(file.directory) for file in self.files)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What of the image is not used or not kept."""
         georeference = self.source.georeference
         lost = georeference.not_kept
         kept = (f"not kept in the result: {', '.join(lost)}",) if lost else ()
-        if self.form.place is None and (georeference.transform or georeference.crs):
-            kept = (*kept, f"the result has no georeference: {NO_PLACE}")
+        nowhere = [file.out for file in self.files if file.form.place is None]
+        if nowhere and (georeference.transform or georeference.crs):
+            which = "the result" if len(self.files) == 1 else ", ".join(nowhere)
+            kept = (*kept, f"{which} has no georeference: {NO_PLACE}")
         return (*self.source.notes, *self.gaps.notes(self.source), *kept)
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
         """Return what has been done."""
-        plan, array = self.mapper.plan, self.form.array
+        plan, array = self.mapper.plan, self.files[0].form.array
         stopped = ""
         if outcome.over_ceiling:
             stopped = f"more would pass --max-cost-usd {self.mapper.options.max_cost_usd:g}"
+        results = () if outcome.failures or stopped else tuple(_result(file) for file in self.files)
         return MapReport(
             image=self.source.name,
-            result=None if outcome.failures or stopped else self.out,
+            result=results[0].path if results else None,
+            results=results,
             height=array.rows.size,
             width=array.cols.size,
             channels=array.channels,
@@ -310,14 +354,20 @@ def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
     return (note,)
 
 
-def parts_directory(out: str | Path, chosen: str | None = None) -> Path:
-    """Return where the parts of a result are kept: beside a file, in the working directory for an object of S3."""
-    if chosen is not None:
-        return Path(chosen)
-    where = parse_place(out)
-    if isinstance(where, S3Place):
-        return Path(f"{where.bucket}-{where.key.replace('/', '-')}.parts")
-    return where.with_name(f"{where.name}.parts")
+def _result(file: ResultFile) -> MapResult:
+    array = file.form.array
+    return MapResult(file.out, file.form.outputs, array.rows.size, array.cols.size, array.channels, array.dtype)
+
+
+def _done(parts: Sequence[ResultParts]) -> set[int]:
+    """Return the windows of which every file has its part."""
+    return set.intersection(*(each.done() for each in parts))
+
+
+def _remove(parts: Sequence[ResultParts]) -> None:
+    """Delete the parts of all files, those that say so last."""
+    for each in reversed(parts):
+        each.remove()
 
 
 def _check_apart(image: str | Path, out: str | Path) -> None:
@@ -331,22 +381,17 @@ def _check_apart(image: str | Path, out: str | Path) -> None:
         raise UsageError(f"the result {out} would replace its image: choose another --out")
 
 
-def _is_file(out: str | Path) -> bool:
-    where = parse_place(out)
-    return isinstance(where, Path) and where.is_file()
-
-
-def _written_before(out: str | Path, parts: ResultParts, job: _Job) -> bool:
+def _written_before(file: ResultFile, parts: ResultParts, job: _Job) -> bool:
     """Whether a result is what its parts make: one that was killed had written it, and not yet deleted the parts."""
-    place = Path(out)
+    place = Path(file.out)
     again = place.with_name(f".{place.stem}.{parts.digest[:8]}.again{place.suffix}")
     plan, options = job.mapper.plan, replace(job.mapper.options, overwrite=True)
     try:
         write_result(
             again,
             parts,
-            georeference=job.form.georeference(job.source),
-            options=job.form.options(plan, options),
+            georeference=file.form.georeference(job.source),
+            options=file.form.options(plan, options),
         )
         return filecmp.cmp(place, again, shallow=False)
     finally:
@@ -357,7 +402,10 @@ def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -
     """Return about how many bytes of memory a window takes: as read, as sent (array, crop, payload), and its values."""
     [stage] = plan.stages
     read = max(tile.inputs[0].area for tile in stage.tiles)
-    written = max(tile.outputs[0].area for tile in stage.tiles) * stage.outputs[0].channels
+    written = max(
+        sum(shape.channels * rect.area for shape, rect in zip(stage.outputs, tile.outputs, strict=True))
+        for tile in stage.tiles
+    )
     stored = read * source.bands * np.dtype(source.dtype).itemsize
     return stored + 5 * read * plan.input.channels * window_input.value_bytes + 3 * 4 * written
 
@@ -365,7 +413,7 @@ def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -
 def _what_is_left(report: MapReport, job: _Job) -> str:
     """Say in one line what an incomplete map lacks, and how to go on."""
     left = report.windows - report.resumed - report.computed - report.empty
-    kept = f"{report.windows - left:,} of {report.windows:,} windows are kept in {job.directory}"
+    kept = f"{report.windows - left:,} of {report.windows:,} windows are kept in {job.kept}"
     if report.stopped:
         return (
             f"{report.image}: {report.stopped}, ${report.cost_usd:.6f} are spent; {kept}: run the same command again "

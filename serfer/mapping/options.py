@@ -24,6 +24,7 @@ class MapOptions:
         no_data_bands: "all" if a pixel holds no data where all the network's bands have that value, "any" if one is
             enough.
         dtype: the result's type, where the network's output is of whole numbers.
+        one_file: the outputs of a network with several, of one size and type, are the bands of one file.
         compression: of a TIFF: "deflate", "zstd" or "none".
         concurrency: windows in flight; by default as many as the workers are for.
         max_cost_usd: dollars that may be spent, with what is in flight at its predicted price.
@@ -41,6 +42,7 @@ class MapOptions:
     no_data: NoData = "auto"
     no_data_bands: Literal["all", "any"] = "all"
     dtype: str | None = None
+    one_file: bool = False
     compression: Literal["deflate", "zstd", "none"] = "deflate"
     concurrency: int | None = None
     max_cost_usd: float | None = None
@@ -69,10 +71,15 @@ class MapOptions:
         """Return, of JSON's types, the options that change the result's values."""
         no_data = self.no_data if isinstance(self.no_data, str) else str(float(self.no_data))
         any_band = {} if self.no_data_bands == "all" else {"no_data_bands": self.no_data_bands}
-        return any_band | {
-            "bands": [*self.bands],
-            "full_scale": self.full_scale,
-            "no_data": no_data,
-            "dtype": self.dtype,
-            "compression": self.compression,
-        }
+        one_file = {"one_file": True} if self.one_file else {}
+        return (
+            any_band
+            | one_file
+            | {
+                "bands": [*self.bands],
+                "full_scale": self.full_scale,
+                "no_data": no_data,
+                "dtype": self.dtype,
+                "compression": self.compression,
+            }
+        )

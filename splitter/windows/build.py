@@ -13,11 +13,11 @@ import numpy as np
 from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference
 from serfer.core.plan import Plan
-from serfer.core.plan.answers import Answer
+from serfer.core.plan.answers import Answer, as_answer, shaped
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.graph import Graph
-from serfer.splitter.network.reductions import of_one_class, with_reduction
+from serfer.splitter.network.reductions import check_one_to_reduce, of_one_class, with_reduction
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array, ImageNotTakenError, Progress, Source, load
 from serfer.splitter.plan_dir.check import whole_runner
@@ -91,13 +91,15 @@ def build_map_plan(
     network = Network(source, at)
     made = _Making(network, sizes, small, example, budget, progress)
     if source.preprocess:
-        reference = network.of_one_map(small)
+        reference = network.of_maps(small)
         check_channels(source.preprocess, reference.shape(reference.input))
         source.check_numbers(source.preprocess)
+    if description.reduction and description.reduction.output is None:
+        check_one_to_reduce(network.of_maps(small).output_tensors)
     cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
-        plan = write_map_plan(network, cut, choice, network.of_one_map(small), budget, directory)
+        plan = write_map_plan(network, cut, choice, network.of_maps(small), budget, directory)
     return plan, tuple(dict.fromkeys(made.notes))
 
 
@@ -190,11 +192,12 @@ def _check(network: Network, example: Array) -> list[str]:
     A small image that cannot be cut says nothing against the sizes that were: it is compared as it was read.
     """
     height, width = example.shape[2:]
-    graph = network.of_one_map((height, width))
+    graph = network.of_maps((height, width))
     expected = _check_reading(network, graph, example)
     notes = [_one_class("a random image, on which windows were checked,")] if of_one_class(expected) else []
     try:
-        step = rounded_step(_SMALL_WINDOW, *network.strides(graph), graph.output)
+        known = network.strides(graph)
+        step = rounded_step(_SMALL_WINDOW, *known, known[0].finest(graph.outputs))
         cut = window_tiles(network, [(height, width)], step)
     except ModelError:
         return notes
@@ -212,8 +215,8 @@ def _check_other(network: Network, example: Array) -> list[str]:
 
 
 def _compare(cut: WindowTiles, example: Array, expected: Answer) -> None:
-    got = WindowSessions(cut).run(example)
-    deviation = difference(got.reshape(np.shape(expected)), expected)
+    got = as_answer(shaped(cut.tiles[0].graph.output_tensors, WindowSessions(cut).run(example)))
+    deviation = difference(got, expected)
     if not deviation.exact:
         height, width = example.shape[2:]
         raise WrongAnswerError(

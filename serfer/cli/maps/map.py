@@ -97,6 +97,14 @@ def map_images(
     dtype: Annotated[
         str | None, typer.Option(help="The result's type, where the network's output is of whole numbers: uint8, ...")
     ] = None,
+    one_file: Annotated[
+        bool,
+        typer.Option(
+            "--one-file",
+            help="Of a network with several outputs: all of them as bands of RESULT, and not a file of each, "
+            "RESULT.NAME.tif.",
+        ),
+    ] = False,
     compression: Annotated[str, typer.Option(help="Of a TIFF: deflate, zstd or none.")] = "deflate",
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Windows in flight; by default by workers and memory.")
@@ -141,7 +149,7 @@ def map_images(
     options = _options(
         bands, full_scale, no_data, dtype, compression, concurrency, max_cost_usd, force, overwrite, restart, parts
     )
-    options = replace(options, no_data_bands=_no_data_bands(no_data_bands))
+    options = replace(options, no_data_bands=_no_data_bands(no_data_bands), one_file=one_file)
     if not dry_run:
         options = replace(
             options, yield_to=tuple(yield_to or ()), yield_utilisation=yield_utilisation, yield_latency=yield_latency
@@ -157,7 +165,7 @@ def map_images(
             if images_from or is_many(named, result):
                 _map_many(mapper, named, result, suffix, ending, dry_run=dry_run, as_json=as_json)
             elif dry_run:
-                print_estimate(named[0], mapper.estimate(named[0], result), as_json=as_json)
+                print_estimate(named[0], mapper.estimate(named[0], result), mapper.places(result), as_json=as_json)
             else:
                 _map_one(mapper, named[0], result, ending, watcher, as_json=as_json)
         finally:
@@ -187,10 +195,10 @@ def _close(opening: Opening, watcher: MapDisplay) -> None:
 
 
 def _say_what_is_kept(mapper: Mapper, result: str) -> None:
-    from serfer.mapping.image_job import parts_directory  # noqa: PLC0415 - the command line starts fast
-
-    if (kept := parts_directory(result, mapper.options.parts)).exists():
-        complain(f"the windows that are done are kept in {kept}: the same command goes on with what is missing")
+    if kept := [str(each) for each in mapper.parts_of(result) if each.exists()]:
+        complain(
+            f"the windows that are done are kept in {', '.join(kept)}: the same command goes on with what is missing"
+        )
 
 
 def _map_one(mapper: Mapper, image: str, result: str, ending: Ending, watcher: MapDisplay, *, as_json: bool) -> None:
@@ -206,7 +214,7 @@ def _map_one(mapper: Mapper, image: str, result: str, ending: Ending, watcher: M
         _say_what_is_kept(mapper, result)
         raise
     watcher.stop()
-    ending.outputs, ending.figures = (result,), _figures(report)
+    ending.outputs, ending.figures = [file.path for file in report.results], _figures(report)
     print_report(report, as_json=as_json)
 
 
@@ -245,11 +253,11 @@ def _map_many(
             if isinstance(estimate, SerferError):
                 complain(estimate)
             else:
-                print_estimate(item.image, estimate, as_json=as_json)
+                print_estimate(item.image, estimate, mapper.places(item.result), as_json=as_json)
         return
     many.check_dollars(items)
     report = many.run(items)
-    ending.outputs = [done.result for done in report.done if done.result]
+    ending.outputs = [file.path for done in report.done for file in done.results]
     ending.at_ceiling = report.at_ceiling
     ending.figures = {
         "mapped": len(report.done),

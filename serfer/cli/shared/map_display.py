@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -110,12 +110,13 @@ def _estimate_lines(estimate: Estimate) -> list[str]:
     ]
 
 
-def print_estimate(image: str, estimate: Estimate, *, as_json: bool) -> None:
-    """Print what an image will take."""
+def print_estimate(image: str, estimate: Estimate, results: Sequence[str], *, as_json: bool) -> None:
+    """Print what an image will take, and the files that will be its results."""
     if as_json:
-        print_json({"image": image, **asdict(estimate)})
+        print_json({"image": image, **asdict(estimate), "results": [*results]})
         return
-    for line in _estimate_lines(estimate):
+    made = [f"results: {', '.join(results)}"] if len(results) > 1 else []
+    for line in [*_estimate_lines(estimate), *made]:
         out.print(plain(f"{image}: {line}"))
 
 
@@ -124,10 +125,10 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
     if as_json:
         print_json(report.as_dict())
         return
-    if report.result:
-        shape = f"{report.channels} x {report.height:,} x {report.width:,} {report.dtype}"
+    for result in report.results:
+        shape = f"{result.channels} x {result.height:,} x {result.width:,} {result.dtype}"
         exact = "" if report.exact else f"  APPROXIMATE: {plain(report.estimate.approximation)}"
-        out.print(f"[bold]{plain(report.result)}[/]  {shape}{exact}")
+        out.print(f"[bold]{plain(result.path)}[/]  {shape}{exact}")
     empty = f", {report.empty:,} without data" if report.empty else ""
     there = f", {report.resumed:,} from before" if report.resumed else ""
     out.print(

@@ -78,6 +78,7 @@ from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
+    AxisResult,
     AxisWindow,
     AxisWindows,
     ImageWindow,
@@ -113,6 +114,7 @@ __all__ = [
     "Alternative",
     "Artefact",
     "AxisForm",
+    "AxisResult",
     "AxisWindow",
     "AxisWindows",
     "Cell",

@@ -31,6 +31,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     window: int | str = "auto",
     channels: int = 3,
     reduce: str | None = None,
+    output: str | None = None,
     approximate: int | None = None,
     sample: Path | str | None = None,
     store: str = "redis",
@@ -61,6 +62,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         channels: Of an image.
         reduce: "argmax", "softmax" or "sigmoid", over the channels of the map; "argmax" makes its results a hundredth
             as large. Of a network with several outputs "NAME=argmax" and so on.
+        output: "boxes", with a family and thresholds as `split` has them, for a detector: maps of it are boxes of the
+            whole image (docs/how-to/detect.md). A file whose metadata say so needs none.
         approximate: Pixels around what windows write (rounded up to the network's stride), for networks that look at
             the whole image: windows are images of their own then.
         sample: An image file (of which the middle is taken) on which the difference of these from the network on the
@@ -84,7 +87,9 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         WrongAnswerError: windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
-    description = Description.of(preprocess, labels, None, Reduction.of(reduce, None), name=name, resized=False)
+    description = Description.of(preprocess, labels, output, Reduction.of(reduce, None), name=name, resized=False)
+    if output is not None and description.boxes is None:
+        raise UsageError(f"--output is boxes, of a detector: maps are reduced by --reduce, not by {output!r:.40}")
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     memory, side, sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from serfer.core.errors import IncompleteMapError, InputError, PlanError, UsageError
+from serfer.core.frame_decoder import FrameDecoder
 from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.engine import Engine, MapTask, Outcome
@@ -21,15 +22,21 @@ from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
-from serfer.mapping.report import MapProgress, MapReport, MapResult, percentiles
-from serfer.mapping.results import RasterTarget, ResultFile, parts_directories, result_files, result_places
+from serfer.mapping.padding import padded
+from serfer.mapping.report import MapProgress, MapReport, percentiles
+from serfer.mapping.results import MapFile, is_there, parts_directories, result_files, result_places
 from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.pipeline import Pipeline
-from serfer.raster import RasterSource, ResultParts, check_result, check_space, open_raster, write_result
+from serfer.raster import RasterSource, ResultParts, open_raster
 from serfer.raster.place import parse_place
 
 _MOST_NAMED = 5
+
+
+def no_decoder() -> FrameDecoder:
+    """Raise PlanError: the plan was not opened with its directory."""
+    raise PlanError("the plan's directory is not known, in which the decoder of its boxes lies")
 
 
 class MapWatcher(Protocol):
@@ -53,7 +60,7 @@ class Mapper:
     """Maps images by one plan. `pipeline` opens it, or returns the open one; `concurrency` is for windows of a size.
 
     All images spend from the same `spending`, and pass the same `gate`. With `start_below_ceiling`, none
-    starts that is predicted to pass it.
+    starts that is predicted to pass it. `decoder` returns that of a plan with boxes.
     """
 
     plan: Plan
@@ -65,6 +72,7 @@ class Mapper:
     watcher: MapWatcher
     gate: OfflineGate
     start_below_ceiling: bool = True
+    decoder: Callable[[], FrameDecoder] = no_decoder
 
     @property
     def windows(self) -> Windows:
@@ -89,7 +97,7 @@ class Mapper:
             if all(file.directory.exists() for file in job.files) and not self.options.restart:
                 with ExitStack() as opened:
                     missing = sorted({*missing} - _done(job.parts(opened)))
-            return self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
+            return self.prices.estimate(job.windows, missing, job.size, job.concurrency)
 
     def job_of(self, image: str | Path) -> str:
         """Return the text that stands for what an image's result follows from: the image, the plan, the options."""
@@ -126,7 +134,7 @@ class Mapper:
             parts[0].written = False
             for number, file in enumerate(job.files):
                 if number not in written:
-                    check_result(file.out, file.form.array, file.form.options(self.plan, self.options))
+                    file.check(overwrite=False)
             report = self._run(job, parts, done, written, started)
             for note in report.notes[len(job.notes) :]:
                 self.watcher.note(f"{image}: {note}")
@@ -136,16 +144,16 @@ class Mapper:
             return report
 
     def _nothing(self, job: _Job) -> Estimate:
-        return self.prices.estimate(job.windows, (), job.source.size, job.concurrency)
+        return self.prices.estimate(job.windows, (), job.size, job.concurrency)
 
     def _run(
         self, job: _Job, parts: Sequence[ResultParts], done: set[int], written: set[int], started: float
     ) -> MapReport:
         for file, own in zip(job.files, parts, strict=True):
-            if warning := check_space(own, file.out):
+            if warning := file.space(own):
                 self.watcher.note(warning)
         missing = [number for number in range(len(job.windows)) if number not in done]
-        estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
+        estimate = self.prices.estimate(job.windows, missing, job.size, job.concurrency)
         self._check_ceiling(estimate, job)
         self.watcher.start(job.source.name, estimate)
         before, paused_s = self.spending.spent, self.gate.paused_s
@@ -172,15 +180,12 @@ class Mapper:
         if not report.results:
             raise IncompleteMapError(_what_is_left(report, job), report)
         job.source.check_unchanged()
+        results = [*report.results]
         for number, (file, own) in enumerate(zip(job.files, parts, strict=True)):
             if number not in written:
-                write_result(
-                    file.out,
-                    own,
-                    georeference=file.form.georeference(job.source),
-                    options=file.form.options(self.plan, self.options),
-                )
-        return replace(report, seconds=time.monotonic() - started)
+                boxes = file.write(file.out, own, job.source, job.size, overwrite=False)
+                results[number] = replace(results[number], boxes=boxes)
+        return replace(report, results=tuple(results), seconds=time.monotonic() - started)
 
     def places(self, out: str) -> list[str]:
         """Return where the files of a result will be."""
@@ -197,7 +202,7 @@ class Mapper:
             windows=job.windows,
             input=job.input,
             gaps=job.gaps,
-            targets=[RasterTarget(file.form, own) for file, own in zip(job.files, parts, strict=True)],
+            targets=[file.target(own) for file, own in zip(job.files, parts, strict=True)],
             prices=self.prices,
             spending=self.spending,
             gate=self.gate,
@@ -225,11 +230,12 @@ class Mapper:
         windows_of_plan = self.windows
         _check_apart(image, out)
         source = stack.enter_context(open_raster(image))
+        size, options = source.size, self.options
+        source = padded(source, self.plan, options)
         windows = windows_of_plan.of(*source.size, source.name)
-        options = self.options
         window_input = WindowInput.of(self.plan, source, options)
         gaps = Gaps.of(source, window_input.bands, options)
-        files = result_files(self.plan, windows, str(out), options, no_data=gaps.possible)
+        files = result_files(self.plan, windows, str(out), options, self.decoder, no_data=gaps.possible)
         if gaps.possible and any(file.form.place is None for file in files):
             raise InputError(
                 f"{source.name} says which pixels hold no data, and {NO_PLACE}: it cannot be said which pixels of the "
@@ -238,12 +244,11 @@ class Mapper:
         begun = files[0].directory.exists() and not options.restart
         if check:
             for file in files:
-                written = file.form.options(self.plan, options)
-                overwrite = written.overwrite or (begun and file.is_there)
-                check_result(file.out, file.form.array, replace(written, overwrite=overwrite))
+                file.check(overwrite=begun and is_there(file))
         return _Job(
             mapper=self,
             source=source,
+            size=size,
             windows=windows,
             files=files,
             input=window_input,
@@ -259,8 +264,9 @@ class _Job:
 
     mapper: Mapper
     source: RasterSource
+    size: tuple[int, int]
     windows: ImageWindows
-    files: tuple[ResultFile, ...]
+    files: Sequence[MapFile]
     input: WindowInput
     gaps: Gaps
     exists: bool
@@ -268,17 +274,14 @@ class _Job:
 
     def parts(self, stack: ExitStack) -> list[ResultParts]:
         """Open the parts of each file, until the end of `stack`."""
-        return [
-            stack.enter_context(ResultParts.create_or_resume(file.directory, self.identity, file.form.array))
-            for file in self.files
-        ]
+        return [stack.enter_context(file.open(self.identity)) for file in self.files]
 
     def written(self, parts: Sequence[ResultParts]) -> set[int]:
         """Return the numbers of the files that an earlier run has written, and not yet deleted the parts.
 
         Those of the first file are marked when all files are written, and deleted last.
         """
-        there = {number for number, file in enumerate(self.files) if file.is_there}
+        there = {number for number, file in enumerate(self.files) if is_there(file)}
         if parts[0].written and len(there) == len(parts):
             return there
         return {
@@ -312,19 +315,20 @@ class _Job:
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
         """Return what has been done."""
-        plan, array = self.mapper.plan, self.files[0].form.array
+        plan, made = self.mapper.plan, [file.result(self.size) for file in self.files]
+        first = made[0]
         stopped = ""
         if outcome.over_ceiling:
             stopped = f"more would pass --max-cost-usd {self.mapper.options.max_cost_usd:g}"
-        results = () if outcome.failures or stopped else tuple(_result(file) for file in self.files)
+        results = () if outcome.failures or stopped else tuple(made)
         return MapReport(
             image=self.source.name,
             result=results[0].path if results else None,
             results=results,
-            height=array.rows.size,
-            width=array.cols.size,
-            channels=array.channels,
-            dtype=array.dtype,
+            height=first.height,
+            width=first.width,
+            channels=first.channels,
+            dtype=first.dtype,
             plan=plan.digest,
             exact=self.mapper.windows.exact,
             difference=self.mapper.windows.difference,
@@ -354,11 +358,6 @@ def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
     return (note,)
 
 
-def _result(file: ResultFile) -> MapResult:
-    array = file.form.array
-    return MapResult(file.out, file.form.outputs, array.rows.size, array.cols.size, array.channels, array.dtype)
-
-
 def _done(parts: Sequence[ResultParts]) -> set[int]:
     """Return the windows of which every file has its part."""
     return set.intersection(*(each.done() for each in parts))
@@ -381,18 +380,12 @@ def _check_apart(image: str | Path, out: str | Path) -> None:
         raise UsageError(f"the result {out} would replace its image: choose another --out")
 
 
-def _written_before(file: ResultFile, parts: ResultParts, job: _Job) -> bool:
+def _written_before(file: MapFile, parts: ResultParts, job: _Job) -> bool:
     """Whether a result is what its parts make: one that was killed had written it, and not yet deleted the parts."""
     place = Path(file.out)
     again = place.with_name(f".{place.stem}.{parts.digest[:8]}.again{place.suffix}")
-    plan, options = job.mapper.plan, replace(job.mapper.options, overwrite=True)
     try:
-        write_result(
-            again,
-            parts,
-            georeference=file.form.georeference(job.source),
-            options=file.form.options(plan, options),
-        )
+        file.write(str(again), parts, job.source, job.size, overwrite=True)
         return filecmp.cmp(place, again, shallow=False)
     finally:
         again.unlink(missing_ok=True)

@@ -50,7 +50,10 @@ class MapProgress:
 
 @dataclass(frozen=True)
 class MapResult:
-    """A file that a map made: its place, the outputs of the network in it, its size in pixels, channels and type."""
+    """A file that a map made: its place, the outputs of the network in it, its size in pixels, channels and type.
+
+    Of boxes the size is the image's, there are no channels, the type is "boxes", and `boxes` is how many there are.
+    """
 
     path: str
     outputs: tuple[str, ...]
@@ -58,6 +61,7 @@ class MapResult:
     width: int
     channels: int
     dtype: str
+    boxes: int | None = None
 
 
 @dataclass(frozen=True)

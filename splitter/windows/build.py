@@ -25,6 +25,7 @@ from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
+from serfer.splitter.windows.detector import detector_of, example_of, is_detector
 from serfer.splitter.windows.map_plan import (
     Network,
     WindowChoice,
@@ -75,6 +76,12 @@ def build_map_plan(
     small = _small(sizes[0])
     example = _example(channels, small)
     source, example = _load(model, example, sizes[0])
+    detector = None
+    if is_detector(source, description) and wanted.overlap is None:
+        progress("finding the heads of the detector")
+        detector = detector_of(source, channels, description)
+        sizes = [*dict.fromkeys(detector.padded(size) for size in sizes)]
+        source, example = detector.trunk, example_of(detector, channels, sizes[0], _SMALL)
     small = example.shape[2], example.shape[3]
     source = replace(
         with_reduction(source, description.reduction),
@@ -99,7 +106,8 @@ def build_map_plan(
     cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
-        plan = write_map_plan(network, cut, choice, network.of_maps(small), budget, directory)
+        finish = detector.written if detector else (lambda plan, _: plan)
+        plan = write_map_plan(network, cut, choice, network.of_maps(small), budget, directory, finish)
     return plan, tuple(dict.fromkeys(made.notes))
 
 

@@ -367,9 +367,18 @@ def _renumbered(kinds: AxisKinds, numbers: Iterator[int]) -> AxisWindows:
 
 
 def write_map_plan(
-    network: Network, cut: WindowTiles, choice: WindowChoice, reference: Graph, budget: Budget, directory: Path
+    network: Network,
+    cut: WindowTiles,
+    choice: WindowChoice,
+    reference: Graph,
+    budget: Budget,
+    directory: Path,
+    finished: Callable[[Plan, Path], Plan],
 ) -> Plan:
-    """Write a map plan into an empty directory and return it; `reference` is the network at a small size."""
+    """Write a map plan into an empty directory and return it; `reference` is the network at a small size.
+
+    `finished` adds what the plan has besides windows.
+    """
     graph = cut.tiles[0].graph
     image_area = cut.windows.heights[0].result * cut.windows.widths[0].result
     result_area = graph.shape(graph.output).whole.area  # less than the image's where windows are images of their own
@@ -425,7 +434,7 @@ def write_map_plan(
         ),
         windows=cut.windows,
     )
-    plan = sealed(_priced(plan, budget))
+    plan = sealed(_priced(finished(plan, directory), budget))
     write_plan(plan, directory)
     return plan
 

@@ -61,14 +61,14 @@ def map_images(
         typer.Option(
             "--out",
             metavar="RESULT",
-            help="The result, .tif, .png or .npy: a file, or s3://BUCKET/KEY. Of several images or a folder, a folder "
-            "or prefix.",
+            help="The result, .tif, .png or .npy, of a detector's plan also .geojson or .json (COCO): a file, or "
+            "s3://BUCKET/KEY. Of several images or a folder, a folder or prefix.",
         ),
     ],
     images_from: Annotated[
         Path | None, typer.Option("--list", metavar="FILE", help="More images, one a line, such as those of retry.txt.")
     ] = None,
-    suffix: Annotated[str, typer.Option(help="Of results in a folder: .tif, .png or .npy.")] = ".tif",
+    suffix: Annotated[str, typer.Option(help="Of results in a folder: .tif, .png, .npy, .geojson or .json.")] = ".tif",
     bands: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="The image's bands that are the network's channels, from 1, such as 4,3,2."),
@@ -96,6 +96,16 @@ def map_images(
     ] = "all",
     dtype: Annotated[
         str | None, typer.Option(help="The result's type, where the network's output is of whole numbers: uint8, ...")
+    ] = None,
+    min_score: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Of a detector: the least score of a box, in place of the plan's."),
+    ] = None,
+    max_iou: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Of a detector: the most of their union that two boxes of a class may share."
+        ),
     ] = None,
     one_file: Annotated[
         bool,
@@ -149,7 +159,13 @@ def map_images(
     options = _options(
         bands, full_scale, no_data, dtype, compression, concurrency, max_cost_usd, force, overwrite, restart, parts
     )
-    options = replace(options, no_data_bands=_no_data_bands(no_data_bands), one_file=one_file)
+    options = replace(
+        options,
+        no_data_bands=_no_data_bands(no_data_bands),
+        one_file=one_file,
+        min_score=min_score,
+        max_iou=max_iou,
+    )
     if not dry_run:
         options = replace(
             options, yield_to=tuple(yield_to or ()), yield_utilisation=yield_utilisation, yield_latency=yield_latency

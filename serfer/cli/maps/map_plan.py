@@ -55,6 +55,13 @@ def map_plan(
             "outputs, name the one.",
         ),
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="boxes[:FAMILY][,score=S][,iou=I]",
+            help="The network is a detector: its maps are boxes of the whole image (docs/how-to/detect.md).",
+        ),
+    ] = None,
     approximate: Annotated[
         int | None,
         typer.Option(
@@ -98,6 +105,7 @@ def map_plan(
             window=window,
             channels=channels,
             reduce=reduce,
+            output=output,
             approximate=approximate,
             sample=sample,
             store=store,

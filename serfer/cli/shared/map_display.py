@@ -18,7 +18,7 @@ from serfer.cli.shared.terminal import complain, err, out
 if TYPE_CHECKING:
     from serfer.mapping.estimate import Estimate
     from serfer.mapping.many_images import ManyReport
-    from serfer.mapping.report import MapProgress, MapReport
+    from serfer.mapping.report import MapProgress, MapReport, MapResult
 
 _EVERY_S = 30.0  # a line of progress, where no terminal is watched
 _MINUTE, _HOUR = 60, 3600
@@ -126,7 +126,7 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         print_json(report.as_dict())
         return
     for result in report.results:
-        shape = f"{result.channels} x {result.height:,} x {result.width:,} {result.dtype}"
+        shape = _shape(result)
         exact = "" if report.exact else f"  APPROXIMATE: {plain(report.estimate.approximation)}"
         out.print(f"[bold]{plain(result.path)}[/]  {shape}{exact}")
     empty = f", {report.empty:,} without data" if report.empty else ""
@@ -148,6 +148,12 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         out.print(plain(f"window {failure.window} failed: {failure.error}"))
     if len(report.failures) > _MOST_FAILURES:
         out.print(f"... and {len(report.failures) - _MOST_FAILURES:,} more")
+
+
+def _shape(result: MapResult) -> str:
+    if result.dtype == "boxes":
+        return "boxes" if result.boxes is None else f"{result.boxes:,} boxes"
+    return f"{result.channels} x {result.height:,} x {result.width:,} {result.dtype}"
 
 
 def print_many(report: ManyReport, out_place: str, retry: Path, *, as_json: bool) -> None:

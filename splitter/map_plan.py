@@ -31,6 +31,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     window: int | str = "auto",
     channels: int = 3,
     reduce: str | None = None,
+    output: str | None = None,
     approximate: int | None = None,
     sample: Path | str | None = None,
     store: str = "redis",
@@ -52,15 +53,17 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
     Args:
         model: An nn.Module in evaluation mode, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a
-            `NamedModel`), or the path of an ONNX file whose height and width are free. It makes one map of an image,
-            (N, C, H, W) or (N, H, W), and looks at neighbourhoods alone.
+            `NamedModel`), or the path of an ONNX file whose height and width are free. It makes maps of an image,
+            (N, C, H, W) or (N, H, W), perhaps of several strides, and looks at neighbourhoods alone.
         sizes: (height, width) of the images.
         out: The plan directory; an empty directory or a plan there is replaced.
-        window: The side of windows in pixels of the result, a multiple of the network's stride, or "auto": the cheapest
-            for a pixel that functions of `memory_mb` hold.
+        window: The side of windows in pixels of the result, of several the finest, a multiple of the network's stride,
+            or "auto": the cheapest for a pixel that functions of `memory_mb` hold.
         channels: Of an image.
         reduce: "argmax", "softmax" or "sigmoid", over the channels of the map; "argmax" makes its results a hundredth
-            as large.
+            as large. Of a network with several outputs "NAME=argmax" and so on.
+        output: "boxes", with a family and thresholds as `split` has them, for a detector: maps of it are boxes of the
+            whole image (docs/how-to/detect.md). A file whose metadata say so needs none.
         approximate: Pixels around what windows write (rounded up to the network's stride), for networks that look at
             the whole image: windows are images of their own then.
         sample: An image file (of which the middle is taken) on which the difference of these from the network on the
@@ -84,7 +87,9 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         WrongAnswerError: windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
-    description = Description.of(preprocess, labels, None, Reduction.of(reduce, None), name=name, resized=False)
+    description = Description.of(preprocess, labels, output, Reduction.of(reduce, None), name=name, resized=False)
+    if output is not None and description.boxes is None:
+        raise UsageError(f"--output is boxes, of a detector: maps are reduced by --reduce, not by {output!r:.40}")
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     memory, side, sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)

@@ -32,6 +32,14 @@ class CocoAnnotation:
     area: float
     iscrowd: int = 0
 
+    @classmethod
+    def of(cls, number: int, image: int, index: int, score: float, box: Sequence[float]) -> CocoAnnotation:
+        """Return the annotation of a box (left, top, right, bottom) of the class `index`, from 0."""
+        left, top, right, bottom = box
+        width, height = right - left, bottom - top
+        bbox = (round(left, _DIGITS), round(top, _DIGITS), round(width, _DIGITS), round(height, _DIGITS))
+        return cls(number, image, index + 1, score, bbox, round(width * height, _DIGITS))
+
 
 @dataclass(frozen=True, slots=True)
 class CocoCategory:
@@ -67,7 +75,4 @@ def coco(images: Sequence[PredictedImage], labels: Sequence[str]) -> CocoDataset
 
 
 def _annotation(number: int, image: int, found: DetectedObject) -> CocoAnnotation:
-    left, top, right, bottom = found.box
-    width, height = right - left, bottom - top
-    bbox = (round(left, _DIGITS), round(top, _DIGITS), round(width, _DIGITS), round(height, _DIGITS))
-    return CocoAnnotation(number, image, found.index + 1, found.score, bbox, round(width * height, _DIGITS))
+    return CocoAnnotation.of(number, image, found.index, found.score, found.box)

@@ -82,7 +82,7 @@ def without_overlaps(boxes: Boxes, max_iou: float, most: int) -> NDArray[np.int6
     """
     kept: list[int] = []
     left = np.arange(len(boxes))
-    areas = _areas(boxes.corners)
+    areas = box_areas(boxes.corners)
     while len(left) and len(kept) < most:
         first, left = int(left[0]), left[1:]
         kept.append(first)
@@ -94,7 +94,8 @@ def without_overlaps(boxes: Boxes, max_iou: float, most: int) -> NDArray[np.int6
     return np.array(kept, dtype=np.int64)
 
 
-def _areas(corners: Corners) -> NDArray[np.float64]:
+def box_areas(corners: Corners) -> NDArray[np.float64]:
+    """Return the areas of boxes (K, 4), 0 where a side is negative."""
     areas: NDArray[np.float64] = (corners[:, 2:] - corners[:, :2]).clip(0).prod(axis=1)
     return areas
 

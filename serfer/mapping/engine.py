@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Event, Lock
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,24 +21,43 @@ from serfer.core.errors import (
     UnavailableError,
     UsageError,
 )
-from serfer.core.geometry import Rect
+from serfer.core.geometry import Rect, Span
 from serfer.core.plan.windows import ImageWindow, ImageWindows
 from serfer.drivers.driver import RequestContext
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.input import WindowInput
 from serfer.mapping.no_data import Gaps
-from serfer.mapping.output import ResultForm
 from serfer.mapping.report import WindowFailure
 from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.result import Result
-from serfer.raster import RasterSource, ResultParts
+from serfer.raster import RasterSource
 
 DEADLINE_S = 900.0
 """Seconds that a window may take, with what it waits for other queries."""
 _TICK_S = 0.25
 _LEAST_FAILURES = 16
+
+
+class MapTarget(Protocol):
+    """What keeps what windows give, by their numbers; several threads may keep at once."""
+
+    def covered(self, number: int, size: tuple[int, int]) -> Rect:
+        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
+        ...
+
+    def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
+        """Return which of a window's pixels have no data, where `missing` ones of `read`, all they cover, have none."""
+        ...
+
+    def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> None:
+        """Keep the outputs of a window, of which `empty` pixels have no data."""
+        ...
+
+    def keep_empty(self, number: int) -> None:
+        """Keep that a window has no data."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,9 +68,8 @@ class MapTask:
     source: RasterSource
     windows: ImageWindows
     input: WindowInput
-    form: ResultForm
     gaps: Gaps
-    parts: ResultParts
+    targets: Sequence[MapTarget]
     prices: WindowPrices
     spending: Spending
     gate: OfflineGate
@@ -149,7 +167,7 @@ class Engine:
 
     def _compute(self, number: int, window: ImageWindow, usd: float) -> None:
         task = self._task
-        looked_at = task.form.covered(window, task.source.size) if task.gaps.possible else window.read
+        looked_at = self._looked_at(number) if task.gaps.possible else window.read
         try:
             pixels, masked = self._read(looked_at)
         except (ImageError, UnavailableError) as error:
@@ -160,10 +178,11 @@ class Engine:
             task.spending.release(usd)
             raise
         missing = self._missing(number, pixels, masked, looked_at) if task.gaps.possible else None
-        empty = None if missing is None else task.form.empty(missing, looked_at, window.written)
-        if empty is not None and empty.all():
+        empty = None if missing is None else [each.empty(missing, looked_at, number) for each in task.targets]
+        if empty is not None and all(each.all() for each in empty):
             task.spending.release(usd)
-            task.parts.put(number, task.form.empty_part(window.written))
+            for target in task.targets:
+                target.keep_empty(number)
             self._done(None)
             return
         seen = window.read.within(looked_at).slices
@@ -181,9 +200,14 @@ class Engine:
             self._failed(number, window, error)
             return
         del batch
-        [values] = result.outputs.values()
-        task.parts.put(number, task.form.part(values, window.written, empty))
+        for target, without in zip(task.targets, empty or [None] * len(task.targets), strict=True):
+            target.keep(number, result.outputs, without)
         self._done(result.report.latency_ms)
+
+    def _looked_at(self, number: int) -> Rect:
+        """Return the pixels that a window reads or that its parts of the results cover."""
+        covered = [target.covered(number, self._task.source.size) for target in self._task.targets]
+        return Rect(_hull([each.rows for each in covered]), _hull([each.cols for each in covered]))
 
     def _read(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
         """Return pixels, and those that a mask hides where it counts."""
@@ -266,6 +290,10 @@ class Engine:
             queries = [*self._queries]
         for query in queries:
             query.cancel()
+
+
+def _hull(spans: Sequence[Span]) -> Span:
+    return Span(min(each.start for each in spans), max(each.stop for each in spans))
 
 
 def seconds_now() -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filecmp
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import IncompleteMapError, InputError, PlanError, SerferError, UsageError
+from serfer.core.frame_decoder import FrameDecoder
 from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.core.plan.windows import ImageWindows, Windows
@@ -24,16 +25,29 @@ from serfer.mapping.input import WindowInput
 from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
-from serfer.mapping.output import ResultForm
+from serfer.mapping.padding import padded
 from serfer.mapping.report import MapProgress, MapReport, percentiles
+from serfer.mapping.results import (
+    MapFile,
+    is_there,
+    parts_directories,
+    parts_directory,
+    result_files,
+    result_places,
+)
 from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.pipeline import Pipeline
-from serfer.raster import RasterSource, ResultParts, check_result, check_space, open_raster, write_result
-from serfer.raster.place import S3Place, parse_place
+from serfer.raster import RasterSource, ResultParts, open_raster
+from serfer.raster.place import parse_place
 from serfer.raster.results.parts import reserved
 
 _MOST_NAMED = 5
+
+
+def no_decoder() -> FrameDecoder:
+    """Raise PlanError: the plan was not opened with its directory."""
+    raise PlanError("the plan's directory is not known, in which the decoder of its boxes lies")
 
 
 class MapWatcher(Protocol):
@@ -57,7 +71,7 @@ class Mapper:
     """Maps images by one plan. `pipeline` opens it, or returns the open one; `concurrency` is for windows of a size.
 
     All images spend from the same `spending`, and pass the same `gate`. With `start_below_ceiling`, none
-    starts that is predicted to pass it.
+    starts that is predicted to pass it. `decoder` returns that of a plan with boxes.
     """
 
     plan: Plan
@@ -69,6 +83,7 @@ class Mapper:
     watcher: MapWatcher
     gate: OfflineGate
     start_below_ceiling: bool = True
+    decoder: Callable[[], FrameDecoder] = no_decoder
 
     @property
     def windows(self) -> Windows:
@@ -90,11 +105,10 @@ class Mapper:
             for note in job.notes:
                 self.watcher.note(f"{image}: {note}")
             missing = [*range(len(job.windows))]
-            if job.directory.exists() and not self.options.restart:
-                with ResultParts.create_or_resume(job.directory, job.identity, job.form.array) as parts:
-                    missing = sorted({*missing} - parts.done())
-            estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
-            return replace(estimate, pixel_m2=job.source.georeference.pixel_m2)
+            if all(file.directory.exists() for file in job.files) and not self.options.restart:
+                with ExitStack() as opened:
+                    missing = sorted({*missing} - _done(job.parts(opened)))
+            return self._estimate(job, missing)
 
     def job_of(self, image: str | Path) -> str:
         """Return the text that stands for what an image's result follows from: the image, the plan, the options."""
@@ -117,37 +131,47 @@ class Mapper:
             job = self._job(image, out, stack)
             for note in job.notes:
                 self.watcher.note(f"{image}: {note}")
-            if (usual := parts_directory(out)) != job.directory:
-                stack.enter_context(reserved(usual, str(out)))
-            if self.options.restart:
-                ResultParts.discard(job.directory)
-            parts = stack.enter_context(ResultParts.create_or_resume(job.directory, job.identity, job.form.array))
-            done = parts.done()
-            if job.exists and (parts.written or (len(done) == len(job.windows) and _written_before(out, parts, job))):
-                job = job.measured(_kept_statistics(parts))
+            for file in job.files:
+                if (usual := parts_directory(file.out)) != file.directory:
+                    stack.enter_context(reserved(usual, file.out))
+                if self.options.restart:
+                    ResultParts.discard(file.directory)
+            parts = job.parts(stack)
+            done = _done(parts)
+            written = job.written(parts) if job.exists else set()
+            if len(written) == len(parts):
+                job = job.measured(_kept_statistics(parts[0]))
                 report = job.report(Outcome(), len(job.windows), time.monotonic() - started, 0.0, self._nothing(job))
                 finished(report)
-                parts.remove()
+                _remove(parts)
                 return report
-            parts.written = False
-            check_result(out, job.form.array, job.form.options(self.plan, self.options))
-            report = self._run(job, parts, done, out, started)
+            parts[0].written = False
+            for number, file in enumerate(job.files):
+                if number not in written:
+                    file.check(overwrite=False)
+            report = self._run(job, parts, done, written, started)
             for note in report.notes[len(job.notes) :]:
                 self.watcher.note(f"{image}: {note}")
             finished(report)
-            parts.written = True
-            parts.remove()
+            parts[0].written = True
+            _remove(parts)
             return report
 
     def _nothing(self, job: _Job) -> Estimate:
-        return self.prices.estimate(job.windows, (), job.source.size, job.concurrency)
+        return self._estimate(job, ())
 
-    def _run(self, job: _Job, parts: ResultParts, done: set[int], out: str | Path, started: float) -> MapReport:
-        if warning := check_space(parts, out):
-            self.watcher.note(warning)
+    def _estimate(self, job: _Job, missing: Sequence[int]) -> Estimate:
+        estimate = self.prices.estimate(job.windows, missing, job.size, job.concurrency)
+        return replace(estimate, pixel_m2=job.source.georeference.pixel_m2)
+
+    def _run(
+        self, job: _Job, parts: Sequence[ResultParts], done: set[int], written: set[int], started: float
+    ) -> MapReport:
+        for file, own in zip(job.files, parts, strict=True):
+            if warning := file.space(own):
+                self.watcher.note(warning)
         missing = [number for number in range(len(job.windows)) if number not in done]
-        estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
-        estimate = replace(estimate, pixel_m2=job.source.georeference.pixel_m2)
+        estimate = self._estimate(job, missing)
         self._check_ceiling(estimate, job)
         self.watcher.start(job.source.name, estimate)
         before, paused_s = self.spending.spent, self.gate.paused_s
@@ -173,35 +197,34 @@ class Mapper:
             if missing and job.source.decoded_once:
                 watch(outcome, "decoding the image")
                 job.source.decode()
-            job = job.measured(self._statistics(job, parts, lambda doing: watch(outcome, doing)))
+            job = job.measured(self._statistics(job, parts[0], lambda doing: watch(outcome, doing)))
             if missing:
                 outcome = Engine(self._task(job, parts), watch).run(missing)
         report = job.report(outcome, len(done), time.monotonic() - started, self.spending.spent - before, estimate)
         report = replace(report, paused_s=self.gate.paused_s - paused_s, usd_ratio=self._ratio(measured, predicted))
-        if not report.result:
+        if not report.results:
             raise IncompleteMapError(_what_is_left(report, job), report)
         job.source.check_unchanged()
         watch(outcome, "writing the result")
+        results = [*report.results]
         with self._saying_what_is_kept(job, parts):
-            write_result(
-                out,
-                parts,
-                georeference=job.form.georeference(job.source),
-                options=job.form.options(self.plan, self.options),
-            )
-        return replace(report, seconds=time.monotonic() - started)
+            for number, (file, own) in enumerate(zip(job.files, parts, strict=True)):
+                if number not in written:
+                    boxes = file.write(file.out, own, job.source, job.size, overwrite=False)
+                    results[number] = replace(results[number], boxes=boxes)
+        return replace(report, results=tuple(results), seconds=time.monotonic() - started)
 
     @contextmanager
-    def _saying_what_is_kept(self, job: _Job, parts: ResultParts) -> Iterator[None]:
+    def _saying_what_is_kept(self, job: _Job, parts: Sequence[ResultParts]) -> Iterator[None]:
         """Say of whatever ends the block what is kept and how to go on, unless the error says it itself."""
         try:
             yield
         except (KeyboardInterrupt, SerferError) as error:
-            done = len(parts.done())
-            if done and str(job.directory) not in str(error):
+            done = len(_done(parts))
+            if done and job.kept not in str(error):
                 self.watcher.note(
-                    f"{done:,} of {len(job.windows):,} windows are kept in {job.directory}: run the same command "
-                    "again, it resumes"
+                    f"{done:,} of {len(job.windows):,} windows are kept in {job.kept}: run the same command again, it "
+                    "resumes"
                 )
             raise
 
@@ -209,21 +232,6 @@ class Mapper:
         """Return the dollars measured since those, relative to what was predicted for them."""
         now, then = self.spending.measured
         return (now - measured) / (then - predicted) if then > predicted else None
-
-    def _task(self, job: _Job, parts: ResultParts) -> MapTask:
-        return MapTask(
-            pipeline=self.pipeline(),
-            source=job.source,
-            windows=job.windows,
-            input=job.input,
-            form=job.form,
-            gaps=job.gaps,
-            parts=parts,
-            prices=self.prices,
-            spending=self.spending,
-            gate=self.gate,
-            concurrency=job.concurrency,
-        )
 
     def _statistics(self, job: _Job, parts: ResultParts, say: Callable[[str], None]) -> ImageStatistics | None:
         """Return the image's statistics where the plan normalises by them, as kept with the parts or measured now."""
@@ -233,12 +241,30 @@ class Mapper:
         kept = _kept_statistics(parts)
         if kept is not None and len(kept.offset) == (len(job.input.bands) if how.per_channel else 1):
             return kept
-        total = job.source.size[0] * job.source.size[1]
+        total = job.size[0] * job.size[1]
         say("measuring the image")
         found = measure(job.source, job.gaps, how, lambda done: say(f"measuring the image, {done / total:.0%}"))
         job.source.check_unchanged()
         parts.measured = unstructure(found)
         return found
+
+    def places(self, out: str) -> list[str]:
+        """Return where the files of a result will be."""
+        return result_places(self.plan, out, self.options)
+
+    def _task(self, job: _Job, parts: Sequence[ResultParts]) -> MapTask:
+        return MapTask(
+            pipeline=self.pipeline(),
+            source=job.source,
+            windows=job.windows,
+            input=job.input,
+            gaps=job.gaps,
+            targets=[file.target(own) for file, own in zip(job.files, parts, strict=True)],
+            prices=self.prices,
+            spending=self.spending,
+            gate=self.gate,
+            concurrency=job.concurrency,
+        )
 
     def _check_ceiling(self, estimate: Estimate, job: _Job) -> None:
         ceiling = self.options.max_cost_usd
@@ -260,47 +286,47 @@ class Mapper:
         """Open an image, and check it, the plan and the result's place against one another."""
         windows_of_plan, options = self.windows, self.options
         _check_apart(image, out)
-        directory = parts_directory(out, options.parts)
-        source = stack.enter_context(open_raster(image, scratch=directory.absolute().parent))
+        scratch = parts_directories(self.plan, str(out), options)[0].absolute().parent
+        source = stack.enter_context(open_raster(image, scratch=scratch))
+        size = source.size
+        source = padded(source, self.plan, options)
         windows = windows_of_plan.of(*source.size, source.name)
         window_input = WindowInput.of(self.plan, source, options)
         gaps = Gaps.of(source, window_input.bands, options)
-        form = ResultForm.of(self.plan, windows, no_data=gaps.possible, options=options)
-        if gaps.possible and form.place is None:
+        files = result_files(self.plan, windows, str(out), options, self.decoder, no_data=gaps.possible)
+        if gaps.possible and any(file.form.place is None for file in files):
             raise InputError(
                 f"{source.name} says which pixels hold no data, and {NO_PLACE}: it cannot be said which pixels of the "
                 "result have none; map all pixels as they are with --no-data none"
             )
-        exists = directory.exists() and not options.restart and _is_file(out)
-        written = form.options(self.plan, options)
+        begun = files[0].directory.exists() and not options.restart
         if check:
-            check_result(out, form.array, replace(written, overwrite=written.overwrite or exists))
+            for file in files:
+                file.check(overwrite=begun and is_there(file))
         return _Job(
             mapper=self,
             source=source,
-            out=str(out),
+            size=size,
             windows=windows,
-            form=form,
+            files=files,
             input=window_input,
             gaps=gaps,
-            directory=directory,
-            exists=exists and not options.overwrite,
+            exists=begun and not options.overwrite,
             concurrency=self.concurrency(_window_bytes(self.plan, source, window_input)),
         )
 
 
 @dataclass(frozen=True)
 class _Job:
-    """An image that fits its plan and its result's place; `exists` says that a file stands at that place."""
+    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them."""
 
     mapper: Mapper
     source: RasterSource
-    out: str
+    size: tuple[int, int]
     windows: ImageWindows
-    form: ResultForm
+    files: Sequence[MapFile]
     input: WindowInput
     gaps: Gaps
-    directory: Path
     exists: bool
     concurrency: int
 
@@ -308,10 +334,34 @@ class _Job:
         """Return the same with the image's statistics."""
         return replace(self, input=self.input.measured(statistics))
 
+    def parts(self, stack: ExitStack) -> list[ResultParts]:
+        """Open the parts of each file, until the end of `stack`."""
+        return [stack.enter_context(file.open(self.identity)) for file in self.files]
+
+    def written(self, parts: Sequence[ResultParts]) -> set[int]:
+        """Return the numbers of the files that an earlier run has written, and not yet deleted the parts.
+
+        Those of the first file are marked when all files are written, and deleted last.
+        """
+        there = {number for number, file in enumerate(self.files) if is_there(file)}
+        if parts[0].written and len(there) == len(parts):
+            return there
+        return {
+            number
+            for number in there
+            if parts[number].done() == {*range(len(self.windows))}
+            and _written_before(self.files[number], parts[number], self)
+        }
+
     @property
     def identity(self) -> dict[str, object]:
         """What a resumed job must have in common with the first."""
         return self.mapper.identity(self.source)
+
+    @property
+    def kept(self) -> str:
+        """Where the parts are, in words."""
+        return ", ".join(str(file.directory) for file in self.files)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -319,23 +369,28 @@ class _Job:
         georeference = self.source.georeference
         lost = georeference.not_kept
         kept = (f"not kept in the result: {', '.join(lost)}",) if lost else ()
-        if self.form.place is None and (georeference.transform or georeference.crs):
-            kept = (*kept, f"the result has no georeference: {NO_PLACE}")
+        nowhere = [file.out for file in self.files if file.form.place is None]
+        if nowhere and (georeference.transform or georeference.crs):
+            which = "the result" if len(self.files) == 1 else ", ".join(nowhere)
+            kept = (*kept, f"{which} has no georeference: {NO_PLACE}")
         return (*self.source.notes, *self.gaps.notes(self.source), *kept)
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
         """Return what has been done."""
-        plan, array = self.mapper.plan, self.form.array
+        plan, made = self.mapper.plan, [file.result(self.size) for file in self.files]
+        first = made[0]
         stopped = ""
         if outcome.over_ceiling:
             stopped = f"more would pass --max-cost-usd {self.mapper.options.max_cost_usd:g}"
+        results = () if outcome.failures or stopped else tuple(made)
         return MapReport(
             image=self.source.name,
-            result=None if outcome.failures or stopped else self.out,
-            height=array.rows.size,
-            width=array.cols.size,
-            channels=array.channels,
-            dtype=array.dtype,
+            result=results[0].path if results else None,
+            results=results,
+            height=first.height,
+            width=first.width,
+            channels=first.channels,
+            dtype=first.dtype,
             plan=plan.digest,
             exact=self.mapper.windows.exact,
             difference=self.mapper.windows.difference,
@@ -372,14 +427,15 @@ def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
     return (note,)
 
 
-def parts_directory(out: str | Path, chosen: str | None = None) -> Path:
-    """Return where the parts of a result are kept: beside a file, in the working directory for an object of S3."""
-    if chosen is not None:
-        return Path(chosen)
-    where = parse_place(out)
-    if isinstance(where, S3Place):
-        return Path(f"{where.bucket}-{where.key.replace('/', '-')}.parts")
-    return where.with_name(f"{where.name}.parts")
+def _done(parts: Sequence[ResultParts]) -> set[int]:
+    """Return the windows of which every file has its part."""
+    return set.intersection(*(each.done() for each in parts))
+
+
+def _remove(parts: Sequence[ResultParts]) -> None:
+    """Delete the parts of all files, those that say so last."""
+    for each in reversed(parts):
+        each.remove()
 
 
 def _check_apart(image: str | Path, out: str | Path) -> None:
@@ -393,23 +449,12 @@ def _check_apart(image: str | Path, out: str | Path) -> None:
         raise UsageError(f"the result {out} would replace its image: choose another --out")
 
 
-def _is_file(out: str | Path) -> bool:
-    where = parse_place(out)
-    return isinstance(where, Path) and where.is_file()
-
-
-def _written_before(out: str | Path, parts: ResultParts, job: _Job) -> bool:
+def _written_before(file: MapFile, parts: ResultParts, job: _Job) -> bool:
     """Whether a result is what its parts make: one that was killed had written it, and not yet deleted the parts."""
-    place = Path(out)
+    place = Path(file.out)
     again = place.with_name(f".{place.stem}.{parts.digest[:8]}.again{place.suffix}")
-    plan, options = job.mapper.plan, replace(job.mapper.options, overwrite=True)
     try:
-        write_result(
-            again,
-            parts,
-            georeference=job.form.georeference(job.source),
-            options=job.form.options(plan, options),
-        )
+        file.write(str(again), parts, job.source, job.size, overwrite=True)
         return filecmp.cmp(place, again, shallow=False)
     finally:
         again.unlink(missing_ok=True)
@@ -419,7 +464,10 @@ def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -
     """Return about how many bytes of memory a window takes: as read, as sent (array, crop, payload), and its values."""
     [stage] = plan.stages
     read = max(tile.inputs[0].area for tile in stage.tiles)
-    written = max(tile.outputs[0].area for tile in stage.tiles) * stage.outputs[0].channels
+    written = max(
+        sum(shape.channels * rect.area for shape, rect in zip(stage.outputs, tile.outputs, strict=True))
+        for tile in stage.tiles
+    )
     stored = read * source.bands * np.dtype(source.dtype).itemsize
     return stored + 5 * read * plan.input.channels * window_input.value_bytes + 3 * 4 * written
 
@@ -427,7 +475,7 @@ def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -
 def _what_is_left(report: MapReport, job: _Job) -> str:
     """Say in one line what an incomplete map lacks, and how to go on."""
     left = report.windows - report.resumed - report.computed - report.empty
-    kept = f"{report.windows - left:,} of {report.windows:,} windows are kept in {job.directory}"
+    kept = f"{report.windows - left:,} of {report.windows:,} windows are kept in {job.kept}"
     if report.stopped:
         return (
             f"{report.image}: {report.stopped}, ${report.cost_usd:.6f} are spent; {kept}: run the same command again "

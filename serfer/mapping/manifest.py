@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,12 +45,12 @@ class Manifest:
         """Whether there is a line of an image."""
         return image in self._lines
 
-    def is_done(self, image: str, result: str, job: str) -> bool:
-        """Whether an image's result was written by the same job, and is there as it was."""
+    def is_done(self, image: str, result: str, files: Sequence[str], job: str) -> bool:
+        """Whether an image's result, of these files, was written by the same job, and is there as it was."""
         line = self._lines.get(image)
         if line is None or line.error or (line.result, line.job) != (result, job):
             return False
-        return bool(line.check) and line.check == result_check(result)
+        return bool(line.check) and line.check == result_check(files)
 
     def add(self, line: ManifestLine) -> None:
         """Append a line, and have the disk keep it; raises OSError."""
@@ -62,8 +63,13 @@ class Manifest:
             os.fsync(file.fileno())
 
 
-def result_check(result: str) -> str:
-    """Return what tells a result from another one, empty where it is not there."""
+def result_check(files: Sequence[str]) -> str:
+    """Return what tells a result, of these files, from another one, empty where one of them is not there."""
+    checks = [_file_check(file) for file in files]
+    return " ".join(checks) if all(checks) else ""
+
+
+def _file_check(result: str) -> str:
     where = parse_place(result)
     if isinstance(where, S3Place):
         head = Bucket(where).head()

@@ -87,7 +87,8 @@ class ManyImages:
 
     def _is_done(self, item: MapItem, manifest: Manifest) -> bool:
         done = not self.mapper.options.restart and manifest.knows(item.image)
-        return done and manifest.is_done(item.image, item.result, self.mapper.job_of(item.image))
+        files = self.mapper.places(item.result)
+        return done and manifest.is_done(item.image, item.result, files, self.mapper.job_of(item.image))
 
     def run(self, items: Sequence[MapItem]) -> ManyReport:
         """Map what the manifest has not.
@@ -146,7 +147,7 @@ class ManyImages:
 
         def finished(one: MapReport) -> None:
             """Note a result before its parts are deleted: whatever stops it in between, the result is known."""
-            seconds, check = time.monotonic() - started, result_check(item.result)
+            seconds, check = time.monotonic() - started, result_check(self.mapper.places(item.result))
             manifest.add(ManifestLine(item.image, item.result, job, seconds, one.cost_usd, check=check))
 
         one = self.mapper.map(item.image, item.result, finished)

@@ -6,12 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
+from serfer.mapping.boxes import decoder_of
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.image_job import Mapper, MapWatcher
 from serfer.mapping.image_list import map_items
@@ -55,6 +57,9 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
     no_data: NoData = "auto",
     no_data_bands: Literal["all", "any"] = "all",
     dtype: str | None = None,
+    min_score: float | None = None,
+    max_iou: float | None = None,
+    one_file: bool = False,
     compression: Literal["deflate", "zstd", "none"] = "deflate",
     concurrency: int | None = None,
     max_cost_usd: float | None = None,
@@ -79,7 +84,8 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
     Args:
         image: a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG: a path, or `s3://BUCKET/KEY`.
         plan: a map plan's directory, for images of this size.
-        out: the result, a path or `s3://BUCKET/KEY` that ends in .tif, .png or .npy.
+        out: the result, a path or `s3://BUCKET/KEY` that ends in .tif, .png or .npy; of a network with several outputs
+            there is a file of each, out.NAME.tif. Boxes of a detector's plan end in .geojson or .json (COCO).
         bands: the image's bands that are the network's channels, from 1; all of them, unless given.
         full_scale: the value that counts as 255 does in a picture of 8 bits; by default the largest of the image's
             type, and 1.0 for floating point.
@@ -87,6 +93,9 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         no_data_bands: "all" if a pixel holds no data where all the network's bands have that value, "any" if one is
             enough.
         dtype: the result's type, where the network's output is of whole numbers.
+        min_score: the least score of a detector's boxes, in place of the plan's.
+        max_iou: the most of their union that two boxes of a class may share, in place of the plan's.
+        one_file: several outputs of one size and type are the bands of one file.
         compression: of a TIFF: "deflate", "zstd" or "none".
         concurrency: windows in flight.
         max_cost_usd: dollars that may be spent, with what is in flight at its predicted price.
@@ -116,6 +125,9 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         no_data=no_data,
         no_data_bands=no_data_bands,
         dtype=dtype,
+        min_score=min_score,
+        max_iou=max_iou,
+        one_file=one_file,
         compression=compression,
         concurrency=concurrency,
         max_cost_usd=max_cost_usd,
@@ -233,6 +245,7 @@ def open_mapper(
             concurrency=lambda size: options.concurrency or in_flight(opening.workers, size, settings, facts),
             watcher=watcher,
             gate=gate,
+            decoder=cache(lambda: decoder_of(plan, opening.directory)),
         )
 
 

@@ -24,6 +24,9 @@ class MapOptions:
         no_data_bands: "all" if a pixel holds no data where all the network's bands have that value, "any" if one is
             enough.
         dtype: the result's type, where the network's output is of whole numbers.
+        min_score: the least score of a detector's boxes, in place of the plan's.
+        max_iou: the most of their union that two boxes of a class may share, in place of the plan's.
+        one_file: the outputs of a network with several, of one size and type, are the bands of one file.
         compression: of a TIFF: "deflate", "zstd" or "none".
         concurrency: windows in flight; by default as many as the workers are for.
         max_cost_usd: dollars that may be spent, with what is in flight at its predicted price.
@@ -41,6 +44,9 @@ class MapOptions:
     no_data: NoData = "auto"
     no_data_bands: Literal["all", "any"] = "all"
     dtype: str | None = None
+    min_score: float | None = None
+    max_iou: float | None = None
+    one_file: bool = False
     compression: Literal["deflate", "zstd", "none"] = "deflate"
     concurrency: int | None = None
     max_cost_usd: float | None = None
@@ -62,6 +68,9 @@ class MapOptions:
             raise UsageError(f"the value that counts as full is more than 0, not {self.full_scale}")
         if self.dtype is not None and self.dtype not in INTEGERS:
             raise UsageError(f"a result of whole numbers is {', '.join(INTEGERS)}, not {self.dtype}")
+        for name, share in (("--min-score", self.min_score), ("--max-iou", self.max_iou)):
+            if share is not None and not 0 <= share <= 1:
+                raise UsageError(f"{name} is from 0 to 1, not {share:g}")
         if any(band < 1 for band in self.bands):
             raise UsageError("bands are counted from 1")
 
@@ -69,10 +78,16 @@ class MapOptions:
         """Return, of JSON's types, the options that change the result's values."""
         no_data = self.no_data if isinstance(self.no_data, str) else str(float(self.no_data))
         any_band = {} if self.no_data_bands == "all" else {"no_data_bands": self.no_data_bands}
-        return any_band | {
-            "bands": [*self.bands],
-            "full_scale": self.full_scale,
-            "no_data": no_data,
-            "dtype": self.dtype,
-            "compression": self.compression,
-        }
+        given = {"one_file": self.one_file or None, "min_score": self.min_score, "max_iou": self.max_iou}
+        later = {name: value for name, value in given.items() if value is not None}
+        return (
+            any_band
+            | later
+            | {
+                "bands": [*self.bands],
+                "full_scale": self.full_scale,
+                "no_data": no_data,
+                "dtype": self.dtype,
+                "compression": self.compression,
+            }
+        )

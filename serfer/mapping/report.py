@@ -52,11 +52,28 @@ class MapProgress:
 
 
 @dataclass(frozen=True)
+class MapResult:
+    """A file that a map made: its place, the outputs of the network in it, its size in pixels, channels and type.
+
+    Of boxes the size is the image's, there are no channels, the type is "boxes", and `boxes` is how many there are.
+    """
+
+    path: str
+    outputs: tuple[str, ...]
+    height: int
+    width: int
+    channels: int
+    dtype: str
+    boxes: int | None = None
+
+
+@dataclass(frozen=True)
 class MapReport:
     """What a map of one image did.
 
-    Of its windows, `resumed` were there when it started, `computed` are queries, `empty` held no data. `result` is None
-    where `failures` or a `stopped` reason left windows out: they are computed when it is run again. `window_ms` are
+    Of its windows, `resumed` were there when it started, `computed` are queries, `empty` held no data. `results` are
+    its files, none where `failures` or a `stopped` reason left windows out: they are computed when it is run again.
+    `result`, which is None then, `height`, `width`, `channels` and `dtype` are those of the first file. `window_ms` are
     percentiles of the queries' latencies, in milliseconds; `notes` say what of the image is not kept, or
     read otherwise than it is stored; `no_data_pixels` of it held no data, as far as this run's windows read it. Of a
     plan that is not `exact`, `difference` is that of its windows from the whole network on a sample. In `paused_s` of
@@ -84,6 +101,7 @@ class MapReport:
     window_ms: dict[str, float]
     estimate: Estimate
     notes: tuple[str, ...]
+    results: tuple[MapResult, ...] = ()
     no_data_pixels: int = 0
     paused_s: float = 0.0
     statistics: ImageStatistics | None = None

@@ -29,14 +29,15 @@ _MOST_PASSES = 3
 
 
 @dataclass(frozen=True)
-class _Tensors:
+class InferredTensors:
     """Shapes and ONNX types of a model's tensors, as far as they are inferred; -1 for an unknown size."""
 
     shapes: Mapping[str, tuple[int, ...]]
     kinds: Mapping[str, int]
 
     @classmethod
-    def of(cls, model: onnx.ModelProto) -> _Tensors:
+    def of(cls, model: onnx.ModelProto) -> InferredTensors:
+        """Infer them."""
         graph = shape_inference.infer_shapes(model, data_prop=True).graph
         values = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output, *graph.input)}
         known = {name: kind for name, kind in values.items() if kind.HasField("shape")}
@@ -101,7 +102,7 @@ class _Parts:
     @classmethod
     def of(cls, model: ExternalWeightsModel, blocked: Mapping[str, Reason]) -> _Parts | None:
         """Return the parts of a model at the operators that make the tensors `blocked`; None for no such parts."""
-        graph, tensors = model.proto.graph, _Tensors.of(model.proto)
+        graph, tensors = model.proto.graph, InferredTensors.of(model.proto)
         image = model.inputs[0].name
         makers = {name: node for node in graph.node for name in node.output if name}
         known = [makers[name] for name in blocked if name in makers]  # others were made from these on reading
@@ -117,16 +118,16 @@ class _Parts:
             if not odd:
                 break
             stop |= {name for tensor in odd for name in makers[tensor].output if name}
-        before = _made_by(makers, [*read, *(value.name for value in graph.output if value.name not in after)], {image})
+        before = made_by(makers, [*read, *(value.name for value in graph.output if value.name not in after)], {image})
         if len(read) > MOST_OUTPUTS or not any(node.op_type in _WORTH_SPLITTING for node in before):
             return None
-        constant = _made_by(makers, [name for node in tail for name in names_read(node)], computed)
+        constant = made_by(makers, [name for node in tail for name in names_read(node)], computed)
         kept = {id(node) for node in (*tail, *constant)}
         outputs = [name for name in read if name != image]
         outputs += [value.name for value in graph.output if value.name not in after and value.name not in outputs]
         return cls(
             model,
-            _cut(model, before, outputs),
+            part_of(model, before, outputs),
             tuple(node for node in graph.node if id(node) in kept),
             tuple(Given(name, tensors.shapes[name][1:]) for name in read),
             tuple(dict.fromkeys(blocked.values())),
@@ -142,7 +143,7 @@ def _depending(nodes: Iterable[onnx.NodeProto], names: Iterable[str]) -> set[str
     return known
 
 
-def _made_by(makers: Mapping[str, onnx.NodeProto], names: Sequence[str], given: set[str]) -> list[onnx.NodeProto]:
+def made_by(makers: Mapping[str, onnx.NodeProto], names: Sequence[str], given: set[str]) -> list[onnx.NodeProto]:
     """Return the operators that make tensors from those `given`."""
     waiting, found = [*names], dict[int, onnx.NodeProto]()
     while waiting:
@@ -154,7 +155,9 @@ def _made_by(makers: Mapping[str, onnx.NodeProto], names: Sequence[str], given: 
     return list(found.values())
 
 
-def _cut(model: ExternalWeightsModel, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> ExternalWeightsModel:
+def part_of(
+    model: ExternalWeightsModel, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
+) -> ExternalWeightsModel:
     """Return the model of some of a model's operators."""
     kept, read = {id(node) for node in nodes}, {name for node in nodes for name in names_read(node)}
     proto = onnx.ModelProto()
@@ -171,7 +174,7 @@ def _cut(model: ExternalWeightsModel, nodes: Sequence[onnx.NodeProto], outputs: 
 
 def _blocked(model: ExternalWeightsModel) -> dict[str, Reason]:
     """Return the tensors from which on a model runs as it is, each with the reason."""
-    tensors = _Tensors.of(model.proto)
+    tensors = InferredTensors.of(model.proto)
     computed = _depending(model.proto.graph.node, {model.inputs[0].name})
     used = {name for node in model.proto.graph.node for name in names_read(node)}
     used |= {value.name for value in model.proto.graph.output}
@@ -185,7 +188,7 @@ def _blocked(model: ExternalWeightsModel) -> dict[str, Reason]:
     return found
 
 
-def _unread(node: onnx.NodeProto, tensors: _Tensors, used: set[str]) -> str:
+def _unread(node: onnx.NodeProto, tensors: InferredTensors, used: set[str]) -> str:
     """Return why an operator of a kind that can be split cannot be read; empty where it can."""
     if node.op_type != "Split" and used & {*node.output[1:]}:
         return "a result besides its first is used"

@@ -45,11 +45,12 @@ class Reduction:
     """What is done to the first output (N, C, H, W): it is resized to `size`, rows and columns, and then reduced.
 
     `kind` is one of REDUCTIONS: the class of each position, or scores over channels, or of each value; None for
-    neither. Raises UsageError.
+    neither. Of a network of several outputs, `output` names another one than the first map. Raises UsageError.
     """
 
     kind: str | None = None
     size: tuple[int, int] | None = None
+    output: str | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in (None, *REDUCTIONS):
@@ -62,12 +63,14 @@ class Reduction:
 
     def __str__(self) -> str:
         resized = f"--resize-output {self.size[0]}x{self.size[1]}" if self.size else ""
-        return " ".join(filter(None, [f"--reduce {self.kind}" if self.kind else "", resized]))
+        named = f"{self.output}={self.kind}" if self.output else self.kind
+        return " ".join(filter(None, [f"--reduce {named}" if self.kind else "", resized]))
 
     @classmethod
     def of(cls, kind: str | None, size: tuple[int, int] | None) -> Self | None:
-        """Return the reduction that was asked for, None for none."""
-        return None if kind is None and size is None else cls(kind, size)
+        """Return the reduction that was asked for, `KIND` or `OUTPUT=KIND`, None for none."""
+        output, _, kind = kind.rpartition("=") if kind else ("", "", kind)
+        return None if kind is None and size is None else cls(kind, size, output or None)
 
 
 @dataclass(frozen=True)

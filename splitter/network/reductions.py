@@ -6,7 +6,7 @@ to a model's own answer in numpy: what a plan with a reduction is compared with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.errors import ModelError
+from serfer.core.errors import ModelError, UsageError
+from serfer.core.plan import OutputTensor
 from serfer.core.plan.answers import Answer
 from serfer.core.units import FLOAT_BYTES
 from serfer.splitter.network.canonicalize import Rewriter
@@ -29,12 +30,14 @@ _KINDS = {SOFTMAX: "Softmax", SIGMOID: "Sigmoid", ARGMAX: "ArgMax"}
 _ATTRIBUTES = {SOFTMAX: {"axis": _CHANNELS}, SIGMOID: {}, ARGMAX: {"axis": _CHANNELS, "keepdims": 0}}
 
 
-def reduced(graph: Graph, reduction: Reduction) -> tuple[Graph, dict[int, str]]:
-    """Return the graph with its first output (N, C, H, W) reduced, and the numpy type of each output that has another.
+def reduced(graph: Graph, reduction: Reduction, names: Sequence[str]) -> tuple[Graph, dict[int, str]]:
+    """Return the graph with an output (N, C, H, W) reduced, and the numpy type of each output that has another.
 
-    Raises ModelError where no output is a map of float32, or it has one channel, of which there is no largest.
+    `names` are those of the outputs. Raises ModelError where the output that is reduced is not a map of float32, or has
+    one channel, of which there is no largest.
     """
-    number = _place([graph.shapes[name] if name not in graph.others else () for name in graph.outputs])
+    shapes = [graph.shapes[name] if name not in graph.others else () for name in graph.outputs]
+    number = _place(shapes, names, reduction.output)
     before = graph.shapes[graph.outputs[number]]
     if reduction.kind == ARGMAX and before[_CHANNELS] == 1:
         raise ModelError("--reduce argmax: the output has one channel, so there are no classes to choose from")
@@ -59,6 +62,16 @@ def reduced(graph: Graph, reduction: Reduction) -> tuple[Graph, dict[int, str]]:
     return made, {number: class_type(before[_CHANNELS])} if chosen else {}
 
 
+def check_one_to_reduce(tensors: Sequence[OutputTensor]) -> None:
+    """Refuse to reduce a network of several outputs that does not say which; raises UsageError."""
+    if len(tensors) > 1:
+        names = [tensor.name for tensor in tensors]
+        raise UsageError(
+            f"the network has the outputs {', '.join(names)}: say which one is reduced, such as --reduce "
+            f"{names[0]}=argmax"
+        )
+
+
 def class_type(classes: int) -> str:
     """Return the numpy type of a class's number."""
     return "uint8" if classes <= _BYTE else "int64"
@@ -67,17 +80,22 @@ def class_type(classes: int) -> str:
 def reduced_answer(answer: Answer, reduction: Reduction) -> Answer:
     """Return a model's own answer with its first map reduced, computed on the whole map."""
     if not isinstance(answer, Mapping):
-        _place([answer.shape if answer.dtype == np.float32 else ()])
+        _place([answer.shape if answer.dtype == np.float32 else ()], [reduction.output or ""], reduction.output)
         return _reduced(answer, reduction)
     shapes = [values.shape if values.dtype == np.float32 else () for values in answer.values()]
-    name = [*answer][_place(shapes)]
+    name = [*answer][_place(shapes, [*answer], reduction.output)]
     return {**answer, name: _reduced(answer[name], reduction)}
 
 
-def _place(shapes: list[tuple[int, ...]]) -> int:
-    """Return the number of the first output that is a map; those of other types have no shape here."""
+def _place(shapes: Sequence[tuple[int, ...]], names: Sequence[str], wanted: str | None) -> int:
+    """Return the number of the first output, or the one that is `wanted`, that is a map.
+
+    Outputs of other types have no shape here.
+    """
+    if wanted is not None and wanted not in names:
+        raise ModelError(f"--reduce {wanted}=...: the network has no such output: its outputs are {', '.join(names)}")
     for number, shape in enumerate(shapes):
-        if len(shape) == MAP_RANK:
+        if len(shape) == MAP_RANK and wanted in (None, names[number]):
             return number
     raise ModelError("--reduce and --resize-output need an output that is a map, (N, C, H, W) float32")
 

@@ -590,7 +590,8 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
             example, _ = _first_taken(run, example, any_size)
             example = given.like_images(example)
     known = read_metadata(properties, example.shape, declared)
-    labels = () if any_size else known.labels  # a map's are given, or none: what fits is known too late
+    # A map's labels are given, or none: what fits is known too late.
+    labels = () if any_size and not known.detects else known.labels
     as_given = (
         _runner(path, given, partial(instead_of, model), own_kernels=True)
         if any(map(_is_in_8_bits, model.proto.graph.node))

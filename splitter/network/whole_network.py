@@ -102,7 +102,7 @@ def described(
     tensors = [_tensor(name, results[output]) for output, name in zip(own, given, strict=True)]
     tensors += [OutputTensor(f"{tensor.name}{SIZE}", (), "int64") for tensor in tensors if tensor.sized_by]
     graph = replace(graph, outputs=(*own, *(results[output].size_name for output in sized)))
-    graph, changed = reduced(graph, reduction) if reduction else (graph, {})
+    graph, changed = reduced(graph, reduction, [tensor.name for tensor in tensors]) if reduction else (graph, {})
     types = tuple(changed.get(number, tensor.dtype) for number, tensor in enumerate(tensors))
     return PlainNetwork(graph, tuple(tensor.name for tensor in tensors), types, tuple(tensors))
 

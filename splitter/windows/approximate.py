@@ -113,7 +113,7 @@ def _step(graph: Graph, larger: Graph, axis: int) -> Step:
         last = graph.nodes[-1]
         raise refuse(last.name, last.kind, "its result does not grow with the image, so no window makes a part of it")
     pixels = lcm(*(rate.denominator for rate in rates.values() if rate > 0))
-    return Step(pixels, int(rates[graph.output] * pixels), place_of(larger, axis, rates))
+    return Step(pixels, int(rates[graph.output] * pixels), place_of(larger, larger.output, axis, rates))
 
 
 def choose_overlapping(
@@ -179,7 +179,8 @@ def overlapping_tiles(network: Network, sizes: Sequence[_Size], cut: FixedOverla
     for (height, down), (width, across) in product(rows, cols):
         graph = network.of_one_map((height, width))
         written = Rect(down, across)
-        tiles.append(WindowTile(graph, infer_regions(graph, graph.nodes, [{graph.output: written}])[0], written))
+        regions = infer_regions(graph, graph.nodes, [{graph.output: written}])[0]
+        tiles.append(WindowTile(graph, regions, (written,)))
     own = weights_by_size(tile.graph for tile in tiles)
     numbers = tuple(tuple(range(row * len(cols), (row + 1) * len(cols))) for row in range(len(rows)))
     reads = [tile.regions[tile.graph.input] for tile in tiles]

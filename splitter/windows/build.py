@@ -13,11 +13,11 @@ import numpy as np
 from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference
 from serfer.core.plan import Plan
-from serfer.core.plan.answers import Answer
+from serfer.core.plan.answers import Answer, as_answer, shaped
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.graph import Graph
-from serfer.splitter.network.reductions import of_one_class, with_reduction
+from serfer.splitter.network.reductions import check_one_to_reduce, of_one_class, with_reduction
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array, ImageNotTakenError, Progress, Source, load
 from serfer.splitter.plan_dir.check import whole_runner
@@ -25,6 +25,7 @@ from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
+from serfer.splitter.windows.detector import detector_of, example_of, is_detector
 from serfer.splitter.windows.map_plan import (
     Network,
     WindowChoice,
@@ -75,6 +76,12 @@ def build_map_plan(
     small = _small(sizes[0])
     example = _example(channels, small)
     source, example = _load(model, example, sizes[0])
+    detector = None
+    if is_detector(source, description) and wanted.overlap is None:
+        progress("finding the heads of the detector")
+        detector = detector_of(source, channels, description)
+        sizes = [*dict.fromkeys(detector.padded(size) for size in sizes)]
+        source, example = detector.trunk, example_of(detector, channels, sizes[0], _SMALL)
     small = example.shape[2], example.shape[3]
     source = replace(
         with_reduction(source, description.reduction),
@@ -91,13 +98,16 @@ def build_map_plan(
     network = Network(source, at)
     made = _Making(network, sizes, small, example, budget, progress)
     if source.preprocess:
-        reference = network.of_one_map(small)
+        reference = network.of_maps(small)
         check_channels(source.preprocess, reference.shape(reference.input))
         source.check_numbers(source.preprocess)
+    if description.reduction and description.reduction.output is None:
+        check_one_to_reduce(network.of_maps(small).output_tensors)
     cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
-        plan = write_map_plan(network, cut, choice, network.of_one_map(small), budget, directory)
+        finish = detector.written if detector else (lambda plan, _: plan)
+        plan = write_map_plan(network, cut, choice, network.of_maps(small), budget, directory, finish)
     return plan, tuple(dict.fromkeys(made.notes))
 
 
@@ -190,11 +200,12 @@ def _check(network: Network, example: Array) -> list[str]:
     A small image that cannot be cut says nothing against the sizes that were: it is compared as it was read.
     """
     height, width = example.shape[2:]
-    graph = network.of_one_map((height, width))
+    graph = network.of_maps((height, width))
     expected = _check_reading(network, graph, example)
     notes = [_one_class("a random image, on which windows were checked,")] if of_one_class(expected) else []
     try:
-        step = rounded_step(_SMALL_WINDOW, *network.strides(graph), graph.output)
+        known = network.strides(graph)
+        step = rounded_step(_SMALL_WINDOW, *known, known[0].finest(graph.outputs))
         cut = window_tiles(network, [(height, width)], step)
     except ModelError:
         return notes
@@ -212,8 +223,8 @@ def _check_other(network: Network, example: Array) -> list[str]:
 
 
 def _compare(cut: WindowTiles, example: Array, expected: Answer) -> None:
-    got = WindowSessions(cut).run(example)
-    deviation = difference(got.reshape(np.shape(expected)), expected)
+    got = as_answer(shaped(cut.tiles[0].graph.output_tensors, WindowSessions(cut).run(example)))
+    deviation = difference(got, expected)
     if not deviation.exact:
         height, width = example.shape[2:]
         raise WrongAnswerError(

@@ -24,6 +24,7 @@ from serfer.core.plan import (
     INLINE,
     MAX_ELEMENTS,
     ZIP,
+    AxisResult,
     AxisWindows,
     Cell,
     ImageWindows,
@@ -51,6 +52,7 @@ from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.cuts import weight_bytes
 from serfer.splitter.tiling.regions import Regions, tile_macs
+from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.memory import window_mb
 from serfer.splitter.windows.position import place_of, placed
 from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
@@ -86,18 +88,27 @@ class Network:
 
     def checked(self, size: _Size) -> Graph:
         """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods."""
-        graph = self.of_one_map(size)
+        graph = self.of_maps(size)
         check_local(graph)
+        return graph
+
+    def of_maps(self, size: _Size) -> Graph:
+        """Return the graph at a size; raises ModelError where its results are not maps."""
+        graph = self.at(*size)
+        if any(graph.shape(name).flat for name in graph.outputs):
+            raise ModelError(
+                f"a map plan needs outputs that are maps, (N, C, H, W) or (N, H, W), and this network has "
+                f"{_in_words_of(graph)}"
+            )
         return graph
 
     def of_one_map(self, size: _Size) -> Graph:
         """Return the graph at a size; raises ModelError where its result is not one map."""
-        graph = self.at(*size)
-        if len(graph.outputs) > 1 or graph.shape(graph.output).flat:
+        graph = self.of_maps(size)
+        if len(graph.outputs) > 1:
             raise ModelError(
-                f"a map plan needs one output that is a map, (N, C, H, W) or (N, H, W), and this network has "
-                f"{', '.join(f'{each.name} {list(each.dims)}' for each in graph.output_tensors)}; of several maps make "
-                "one, by torch.cat along their channels"
+                f"--approximate is for networks of one output, and this one has {_in_words_of(graph)}; of several maps "
+                "make one, by torch.cat along their channels"
             )
         return graph
 
@@ -116,9 +127,13 @@ class Network:
         return known
 
 
+def _in_words_of(graph: Graph) -> str:
+    return ", ".join(f"{each.name} {list(each.dims)}" for each in graph.output_tensors)
+
+
 @dataclass(frozen=True)
 class WindowChoice:
-    """The side of windows in pixels of the result, and what the function that computes them has."""
+    """The side of windows in pixels of the (finest) result, and what the function that computes them has."""
 
     step: int
     memory_mb: int
@@ -127,7 +142,7 @@ class WindowChoice:
 
 @dataclass(frozen=True)
 class WindowTile:
-    """One kind of windows: what it writes of the result, and the regions that this depends on.
+    """One kind of windows: what it writes of each output, and the regions that this depends on.
 
     `graph` is that of an image which has such a window; of windows that are images of their own, that of the window.
     Weights in `own` have other values in the graphs of other images.
@@ -135,13 +150,14 @@ class WindowTile:
 
     graph: Graph
     regions: Regions
-    written: Rect
+    written: tuple[Rect, ...]
     own: frozenset[str] = frozenset()
 
     def write(self) -> TileGraph:
         """Return the tile's graph."""
         graph = self.graph
-        tile = tile_graph(graph, graph.nodes, self.regions, [graph.input], {graph.output: self.written})
+        written = dict(zip(graph.outputs, self.written, strict=True))
+        tile = tile_graph(graph, graph.nodes, self.regions, [graph.input], written)
         return inlined(tile, self.own)
 
 
@@ -165,8 +181,11 @@ def choose_windows(graph: Graph, known: tuple[Strides, Strides], budget: Budget,
     """
     weights = weight_bytes(graph, 0, len(graph.nodes))
     place = ZIP if weights <= room_in(ZIP, budget) else FETCHED
-    output = graph.output
-    steps = [rounded_step(step, *known, output) for step in ((window,) if window else STEPS)]
+    output = known[0].finest(graph.outputs)
+    # Of maps as coarse as a detector's, windows of the usual sides in pixels of the image.
+    scale = known[0].rates[output] if len(graph.outputs) > 1 else 1
+    sides = [window] if window else [int(scale * side) for side in STEPS]
+    steps = [rounded_step(side, *known, output) for side in sides]
     if window and steps != [window]:
         raise UsageError(
             f"--window {window} is not a multiple of the network's stride: the nearest ones are {steps[0]} and "
@@ -199,7 +218,7 @@ def window_usd(graph: Graph, regions: Regions, budget: Budget, memory_mb: int) -
 
 def _compute(graph: Graph, regions: Regions, budget: Budget) -> tuple[float, float]:
     """Return a window's predicted milliseconds on one vCPU: what more vCPUs do not speed up, and what they do."""
-    outputs = {graph.output: regions[graph.output]}
+    outputs = {name: regions[name] for name in graph.outputs}
     works = tile_works(graph, graph.nodes, regions, [graph.input], outputs)
     parts = [(budget.profiles.run_s, 0.0), *(budget.profiles.parts(each) for each in works)]
     serial, parallel = (round(MS_PER_S * sum(each[index] for each in parts), 6) for index in range(2))
@@ -251,10 +270,20 @@ def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowT
 
 
 def _placed(network: Network, windows: AxisWindows, image: _Image, axis: int) -> AxisWindows:
-    """Return windows with the place of their result, which a larger image shows: at its middle no end is read."""
-    shape, rates = image.graph.shape(image.graph.input), image.known[axis - ROW_AXIS].rates
+    """Return windows with the places of their results, which a larger image shows: at its middle no end is read."""
+    graph, rates = image.graph, image.known[axis - ROW_AXIS].rates
+    shape = graph.shape(graph.input)
     larger = network.larger((shape.height, shape.width))
-    return placed(windows, place_of(larger, axis, rates), 1 / rates[larger.output])
+    steps = [1 / rates[name] for name in larger.outputs]
+    sizes = [extent(graph, name, axis) for name in graph.outputs]
+    anywhere = [AxisResult(size, None, float(step)) for size, step in zip(sizes, steps, strict=True)]
+    windows = replace(windows, step=anywhere[0].step, others=tuple(anywhere[1:]))
+    results = [
+        placed(windows.of_output(number), place_of(larger, name, axis, rates), step)
+        for number, (name, step) in enumerate(zip(larger.outputs, steps, strict=True))
+    ]
+    others = tuple(AxisResult(each.result, each.start, each.step) for each in results[1:])
+    return replace(results[0], others=others)
 
 
 @contextmanager
@@ -275,7 +304,9 @@ def _images(network: Network, sizes: Sequence[_Size], step: int) -> dict[_Size, 
     for size in sizes:
         with naming(size, sizes):
             images[size] = _image(network, size, step, known)
-    scales = {tuple(each.rates[image.graph.output] for each in image.known) for image in images.values()}
+    scales = {
+        tuple(each.rates[name] for each in image.known for name in image.graph.outputs) for image in images.values()
+    }
     if len(scales) > 1:
         raise ModelError("results of images of these sizes differ in their scale: make a plan for each size")
     return images
@@ -289,7 +320,7 @@ def _image(network: Network, size: _Size, step: int, known: dict[_Structure, tup
     rows, cols = known[structure]
     check_shifts(graph, ROW_AXIS, rows)
     check_shifts(graph, COL_AXIS, cols)
-    check_step(step, rows, cols, graph.output)
+    check_step(step, rows, cols, rows.finest(graph.outputs))
     spans = axis_spans(graph, ROW_AXIS, rows, step), axis_spans(graph, COL_AXIS, cols, step)
     return _Image(graph, (rows, cols), *spans)
 
@@ -317,7 +348,7 @@ def _check_images(images: Mapping[_Size, _Image], high: Mapping[int, AxisKinds],
 
 def _window_tile(image: _Image, row: int, col: int, own: frozenset[str]) -> WindowTile:
     regions = regions_of((image.rows, row), (image.cols, col))
-    return WindowTile(image.graph, regions, regions[image.graph.output], own)
+    return WindowTile(image.graph, regions, tuple(regions[name] for name in image.graph.outputs), own)
 
 
 def _numbers(cells: Sequence[Sequence[WindowTile]], *, one_image: bool) -> list[list[int]]:
@@ -336,9 +367,18 @@ def _renumbered(kinds: AxisKinds, numbers: Iterator[int]) -> AxisWindows:
 
 
 def write_map_plan(
-    network: Network, cut: WindowTiles, choice: WindowChoice, reference: Graph, budget: Budget, directory: Path
+    network: Network,
+    cut: WindowTiles,
+    choice: WindowChoice,
+    reference: Graph,
+    budget: Budget,
+    directory: Path,
+    finished: Callable[[Plan, Path], Plan],
 ) -> Plan:
-    """Write a map plan into an empty directory and return it; `reference` is the network at a small size."""
+    """Write a map plan into an empty directory and return it; `reference` is the network at a small size.
+
+    `finished` adds what the plan has besides windows.
+    """
     graph = cut.tiles[0].graph
     image_area = cut.windows.heights[0].result * cut.windows.widths[0].result
     result_area = graph.shape(graph.output).whole.area  # less than the image's where windows are images of their own
@@ -347,11 +387,12 @@ def write_map_plan(
     unsplit = inlined(in_one_piece(reference), weights_by_size([graph, reference]))
     (directory / UNSPLIT).write_bytes(unsplit.model(files).SerializeToString())
     tiles = tuple(_tile(each, path, budget) for each, path in zip(cut.tiles, written.graphs, strict=True))
-    image, result = (
+    image, *results = (
         _largest(graph.shape(name), [rects[index] for rects in _rects(tiles)])
-        for index, name in enumerate((graph.input, graph.output))
+        for index, name in enumerate((graph.input, *graph.outputs))
     )
-    [tensor] = graph.output_tensors
+    if sum(shape.elements for shape in results) > MAX_ELEMENTS:
+        raise UsageError(f"windows have more than {MAX_ELEMENTS:,} values: use smaller ones")
     stage = Stage(
         operators=tuple(
             Operator(
@@ -364,7 +405,7 @@ def write_map_plan(
         grid=Grid(1, len(tiles)),
         memory_mb=choice.memory_mb,
         inputs=(Input(IMAGE, IMAGE, image),),
-        outputs=(result,),
+        outputs=tuple(results),
         tiles=tiles,
         functions=written.functions,
         path=INLINE,
@@ -376,7 +417,7 @@ def write_map_plan(
         model=source.name,
         weights=source.weights,
         input=image,
-        output=result,
+        output=results[0],
         activation="none",
         preprocess=source.preprocess,
         labels=source.labels,
@@ -387,25 +428,28 @@ def write_map_plan(
         original=(),
         store=budget.store,
         digest="",
-        outputs=(replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width)),),
+        outputs=tuple(
+            replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width))
+            for tensor, result in zip(graph.output_tensors, results, strict=True)
+        ),
         windows=cut.windows,
     )
-    plan = sealed(_priced(plan, budget))
+    plan = sealed(_priced(finished(plan, directory), budget))
     write_plan(plan, directory)
     return plan
 
 
 def _tile(tile: WindowTile, path: str, budget: Budget) -> Tile:
     graph, regions = tile.graph, tile.regions
-    read, wrote = (Rect.whole(each.rows.size, each.cols.size) for each in (regions[graph.input], tile.written))
+    read, *wrote = (Rect.whole(each.rows.size, each.cols.size) for each in (regions[graph.input], *tile.written))
     serial, parallel = _compute(graph, regions, budget)
     return Tile(
         graph=path,
         function=0,
         inputs=(read,),
         padding=(_NO_PADDING,),
-        outputs=(wrote,),
-        cells=(Cell(0, wrote),),
+        outputs=tuple(wrote),
+        cells=tuple(Cell(number, rect) for number, rect in enumerate(wrote)),
         pieces=(),
         macs=tile_macs(graph, graph.nodes, regions),
         serial_ms=serial,
@@ -413,8 +457,8 @@ def _tile(tile: WindowTile, path: str, budget: Budget) -> Tile:
     )
 
 
-def _rects(tiles: Sequence[Tile]) -> list[tuple[Rect, Rect]]:
-    return [(tile.inputs[0], tile.outputs[0]) for tile in tiles]
+def _rects(tiles: Sequence[Tile]) -> list[tuple[Rect, ...]]:
+    return [(tile.inputs[0], *tile.outputs) for tile in tiles]
 
 
 def _largest(shape: Shape, rects: Sequence[Rect]) -> Shape:
@@ -443,7 +487,8 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
 
 
 def _in_words(stage: Stage, common: Tile, image: ImageWindows, share: float) -> str:
-    read, wrote = (f"{rect.rows.size} x {rect.cols.size}" for rect in (common.inputs[0], common.outputs[0]))
+    read, *writes = (f"{rect.rows.size} x {rect.cols.size}" for rect in (common.inputs[0], *common.outputs))
+    wrote = " and ".join(dict.fromkeys(writes))
     graphs = len(stage.functions[0].graphs)
     return (
         f"Windows write {wrote} pixels of the result and read {read} of the image, in {graphs} graphs for "

@@ -8,7 +8,7 @@ meet that are off from one another, there is no answer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import compress
@@ -18,7 +18,7 @@ import numpy as np
 
 from serfer.core.geometry import Span
 from serfer.core.plan import AxisWindows
-from serfer.splitter.network.graph import Graph, Node
+from serfer.splitter.network.graph import Graph, Node, needed_for
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.receptive_field import Spans, spans_of
 from serfer.splitter.tiling.regions import AxisWalk, axis_node
@@ -28,18 +28,19 @@ Place = tuple[Fraction, Fraction]
 """The least and the most pixels of the image that lie before a tensor, among the branches that make it."""
 
 
-def place_of(graph: Graph, axis: int, rates: Mapping[str, Fraction]) -> Place | None:
-    """Return the place of a network's result along an axis of the image, None where no branch says.
+def place_of(graph: Graph, output: str, axis: int, rates: Mapping[str, Fraction]) -> Place | None:
+    """Return the place of a network's result `output` along an axis of the image, None where no branch says.
 
     `rates` are rows (or columns) of each tensor for one of the image. The graph is that of an image so large that its
     middle reads nothing beyond its ends.
     """
     period = lcm(*(rate.denominator for rate in rates.values() if rate))
-    local = [operators.tileable(graph, node) and not operators.is_replicated(graph, node) for node in graph.nodes]
-    if all(local) and (middle := _middle(graph, axis, rates, period)) is not None:
+    nodes = needed_for(graph.nodes, [output])
+    local = [operators.tileable(graph, node) and not operators.is_replicated(graph, node) for node in nodes]
+    if all(local) and (middle := _middle(graph, nodes, axis, rates, period)) is not None:
         return middle, middle
     places: dict[str, Place] = {graph.input: (Fraction(0), Fraction(0))}
-    for node in compress(graph.nodes, local):
+    for node in compress(nodes, local):
         before = [
             (places[source], _shift(graph, node, source, axis, rates, period))
             for source in graph.activations(node)
@@ -50,7 +51,7 @@ def place_of(graph: Graph, axis: int, rates: Mapping[str, Fraction]) -> Place | 
                 min(least + shift for (least, _), shift in before),
                 max(most + shift for (_, most), shift in before),
             )
-    return places.get(graph.output)
+    return places.get(output)
 
 
 def _pixels(graph: Graph, tensor: str, axis: int, rows: int) -> tuple[int, Spans]:
@@ -59,11 +60,17 @@ def _pixels(graph: Graph, tensor: str, axis: int, rows: int) -> tuple[int, Spans
     return first, spans_of([Span(row, row + 1) for row in range(first, first + rows)])
 
 
-def _middle(graph: Graph, axis: int, rates: Mapping[str, Fraction], period: int) -> Fraction | None:
-    """Return where the result starts if each pixel is the middle of all that it reads, None if they do not agree."""
-    rate = rates[graph.output]
-    first, pixels = _pixels(graph, graph.output, axis, int(rate * period))
-    walk = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], {graph.output: pixels}, clip=False)
+def _middle(
+    graph: Graph, nodes: Sequence[Node], axis: int, rates: Mapping[str, Fraction], period: int
+) -> Fraction | None:
+    """Return where the last node's result starts if each pixel is the middle of all that it reads.
+
+    None if they do not agree.
+    """
+    output = nodes[-1].output
+    rate = rates[output]
+    first, pixels = _pixels(graph, output, axis, int(rate * period))
+    walk = AxisWalk([axis_node(graph, node, axis) for node in nodes], {output: pixels}, clip=False)
     while walk.position:
         walk.step()
     sums = walk.spans[graph.input].sum(axis=0).tolist()

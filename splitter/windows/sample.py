@@ -129,7 +129,7 @@ def measured(network: Network, cut: FixedOverlap, sample: Sample) -> SampleDiffe
     expected = network.source.run(sample.values)
     check_finite(expected, f"the model's own answer to {sample.name}")
     assert isinstance(expected, np.ndarray)  # noqa: S101 - of one output
-    got = WindowSessions(overlapping_tiles(network, [(height, width)], cut)).run(sample.values)
+    [got] = WindowSessions(overlapping_tiles(network, [(height, width)], cut)).run(sample.values)
     got = got.reshape(expected.shape).astype(expected.dtype, copy=False)  # classes are float32 between functions
     _check_windows(network, cut, sample, got)
     if not np.issubdtype(expected.dtype, np.floating):

@@ -6,6 +6,7 @@ network can be computed by windows of a few kinds; what looks at the whole image
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -41,6 +42,10 @@ class Strides:
     def of(self, tensor: str) -> int:
         """Return how many rows of a tensor the stride makes."""
         return int(self.rates[tensor] * self.stride)
+
+    def finest(self, tensors: Sequence[str]) -> str:
+        """Return the tensor with the most rows, the first of several."""
+        return max(tensors, key=lambda name: self.rates[name])
 
 
 def check_local(graph: Graph) -> None:

@@ -37,7 +37,7 @@ class AxisSpans:
 
     size: int
     rows: dict[str, Spans]
-    output: str
+    outputs: tuple[str, ...]
     source: str
     shapes: tuple[Shape, ...]
 
@@ -51,16 +51,29 @@ class AxisSpans:
 
 
 def axis_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
-    """Return the windows along an axis, `step` rows of the output each; the last one has what is left."""
-    output, nodes = graph.output, [axis_node(graph, node, axis) for node in graph.nodes]
-    size = extent(graph, output, axis)
-    starts = np.arange(0, size, step)
-    targets = spans_of([Span(start, min(start + step, size)) for start in starts.tolist()])
-    walk = AxisWalk(nodes, {output: targets})
+    """Return the windows along an axis, `step` rows of the finest output each; the last one has what is left.
+
+    Raises ModelError where outputs of several do not end together, so that the last window would have much of one.
+    """
+    nodes = [axis_node(graph, node, axis) for node in graph.nodes]
+    strides = step // known.of(known.finest(graph.outputs))
+    sizes = {name: extent(graph, name, axis) for name in graph.outputs}
+    counts = {name: -(-size // (strides * known.of(name))) for name, size in sizes.items()}
+    starts = np.arange(min(counts.values())) * strides
+    targets = {}
+    for name, size in sizes.items():
+        if counts[name] > len(starts) + 1:
+            raise ModelError(
+                f"the outputs cover parts of the image that are too different for common windows: {name!r} has {size} "
+                f"rows or columns, which end {counts[name] - len(starts)} windows after those of another output"
+            )
+        first = (starts * known.of(name)).tolist()
+        targets[name] = spans_of([Span(*each) for each in zip(first, [*first[1:], size], strict=True)])
+    walk = AxisWalk(nodes, targets)
     while walk.position:
         walk.step()
     names = sorted(walk.spans)
-    shifts = {name: starts // known.of(output) * known.of(name) for name in names}
+    shifts = {name: starts * known.of(name) for name in names}
     relative = np.stack([walk.spans[name] - shifts[name] for name in names])  # tensors, 2, windows
     shapes: tuple[Shape, ...] = tuple(
         tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(starts))
@@ -68,7 +81,7 @@ def axis_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
     by_selection = tuple(map(add, shapes, _selections(graph, axis, walk.spans, shifts)))
     if len({*by_selection}) <= len({*shapes}) + _MOST_EXCEPTIONS:
         shapes = by_selection
-    return AxisSpans(extent(graph, graph.input, axis), dict(walk.spans), output, graph.input, shapes)
+    return AxisSpans(extent(graph, graph.input, axis), dict(walk.spans), graph.outputs, graph.input, shapes)
 
 
 def _selections(
@@ -89,15 +102,19 @@ def _selections(
 
 
 def middle_regions(graph: Graph, rows: Strides, cols: Strides, step: int) -> dict[str, Rect]:
-    """Return the rectangle of every tensor of a window of `step` x `step` pixels of the result far from its ends."""
+    """Return the rectangle of every tensor of a window of `step` x `step` pixels far from the ends of the result.
+
+    They are those of the finest output where there are several.
+    """
     spans = []
     for axis, known in ((ROW_AXIS, rows), (COL_AXIS, cols)):
-        unit, size = known.of(graph.output), extent(graph, graph.output, axis)
-        start = max(0, size - step) // 2 // unit * unit
-        walk = AxisWalk(
-            [axis_node(graph, node, axis) for node in graph.nodes],
-            {graph.output: spans_of([Span(start, min(start + step, size))])},
-        )
+        finest = known.finest(graph.outputs)
+        first = max(0, extent(graph, finest, axis) - step) // 2 // known.of(finest)
+        targets = {}
+        for name in graph.outputs:
+            start, rows = first * known.of(name), step // known.of(finest) * known.of(name)
+            targets[name] = spans_of([Span(start, min(start + rows, extent(graph, name, axis)))])
+        walk = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], targets)
         while walk.position:
             walk.step()
         spans.append({name: Span(*each[:, 0].tolist()) for name, each in walk.spans.items()})
@@ -120,7 +137,7 @@ def axis_kinds(images: Sequence[AxisSpans]) -> AxisKinds:
     """
     first = images[0]
     for other in images[1:]:
-        ends = ((first.source, other.source), (first.output, other.output))
+        ends = ((first.source, other.source), *zip(first.outputs, other.outputs, strict=True))
         if not all(np.array_equal(first.rows[one], other.rows[twin]) for one, twin in ends):
             raise ModelError(
                 f"what a result has along {first.size} pixels of an image depends on its other side: make a plan for "
@@ -133,7 +150,7 @@ def axis_kinds(images: Sequence[AxisSpans]) -> AxisKinds:
         if shapes not in numbers:
             numbers[shapes] = len(examples)
             examples.append(window)
-        spans = first.span(first.source, window), first.span(first.output, window)
+        spans = first.span(first.source, window), first.span(first.outputs[0], window)
         listed.append(AxisWindow(numbers[shapes], *spans))
     return AxisKinds(AxisWindows(first.size, listed[-1].written.stop, tuple(listed)), tuple(examples))
 

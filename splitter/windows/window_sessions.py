@@ -17,14 +17,19 @@ class WindowSessions:
         self._cut = cut
         self._sessions = [session_of(graph.model({})) for graph in cut.graphs]
 
-    def run(self, image: Array) -> Array:
-        """Return the whole map (1, K, H, W) of an image (1, C, H, W)."""
+    def run(self, image: Array) -> list[Array]:
+        """Return the whole map (1, K, H, W) of each output for an image (1, C, H, W)."""
         windows = self._cut.windows.of(*image.shape[2:])
         graph = self._cut.tiles[0].graph
-        channels = graph.shape(graph.output).channels
-        result = np.empty((1, channels, windows.height, windows.width), dtype=np.float32)
-        for window in windows:
+        views = [windows.of_output(number) for number in range(len(graph.outputs))]
+        names = [output_name(number) for number in range(len(views))]
+        results = [
+            np.empty((1, graph.shape(name).channels, view.height, view.width), dtype=np.float32)
+            for name, view in zip(graph.outputs, views, strict=True)
+        ]
+        for number, window in enumerate(windows):
             part = np.ascontiguousarray(image[:, :, *window.read.slices])
-            [values] = self._sessions[window.tile].run([output_name(0)], {input_name(0): part})
-            result[:, :, *window.written.slices] = values
-        return result
+            values = self._sessions[window.tile].run(names, {input_name(0): part})
+            for result, view, value in zip(results, views, values, strict=True):
+                result[:, :, *view[number].written.slices] = value
+        return results

@@ -61,14 +61,14 @@ def map_images(
         typer.Option(
             "--out",
             metavar="RESULT",
-            help="The result, .tif, .png or .npy: a file, or s3://BUCKET/KEY. Of several images or a folder, a folder "
-            "or prefix.",
+            help="The result, .tif, .png or .npy, of a detector's plan also .geojson or .json (COCO): a file, or "
+            "s3://BUCKET/KEY. Of several images or a folder, a folder or prefix.",
         ),
     ],
     images_from: Annotated[
         Path | None, typer.Option("--list", metavar="FILE", help="More images, one a line, such as those of retry.txt.")
     ] = None,
-    suffix: Annotated[str, typer.Option(help="Of results in a folder: .tif, .png or .npy.")] = ".tif",
+    suffix: Annotated[str, typer.Option(help="Of results in a folder: .tif, .png, .npy, .geojson or .json.")] = ".tif",
     bands: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="The image's bands that are the network's channels, from 1, such as 4,3,2."),
@@ -97,6 +97,24 @@ def map_images(
     dtype: Annotated[
         str | None, typer.Option(help="The result's type, where the network's output is of whole numbers: uint8, ...")
     ] = None,
+    min_score: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Of a detector: the least score of a box, in place of the plan's."),
+    ] = None,
+    max_iou: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, max=1.0, help="Of a detector: the most of their union that two boxes of a class may share."
+        ),
+    ] = None,
+    one_file: Annotated[
+        bool,
+        typer.Option(
+            "--one-file",
+            help="Of a network with several outputs: all of them as bands of RESULT, and not a file of each, "
+            "RESULT.NAME.tif.",
+        ),
+    ] = False,
     compression: Annotated[str, typer.Option(help="Of a TIFF: deflate, zstd or none.")] = "deflate",
     concurrency: Annotated[
         int | None, typer.Option(min=1, help="Windows in flight; by default by workers and memory.")
@@ -141,7 +159,13 @@ def map_images(
     options = _options(
         bands, full_scale, no_data, dtype, compression, concurrency, max_cost_usd, force, overwrite, restart, parts
     )
-    options = replace(options, no_data_bands=_no_data_bands(no_data_bands))
+    options = replace(
+        options,
+        no_data_bands=_no_data_bands(no_data_bands),
+        one_file=one_file,
+        min_score=min_score,
+        max_iou=max_iou,
+    )
     if not dry_run:
         options = replace(
             options, yield_to=tuple(yield_to or ()), yield_utilisation=yield_utilisation, yield_latency=yield_latency
@@ -157,7 +181,7 @@ def map_images(
             if images_from or is_many(named, result):
                 _map_many(mapper, named, result, suffix, ending, dry_run=dry_run, as_json=as_json)
             elif dry_run:
-                print_estimate(named[0], mapper.estimate(named[0], result), as_json=as_json)
+                print_estimate(named[0], mapper.estimate(named[0], result), mapper.places(result), as_json=as_json)
             else:
                 _map_one(mapper, named[0], result, ending, watcher, as_json=as_json)
         finally:
@@ -195,7 +219,7 @@ def _map_one(mapper: Mapper, image: str, result: str, ending: Ending, watcher: M
         print_report(error.report, as_json=as_json)
         raise
     watcher.stop()
-    ending.outputs, ending.figures = (result,), _figures(report)
+    ending.outputs, ending.figures = [file.path for file in report.results], _figures(report)
     print_report(report, as_json=as_json)
 
 
@@ -234,11 +258,11 @@ def _map_many(
             if isinstance(estimate, SerferError):
                 complain(estimate)
             else:
-                print_estimate(item.image, estimate, as_json=as_json)
+                print_estimate(item.image, estimate, mapper.places(item.result), as_json=as_json)
         return
     many.check_dollars(items)
     report = many.run(items)
-    ending.outputs = [done.result for done in report.done if done.result]
+    ending.outputs = [file.path for done in report.done for file in done.results]
     ending.at_ceiling = report.at_ceiling
     ending.figures = {
         "mapped": len(report.done),

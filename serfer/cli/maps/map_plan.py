@@ -50,7 +50,19 @@ def map_plan(
     ] = "auto",
     channels: Annotated[int, typer.Option(min=1, max=4096, help="The images' channels.")] = 3,
     reduce: Annotated[
-        str | None, typer.Option(help="What is made of the map's channels: argmax (classes), softmax or sigmoid.")
+        str | None,
+        typer.Option(
+            metavar="[OUTPUT=]KIND",
+            help="What is made of the map's channels: argmax (classes), softmax or sigmoid. Of a network with several "
+            "outputs, name the one.",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="boxes[:FAMILY][,score=S][,iou=I]",
+            help="The network is a detector: its maps are boxes of the whole image (docs/how-to/detect.md).",
+        ),
     ] = None,
     approximate: Annotated[
         int | None,
@@ -95,6 +107,7 @@ def map_plan(
             window=window,
             channels=channels,
             reduce=reduce,
+            output=output,
             approximate=approximate,
             sample=sample,
             store=store,
@@ -116,6 +129,8 @@ def map_plan(
 def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     """Print the windows, what an image of the first size costs, and which files of the sizes are too large to read."""
     from serfer.mapping.estimate import WindowPrices  # noqa: PLC0415 - the command line starts fast
+    from serfer.mapping.options import MapOptions  # noqa: PLC0415 - same
+    from serfer.mapping.results import result_places  # noqa: PLC0415 - same
     from serfer.raster.limits import RasterLimits  # noqa: PLC0415 - same
 
     windows = plan.windows
@@ -131,6 +146,9 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
         f"an image of {height:,} x {width:,} pixels: {counted(count, 'window')}, {duration(one.seconds)} one after the "
         f"other{at_once}, ${one.usd:.6f}, ${one.usd_per_megapixel:.3g} a megapixel (predicted for Lambda)"
     )
+    if len(plan.output_tensors) > 1:
+        names = ", ".join(result_places(plan, "OUT.tif", MapOptions()))
+        out.print(plain(f"a file for each output: {names} (serfer map --one-file: bands of OUT.tif)"))
     if windows.approximation:
         out.print(plain(f"approximate: {windows.approximation}"))
     line = f"next: serfer map IMAGE --plan {place} --out OUT (all figures: serfer explain {place})"

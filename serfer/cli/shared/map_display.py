@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from serfer.core.plan.image_normalisation import ImageStatistics
     from serfer.mapping.estimate import Estimate
     from serfer.mapping.many_images import ManyReport
-    from serfer.mapping.report import MapProgress, MapReport
+    from serfer.mapping.report import MapProgress, MapReport, MapResult
 
 _EVERY_S = 30.0  # a line of progress, where no terminal is watched,
 _LATER = 0.05  # or after so much of the time so far: some 100 lines in ten hours
@@ -136,13 +136,14 @@ def _per_area(estimate: Estimate) -> str:
     return f" ({', '.join(said)})" if said else ""
 
 
-def print_estimate(image: str, estimate: Estimate, *, as_json: bool) -> None:
-    """Print what an image will take."""
+def print_estimate(image: str, estimate: Estimate, results: Sequence[str], *, as_json: bool) -> None:
+    """Print what an image will take, and the files that will be its results."""
     if as_json:
         areas = {"usd_per_megapixel": estimate.usd_per_megapixel, "usd_per_km2": estimate.usd_per_km2}
-        print_json({"image": image, **asdict(estimate), **areas})
+        print_json({"image": image, **asdict(estimate), **areas, "results": [*results]})
         return
-    for line in _estimate_lines(estimate):
+    made = [f"results: {', '.join(results)}"] if len(results) > 1 else []
+    for line in [*_estimate_lines(estimate), *made]:
         out.print(plain(f"{image}: {line}"))
 
 
@@ -151,10 +152,10 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
     if as_json:
         print_json(report.as_dict())
         return
-    if report.result:
-        shape = f"{report.channels} x {report.height:,} x {report.width:,} {report.dtype}"
+    for result in report.results:
+        shape = _shape(result)
         exact = "" if report.exact else f"  APPROXIMATE: {plain(report.estimate.approximation)}"
-        out.print(f"[bold]{plain(report.result)}[/]  {shape}{exact}")
+        out.print(f"[bold]{plain(result.path)}[/]  {shape}{exact}")
     empty = f", {report.empty:,} without data" if report.empty else ""
     there = f", {report.resumed:,} from before" if report.resumed else ""
     out.print(
@@ -193,6 +194,12 @@ def _normalised(known: ImageStatistics) -> str:
     each = [f"(x - {low:,.6g}) / {span:,.6g}" for low, span in zip(known.offset, known.span, strict=True)]
     more = f", ... ({len(each) - _MOST_CHANNELS:,} more)" if len(each) > _MOST_CHANNELS else ""
     return f"normalised by {known.pixels:,} pixels of the image: {', '.join(each[:_MOST_CHANNELS])}{more}"
+
+
+def _shape(result: MapResult) -> str:
+    if result.dtype == "boxes":
+        return "boxes" if result.boxes is None else f"{result.boxes:,} boxes"
+    return f"{result.channels} x {result.height:,} x {result.width:,} {result.dtype}"
 
 
 def print_many(report: ManyReport, out_place: str, retry: Path, *, as_json: bool) -> None:

@@ -47,6 +47,7 @@ from serfer.core.plan.model import (
     Function,
     Gang,
     Input,
+    MapBoxes,
     ModelChange,
     Operator,
     OutputTensor,
@@ -78,6 +79,7 @@ from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
+    AxisResult,
     AxisWindow,
     AxisWindows,
     ImageWindow,
@@ -113,6 +115,7 @@ __all__ = [
     "Alternative",
     "Artefact",
     "AxisForm",
+    "AxisResult",
     "AxisWindow",
     "AxisWindows",
     "Cell",
@@ -127,6 +130,7 @@ __all__ = [
     "Input",
     "InputSizes",
     "Levels",
+    "MapBoxes",
     "ModelChange",
     "Operator",
     "OutputTensor",

@@ -80,6 +80,15 @@ class DetectionHead:
         )
 
 
+def check_heads(family: str) -> None:
+    """Raise PlanError for a family whose file keeps the best boxes itself: windows' boxes cannot be joined."""
+    if family not in BEFORE_CLASSES:
+        raise PlanError(
+            f"a file of the family {family} keeps the best boxes of an image itself, and boxes of windows are chosen "
+            "together: export the network without that (nms=False, or end2end=False)"
+        )
+
+
 def head_fits(head: DetectionHead, dims: Sequence[tuple[int, ...]]) -> bool:
     """Return whether outputs of one image with these `dims`, in the order of `head.outputs`, may be those of `head`."""
     if head.family in BEFORE_CLASSES:

@@ -17,10 +17,11 @@ import re
 PLAN_FILE = "plan.json"
 EXPLANATION_FILE = "explanation.json"
 UNSPLIT = "unsplit.onnx"
+DECODER = "decoder.onnx"
 ORIGINAL = ("original.onnx", "original.bin")
 QUANTISED = "int8.onnx"
 COLD_DIRECTORY = "cold"
-_TOP = frozenset({PLAN_FILE, EXPLANATION_FILE, UNSPLIT, *ORIGINAL, QUANTISED})
+_TOP = frozenset({PLAN_FILE, EXPLANATION_FILE, UNSPLIT, DECODER, *ORIGINAL, QUANTISED})
 _GRAPH = r"[0-9a-f]{1,64}\.onnx"
 _STAGE = re.compile(rf"stage-\d+(/(weights-\d+\.bin|{_GRAPH}))?")
 

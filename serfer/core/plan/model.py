@@ -57,6 +57,22 @@ class Artefact:
 
 
 @dataclass(frozen=True, slots=True)
+class MapBoxes:
+    """How the outputs of a map plan, maps of a detector's heads, become boxes.
+
+    `decoder` is an ONNX graph of the detector's last operators: of the maps of a frame of height x width pixels, by the
+    names of the plan's outputs, it makes the outputs of `head`. Images are padded at their right and lower ends to
+    multiples of `multiple` pixels.
+    """
+
+    head: DetectionHead
+    decoder: Artefact
+    height: int
+    width: int
+    multiple: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """One image's share of a tensor: channels x height x width; a vector (`flat`) is 1 x 1 x its length."""
 
@@ -419,6 +435,8 @@ class Plan:
     answer, where it is assembled. With `sizes` queries have sizes of their own, of which `input` is the largest; what a
     query computes is then the plan at its size (sized_plan.py).
 
+    With `boxes` a map plan's outputs are the maps of a detector's heads, of which it makes boxes.
+
     `as_split` is the description that the plan was split with, where it has another one since (`redescribed`): workers
     know that one alone, so drivers send theirs with pixels.
 
@@ -448,6 +466,7 @@ class Plan:
     file: FileTensors | None = field(default=None, metadata=LATER)
     sizes: PlanSizes | None = field(default=None, metadata=LATER)
     as_split: PlanDescription | None = field(default=None, metadata=LATER)
+    boxes: MapBoxes | None = field(default=None, metadata=LATER)
     limit: PackageLimit | None = None
     changes: tuple[ModelChange, ...] = ()
     ways: tuple[DeploymentOption, ...] = ()
@@ -500,7 +519,9 @@ class Plan:
     @property
     def artefacts(self) -> list[Artefact]:
         """Every file that belongs to the plan, plan.json and explanation.json apart."""
-        return [self.unsplit, *self.original, *self.quantised, *(file for stage in self.stages for file in stage.files)]
+        files = [self.unsplit, *self.original, *self.quantised]
+        files += [self.boxes.decoder] if self.boxes else []
+        return [*files, *(file for stage in self.stages for file in stage.files)]
 
     @property
     def tasks(self) -> int:

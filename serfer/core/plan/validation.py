@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from math import prod
 
 from serfer.core.errors import PlanError
-from serfer.core.plan.detection import head_fits
-from serfer.core.plan.layout import ORIGINAL, QUANTISED, UNSPLIT, is_graph, stage_directory, weights_file
+from serfer.core.plan.detection import check_heads, head_fits
+from serfer.core.plan.layout import DECODER, ORIGINAL, QUANTISED, UNSPLIT, is_graph, stage_directory, weights_file
 from serfer.core.plan.model import (
     ACTIVATIONS,
     IMAGE,
@@ -30,7 +30,9 @@ from serfer.core.plan.model import (
     Stage,
     Tile,
 )
+from serfer.core.plan.windows import AxisWindows
 
+_MOST_OF_A_FRAME = 8_192
 _MAP_AXES = 3  # (C, H, W)
 MAX_RANK = 8
 """The most axes of an output, the batch's apart."""
@@ -87,6 +89,7 @@ def check_sound(plan: Plan) -> None:
         from serfer.core.plan.windows_validation import check_windows  # noqa: PLC0415 - a worker's start imports no more
 
         check_windows(plan, plan.windows)
+    _check_boxes(plan)
     _check_sizes(plan)
     last = plan.stages[-1]
     whole = [tuple(Cell(number, rect) for number, rect in enumerate(tile.outputs)) for tile in last.tiles]
@@ -96,6 +99,8 @@ def check_sound(plan: Plan) -> None:
 
 def labels_fit(plan: Plan) -> bool:
     """Return whether labels are one for each class, where the output's form says how many there are."""
+    if plan.boxes:
+        return not plan.boxes.head.classes or len(plan.labels) in (0, plan.boxes.head.classes)
     if plan.detection:
         return not plan.detection.classes or len(plan.labels) in (0, plan.detection.classes)
     classes = classes_of(plan.output, plan.output_tensors[0])
@@ -137,6 +142,24 @@ def _check_detection(plan: Plan) -> None:
     given = [dims.get(name, ()) for name in plan.detection.outputs]
     if plan.windows or not head_fits(plan.detection, given):
         raise PlanError("plan.json's detection names outputs that do not hold boxes")
+
+
+def _check_boxes(plan: Plan) -> None:
+    """Refuse boxes of a plan that has no maps of heads, or a frame that no decoder has."""
+    boxes = plan.boxes
+    if boxes is None:
+        return
+    check_heads(boxes.head.family)
+    strides = [axis.of_output(number).step for number in range(len(plan.outputs)) for axis in _axes(plan)]
+    whole = all(step >= 1 and step.is_integer() for step in strides)
+    sides = (boxes.height, boxes.width, boxes.multiple)
+    fits = whole and all(0 < side <= _MOST_OF_A_FRAME and side % int(step) == 0 for side in sides for step in strides)
+    if not plan.windows or not strides or not fits or boxes.decoder.path != DECODER:
+        raise PlanError("plan.json has boxes that its maps do not hold, or a decoder of another size or name")
+
+
+def _axes(plan: Plan) -> list[AxisWindows]:
+    return [*plan.windows.heights, *plan.windows.widths] if plan.windows else []
 
 
 def _check_file(plan: Plan) -> None:

@@ -26,22 +26,27 @@ def query_plan(plan: Plan, window: int | None) -> Plan:
     if not 0 <= window < len(stage.tiles):
         raise InputError(f"the map plan has no window of kind {window}")
     tile = stage.tiles[window]
-    read, written = tile.inputs[0], tile.outputs[0]
+    read = tile.inputs[0]
     image = replace(plan.input, height=read.rows.size, width=read.cols.size)
-    result = replace(plan.output, height=written.rows.size, width=written.cols.size)
-    [tensor] = plan.output_tensors
+    results = tuple(
+        replace(shape, height=rect.rows.size, width=rect.cols.size)
+        for shape, rect in zip(stage.outputs, tile.outputs, strict=True)
+    )
     return replace(
         plan,
         input=image,
-        output=result,
-        outputs=(replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width)),),
+        output=results[0],
+        outputs=tuple(
+            replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width))
+            for tensor, result in zip(plan.output_tensors, results, strict=True)
+        ),
         stages=(
             replace(
                 stage,
                 grid=Grid(1, 1),
                 tiles=(tile,),
                 inputs=(replace(stage.inputs[0], shape=image),),
-                outputs=(result,),
+                outputs=results,
             ),
         ),
         windows=None,

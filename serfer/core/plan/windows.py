@@ -13,8 +13,9 @@ most networks. A query is one window, and computes that tile alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
 from serfer.core.geometry import Rect, Span
 
@@ -32,11 +33,21 @@ class AxisWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class AxisResult:
+    """Another result of the windows along an axis, of an output besides the first; fields are as in `AxisWindows`."""
+
+    result: int
+    start: float | None
+    step: float
+
+
+@dataclass(frozen=True, slots=True)
 class AxisWindows:
     """The windows, in order, along an axis of `size` pixels of an image, of whose result there are `result`.
 
     Pixel r of the result lies on the `step` pixels of the image from `start` + r `step` on. `start` is None where no
-    place is the middle of what the network reads, as its branches disagree.
+    place is the middle of what the network reads, as its branches disagree. `others` are the results of the network's
+    outputs besides the first, of other steps perhaps: a window starts at the same pixel of the image in all of them.
     """
 
     size: int
@@ -44,6 +55,17 @@ class AxisWindows:
     windows: tuple[AxisWindow, ...]
     start: float | None = None
     step: float = 1.0
+    others: tuple[AxisResult, ...] = field(default=(), metadata=LATER)
+
+    def of_output(self, number: int) -> AxisWindows:
+        """Return the windows with what they write of output `number`, from 0, alone."""
+        if not number:
+            return replace(self, others=()) if self.others else self
+        other = self.others[number - 1]
+        starts = [round(each.written.start * self.step / other.step) for each in self.windows]
+        spans = map(Span, starts, (*starts[1:], other.result))
+        windows = tuple(replace(each, written=span) for each, span in zip(self.windows, spans, strict=True))
+        return AxisWindows(self.size, other.result, windows, other.start, other.step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +187,10 @@ class ImageWindows:
         down, across = self.rows.windows[row], self.cols.windows[col]
         tile = self.tiles[down.kind][across.kind]
         return ImageWindow(tile, Rect(down.read, across.read), Rect(down.written, across.written))
+
+    def of_output(self, number: int) -> ImageWindows:
+        """Return the windows with what they write of output `number`, from 0, alone."""
+        return ImageWindows(self.rows.of_output(number), self.cols.of_output(number), self.tiles)
 
     def own(self, number: int) -> Rect:
         """Return the pixels that a window reads and none after it along either axis: each pixel read is one's own."""

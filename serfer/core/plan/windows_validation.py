@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf, isfinite
+from itertools import product
+from math import isfinite
 
 from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect
-from serfer.core.plan.model import Plan, Tile
+from serfer.core.plan.model import Plan
 from serfer.core.plan.windows import NO_TILE, AxisWindow, AxisWindows, Windows
 
 MAX_WINDOWS = 100_000
 """The most windows along an axis of an image."""
+_LARGEST_STEP = 1e9
+_NOWHERE = "plan.json has a result of windows that lies nowhere on its image"
 _Sizes = dict[int, tuple[int, int]]
 
 
 def check_windows(plan: Plan, windows: Windows) -> None:
     """Refuse windows that reach beyond their image, leave a gap in its result, or are of no tile's size."""
-    if len(plan.stages) != 1 or len(plan.stages[0].outputs) != 1 or plan.gangs:
-        raise PlanError("plan.json is a map plan of more than one stage or output")
+    if len(plan.stages) != 1 or plan.gangs:
+        raise PlanError("plan.json is a map plan of more than one stage")
     widest = len(windows.tiles[0]) if windows.tiles else 0
     sound = widest and windows.stride >= 1 and windows.stride_written >= 1 and windows.overlap >= 0
     if not sound or any(len(numbers) != widest for numbers in windows.tiles):
         raise PlanError("plan.json has windows of no kind, or of an impossible stride or overlap")
     _check_difference(windows)
-    rows, cols = (
-        _kind_sizes(axes, count) for axes, count in ((windows.heights, len(windows.tiles)), (windows.widths, widest))
-    )
-    for row, height in rows.items():
-        for col, width in cols.items():
-            _check_tile(plan.stages[0].tiles, windows.tiles[row][col], height, width)
+    outputs = len(plan.stages[0].outputs)
+    axes = (*windows.heights, *windows.widths)
+    if any(len(axis.others) != outputs - 1 for axis in axes):
+        raise PlanError("plan.json has windows of other outputs than its stage")
+    if not all(1 / _LARGEST_STEP <= each.step <= _LARGEST_STEP for axis in axes for each in (axis, *axis.others)):
+        raise PlanError(_NOWHERE)
+    for number in range(outputs):
+        heights, widths = ([axis.of_output(number) for axis in side] for side in (windows.heights, windows.widths))
+        rows, cols = _kind_sizes(heights, len(windows.tiles)), _kind_sizes(widths, widest)
+        for (row, height), (col, width) in product(rows.items(), cols.items()):
+            _check_tile(plan, number, windows.tiles[row][col], height, width)
 
 
 def _check_difference(windows: Windows) -> None:
@@ -67,8 +75,8 @@ def _check_axis(axis: AxisWindows, kinds: int) -> None:
     """Refuse windows along an axis that reach beyond the image, or leave a gap in the result."""
     if not 0 < len(axis.windows) <= MAX_WINDOWS:
         raise PlanError(f"plan.json has no windows, or more than {MAX_WINDOWS:,}, along an axis")
-    if not 0 < axis.step < inf or not (axis.start is None or isfinite(axis.start)):
-        raise PlanError("plan.json has a result of windows that lies nowhere on its image")
+    if axis.start is not None and not isfinite(axis.start):
+        raise PlanError(_NOWHERE)
     end = 0
     for each in axis.windows:
         inside = 0 <= each.read.start < each.read.stop <= axis.size and 0 <= each.kind < kinds
@@ -79,10 +87,11 @@ def _check_axis(axis: AxisWindows, kinds: int) -> None:
         raise PlanError("plan.json has windows that do not make the whole result")
 
 
-def _check_tile(tiles: Sequence[Tile], number: int, height: tuple[int, int], width: tuple[int, int]) -> None:
+def _check_tile(plan: Plan, output: int, number: int, height: tuple[int, int], width: tuple[int, int]) -> None:
     """Refuse windows that no tile computes, or one of another size."""
+    tiles = plan.stages[0].tiles
     if number == NO_TILE or not 0 <= number < len(tiles):
         raise PlanError("plan.json has windows that no tile computes")
     wanted = [Rect.whole(*size) for size in zip(height, width, strict=True)]
-    if [tiles[number].inputs[0], tiles[number].outputs[0]] != wanted:
+    if [tiles[number].inputs[0], tiles[number].outputs[output]] != wanted:
         raise PlanError(f"plan.json's tile {number} is not of its windows' size")

@@ -75,8 +75,7 @@ class ResultParts:
         count = array.rows.count * array.cols.count
         if count > MOST_PARTS or array.images != 1 or array.dtype not in DTYPES:
             raise UsageError(f"a result is of one image, at most {MOST_PARTS:,} parts, and {', '.join(DTYPES)}")
-        job = array.metadata()
-        job["chunk_key_encoding"]["configuration"]["separator"] = "."
+        job = cls.metadata(array)
         job["attributes"]["job"] = json.loads(json.dumps(identity, allow_nan=False))
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
         with _disk_errors(directory, "what is there stays"):
@@ -92,6 +91,13 @@ class ResultParts:
             os.close(lock)
             raise
         return parts
+
+    @classmethod
+    def metadata(cls, array: ChunkedArray) -> dict[str, Any]:
+        """Return what zarr.json says of the parts of an array."""
+        metadata = array.metadata()
+        metadata["chunk_key_encoding"]["configuration"]["separator"] = "."
+        return metadata
 
     @classmethod
     def discard(cls, directory: Path) -> None:
@@ -116,25 +122,29 @@ class ResultParts:
 
     def put(self, number: int, values: NDArray[Any]) -> None:
         """Keep the values (channels, rows, cols) of a part; raises UnavailableError where the disk is full."""
-        if self._lock is None:
-            raise UsageError(f"{self.directory} is closed")
         if not 0 <= number < self.count:
             raise UsageError(f"there is no part {number} of {self.count}")
         rect = self.rects[number]
         shape = self.array.channels, rect.rows.size, rect.cols.size
         if values.dtype != self.array.dtype or values.shape != shape:
             raise UsageError(f"part {number} is {self.array.dtype} of {shape}, not {values.dtype} of {values.shape}")
+        self.put_bytes(number, encode_chunk(self.array, values[None]))
+
+    def put_bytes(self, number: int, data: bytes | bytearray) -> None:
+        """Keep the file of a part, its checksum at its end; raises UnavailableError where the disk is full."""
+        if self._lock is None:
+            raise UsageError(f"{self.directory} is closed")
         with self._guard:
             kept = len(self._done)
         with _disk_errors(self.directory, f"{kept:,} of {self.count:,} parts are kept there"):
-            write_durably(self._path(number), memoryview(encode_chunk(self.array, values[None])))
+            write_durably(self.path(number), memoryview(data))
         with self._guard:
             self._done.add(number)
 
     def verify(self) -> set[int]:
         """Read every part again; return the numbers of those that are missing now, the altered ones deleted."""
         for number in self.done():
-            with suppress(AlteredPieceError), self._dropping(number):
+            with suppress(AlteredPieceError), self.dropping(number):
                 self._check(number)
         return {*range(self.count)} - self.done()
 
@@ -142,7 +152,7 @@ class ResultParts:
         """Return some rows (rows, cols) of one channel of a part, without its checksum: `verify` comes first."""
         height, width = self.array.rows.chunk, self.array.cols.chunk
         values = np.empty((rows.size, width), self.array.dtype)
-        with self._dropping(number), self._path(number).open("rb", buffering=0) as file:
+        with self.dropping(number), self.path(number).open("rb", buffering=0) as file:
             offset = (channel * height + rows.start) * width * values.itemsize
             if os.preadv(file.fileno(), [values.data.cast("B")], offset) != values.nbytes:
                 raise AlteredPieceError
@@ -217,7 +227,7 @@ class ResultParts:
 
     def _check(self, number: int) -> None:
         """Read a part's file; raises AlteredPieceError where it is not what was written, OSError."""
-        with self._path(number).open("rb") as file:
+        with self.path(number).open("rb") as file:
             crc, left = 0, self.array.chunk_bytes - CRC_BYTES
             while left and (data := file.read(min(left, _BLOCK))):
                 crc, left = crc32c(data, crc), left - len(data)
@@ -225,19 +235,20 @@ class ResultParts:
                 raise AlteredPieceError
 
     @contextmanager
-    def _dropping(self, number: int) -> Iterator[None]:
+    def dropping(self, number: int) -> Iterator[None]:
         """Delete a part that turns out to be altered, or forget one that is gone."""
         try:
             yield
         except (AlteredPieceError, FileNotFoundError) as error:
-            self._path(number).unlink(missing_ok=True)
+            self.path(number).unlink(missing_ok=True)
             with self._guard:
                 self._done.discard(number)
             raise AlteredPieceError(
                 f"part {number} in {self.directory} is gone, cut or altered: run the same command again, it resumes"
             ) from error
 
-    def _path(self, number: int) -> Path:
+    def path(self, number: int) -> Path:
+        """Return the file of a part."""
         row, col = divmod(number, self.array.cols.count)
         return self.directory / f"c.0.0.{row}.{col}"
 

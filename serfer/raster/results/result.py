@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -68,25 +68,37 @@ def write_result(
         UnavailableError: the disk is full, or S3 does not answer: the parts are kept, and it can be called again.
     """
     check_result(place, parts.array, options)
+
+    def write(file: Path) -> None:
+        _write(file, _suffix(parse_place(place)), Mosaic(parts), georeference, options)
+
+    publish(place, parts, write, overwrite=options.overwrite)
+
+
+def publish(place: str | Path, parts: ResultParts, write: Callable[[Path], None], *, overwrite: bool) -> None:
+    """Have a result of parts, which are all there, written to a temporary file, and give it its place.
+
+    Raises InputError for a result that exists, unless it may be replaced; UnavailableError where parts are missing, the
+    disk is full, or S3 does not answer.
+    """
     where = parse_place(place)
     if missing := parts.verify():
         raise UnavailableError(
             f"{len(missing):,} of {parts.count:,} parts in {parts.directory} are missing, part {min(missing)} first: "
             "run the same command again, it resumes"
         )
-    mosaic = Mosaic(parts)
     if isinstance(where, S3Place):
         file = parts.directory / f".{ASSEMBLED}{TEMPORARY}"
         with _temporary(file, parts):
-            _write(file, _suffix(where), mosaic, georeference, options)
-            _check_place(where, overwrite=options.overwrite)
+            _finished(file, write)
+            _check_place(where, overwrite=overwrite)
             Bucket(where).upload(file, parts.directory / UPLOAD)
         return
     # Named by the job, so that what a killed process left is replaced when it resumes.
     file = where.with_name(f".{where.name}.{parts.digest[:8]}{TEMPORARY}")
     with _temporary(file, parts):
-        _write(file, _suffix(where), mosaic, georeference, options)
-        _publish(file, where, overwrite=options.overwrite)
+        _finished(file, write)
+        _publish(file, where, overwrite=overwrite)
 
 
 def _write(file: Path, suffix: str, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> None:
@@ -96,6 +108,10 @@ def _write(file: Path, suffix: str, mosaic: Mosaic, georeference: Georeference, 
         write_png(file, mosaic, options)
     else:
         write_tiff(file, mosaic, georeference, options)
+
+
+def _finished(file: Path, write: Callable[[Path], None]) -> None:
+    write(file)
     with file.open("rb") as written:
         os.fsync(written.fileno())
 
@@ -142,6 +158,11 @@ def _check_nodata(dtype: str, nodata: float | None) -> None:
     kind = np.dtype(dtype)
     if kind.kind != "f" and not (float(nodata).is_integer() and np.iinfo(kind).min <= nodata <= np.iinfo(kind).max):
         raise UsageError(f"no value of {dtype} is {nodata:g}, so it cannot stand for no data")
+
+
+def check_free(place: str | Path, *, overwrite: bool) -> None:
+    """Refuse a place that cannot be written, or where a result exists, unless it may be replaced; raises InputError."""
+    _check_place(parse_place(place), overwrite=overwrite)
 
 
 def _check_place(where: Path | S3Place, *, overwrite: bool) -> None:

@@ -256,7 +256,7 @@ def test_an_overlap_that_is_less_than_what_the_network_takes_off_is_refused(tmp_
 
 def test_a_network_whose_result_does_not_grow_with_the_image_is_refused(tmp_path):
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)).eval()
-    with pytest.raises(ModelError, match=r"does not grow with the image|needs one output that is a map"):
+    with pytest.raises(ModelError, match=r"does not grow with the image|needs outputs that are maps"):
         serfer.map_plan(net, [(600, 600)], tmp_path / "plan", window=64, approximate=16)
 
 

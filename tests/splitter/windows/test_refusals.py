@@ -9,13 +9,13 @@ from serfer.core.errors import ModelError
 from tests.splitter.models import Net
 
 
-def refusal(net, tmp_path, *outputs, size=(256, 256)):
+def refusal(net, tmp_path, *outputs, size=(256, 256), window="auto"):
     model = net.model(outputs[0], dims=("N", "C", "Y", "X"))
     for name in outputs[1:]:
         model.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4))
     onnx.save(model, tmp_path / "net.onnx")
     with pytest.raises(ModelError) as caught:
-        serfer.map_plan(tmp_path / "net.onnx", [size], tmp_path / "plan")
+        serfer.map_plan(tmp_path / "net.onnx", [size], tmp_path / "plan", window=window)
     return str(caught.value)
 
 
@@ -49,11 +49,26 @@ def test_an_image_of_one_position_is_too_small(net, tmp_path):
     assert "the image is too small" in text
 
 
-def test_of_two_outputs_one_map_can_be_made(net, tmp_path):
+def test_outputs_besides_maps_are_named(net, tmp_path):
     x = net.conv("x", 3, 4, [3, 3])
-    text = refusal(net, tmp_path, net.op("Relu", x), net.op("Tanh", x))
-    assert "a map plan needs one output that is a map" in text
-    assert "of several maps make one, by torch.cat" in text
+    text = refusal(net, tmp_path, x, net.op("Flatten", net.op("GlobalAveragePool", x)))
+    assert "a map plan needs outputs that are maps, (N, C, H, W) or (N, H, W), and this network has" in text
+
+
+def test_outputs_that_end_far_from_one_another_have_no_common_windows(net, tmp_path):
+    x = net.conv("x", 3, 4, [3, 3])
+    ends = [net.constant(np.array([each])) for each in (0, -150, 2)]
+    text = refusal(net, tmp_path, net.op("Relu", x), net.op("Slice", x, *ends), size=(600, 300), window=64)
+    assert "the outputs cover parts of the image that are too different" in text
+
+
+def test_windows_of_their_own_are_for_one_output(net, tmp_path):
+    x = net.conv("x", 3, 4, [3, 3])
+    model = net.model(net.op("Relu", x), dims=("N", "C", "Y", "X"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, [None] * 4))
+    onnx.save(model, tmp_path / "net.onnx")
+    with pytest.raises(ModelError, match="--approximate is for networks of one output"):
+        serfer.map_plan(tmp_path / "net.onnx", [(256, 256)], tmp_path / "plan", approximate=16)
 
 
 def test_a_size_whose_blocks_do_not_fit_is_refused_as_the_network_refuses_it(net, tmp_path):

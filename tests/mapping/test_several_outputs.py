@@ -1,0 +1,241 @@
+"""Maps of networks with several outputs: a file of each, or bands of one, each as ONNX Runtime has it of the whole."""
+
+import json
+from itertools import pairwise
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import rasterio
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+import serfer as package
+from serfer.core.errors import UnavailableError
+from serfer.core.geometry import Span
+from serfer.core.plan.windows import AxisResult, AxisWindow, AxisWindows
+from serfer.mapping import image_job
+from serfer.mapping.options import MapOptions
+from serfer.mapping.results import file_names, result_places
+from serfer.plan_directory import load_plan
+from tests.mapping.whole import read
+from tests.raster.files import UTM, WHERE, pixels, write
+
+HEIGHT, WIDTH = 203, 251  # multiples of no stride
+
+
+def save(path):
+    """Write a network with outputs of strides 1, 2 and 4, the second of whole numbers, and one more of stride 1."""
+    random = np.random.default_rng(0)
+    weights = {
+        "w1": random.normal(0, 0.3, (4, 3, 3, 3)).astype(np.float32),
+        "w2": random.normal(0, 0.3, (5, 4, 3, 3)).astype(np.float32),
+        "w4": random.normal(0, 0.3, (2, 5, 3, 3)).astype(np.float32),
+    }
+    around = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+    nodes = [
+        helper.make_node("Conv", ["image", "w1"], ["c1"], "c1", **around),
+        helper.make_node("Sigmoid", ["c1"], ["probability"], "probability"),
+        helper.make_node("Relu", ["c1"], ["distance"], "distance"),
+        helper.make_node("Conv", ["distance", "w2"], ["scores"], "c2", strides=[2, 2], **around),
+        helper.make_node("ArgMax", ["scores"], ["classes"], "classes", axis=1),
+        helper.make_node("Conv", ["scores", "w4"], ["/head/Conv"], "c4", strides=[2, 2], **around),
+    ]
+    outputs = [("probability", 1), ("classes", 7), ("/head/Conv", 1), ("distance", 1)]
+    values = [helper.make_tensor_value_info(name, kind, ["n", None, None, None]) for name, kind in outputs]
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, "h", "w"])
+    constants = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "several", [image], values, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.save(model, path)
+    return path
+
+
+def whole(path, image):
+    """Return what ONNX Runtime makes of a whole image (bands, rows, cols), by the names of files."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    outputs = session.run(None, {"image": image.astype(np.float32)[None]})
+    return dict(zip(["probability", "classes", "head-Conv", "distance"], (each[0] for each in outputs), strict=True))
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("several") / "several.onnx")
+
+
+@pytest.fixture(scope="module")
+def plan(network, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("several") / "plan"
+    package.map_plan(network, [(HEIGHT, WIDTH)], directory, window=64)
+    return directory
+
+
+@pytest.fixture
+def image(tmp_path):
+    return write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH), crs=UTM, transform=WHERE)
+
+
+@pytest.fixture
+def command(image, plan, tmp_path):
+    return ("map", image, "--plan", plan, "--out", tmp_path / "out.tif", "--workers", "inprocess")
+
+
+def check(folder, expected, stem="out"):
+    for name, values in expected.items():
+        got = read(folder / f"{stem}.{name}.tif")
+        assert got.shape == values.shape
+        assert np.abs(got - values).max() <= 1e-5 * max(np.ptp(values), 1)
+
+
+def test_each_output_is_a_file_with_its_own_resolution_and_equals_the_whole(serfer, command, network, tmp_path):
+    planned = serfer(*command, "--dry-run")
+    assert "out.probability.tif, " in planned.out
+    assert "out.head-Conv.tif" in planned.out
+    done = serfer(*command, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["windows"] == 16
+    names = [f"{tmp_path}/out.{name}.tif" for name in ("probability", "classes", "head-Conv", "distance")]
+    assert [each["path"] for each in report["results"]] == names
+    assert report["result"] == names[0]
+    check(tmp_path, whole(network, pixels(HEIGHT, WIDTH)))
+    for name, stride, dtype in (("probability", 1, "float32"), ("classes", 2, "int32"), ("head-Conv", 4, "float32")):
+        with rasterio.open(tmp_path / f"out.{name}.tif") as dataset:
+            assert dataset.transform == rasterio.Affine(WHERE.a * stride, 0, WHERE.c, 0, WHERE.e * stride, WHERE.f)
+            assert dataset.dtypes[0] == dtype
+    assert not [*tmp_path.glob("*.parts")]
+
+
+def test_pixels_without_data_have_none_in_every_output(serfer, plan, network, tmp_path):
+    values = np.maximum(pixels(HEIGHT, WIDTH), 1)
+    values[:, :140, :140] = 0
+    image = write(tmp_path / "image.tif", values, nodata=0, crs=UTM, transform=WHERE)
+    done = serfer("map", image, "--plan", plan, "--out", tmp_path / "out.tif", "--workers", "inprocess", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["empty"] == 4
+    expected = whole(network, values)
+    for name, stride in (("probability", 1), ("head-Conv", 4)):
+        got, rows = read(tmp_path / f"out.{name}.tif"), 140 // stride
+        assert np.isnan(got[:, :rows, :rows]).all()
+        assert np.abs(got - expected[name])[:, rows:].max() <= 1e-5
+    assert (read(tmp_path / "out.classes.tif")[:, :70, :70] == np.iinfo(np.int32).min).all()
+
+
+def test_a_map_that_was_stopped_goes_on_with_the_windows_that_lack_a_part(serfer, command, network, tmp_path):
+    stopped = serfer(*command, "--max-cost-usd", "0.0000025", "--force", "--concurrency", "1", "--json")
+    assert stopped.code == 1
+    computed = json.loads(stopped.out)["computed"]
+    assert 0 < computed < 16
+    (tmp_path / "out.classes.tif.parts" / "c.0.0.0.0").unlink()
+    done = serfer(*command, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["resumed"] == computed - 1
+    check(tmp_path, whole(network, pixels(HEIGHT, WIDTH)))
+
+
+def test_a_map_that_was_stopped_between_two_files_writes_the_others_alone(
+    serfer, command, network, tmp_path, monkeypatch
+):
+    written = []
+
+    def write_result(place, parts, **given):
+        written.append(place.rpartition("/")[2])
+        if len(written) == 2:
+            raise UnavailableError("the disk is full")
+        return package.raster.write_result(place, parts, **given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(image_job, "write_result", write_result)
+        assert serfer(*command).code == 4
+    assert written == ["out.probability.tif", "out.classes.tif"]
+    before = (tmp_path / "out.probability.tif").stat().st_mtime_ns
+    done = serfer(*command, "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["computed"] == 0
+    assert (tmp_path / "out.probability.tif").stat().st_mtime_ns == before
+    check(tmp_path, whole(network, pixels(HEIGHT, WIDTH)))
+    assert not [*tmp_path.glob("*.parts")]
+    assert serfer(*command).code == 3  # they exist
+    assert serfer(*command, "--overwrite").code == 0
+
+
+def test_outputs_of_one_size_are_bands_of_one_file_and_others_are_refused(serfer, command, tmp_path):
+    refused = serfer(*command, "--one-file")
+    assert refused.code == 2
+    assert "--one-file is for outputs of one size" in refused.err
+    assert "/head/Conv is 51 x 63 float32" in refused.err
+    network = save(tmp_path / "net.onnx")
+    model = onnx.load(network)
+    kept = [value for value in model.graph.output if value.name in ("probability", "distance")]
+    del model.graph.output[:]
+    model.graph.output.extend(kept)
+    onnx.save(model, network)
+    package.map_plan(network, [(HEIGHT, WIDTH)], tmp_path / "plan", window=128)
+    command = [tmp_path / "plan" if each == command[3] else each for each in command]
+    done = serfer(*command, "--one-file")
+    assert done.code == 0, done.err
+    expected = whole(save(tmp_path / "net.onnx"), pixels(HEIGHT, WIDTH))
+    with rasterio.open(tmp_path / "out.tif") as dataset:
+        assert dataset.descriptions[:2] == ("probability 1", "probability 2")
+        assert dataset.descriptions[7] == "distance 4"
+    both = np.concatenate([expected["probability"], expected["distance"]])
+    assert np.abs(read(tmp_path / "out.tif") - both).max() <= 1e-5
+
+
+def test_of_several_outputs_the_one_that_is_reduced_is_named(serfer, network, image, tmp_path):
+    given = ("map-plan", network, "--size", f"{HEIGHT}x{WIDTH}", "--window", "64", "--out", tmp_path / "plan")
+    refused = serfer(*given, "--reduce", "argmax")
+    assert refused.code == 2
+    assert "say which one is reduced, such as --reduce probability=argmax" in refused.err
+    assert "has no such output" in serfer(*given, "--reduce", "chance=argmax").err
+    planned = serfer(*given, "--reduce", "distance=argmax")
+    assert planned.code == 0, planned.err
+    assert "OUT.probability.tif, OUT.classes.tif, OUT.head-Conv.tif, OUT.distance.tif" in planned.out
+    package.map(image, tmp_path / "plan", tmp_path / "out.npy")
+    expected = whole(network, pixels(HEIGHT, WIDTH))
+    assert (np.load(tmp_path / "out.distance.npy")[0] == expected["distance"].argmax(0)).mean() > 0.999
+    assert np.abs(np.load(tmp_path / "out.probability.npy") - expected["probability"]).max() <= 1e-5
+
+
+def test_images_of_a_folder_are_skipped_only_where_all_of_their_files_are_there(serfer, image, plan, tmp_path):
+    given = ("map", image, "--plan", plan, "--out", f"{tmp_path}/results/", "--workers", "inprocess", "--json")
+    assert serfer(*given).code == 0
+    files = sorted(path.name for path in (tmp_path / "results").glob("*.tif"))
+    assert files == [f"image.{name}.tif" for name in ("classes", "distance", "head-Conv", "probability")]
+    assert json.loads(serfer(*given).out.splitlines()[-1])["skipped"] == 1
+    (tmp_path / "results" / "image.classes.tif").unlink()
+    again = serfer(*given, "--overwrite")
+    assert json.loads(again.out.splitlines()[-1])["mapped"] == 1, again.err
+    assert (tmp_path / "results" / "image.classes.tif").exists()
+
+
+def test_names_of_outputs_become_names_of_files(plan):
+    assert file_names(["/model.22/Concat", "a b", "a/b", "//"]) == ["model-22-Concat", "a-b-2", "a-b-3", "output"]
+    places = result_places(load_plan(plan), "s3://scans/2026/field.tif?region=eu-west-1", MapOptions())
+    assert places[2] == "s3://scans/2026/field.head-Conv.tif?region=eu-west-1"
+
+
+@given(
+    steps=st.lists(st.sampled_from([1 / 3, 1 / 2, 1.0, 2.0, 8.0]), min_size=1, max_size=3),
+    windows=st.integers(1, 40),
+    rest=st.integers(1, 95),
+    data=st.data(),
+)
+def test_windows_of_every_output_start_at_one_pixel_and_leave_no_gap(steps, windows, rest, data):
+    side = 48 * data.draw(st.integers(1, 3))  # pixels of the image: a multiple of each step
+    size = side * (windows - 1) + rest
+    results = [max(round(side * (windows - 1) / step) + 1, int(size / step)) for step in steps]
+    edges = [round(side * number / steps[0]) for number in range(windows)] + [results[0]]
+    spans = [Span(*each) for each in pairwise(edges)]
+    others = tuple(AxisResult(each, 0.0, step) for each, step in zip(results[1:], steps[1:], strict=True))
+    axis = AxisWindows(
+        size, results[0], tuple(AxisWindow(0, Span(0, size), each) for each in spans), 0.0, steps[0], others
+    )
+    for number, (step, result) in enumerate(zip(steps, results, strict=True)):
+        view = axis.of_output(number)
+        starts = [each.written.start for each in view.windows]
+        assert starts == [round(side * place / step) for place in range(windows)]
+        assert [each.written.stop for each in view.windows] == [*starts[1:], result]
+        assert view.result == result

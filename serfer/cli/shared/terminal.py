@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
@@ -193,7 +194,7 @@ def _code_of(error: Exception) -> int:
         case SerferError():
             line, code = str(error), error.exit_code
         case OSError():  # a full disk, say
-            line, code = str(error), UnavailableError.exit_code
+            line, code = _refused(error), UnavailableError.exit_code
         case MemoryError():
             line, code = f"there is not enough memory {error}", UnavailableError.exit_code
         case ModuleNotFoundError() if error.name and pip_command(error.name):
@@ -202,6 +203,13 @@ def _code_of(error: Exception) -> int:
             line, code = _bug(error), _BUG
     complain(line)
     return code
+
+
+def _refused(error: OSError) -> str:
+    """Return what the system refuses, without its number."""
+    why = error.strerror or str(error)
+    line = f"{error.filename}: {why}" if error.filename else why
+    return f"{line}: free some space, or write elsewhere" if error.errno == errno.ENOSPC else line
 
 
 def _bug(error: Exception) -> str:

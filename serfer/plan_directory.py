@@ -42,8 +42,9 @@ def load_plan(directory: Path, name: str = "") -> Plan:
     """
     path = directory / PLAN_FILE
     text = _read(path)
-    if text is None and is_network(directory):
-        what = "file" if is_network_file(directory) else "name"
+    is_file = is_network_file(directory)
+    if text is None and is_network(directory) and (not is_file or directory.exists()):
+        what = "file" if is_file else "name"
         raise PlanError(
             f"{directory} is a network's {what}, not a plan directory: write one with serfer split {directory} --out "
             "plan (--whole: in seconds), and give plan"
@@ -51,10 +52,8 @@ def load_plan(directory: Path, name: str = "") -> Plan:
     if text is None and directory.name == PLAN_FILE and directory.is_file():
         raise PlanError(f"{directory} is a file of a plan: give its directory, {directory.parent}")
     if text is None:
-        raise PlanError(
-            f"{directory} is not a plan directory: it has no {PLAN_FILE}; make one with serfer split, "
-            "or serfer map-plan"
-        )
+        why = f"it has no {PLAN_FILE}" if directory.exists() else "it does not exist"
+        raise PlanError(f"{directory} is not a plan directory: {why}; make one with serfer split, or serfer map-plan")
     plan = parse_plan(text, name or str(path))
     path = directory / EXPLANATION_FILE
     explanation = _read(path)
@@ -97,7 +96,7 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise PlanError(f"{path} cannot be read: {error}") from error
+        raise PlanError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def plan_files(plan: Plan) -> dict[str, str]:

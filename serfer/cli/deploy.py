@@ -97,12 +97,16 @@ def _check(build: Path, settings: StackSettings, session: Any, *, replace: bool)
 def _stack(build: Path, environment: str) -> Iterator[tuple[StackSettings, Any]]:
     """Give an environment's stack, and a session of boto3 for its region; AWS's errors are UnavailableError."""
     import boto3  # noqa: PLC0415 - the extra `deploy`
-    from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - the command line starts fast
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError  # noqa: PLC0415 - the command line starts fast
 
     from serfer.sam.samconfig import stack_of  # noqa: PLC0415 - needs the extra `deploy`
 
     settings = stack_of(build, environment)
     try:
         yield settings, boto3.session.Session(region_name=settings.region)
+    except NoCredentialsError as error:
+        raise UnavailableError(
+            "no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        ) from error
     except (BotoCoreError, ClientError) as error:
         raise UnavailableError(str(error)) from error

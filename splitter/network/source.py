@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import logging
 import mmap
@@ -182,12 +181,10 @@ def _unknown(text: str) -> str:
         return f"{text} is a plan directory, which was split before: give the network, or see serfer explain {text}"
     if Path(text).is_dir():
         return f"{text} is a directory: give an .onnx file, module.py:factory, or a name"
-    near = difflib.get_close_matches(text, zoo.ZOO, 1)
-    meant = f" (did you mean {near[0]}?)" if near else ""
     known = ", ".join(sorted(zoo.ZOO))
     return (
-        f"unknown model {text!r}{meant}: give a name ({known}), timm:NAME or torchvision:NAME, an .onnx file, or "
-        "module.py:factory"
+        f"unknown model {text!r}{zoo.meant(text)}: give a name ({known}), timm:NAME or torchvision:NAME, an .onnx "
+        "file, or module.py:factory"
     )
 
 
@@ -677,10 +674,11 @@ def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeigh
 def _check_size(path: Path) -> None:
     try:
         size = path.stat().st_size
+        if path.is_dir():
+            raise ModelError(f"{path} is a directory, not an .onnx file")
+        path.open("rb").close()
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from error
-    if path.is_dir():
-        raise ModelError(f"{path} is a directory, not an .onnx file")
     if not size:
         raise ModelError(f"{path} is not an ONNX model: it is empty")
     if size > _MAX_ONNX_BYTES:

@@ -6,6 +6,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -170,6 +171,13 @@ def find(name: str) -> ZooModel:
     """Return a zoo model; raises ModelError that lists the known names."""
     if name not in ZOO:
         raise ModelError(
-            f"unknown model {name!r}: the zoo has {', '.join(sorted(ZOO))}; split your own with serfer split"
+            f"unknown model {name!r}{meant(name)}: the zoo has {', '.join(sorted(ZOO))}; split your own with serfer "
+            "split"
         )
     return ZOO[name]
+
+
+def meant(name: str) -> str:
+    """Return the model's name that is nearest to another one, as a question in brackets; empty where none is near."""
+    near = get_close_matches(name, ZOO, 1)
+    return f" (did you mean {near[0]}?)" if near else ""

@@ -1,4 +1,4 @@
-"""A terminal of 80 columns: no command's output cuts a number there."""
+"""Terminals of 80 and 120 columns: no command's output cuts a number there, and mistakes end in one line."""
 
 import fcntl
 import json
@@ -251,8 +251,17 @@ def marked(cases):
     ]
 
 
-@pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.weekly)])
-@pytest.mark.parametrize("name", marked(CASES))
+WITH_TABLES = ("app list", "cost", "describe", "explain", "verify")
+"""Those that `make test` also runs at 120 columns: quick ones, with the widest tables."""
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *(pytest.param(*case.values, 80, marks=case.marks) for case in marked(CASES)),
+        *(pytest.param(name, 120, marks=() if name in WITH_TABLES else pytest.mark.weekly) for name in CASES),
+    ],
+)
 def test_no_number_is_cut(terminal, places, tmp_path, name, width):
     shutil.copytree(places["registry"], tmp_path / "registry")
     for command in CASES[name].commands:
@@ -269,6 +278,34 @@ def cut_numbers(text, width):
     number = re.compile(r"\d[\d.,]*\d")
     lines = [line for line in text.splitlines() if not line.startswith(("serfer: ", "next: ", "wrote "))]
     return [line for line in lines if any(number.match(line, at - 1) for at in range(width, len(line), width))]
+
+
+MISTAKES = {
+    "servee {onnx}": (2, "Did you mean 'serve'?"),
+    "app regster": (2, "Did you mean 'register'"),
+    "split {onnx} --otu plan": (2, "--out"),
+    "serve alexnett": (3, "(did you mean alexnet?)"),
+    "serve gone.onnx": (3, "gone.onnx does not exist: give an .onnx file"),
+    "explain gone.onnx": (3, "it does not exist; make one with serfer split"),
+    "explain registry": (3, "it has no plan.json; make one with serfer split"),
+    "classify {image}": (2, "which network? Name an .onnx file, a plan directory"),
+    "classify {image} --plan {onnx} --size 34": (2, "write HEIGHTxWIDTH such as 224x224"),
+    "predict {image} --plan {plan} --workers inprocess --store redis://127.0.0.1:1": (4, "is it running, and are host"),
+    "app history nobody": (2, "has no application nobody: it has faces"),
+    "deploy check registry none": (3, "write it again with serfer deploy package"),
+    "study simulate {labels}": (2, "--scenario FILE.toml"),
+}
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_mistake_ends_in_one_line_that_says_what_to_do(terminal, places, tmp_path, width):
+    shutil.copytree(places["registry"], tmp_path / "registry")
+    for mistake, (expected, advice) in MISTAKES.items():
+        text, code = terminal.run(width, tmp_path, mistake.format(**places).split())
+        last = text.splitlines()[-1]
+        assert (code, last.startswith("serfer: "), advice in last) == (expected, True, True), text
+        assert text.count("serfer: ") == 1
+        assert not re.search(r"\bTraceback\b", text)
 
 
 def test_a_line_of_text_is_broken_between_words(terminal, places, tmp_path):

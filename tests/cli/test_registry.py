@@ -167,6 +167,13 @@ def test_garbage_is_counted(serfer, registry, tmp_path):
 
 
 @pytest.mark.usefixtures("faces")
+def test_the_history_of_an_unknown_application_is_refused(serfer):
+    refused = serfer("app", "history", "face")
+    assert (refused.code, refused.out) == (2, "")
+    assert "has no application face: it has faces" in refused.err
+
+
+@pytest.mark.usefixtures("faces")
 def test_the_history_is_listed_the_newest_first(serfer):
     serfer("app", "promote", "faces", "net@2", "--by", "ann", "--why", "newer")
     first, second = serfer("app", "history", "faces").out.splitlines()[1:]

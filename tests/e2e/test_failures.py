@@ -12,6 +12,7 @@ from dataclasses import replace
 import onnx
 import pytest
 
+import serfer
 from serfer.core.plan import sealed
 from serfer.local.servers.redis import RedisServer
 from serfer.plan_directory import load_plan, write_plan
@@ -201,12 +202,13 @@ class TestPlans:
         return lambda directory: serfer_here("classify", "--plan", directory, picture, "--workers", "inprocess")
 
     def test_a_model_that_nobody_knows(self, serfer_here, picture, tmp_path):
-        serfer_here("classify", picture, "--model", "vgg99").complains(3, "unknown model 'vgg99'", "efficientnet-lite0")
+        unknown = "unknown model 'vgg99' (did you mean vgg"
+        serfer_here("classify", picture, "--model", "vgg99").complains(3, unknown, "efficientnet-lite0")
         serfer_here("split", "vgg99", "--out", tmp_path / "out").complains(3, "unknown model 'vgg99'")
         serfer_here("split", "none.onnx", "--out", tmp_path / "out").complains(3, "none.onnx cannot be read")
 
     def test_no_plan_directory(self, classify, tmp_path):
-        classify(tmp_path / "none").complains(3, "none is not a plan directory", "serfer split")
+        classify(tmp_path / "none").complains(3, "none is not a plan directory: it does not exist", "serfer split")
 
     def test_an_edited_plan(self, classify, serfer_here, copy):
         path = copy / "plan.json"
@@ -229,7 +231,7 @@ class TestPlans:
         classify(copy).complains(3, "plan.json")
 
     def test_an_image_that_is_not_there_and_a_plan_that_takes_none(self, serfer_here, plan, picture, tmp_path):
-        serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out")
+        serfer.whole_plan(plan.parent / "small.onnx", out=tmp_path / "out")
         serfer_here("verify", tmp_path / "out", "--images", "nope.jpg").complains(3, "nope.jpg does not exist")
         serfer_here("verify", tmp_path / "out", "--images", picture).complains(3, "how an image becomes its input")
 
@@ -441,4 +443,4 @@ class TestOutput:
 
     def test_a_full_disk_is_told_in_one_line(self, start):
         command = start("doctor", "--json", stdout="/dev/full")
-        command.end().complains(4, "No space left on device")
+        command.end().complains(4, "serfer: No space left on device: free some space, or write elsewhere")

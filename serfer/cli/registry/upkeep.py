@@ -60,7 +60,11 @@ def history(application: ApplicationArgument, registry: RegistryOption = None, a
     from serfer.core.dataclass_codec import unstructure  # noqa: PLC0415 - the command line starts fast
 
     table = columns("written", "version", "release", "canary", "why", "by")
-    for each in opened(registry).history(application):
+    kept = opened(registry)
+    versions = list(kept.history(application))
+    if not versions:
+        kept.known(application)  # raises, and says which there are
+    for each in versions:
         live = each.application.live_release if each.application else None
         when = datetime.fromtimestamp(each.written, UTC).isoformat(timespec="seconds")
         if as_json:

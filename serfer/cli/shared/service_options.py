@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +33,7 @@ from serfer.fleet.policy_state import open_place
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, load_plan
 from serfer.settings import Settings, is_secret, origins
-from serfer.splitter.network.zoo import ZOO
+from serfer.splitter.network.zoo import ZOO, meant
 from serfer.storage import check_known, redact
 from serfer.wiring.options import check_keep_warm
 
@@ -286,10 +285,8 @@ def _network(text: str) -> tuple[str | None, str | None]:
     if text in ZOO and not place.exists():
         return text, None
     if not place.exists() and not is_network(place):
-        near = difflib.get_close_matches(text, ZOO, 1)
-        meant = f" (did you mean {near[0]}?)" if near else ""
         raise InputError(
-            f"{place} does not exist, and no network has that name{meant}: give an .onnx file, a plan directory, "
+            f"{place} does not exist, and no network has that name{meant(text)}: give an .onnx file, a plan directory, "
             "timm:NAME, torchvision:NAME or a model of the zoo"
         )
     return None, text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import os
@@ -197,7 +198,7 @@ def _code_of(error: Exception, origins: Mapping[str, str]) -> int:
         case SerferError():
             line, code = _with_origins(str(error), origins), error.exit_code
         case OSError():  # a full disk, say
-            line, code = str(error), UnavailableError.exit_code
+            line, code = _refused(error), UnavailableError.exit_code
         case MemoryError():
             line, code = f"there is not enough memory {error}", UnavailableError.exit_code
         case ModuleNotFoundError() if error.name and pip_command(error.name):
@@ -213,6 +214,13 @@ def _with_origins(line: str, origins: Mapping[str, str]) -> str:
     named = dict.fromkeys(re.findall(r"--[a-z][a-z-]*", line))
     said = [f"{option} is from {origins[option]}" for option in named if option in origins]
     return f"{line} ({'; '.join(said)})" if said else line
+
+
+def _refused(error: OSError) -> str:
+    """Return what the system refuses, without its number."""
+    why = error.strerror or str(error)
+    line = f"{error.filename}: {why}" if error.filename else why
+    return f"{line}: free some space, or write elsewhere" if error.errno == errno.ENOSPC else line
 
 
 def _bug(error: Exception) -> str:

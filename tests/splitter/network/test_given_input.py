@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -317,3 +318,15 @@ def test_a_description_that_gives_fractions_is_refused_where_whole_numbers_are_t
         serfer.split(path, out=tmp_path / "other", preprocess=fraction)
     with pytest.raises(PlanError, match=r"input 'x' is uint8, .* need scale 1, mean 0 and std 1"):
         serfer.describe(tmp_path / "plan", preprocess=fraction)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_a_file_of_another_kind(tmp_path, monkeypatch):
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"a network")
+
+    def opened(place, mode="r", *_):
+        raise PermissionError(13, "Permission denied", str(place), mode)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(ModelError, match=r"net.onnx cannot be read: Permission denied$"):
+        load(str(path), None)

@@ -36,7 +36,7 @@ exec "$here/root/{loader}" --library-path "$here/root/{libraries}" --argv0 "$0" 
 PROJECT = Path(__file__).parents[2]
 RUNS_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "psutil", "google-crc32c", "zarr", "ruff")
 """What tests import besides SerFer and its extras; pytest's plug-ins are named in pyproject.toml."""
-EXTRAS = "client,local,map,deploy"
+EXTRAS = "client,local,map,deploy,pictures"
 _TIMEOUT_S = 600
 
 
@@ -130,8 +130,9 @@ def _install(target: Path, environment: Path) -> None:
     (environment / "pyvenv.cfg").write_text(f"home = {target / 'bin'}\n", encoding="utf-8")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(python), "install", "--quiet")
     pinned = ("--only-binary=:all:", "--constraint", str(PROJECT / "requirements.txt"))
-    _run(*pip, *pinned, "setuptools", *RUNS_TESTS)
+    _run(*pip, *pinned, "setuptools", "hatchling", *RUNS_TESTS)
     _run(*pip, *pinned, "--no-build-isolation", "--editable", f"{PROJECT}[{EXTRAS}]")
+    _run(*pip, *pinned, "--no-build-isolation", "--no-deps", "--editable", f"{PROJECT / 'bench'}")
 
 
 def _compile(fresh: Path) -> None:

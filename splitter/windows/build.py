@@ -25,7 +25,7 @@ from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
-from serfer.splitter.windows.detector import detector_of, example_of, is_detector
+from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.map_plan import (
     Network,
     WindowChoice,
@@ -73,9 +73,10 @@ def build_map_plan(
     Returns what that warns of as well.
     """
     progress("reading the network")
-    small = _small(sizes[0])
+    first = in_strides(sizes[0]) if description.boxes else sizes[0]
+    small = _small(first)
     example = _example(channels, small)
-    source, example = _load(model, example, sizes[0])
+    source, example = _load(model, example, first)
     detector = None
     if is_detector(source, description) and wanted.overlap is None:
         progress("finding the heads of the detector")

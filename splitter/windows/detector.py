@@ -27,6 +27,8 @@ from serfer.splitter.plan_dir.functions import artefact
 
 _FRAME = 640
 """Rows and columns of the frame of a detector that takes images of any size."""
+_STRIDES = 64
+"""A multiple of all strides that detectors usually have."""
 _Size = tuple[int, int]
 
 
@@ -55,6 +57,12 @@ class Detector:
         path.write_bytes(self.parts.decoder.SerializeToString())
         height, width = self.decoder.size
         return replace(plan, boxes=MapBoxes(self.head, artefact(path, directory), height, width, self.multiple))
+
+
+def in_strides(size: _Size) -> _Size:
+    """Return the size to which any detector pads an image of `size`, whatever its strides."""
+    height, width = (-(-side // _STRIDES) * _STRIDES for side in size)
+    return height, width
 
 
 def is_detector(source: Source, description: Description) -> bool:

@@ -37,10 +37,10 @@ class _Network:
         return self.constant(np.asarray(values, np.float32))
 
 
-def save(path, size, family="yolov8", *, attention=False, tail=None, channels=3):
+def save(path, size, family="yolov8", *, attention=False, tail=None, channels=3, metadata=None):
     """Write a detector for images of `size`, rows and columns; weights are the same for every size.
 
-    It has `attention` before its heads, or `tail` behind its predictions.
+    It has `attention` before its heads, or `tail` behind its predictions; `metadata` are those of the file.
     """
     net, height, width = _Network(), *size
     x = net.act(net.conv("images", channels, 8, 3, 2))
@@ -68,7 +68,9 @@ def save(path, size, family="yolov8", *, attention=False, tail=None, channels=3)
     image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, channels, height, width])
     output = helper.make_tensor_value_info("output0", TensorProto.FLOAT, None)
     graph = helper.make_graph(net.nodes, "detector", [image], [output], net.constants)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    helper.set_model_props(model, metadata or {})
+    onnx.save(model, path)
     return path
 
 

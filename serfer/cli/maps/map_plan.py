@@ -22,7 +22,7 @@ from serfer.settings import load_settings
 
 if TYPE_CHECKING:
     from serfer.core.costs.aws import AwsFacts
-    from serfer.core.plan import Plan
+    from serfer.core.plan import MapBoxes, Plan
 
 _AT_ONCE = 16  # windows, as an example
 _SIZE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
@@ -146,7 +146,9 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
         f"an image of {height:,} x {width:,} pixels: {counted(count, 'window')}, {duration(one.seconds)} one after the "
         f"other{at_once}, ${one.usd:.6f}, ${one.usd_per_megapixel:.3g} a megapixel (predicted for Lambda)"
     )
-    if len(plan.output_tensors) > 1:
+    if plan.boxes:
+        _print_boxes(plan.boxes)
+    elif len(plan.output_tensors) > 1:
         names = ", ".join(result_places(plan, "OUT.tif", MapOptions()))
         out.print(plain(f"a file for each output: {names} (serfer map --one-file: bands of OUT.tif)"))
     if windows.approximation:
@@ -159,6 +161,18 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
             f"of images with more than {most:,} pixels, interlaced PNG and progressive JPEG are refused, which are "
             "decoded whole: TIFF, other PNG and other JPEG are read"
         )
+
+
+def _print_boxes(boxes: MapBoxes) -> None:
+    """Print what boxes a plan makes of an image."""
+    head = boxes.head
+    classes = f" of {head.classes} classes" if head.classes else ""
+    text = (
+        f"boxes{classes} of the whole image, as {head.family} has them, of a score of {head.min_score:g} or more, none "
+        f"over {head.max_iou:g} of the union with a better one: OUT.geojson, or OUT.json (COCO); images are padded to "
+        f"multiples of {boxes.multiple}"
+    )
+    out.print(plain(text))
 
 
 def _size(text: str) -> tuple[int, int]:

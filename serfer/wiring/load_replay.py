@@ -1,7 +1,8 @@
 """A load's worst minutes in real time, through a driver, local functions and instances that boot on this machine.
 
-    speed: functions, cold and warm, one at a time and several at once; an instance's boot, and its images
-      ──> what is replayed ──> one function, then functions and instances: simulated, and measured
+    the machine: functions, cold and warm, one at a time and several at once; an instance's boot, and its images
+      ──> what is replayed ──> one function, then functions and instances ──> both simulated, with the times that were
+                                measured before, and with those of the replay
 
 What is simulated is in serfer/sim/serving/replay.py; this is what runs.
 """
@@ -17,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,11 +50,14 @@ from serfer.sim.serving.replay import (
     Invocation,
     MachineSpeed,
     Replay,
+    ReplayedAnswer,
     ReplayedLoad,
     ReplayedWay,
     ReplayOutcome,
     busiest,
     outcome,
+    own_image_s,
+    own_speed,
     scenario_here,
     simulate,
     thinning,
@@ -83,17 +87,21 @@ def check_replay(plan: Plan, directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What counts of a query's answer; `usd` is what functions cost."""
+    """What counts of a query's answer: seconds and dollars of its function, whether that started, or its instance."""
 
-    usd: float
-    cold: bool
-    on_instance: bool
+    function_s: float = 0.0
+    usd: float = 0.0
+    cold: bool = False
+    instance: str = ""
 
     @classmethod
     def of(cls, _number: int, result: Result) -> _Answer:
         if result.served is not None:
-            return cls(0.0, cold=False, on_instance=True)
-        return cls(result.report.cost_usd, cold=any(one.cold for one in result.report.stages), on_instance=False)
+            return cls(instance=result.served.instance)
+        [stage], [reported] = result.answer.stages, result.report.stages
+        attempts = stage.tiles[0].attempts
+        spans = [one.ended - (one.started or one.requested) for one in attempts if one.ended is not None]
+        return cls(spans[-1], result.report.cost_usd, reported.cold > 0)
 
 
 @dataclass(frozen=True)
@@ -110,39 +118,45 @@ class LocalReplay:
     def run(self, load: Trace, minutes: float) -> Replay:
         """Replay the busiest minutes of a load; raises UnavailableError where nothing answers.
 
-        It takes as long as both ways take, and some seconds before each.
+        It takes as long as both ways take, and about a minute.
         """
-        window = busiest(load, minutes * _S_PER_MINUTE)
-        speed = self._function_speed()
-        remarks = []
+        window, remarks = busiest(load, minutes * _S_PER_MINUTE), []
+        with_instances = True
         try:
             check_classifies(self.plan)
-            instance = asyncio.run(self._instance_speed())
         except PlanError as error:
-            instance = None
+            with_instances = False
             remarks.append(f"without instances: {error}")
+        speed = MachineSpeed.of(self._measure_functions(), self._usd_per_s, _AT_ONCE * processors())
+        instance = asyncio.run(self._measure_instance()) if with_instances else None
         thinned = thinning(load, window, speed.qps)
         arrivals = arrival_times(load.scaled(1 / thinned), window.begin_s, window.end_s, 0) - window.begin_s
         if not arrivals.size:
             raise UsageError(
-                f"nothing is left to replay: of {thinned:g} queries this machine serves one, and the busiest "
-                f"{window.end_s - window.begin_s:,.0f} s have {load.scaled(thinned).queries:,.3g}; give a load of more"
+                f"nothing is left to replay: of {thinned:g} queries this machine serves one, and no query came of the "
+                f"busiest {window.end_s - window.begin_s:,.0f} s: give more --replay-minutes, or a load of more"
             )
         replayed = ReplayedLoad(window, thinned, arrivals)
         scenario = scenario_here(self.scenario, speed, instance, replayed, self._target())
-        ways = []
-        names = [_FUNCTIONS] if instance is None else [_FUNCTIONS, f"{_MIX}{scenario.instance.name}"]
-        for number, name in enumerate(names):
-            routing = None
-            if instance is not None and number:
-                delay_s = scenario.instance.boot_s - instance.boot_s
-                routing = Routing(AUTO, LOCAL, scenario, boot_delay_s=delay_s)
-            left_s = (len(names) - number) * replayed.seconds
-            simulated = self._simulated(replayed, speed, scenario, DEFAULT if routing else "serverless")
-            measured, failed = self._measured(replayed, routing, name, left_s)
+        found, ways = [], list(_ways(scenario, instance))
+        for number, (name, routing) in enumerate(ways):
+            answers, measured, failed = self._measured(replayed, routing, name, (len(ways) - number) * replayed.seconds)
             remarks += [f"{name}: {count:,} queries failed: {message}" for message, count in failed.items()]
-            ways.append(ReplayedWay(name, simulated, measured))
-        return Replay(replayed, processors(), speed, instance, scenario, tuple(ways), tuple(remarks))
+            own, there = own_speed(answers, speed), instance
+            if instance is not None and (image_s := own_image_s(answers)):
+                there = replace(instance, image_s=image_s)
+            world = scenario_here(self.scenario, own, there, replayed, scenario.serverless)
+            policy = DEFAULT if routing else "serverless"
+            simulated, explained = (
+                simulate(replayed, times, its, policy, PERIOD_S, self._patience_s)
+                for times, its in ((speed, scenario), (own, world))
+            )
+            found.append(ReplayedWay(name, simulated, explained, measured))
+        return Replay(replayed, processors(), speed, instance, scenario, tuple(found), tuple(remarks))
+
+    @property
+    def _usd_per_s(self) -> float:
+        return self.plan.stages[0].memory_mb / _MB_PER_GB * self.facts.functions.price_gb_second
 
     def _target(self) -> LambdaTarget:
         functions = self.facts.functions
@@ -152,9 +166,6 @@ class LocalReplay:
     @property
     def _patience_s(self) -> float:
         return self.facts.services.api_timeout
-
-    def _simulated(self, load: ReplayedLoad, speed: MachineSpeed, scenario: Scenario, policy: str) -> ReplayOutcome:
-        return simulate(load, speed, scenario, policy, PERIOD_S, self._patience_s)
 
     @contextmanager
     def _opened(self, routing: Routing | None = None) -> Iterator[Pipeline]:
@@ -182,17 +193,15 @@ class LocalReplay:
         batch.flags.writeable = False
         return batch
 
-    def _function_speed(self) -> MachineSpeed:
+    def _measure_functions(self) -> list[Invocation]:
         """Measure starts and warm queries, one at a time, as many as there are processors, and as many as may be."""
-        most, here = _AT_ONCE * processors(), processors()
         found: list[Invocation] = []
-        for at_once in (most, here, *[1] * _STARTS) if here > 1 else (most, *[1] * _STARTS):
+        for at_once in (*sorted({_AT_ONCE * processors(), processors(), 1}, reverse=True), *[1] * (_STARTS - 1)):
             self.progress(f"measuring functions: {at_once} at once")
             with self._opened() as pipeline:
                 for _ in range(_TURNS + 1):
                     found += self._at_once(pipeline, at_once)
-        gigabytes = self.plan.stages[0].memory_mb / _MB_PER_GB
-        return MachineSpeed.of(found, gigabytes * self.facts.functions.price_gb_second)
+        return found
 
     def _at_once(self, pipeline: Pipeline, count: int) -> list[Invocation]:
         """Run so many queries at once, and return what they took."""
@@ -206,7 +215,7 @@ class LocalReplay:
             raise UnavailableError(f"a function on this machine did not answer: {failed.error}: {failed.message}")
         return [Invocation(count, one.latency, one.result.usd, one.result.cold) for one in sent if one.result]
 
-    async def _instance_speed(self) -> InstanceSpeed:
+    async def _measure_instance(self) -> InstanceSpeed:
         """Boot an instance as a pool on this machine does, and measure its images, one after the other."""
         from serfer.fleet.provisioners.local import LocalProvisioner  # noqa: PLC0415 - Linux only
 
@@ -242,25 +251,24 @@ class LocalReplay:
 
     def _measured(
         self, load: ReplayedLoad, routing: Routing | None, name: str, left_s: float
-    ) -> tuple[ReplayOutcome, Counter[str]]:
-        """Serve a replay in real time; return its outcome, and how many queries failed by the error's message."""
+    ) -> tuple[Sequence[ReplayedAnswer], ReplayOutcome, Counter[str]]:
+        """Serve a replay in real time; return its answers and outcome, and how many queries failed by the message."""
         self.progress(f"replaying {name}: it starts")
         with self._opened(routing) as pipeline:
             sent, instances_usd, launches = asyncio.run(self._serve(load, pipeline, name, left_s))
-        answered = [(one.latency, one.result) for one in sent if one.result is not None]
-        if not answered:
+        answers = [ReplayedAnswer(one.scheduled, one.ended, *astuple(one.result)) for one in sent if one.result]
+        if not answers:
             raise UnavailableError(f"replaying {name}: no query was answered: {sent[0].error}: {sent[0].message}")
-        answers = [answer for _, answer in answered]
         measured = outcome(
             len(sent),
-            np.array([latency for latency, _ in answered]),
+            np.array([one.ended_s - one.came_s for one in answers]),
             self._patience_s,
             cold=sum(answer.cold for answer in answers),
             usd=sum(answer.usd for answer in answers) + instances_usd,
-            on_instances=sum(answer.on_instance for answer in answers),
+            on_instances=sum(bool(answer.instance) for answer in answers),
             launches=launches,
         )
-        return measured, Counter(f"{one.error}: {one.message:.200}" for one in sent if one.error)
+        return answers, measured, Counter(f"{one.error}: {one.message:.200}" for one in sent if one.error)
 
     async def _serve(
         self, load: ReplayedLoad, pipeline: Pipeline, name: str, left_s: float
@@ -288,6 +296,14 @@ class LocalReplay:
             progress=note,
         )
         return sent, *await spending
+
+
+def _ways(scenario: Scenario, instance: InstanceSpeed | None) -> Iterator[tuple[str, Routing | None]]:
+    """Yield the ways to serve that are replayed, and where their queries may go besides functions."""
+    yield _FUNCTIONS, None
+    if instance is not None:
+        delay_s = scenario.instance.boot_s - instance.boot_s
+        yield f"{_MIX}{scenario.instance.name}", Routing(AUTO, LOCAL, scenario, boot_delay_s=delay_s)
 
 
 async def _booted(provisioner: Provisioner) -> str:

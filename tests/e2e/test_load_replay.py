@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.wiring import load_replay
+from tests.e2e.dense import dense_onnx
 from tests.e2e.small import small_onnx
 
 SCENARIO = """
@@ -26,7 +27,7 @@ memory_gb = 1.7
 keep_alive_s = 300
 [[instance]]
 name = "own"
-usd_per_hour = 0.02
+usd_per_hour = 1e-4
 spot_usd_per_hour = 0
 boot_s = 0
 min_billing_s = 0
@@ -37,40 +38,65 @@ batches = [[1, 40]]
 
 @pytest.fixture
 def load(tmp_path):
-    """A network, and a load of which the busiest three seconds begin at the fifth."""
-    onnx.save(small_onnx(), tmp_path / "small.onnx")
-    (tmp_path / "load.csv").write_text("t_seconds,rps\n0,0.2\n5,8\n8,0.2\n60,0\n")
+    """A load of which the busiest three seconds begin at the fifth, and the busiest half minute at the sixtieth."""
+    (tmp_path / "load.csv").write_text("t_seconds,rps\n0,0.2\n5,8\n8,0.2\n60,3\n90,0\n")
     (tmp_path / "scenario.toml").write_text(SCENARIO)
-    names = ("small.onnx", "--log", "load.csv", "--scenario", "scenario.toml", "--replay")
-    return [str(tmp_path / name) if "." in name else name for name in names]
+    return ["--log", str(tmp_path / "load.csv"), "--scenario", str(tmp_path / "scenario.toml"), "--replay"]
 
 
-def test_a_replay_shows_what_was_simulated_beside_what_was_measured(load, monkeypatch):
+def replayed(network, load, minutes, monkeypatch):
+    """Return what is replayed on a machine that is said to have one processor, so that less of it is measured."""
     monkeypatch.setattr(load_replay, "_STARTS", 1)
     monkeypatch.setattr(load_replay, "_TURNS", 2)
-    result = CliRunner().invoke(app, ["cost", *load, "--replay-minutes", "0.05", "--json"])
+    monkeypatch.setattr(load_replay, "processors", lambda: 1)
+    result = CliRunner().invoke(app, ["cost", str(network), *load, "--replay-minutes", str(minutes), "--json"])
     if result.exception:
         raise result.exception
     document = json.loads(result.stdout)
     assert document["ways"]
     replay = document["replay"]
-    assert (replay["begin_s"], replay["seconds"]) == (5.0, 3.0)
-    assert replay["queries"] == pytest.approx(24 / replay["thinned"], abs=1)
+    assert replay["seconds"] == 60 * minutes
     machine = replay["machine"]
     assert machine["cold_ms"] > machine["warm_ms"] > 0
-    assert machine["instance_boot_s"] > 0
-    assert [way["name"] for way in replay["ways"]] == ["one function", "SerFer: one function, own"]
     for way in replay["ways"]:
-        measured, simulated = way["measured"], way["simulated"]
-        assert measured["unanswered"] == simulated["unanswered"] == 0
-        assert measured["p99_ms"] > machine["warm_ms"]
+        measured, simulated, explained = (way[name] for name in ("measured", "simulated", "explained"))
+        assert measured["unanswered"] == simulated["unanswered"] == explained["unanswered"] == 0
+        assert measured["p99_ms"] > measured["p50_ms"] > 0
         assert 0 < measured["cold_share"] < 0.5
-        assert way["off"]["usd"] == pytest.approx(simulated["usd"] / measured["usd"] - 1)
-    assert replay["remarks"] == []
+        assert way["simulated_off"]["usd"] == pytest.approx(simulated["usd"] / measured["usd"] - 1)
+        assert way["explained_off"]["p99_ms"] == pytest.approx(explained["p99_ms"] / measured["p99_ms"] - 1)
+    return replay
 
 
-def test_an_interrupted_replay_leaves_nothing_running(load):
-    command = [sys.executable, "-m", "serfer", "cost", *load, "--replay-minutes", "0.05"]
+def test_a_replay_shows_what_was_simulated_beside_what_was_measured(tmp_path, load, monkeypatch):
+    path = tmp_path / "dense.onnx"
+    onnx.save(dense_onnx(["scores"]), path)
+    replay = replayed(path, load, 0.05, monkeypatch)
+    assert replay["begin_s"] == 5.0
+    assert replay["queries"] == pytest.approx(24 / replay["thinned"], abs=1)
+    assert [way["name"] for way in replay["ways"]] == ["one function"]
+    [remark] = replay["remarks"]
+    assert remark.startswith("without instances: ")
+    assert replay["machine"]["instance_boot_s"] is None
+
+
+@pytest.mark.slow
+def test_an_instance_boots_and_takes_its_part_of_a_replay(tmp_path, load, monkeypatch):
+    path = tmp_path / "small.onnx"
+    onnx.save(small_onnx(), path)
+    replay = replayed(path, load, 0.5, monkeypatch)
+    assert replay["begin_s"] == 60.0
+    assert [way["name"] for way in replay["ways"]] == ["one function", "SerFer: one function, own"]
+    assert replay["machine"]["instance_boot_s"] > 0
+    for outcome in (replay["ways"][1]["measured"], replay["ways"][1]["simulated"]):
+        assert outcome["launches"] >= 1
+        assert 0 < outcome["on_instances"] < 1
+
+
+def test_an_interrupted_replay_leaves_nothing_running(tmp_path, load):
+    path = tmp_path / "small.onnx"
+    onnx.save(small_onnx(), path)
+    command = [sys.executable, "-m", "serfer", "cost", str(path), *load, "--replay-minutes", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
         assert process.stdout is not None
         while b"left out" not in process.stdout.readline():

@@ -14,11 +14,14 @@ from serfer.sim.serving.replay import (
     Invocation,
     MachineSpeed,
     MeasuredTimes,
+    ReplayedAnswer,
     ReplayedLoad,
-    ReplayedWay,
     ReplayOutcome,
     busiest,
+    off,
     outcome,
+    own_image_s,
+    own_speed,
     scenario_here,
     simulate,
     thinning,
@@ -44,7 +47,7 @@ def speed(warm=(0.1, 0.2), cold=(1.0, 1.9)):
     levels = (1, 3)
     measured = [invocation(level, each) for level, each in zip(levels, warm, strict=True)]
     measured += [invocation(level, each, cold=True) for level, each in zip(levels, cold, strict=True)]
-    return MachineSpeed.of(measured, USD_PER_S)
+    return MachineSpeed.of(measured, USD_PER_S, most=3)
 
 
 def replayed(arrivals, seconds, thinned=1.0):
@@ -117,6 +120,30 @@ def test_dollars_are_those_of_the_invocations_that_were_measured():
     assert here.usd(2.1, 1, 2) == pytest.approx(one.usd + 2 * start.usd)
 
 
+def answer(came_s, function_s, *, waited_s=0.0, cold=False):
+    """Return that of a function, to which the driver adds a hundredth of a second."""
+    return ReplayedAnswer(came_s, came_s + waited_s + 0.01 + function_s, function_s, 1e-6 + function_s, cold)
+
+
+def test_a_replays_own_times_are_those_of_its_functions_without_what_queries_waited():
+    answers = [answer(0, 0.99, cold=True), answer(2, 0.09), answer(3, 0.09, waited_s=5), answer(4, 0.29)]
+    own = own_speed(answers, speed())
+    assert own.warm_s.mean(axis=1) == pytest.approx([(0.1 + 0.1 + 0.3) / 3] * 3, rel=1e-3)
+    assert (own.warm_s + own.cold_s).mean() == pytest.approx(1.0)
+    assert own.environments == 3
+    started = own_speed(answers[:1], speed())  # and nothing was warm
+    assert (started.warm_s + started.cold_s).mean() == pytest.approx(1.0)
+
+
+def test_an_instances_images_took_what_lies_between_their_answers_where_they_waited_for_each_other():
+    def of(instance, came_s, ended_s):
+        return ReplayedAnswer(came_s, ended_s, 0.0, 0.0, cold=False, instance=instance)
+
+    answers = [of("a", 0.0, 0.1), of("a", 0.05, 0.3), of("b", 0.0, 0.4), of("a", 9.0, 9.1), answer(0, 5.0)]
+    assert own_image_s(answers) == pytest.approx((0.1 + 0.2 + 0.4 + 0.1) / 4)
+    assert own_image_s([answer(0, 5.0)]) is None
+
+
 def test_queries_apart_from_each_other_are_warm_but_the_first():
     one = simulated(range(0, 100, 10), 100.0)
     assert (one.unanswered, one.cold_share, one.launches) == (0.0, 0.1, 0.0)
@@ -170,7 +197,7 @@ def test_answers_that_come_too_late_count_as_none():
 
 
 def test_a_simulation_is_off_by_a_share_of_what_was_measured():
-    rows = [ReplayOutcome(0.0, p50, p99, 0.0, usd) for p50, p99, usd in ((90.0, 220.0, 1.0), (100.0, 200.0, 0.0))]
-    assert ReplayedWay("a way", *rows).off == {"p50_ms": pytest.approx(-0.1), "p99_ms": pytest.approx(0.1), "usd": None}
+    expected, measured = (ReplayOutcome(0.0, *row) for row in ((90.0, 220.0, 0.0, 1.0), (100.0, 200.0, 0.0, 0.0)))
+    assert off(expected, measured) == {"p50_ms": pytest.approx(-0.1), "p99_ms": pytest.approx(0.1), "usd": None}
     unanswered = ReplayOutcome(1.0, None, None, 0.0, 1.0)
-    assert ReplayedWay("a way", unanswered, rows[0]).off == {"p50_ms": None, "p99_ms": None, "usd": 0.0}
+    assert off(unanswered, expected) == {"p50_ms": None, "p99_ms": None, "usd": 0.0}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Final
 
@@ -73,14 +73,18 @@ class MachineSpeed:
     cold_usd: float
 
     @classmethod
-    def of(cls, measured: Sequence[Invocation], usd_per_s: float) -> MachineSpeed:
-        """Return the speed by invocations, warm and cold ones at each number at once that was measured."""
-        warm, cold = ([one for one in measured if one.cold is is_cold] for is_cold in (False, True))
+    def of(cls, measured: Sequence[Invocation], usd_per_s: float, most: int) -> MachineSpeed:
+        """Return the speed by invocations, warm and cold ones at each number at once that was measured.
+
+        There are cold ones; where there are no warm ones, starts add nothing. At most `most` run at once.
+        """
+        cold = [one for one in measured if one.cold]
+        warm = [one for one in measured if not one.cold] or cold
         levels = sorted({one.at_once for one in measured})
         warm_rows, cold_rows = (np.stack([_quantiles(ones, level) for level in levels]) for ones in (warm, cold))
         cold_rows = np.maximum(cold_rows - warm_rows.mean(axis=1, keepdims=True), 0.0)
         besides = [float(np.mean([one.usd - usd_per_s * one.seconds for one in ones])) for ones in (warm, cold)]
-        return cls(_every(levels, warm_rows), _every(levels, cold_rows), usd_per_s, *besides)
+        return cls(_every(levels, warm_rows, most), _every(levels, cold_rows, most), usd_per_s, *besides)
 
     @property
     def environments(self) -> int:
@@ -109,14 +113,49 @@ class MachineSpeed:
         }
 
 
+@dataclass(frozen=True)
+class ReplayedAnswer:
+    """An answer of a replay: when its query was to come, and when it was there, in seconds from the beginning.
+
+    It ran on a function for `function_s`, which cost `usd`, or on an `instance`.
+    """
+
+    came_s: float
+    ended_s: float
+    function_s: float
+    usd: float
+    cold: bool
+    instance: str = ""
+
+
+def own_speed(answers: Sequence[ReplayedAnswer], speed: MachineSpeed) -> MachineSpeed:
+    """Return a machine's speed as a replay's own functions had it, whatever ran at once; some answer was cold."""
+    ones = [one for one in answers if not one.instance]
+    besides_s = float(np.median([one.ended_s - one.came_s - one.function_s for one in ones]))  # most do not wait
+    measured = [Invocation(1, one.function_s + besides_s, one.usd, one.cold) for one in ones]
+    return MachineSpeed.of(measured, speed.usd_per_s, speed.environments)
+
+
+def own_image_s(answers: Sequence[ReplayedAnswer]) -> float | None:
+    """Return seconds of an image on a replay's own instances, each of which computes one after the other."""
+    free_s: dict[str, float] = {}
+    taken = []
+    for one in sorted((one for one in answers if one.instance), key=lambda one: one.ended_s):
+        taken.append(one.ended_s - max(one.came_s, free_s.get(one.instance, -math.inf)))
+        free_s[one.instance] = one.ended_s
+    return float(np.mean(taken)) if taken else None
+
+
 def _quantiles(measured: Sequence[Invocation], at_once: int) -> Floats:
     seconds = [one.seconds for one in measured if one.at_once == at_once]
-    return np.asarray(np.quantile(seconds, (np.arange(_POINTS) + 0.5) / _POINTS), dtype=np.float64)
+    shares = (np.arange(_POINTS) + 0.5) / _POINTS
+    # Interpolated between few samples, quantiles would have another mean than these.
+    return np.asarray(np.quantile(seconds, shares, method="inverted_cdf"), dtype=np.float64)
 
 
-def _every(levels: Sequence[int], rows: Floats) -> Floats:
-    """Return a row for every count up to the largest level, those between two levels interpolated."""
-    counts = np.arange(1, levels[-1] + 1)
+def _every(levels: Sequence[int], rows: Floats, most: int) -> Floats:
+    """Return a row for every count up to `most`, those between two levels interpolated."""
+    counts = np.arange(1, most + 1)
     return np.stack([np.interp(counts, levels, column) for column in rows.T], axis=1)
 
 
@@ -174,24 +213,29 @@ def outcome(
 
 @dataclass(frozen=True)
 class ReplayedWay:
-    """A way to serve the replayed minutes, as it was simulated and as it was measured."""
+    """A way to serve the replayed minutes, as it was simulated and as it was measured.
+
+    `simulated` is with the machine's speed before the replay, `explained` with that of the replay's own invocations.
+    """
 
     name: str
     simulated: ReplayOutcome
+    explained: ReplayOutcome
     measured: ReplayOutcome
-
-    @property
-    def off(self) -> dict[str, float | None]:
-        """By which share of what was measured the simulation has more, or less; None where nothing was measured."""
-        return {
-            name: simulated / measured - 1 if measured and simulated is not None else None
-            for name in ("p50_ms", "p99_ms", "usd")
-            for simulated, measured in [(getattr(self.simulated, name), getattr(self.measured, name))]
-        }
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {**asdict(self), "off": self.off}
+        offs = {f"{name}_off": off(getattr(self, name), self.measured) for name in ("simulated", "explained")}
+        return {**asdict(self), **offs}
+
+
+def off(simulated: ReplayOutcome, measured: ReplayOutcome) -> dict[str, float | None]:
+    """Return by which share of what was measured a simulation has more, or less; None where nothing was measured."""
+    return {
+        name: expected / found - 1 if found and expected is not None else None
+        for name in ("p50_ms", "p99_ms", "usd")
+        for expected, found in [(getattr(simulated, name), getattr(measured, name))]
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -303,7 +347,7 @@ class Replay:
     ways: tuple[ReplayedWay, ...]
     remarks: tuple[str, ...] = ()
 
-    def as_dict(self) -> Mapping[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return what `serfer cost --replay --json` prints of it."""
         kind = self.scenario.instance
         return {

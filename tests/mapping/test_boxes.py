@@ -48,11 +48,15 @@ def best(boxes, head):
     return Boxes(corners, boxes.scores, boxes.classes)[(corners[:, :2] < corners[:, 2:]).all(axis=1)]
 
 
-def check_coco(path, boxes):
+def check_coco(path, boxes, *, ordered=True):
     found = json.loads(path.read_text())["annotations"]
     assert len(found) == len(boxes) > 100
     corners = np.array([each["bbox"] for each in found])
     corners[:, 2:] += corners[:, :2]
+    if not ordered:  # scores that are nearly equal are not in one order
+        nearest = np.abs(corners[:, None] - boxes.corners).max(axis=2).argmin(axis=1)
+        assert len({*nearest.tolist()}) == len(boxes)
+        boxes = boxes[nearest]
     assert np.abs(corners - boxes.corners).max() < 0.011  # two decimals
     assert np.abs(np.array([each["score"] for each in found]) - boxes.scores).max() < 1e-5
     assert [each["category_id"] for each in found] == (boxes.classes + 1).tolist()
@@ -105,7 +109,9 @@ def test_boxes_are_those_of_the_detector_on_the_whole_image(serfer, command, net
 
 
 @pytest.mark.parametrize("family", ["yolov5", pytest.param("yolox", marks=pytest.mark.weekly)])
-def test_boxes_of_other_families_are_those_of_the_whole_image(serfer, image, tmp_path, family):
+def test_boxes_of_other_families_are_those_of_the_whole_image(serfer, tmp_path, family):
+    values = pixels(HEIGHT, WIDTH) / np.float32(255)
+    image = write(tmp_path / "image.tif", values)
     network, plan, out = save(tmp_path / "net.onnx", FRAME, family), tmp_path / "plan", tmp_path / "boxes.json"
     planned = serfer(
         *("map-plan", network, "--size", f"{HEIGHT}x{WIDTH}", "--window", "24", "--out", plan),
@@ -115,7 +121,7 @@ def test_boxes_of_other_families_are_those_of_the_whole_image(serfer, image, tmp
     assert f"boxes of 3 classes of the whole image, as {family} has them, of a score of 0.6 or more" in planned.out
     assert serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess").code == 0
     head = DetectionHead(family, ("output0",), 3, min_score=0.6, max_iou=0.3)
-    check_coco(out, expected(network, pixels(HEIGHT, WIDTH).astype(np.float32), family, head))
+    check_coco(out, expected(network, values, family, head))
 
 
 class Detector(nn.Module):
@@ -139,23 +145,24 @@ class Detector(nn.Module):
             y = head(each)
             down, across = torch.meshgrid(torch.arange(y.shape[2]), torch.arange(y.shape[3]), indexing="ij")
             places = torch.stack([across, down])[None] + 0.5
-            parts = [(places + y[:, :2]) * stride, y[:, 2:4].exp() * stride, (20 * y[:, 4:]).sigmoid()]
+            parts = [(places + y[:, :2]) * stride, y[:, 2:4].exp() * stride, (4 * y[:, 4:]).sigmoid()]
             tables.append(torch.cat(parts, 1).flatten(2))
         return torch.cat(tables, 2)
 
 
 @pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
-def test_boxes_of_a_module_are_those_of_the_module_on_the_whole_image(image, tmp_path):
-    network = Detector().eval()
-    package.map_plan(network, [(HEIGHT, WIDTH)], tmp_path / "plan", window=24, output="boxes:yolov8,score=0.6")
+def test_boxes_of_a_module_are_those_of_the_module_on_the_whole_image(tmp_path):
+    network, values = Detector().eval(), pixels(HEIGHT, WIDTH) / np.float32(255)
+    image = write(tmp_path / "image.tif", values)
+    package.map_plan(network, [(HEIGHT, WIDTH)], tmp_path / "plan", window=24, output="boxes:yolov8,score=0.5")
     package.map(image, tmp_path / "plan", tmp_path / "boxes.json")
     padded = np.zeros((1, 3, *PADDED), np.float32)
-    padded[0, :, :HEIGHT, :WIDTH] = pixels(HEIGHT, WIDTH)
+    padded[0, :, :HEIGHT, :WIDTH] = values
     with torch.no_grad():
         output = network(torch.from_numpy(padded))[0].numpy()
-    head = DetectionHead("yolov8", ("output",), 2, min_score=0.6)
-    check_coco(tmp_path / "boxes.json", best(decoded(head, [output], PADDED), head))
+    head = DetectionHead("yolov8", ("output",), 2, min_score=0.5)
+    check_coco(tmp_path / "boxes.json", best(decoded(head, [output], PADDED), head), ordered=False)
 
 
 def test_a_map_of_boxes_that_was_stopped_goes_on_with_the_same_thresholds(serfer, command, tmp_path):
@@ -184,7 +191,7 @@ def test_windows_without_data_have_no_boxes(serfer, detector_plan, tmp_path):
     done = serfer(
         "map", image, "--plan", detector_plan, "--out", out, "--workers", "inprocess", "--json", "--min-score", "0.7"
     )
-    assert json.loads(done.out)["empty"] == 2  # the padding of the third counts as data
+    assert json.loads(done.out)["empty"] == 3
     collection = json.loads(out.read_text())
     assert collection["coordinates"] == IN_PIXELS
     assert min(each["properties"]["box"][0] for each in collection["features"]) > 90
@@ -206,7 +213,7 @@ def test_what_goes_with_boxes_and_what_does_not_is_said(serfer, command, detecto
     assert sorted(shapes) == [(19, 13, 17), (19, 26, 34), (19, 52, 68)]  # the heads of the padded image
     (detector_plan / "decoder.onnx").rename(detector_plan / "away.onnx")
     try:
-        assert "decoder.onnx is missing, or was changed" in serfer(*command, tmp_path / "boxes.json").err
+        assert "decoder.onnx is missing" in serfer(*command, tmp_path / "boxes.json").err
     finally:
         (detector_plan / "away.onnx").rename(detector_plan / "decoder.onnx")
 
@@ -317,7 +324,7 @@ def test_rings_are_counterclockwise_and_lie_at_longitude_and_latitude(tmp_path):
 def test_a_padded_image_has_its_own_pixels_and_the_value_beyond_them(tmp_path):
     values = pixels(20, 30)
     with open_raster(write(tmp_path / "image.tif", values)) as source:
-        padded = PaddedSource(source, (32, 32), GREY)
+        padded = PaddedSource(source, (32, 32), [GREY] * 3)
         whole = np.full((3, 32, 32), GREY, np.uint8)
         whole[:, :20, :30] = values
         for rect in (Rect.whole(32, 32), Rect(Span(3, 9), Span(4, 20)), Rect(Span(25, 32), Span(31, 32))):

@@ -1,9 +1,12 @@
 """A map plan made by hand from an ordinary one: the nine tiles of a 3 x 3 grid are its kinds of windows."""
 
 import json
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
-import torch
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.core.geometry import Grid, Rect, Span
@@ -17,22 +20,23 @@ PREPROCESS = Preprocess(
 )
 
 
-class Dense(torch.nn.Module):
-    """Two convolutions, so that pixels of the result depend on two around them."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = torch.nn.Sequential(
-            torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 2, 3, padding=1)
-        )
-
-    def forward(self, x):
-        return self.layers(x)
-
-
 def network():
-    return Dense().eval()
+    """An ONNX file of two convolutions, so that pixels of the result depend on two around them, for any size."""
+    random = np.random.default_rng(0)
+    shapes = {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (2, 4, 3, 3), "b2": (2,)}
+    weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Conv", ["image", "w1", "b1"], ["c1"], pads=[1] * 4),
+        helper.make_node("Relu", ["c1"], ["r1"]),
+        helper.make_node("Conv", ["r1", "w2", "b2"], ["map"], pads=[1] * 4),
+    ]
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, "H", "W"])
+        for name, channels in (("image", 3), ("map", 2))
+    ]
+    constants = [numpy_helper.from_array(values, name) for name, values in weights.items()]
+    graph = helper.make_graph(nodes, "dense", tensors[:1], tensors[1:], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
 
 
 def axis(count):
@@ -49,8 +53,10 @@ def axis(count):
 
 def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS):
     """Write a map plan for images of `rows` windows by `cols` windows."""
-    example = torch.zeros(1, 3, 3 * WINDOW, 3 * WINDOW)
-    serfer.split(network(), example, out=directory, grids=(3, 3), stages=1, cold_plan="never")
+    example = np.zeros((1, 3, 3 * WINDOW, 3 * WINDOW), np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        (path := Path(folder, "dense.onnx")).write_bytes(network())
+        serfer.split(path, example, out=directory, grids=(3, 3), stages=1, cold_plan="never")
     plan = load_plan(directory)
     [stage] = plan.stages
     assert stage.grid == Grid(3, 3)

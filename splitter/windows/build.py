@@ -12,7 +12,7 @@ import numpy as np
 
 from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference
-from serfer.core.plan import Plan
+from serfer.core.plan import ZIP, Plan
 from serfer.core.plan.answers import Answer
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
@@ -34,6 +34,7 @@ from serfer.splitter.windows.map_plan import (
     window_tiles,
     write_map_plan,
 )
+from serfer.splitter.windows.passes import with_passes
 from serfer.splitter.windows.sample import measured, sample_of
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
@@ -41,6 +42,7 @@ from serfer.splitter.windows.window_sessions import WindowSessions
 _SMALL = 192
 """Rows and columns that the image of the check has at least; it has as many more as the sizes are past a multiple."""
 _SMALL_WINDOW = 48
+_ANY_MB = 1 << 30
 _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 
 
@@ -122,7 +124,7 @@ class _Making:
             known = network.strides(graph)
         choice = choose_windows(graph, known, self.budget, window)
         self.progress("cutting windows")
-        cut = window_tiles(network, self.sizes, choice.step)
+        cut = with_passes(network, self.sizes, window_tiles(network, self.sizes, choice.step), choice)
         self.progress("checking windows against the whole network")
         self.notes.extend(_check(network, self.example))
         for small in dict.fromkeys(_small(size) for size in self.sizes):
@@ -194,8 +196,10 @@ def _check(network: Network, example: Array) -> list[str]:
     expected = _check_reading(network, graph, example)
     notes = [_one_class("a random image, on which windows were checked,")] if of_one_class(expected) else []
     try:
-        step = rounded_step(_SMALL_WINDOW, *network.strides(graph), graph.output)
+        local = network.checked((height, width))
+        step = rounded_step(_SMALL_WINDOW, *network.strides(local), local.output)
         cut = window_tiles(network, [(height, width)], step)
+        cut = with_passes(network, [(height, width)], cut, WindowChoice(step, _ANY_MB, ZIP))
     except ModelError:
         return notes
     _compare(cut, example, expected)

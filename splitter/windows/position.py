@@ -35,11 +35,12 @@ def place_of(graph: Graph, axis: int, rates: Mapping[str, Fraction]) -> Place | 
     middle reads nothing beyond its ends.
     """
     period = lcm(*(rate.denominator for rate in rates.values() if rate))
-    local = [operators.tileable(graph, node) and not operators.is_replicated(graph, node) for node in graph.nodes]
+    nodes = [node for node in graph.nodes if node.output not in graph.fixed]
+    local = [operators.tileable(graph, node) and not operators.is_replicated(graph, node) for node in nodes]
     if all(local) and (middle := _middle(graph, axis, rates, period)) is not None:
         return middle, middle
     places: dict[str, Place] = {graph.input: (Fraction(0), Fraction(0))}
-    for node in compress(graph.nodes, local):
+    for node in compress(nodes, local):
         before = [
             (places[source], _shift(graph, node, source, axis, rates, period))
             for source in graph.activations(node)

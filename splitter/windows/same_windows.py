@@ -46,7 +46,7 @@ def check_alike(graph: Graph, spans: AxisSpans, windows: AxisWindows, across: Ax
                 [node], (tile_graph(graph, [node], each, [graph.input], {}) for each in regions.values()), spans
             )
         some = sorted({numbers[place] for place in (0, min(1, len(numbers) - 1), len(numbers) // 2, -1)})
-        whole = ((regions[number], {graph.output: regions[number][graph.output]}) for number in some)
+        whole = ((regions[number], {name: regions[number][name] for name in graph.outputs}) for number in some)
         tiles = (tile_graph(graph, graph.nodes, each, [graph.input], end) for each, end in whole)
         _compare_all(graph.nodes, tiles, spans)
 

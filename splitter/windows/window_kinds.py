@@ -52,23 +52,30 @@ class AxisSpans:
 
 def axis_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
     """Return the windows along an axis, `step` rows of the output each; the last one has what is left."""
-    output, nodes = graph.output, [axis_node(graph, node, axis) for node in graph.nodes]
+    output = graph.output
     size = extent(graph, output, axis)
     starts = np.arange(0, size, step)
     targets = spans_of([Span(start, min(start + step, size)) for start in starts.tolist()])
-    walk = AxisWalk(nodes, {output: targets})
+    return spans_that_make(graph, axis, known, {output: targets}, starts // known.of(output))
+
+
+def spans_that_make(
+    graph: Graph, axis: int, known: Strides, targets: Mapping[str, Spans], strides: NDArray[np.int64]
+) -> AxisSpans:
+    """Return windows that compute rows `targets` of some tensors; each starts so many `strides` after the first."""
+    walk = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], targets)
     while walk.position:
         walk.step()
     names = sorted(walk.spans)
-    shifts = {name: starts // known.of(output) * known.of(name) for name in names}
+    shifts = {name: strides * known.of(name) for name in names}
     relative = np.stack([walk.spans[name] - shifts[name] for name in names])  # tensors, 2, windows
     shapes: tuple[Shape, ...] = tuple(
-        tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(starts))
+        tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(strides))
     )
     by_selection = tuple(map(add, shapes, _selections(graph, axis, walk.spans, shifts)))
     if len({*by_selection}) <= len({*shapes}) + _MOST_EXCEPTIONS:
         shapes = by_selection
-    return AxisSpans(extent(graph, graph.input, axis), dict(walk.spans), output, graph.input, shapes)
+    return AxisSpans(extent(graph, graph.input, axis), dict(walk.spans), graph.output, graph.input, shapes)
 
 
 def _selections(

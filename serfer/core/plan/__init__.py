@@ -76,6 +76,7 @@ from serfer.core.plan.preprocess import (
 )
 from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
+from serfer.core.plan.statistics import MapStatistics
 from serfer.core.plan.windows import (
     NO_TILE,
     AxisWindow,
@@ -83,6 +84,7 @@ from serfer.core.plan.windows import (
     ImageWindow,
     ImageWindows,
     SampleDifference,
+    StatisticsPass,
     Windows,
 )
 
@@ -127,6 +129,7 @@ __all__ = [
     "Input",
     "InputSizes",
     "Levels",
+    "MapStatistics",
     "ModelChange",
     "Operator",
     "OutputTensor",
@@ -145,6 +148,7 @@ __all__ = [
     "SideLimit",
     "SideSizes",
     "Stage",
+    "StatisticsPass",
     "Tile",
     "Windows",
     "answer_digest",

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from serfer.core.errors import InputError, PlanError
 from serfer.core.geometry import Grid
-from serfer.core.plan.model import Plan
+from serfer.core.plan.model import OUTPUT_TYPES, OutputTensor, Plan
 from serfer.core.plan.windows import Windows
 
 
@@ -30,11 +30,15 @@ def query_plan(plan: Plan, window: int | None) -> Plan:
     image = replace(plan.input, height=read.rows.size, width=read.cols.size)
     result = replace(plan.output, height=written.rows.size, width=written.cols.size)
     [tensor] = plan.output_tensors
+    tensor = replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width))
+    if plan.windows.pass_of(window):
+        dims = result.channels, result.height, result.width
+        tensor = OutputTensor("statistics", dims, OUTPUT_TYPES[0])
     return replace(
         plan,
         input=image,
         output=result,
-        outputs=(replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width)),),
+        outputs=(tensor,),
         stages=(
             replace(
                 stage,

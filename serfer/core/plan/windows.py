@@ -13,10 +13,12 @@ most networks. A query is one window, and computes that tile alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
 from serfer.core.geometry import Rect, Span
+from serfer.core.plan.statistics import MapStatistics
 
 NO_TILE = -1
 """What stands for a kind of rows and a kind of columns that never meet."""
@@ -80,6 +82,33 @@ class SampleDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class StatisticsPass:
+    """The windows of a pass over the image that adds up the statistics of `maps`; each "writes" one partial result.
+
+    Heights, widths and tiles are as those of `Windows`: row r and column c of the result are the partial result of
+    window (r, c), which its tile writes as channels, rows and columns of the map's own form, zeros behind its values.
+    """
+
+    heights: tuple[AxisWindows, ...]
+    widths: tuple[AxisWindows, ...]
+    tiles: tuple[tuple[int, ...], ...]
+    maps: tuple[MapStatistics, ...]
+
+    @property
+    def partial_size(self) -> int:
+        """How many values a partial result has."""
+        return sum(each.partial_size for each in self.maps)
+
+    def of(self, height: int, width: int) -> ImageWindows:
+        """Return the windows of an image of a size that the plan is for."""
+        [rows], [cols] = (
+            [axis for axis in axes if axis.size == size]
+            for axes, size in ((self.heights, height), (self.widths, width))
+        )
+        return ImageWindows(rows, cols, self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
 class Windows:
     """The windows of the images that a map plan is for: any of the heights with any of the widths.
 
@@ -87,6 +116,9 @@ class Windows:
     of which the network makes `stride_written` pixels of the result. `overlap` is 0 where the result is exactly the
     network's on the whole image; otherwise each window is taken for an image of its own, and so many pixels around
     what it writes are read as well: `difference` says what that makes of a sample.
+
+    Where the network looks at the whole image, `passes` come before the map, in order, and every window has the
+    statistics of all of them as a second input: one vector, in which those that are not known yet are 0.
     """
 
     heights: tuple[AxisWindows, ...]
@@ -96,6 +128,16 @@ class Windows:
     stride_written: int
     overlap: int = 0
     difference: SampleDifference | None = None
+    passes: tuple[StatisticsPass, ...] = field(default=(), metadata=LATER)
+
+    @property
+    def statistics(self) -> int:
+        """How many values the vector of statistics has; 0 where the network looks at neighbourhoods alone."""
+        return max((each.stop for one in self.passes for each in one.maps), default=0)
+
+    def pass_of(self, tile: int) -> StatisticsPass | None:
+        """Return the pass that a tile belongs to, None for a tile of the map."""
+        return next((one for one in self.passes for numbers in one.tiles if tile in numbers), None)
 
     @property
     def exact(self) -> bool:

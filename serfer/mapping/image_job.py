@@ -16,12 +16,13 @@ import numpy as np
 from serfer.core.errors import IncompleteMapError, InputError, PlanError, UsageError
 from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.windows import ImageWindows, Windows
-from serfer.mapping.engine import Engine, MapTask, Outcome
+from serfer.mapping.engine import MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.output import ResultForm
+from serfer.mapping.passes import ImagePasses
 from serfer.mapping.report import MapProgress, MapReport, percentiles
 from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
@@ -89,7 +90,8 @@ class Mapper:
             if job.directory.exists() and not self.options.restart:
                 with ResultParts.create_or_resume(job.directory, job.identity, job.form.array) as parts:
                     missing = sorted({*missing} - parts.done())
-            return self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
+            passes = ImagePasses.left_of(self.windows, job.source.size, job.directory, job.identity)
+            return self.prices.estimate(job.windows, missing, job.source.size, job.concurrency, passes)
 
     def job_of(self, image: str | Path) -> str:
         """Return the text that stands for what an image's result follows from: the image, the plan, the options."""
@@ -114,31 +116,42 @@ class Mapper:
                 self.watcher.note(f"{image}: {note}")
             if self.options.restart:
                 ResultParts.discard(job.directory)
+                ImagePasses.discard(self.windows, job.directory)
             parts = stack.enter_context(ResultParts.create_or_resume(job.directory, job.identity, job.form.array))
+            passes = ImagePasses.open(self.windows, job.source.size, job.directory, job.identity, stack)
             done = parts.done()
             if job.exists and (parts.written or (len(done) == len(job.windows) and _written_before(out, parts, job))):
-                report = job.report(Outcome(), len(job.windows), time.monotonic() - started, 0.0, self._nothing(job))
+                nothing = self._nothing(job)
+                report = job.report(Outcome(), nothing.windows, time.monotonic() - started, 0.0, nothing)
                 finished(report)
+                passes.remove()
                 parts.remove()
                 return report
             parts.written = False
             check_result(out, job.form.array, job.form.options(self.plan, self.options))
-            report = self._run(job, parts, done, out, started)
+            report = self._run(job, parts, passes, out, started)
             for note in report.notes[len(job.notes) :]:
                 self.watcher.note(f"{image}: {note}")
             finished(report)
             parts.written = True
+            passes.remove()
             parts.remove()
             return report
 
     def _nothing(self, job: _Job) -> Estimate:
         return self.prices.estimate(job.windows, (), job.source.size, job.concurrency)
 
-    def _run(self, job: _Job, parts: ResultParts, done: set[int], out: str | Path, started: float) -> MapReport:
+    def _run(
+        self, job: _Job, parts: ResultParts, passes: ImagePasses, out: str | Path, started: float
+    ) -> MapReport:
         if warning := check_space(parts, out):
             self.watcher.note(warning)
-        missing = [number for number in range(len(job.windows)) if number not in done]
-        estimate = self.prices.estimate(job.windows, missing, job.source.size, job.concurrency)
+        missing = sorted({*range(len(job.windows))} - parts.done())
+        left = passes.left
+        estimate = self.prices.estimate(
+            job.windows, missing, job.source.size, job.concurrency, left if missing else [(cut, ()) for cut, _ in left]
+        )
+        resumed = estimate.windows - estimate.missing
         self._check_ceiling(estimate, job)
         self.watcher.start(job.source.name, estimate)
         before, paused_s = self.spending.spent, self.gate.paused_s
@@ -147,8 +160,8 @@ class Mapper:
             self.watcher.progress(
                 MapProgress(
                     image=job.source.name,
-                    windows=len(job.windows),
-                    resumed=len(done),
+                    windows=estimate.windows,
+                    resumed=resumed,
                     done=outcome.computed + outcome.empty,
                     failed=len(outcome.failures),
                     usd=self.spending.spent - before,
@@ -159,8 +172,8 @@ class Mapper:
 
         outcome = Outcome()
         if missing:
-            outcome = Engine(self._task(job, parts), watch).run(missing)
-        report = job.report(outcome, len(done), time.monotonic() - started, self.spending.spent - before, estimate)
+            outcome = passes.run(self._task(job, parts), missing, watch)
+        report = job.report(outcome, resumed, time.monotonic() - started, self.spending.spent - before, estimate)
         report = replace(report, paused_s=self.gate.paused_s - paused_s)
         if not report.result:
             raise IncompleteMapError(_what_is_left(report, job), report)
@@ -284,7 +297,7 @@ class _Job:
             plan=plan.digest,
             exact=self.mapper.windows.exact,
             difference=self.mapper.windows.difference,
-            windows=len(self.windows),
+            windows=estimate.windows,
             resumed=resumed,
             computed=outcome.computed,
             empty=outcome.empty,
@@ -376,8 +389,9 @@ def _what_is_left(report: MapReport, job: _Job) -> str:
     named = ", ".join(str(each.window) for each in failed[:_MOST_NAMED]) + (
         ", ..." if len(failed) > _MOST_NAMED else ""
     )
+    of = "the result's" if first.in_pass is None else f"in pass {first.in_pass + 1} over the image, its"
     return (
-        f"{report.image}: {len(failed):,} windows failed ({named}), the first (the result's rows {first.rows[0]} to "
+        f"{report.image}: {len(failed):,} windows failed ({named}), the first ({of} rows {first.rows[0]} to "
         f"{first.rows[1]}, columns {first.cols[0]} to {first.cols[1]}) with: {first.error}; {kept}: run the same "
         "command again, it computes those that are missing"
     )

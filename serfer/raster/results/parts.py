@@ -137,6 +137,17 @@ class ResultParts:
                 self._check(number)
         return {*range(self.count)} - self.done()
 
+    def values(self, number: int) -> NDArray[Any]:
+        """Return a part as it was put, (channels, rows, cols); raises AlteredPieceError where it is not that."""
+        rect, array = self.rects[number], self.array
+        with self._dropping(number):
+            data = self._path(number).read_bytes()
+            if len(data) != array.chunk_bytes or crc32c(data[:-CRC_BYTES]) != int.from_bytes(data[-CRC_BYTES:], "little"):
+                raise AlteredPieceError
+        values = np.frombuffer(data[:-CRC_BYTES], array.dtype)
+        whole = values.reshape(array.channels, array.rows.chunk, array.cols.chunk)
+        return whole[:, : rect.rows.size, : rect.cols.size]
+
     def rows(self, number: int, channel: int, rows: Span) -> NDArray[Any]:
         """Return some rows (rows, cols) of one channel of a part, without its checksum: `verify` comes first."""
         height, width = self.array.rows.chunk, self.array.cols.chunk

@@ -34,7 +34,7 @@ from serfer.splitter.windows.map_plan import (
     window_tiles,
     write_map_plan,
 )
-from serfer.splitter.windows.passes import with_passes
+from serfer.splitter.windows.passes import check_times, with_passes
 from serfer.splitter.windows.sample import measured, sample_of
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
@@ -51,12 +51,14 @@ class WindowRequest:
     """Windows as they are asked for: of `side` pixels of the result, None for the cheapest.
 
     With an `overlap` they are images of their own that have so many pixels around what they write, compared with the
-    whole on an image file `sample`, or a generated one; without it they are exact.
+    whole on an image file `sample`, or a generated one; without it they are exact. `statistics` over the whole image
+    are "exact", or "auto": exact where that takes at most a few times the work of the map alone.
     """
 
     side: int | None = None
     overlap: int | None = None
     sample: Path | None = None
+    statistics: str = "auto"
 
 
 def build_map_plan(
@@ -96,7 +98,7 @@ def build_map_plan(
         reference = network.of_one_map(small)
         check_channels(source.preprocess, reference.shape(reference.input))
         source.check_numbers(source.preprocess)
-    cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
+    cut, choice = made.exact(wanted) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
         plan = write_map_plan(network, cut, choice, network.of_one_map(small), budget, directory)
@@ -115,16 +117,18 @@ class _Making:
     progress: Progress
     notes: list[str] = field(default_factory=list)
 
-    def exact(self, window: int | None) -> tuple[WindowTiles, WindowChoice]:
+    def exact(self, wanted: WindowRequest) -> tuple[WindowTiles, WindowChoice]:
         """Return windows that make the network's result on the whole image."""
         network = self.network
         self.progress("finding what shifts with the image")
         with naming(self.sizes[0], self.sizes):
             graph = network.checked(self.sizes[0])
             known = network.strides(graph)
-        choice = choose_windows(graph, known, self.budget, window)
+        choice = choose_windows(graph, known, self.budget, wanted.side)
         self.progress("cutting windows")
         cut = with_passes(network, self.sizes, window_tiles(network, self.sizes, choice.step), choice)
+        if wanted.statistics == "auto":
+            check_times(cut, choice, self.budget)
         self.progress("checking windows against the whole network")
         self.notes.extend(_check(network, self.example))
         for small in dict.fromkeys(_small(size) for size in self.sizes):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import lcm
 
 from serfer.core.errors import UsageError
-from serfer.core.plan import StatisticsPass
+from serfer.core.plan import ImageWindows, StatisticsPass
+from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.cuts import weight_bytes
+from serfer.splitter.tiling.regions import tile_macs
 from serfer.splitter.windows.global_statistics import passes_of, with_statistics
-from serfer.splitter.windows.map_plan import Network, WindowChoice, WindowTiles, window_tiles
+from serfer.splitter.windows.map_plan import Network, WindowChoice, WindowTiles, window_tiles, window_usd
 from serfer.splitter.windows.memory import window_mb
 from serfer.splitter.windows.strides import Strides
 
+MOST_TIMES = 3.0
+"""Multiply-accumulates of all passes, in those of the map alone, above which a user is asked first."""
 _Size = tuple[int, int]
 
 
@@ -35,6 +40,34 @@ def with_passes(network: Network, sizes: Sequence[_Size], cut: WindowTiles, choi
         passes.append(StatisticsPass(windows.heights, windows.widths, numbers, maps))
         tiles += made.tiles
     return WindowTiles(replace(cut.windows, passes=tuple(passes)), tuple(tiles)) if passes else cut
+
+
+def check_times(cut: WindowTiles, choice: WindowChoice, budget: Budget) -> None:
+    """Refuse passes that take more than MOST_TIMES the map's own work; raises UsageError with both prices."""
+    windows, size = cut.windows, (cut.windows.heights[0].size, cut.windows.widths[0].size)
+    work, usd = zip(
+        *(_work(cut, each, choice, budget) for each in (windows.first, *(one.of(*size) for one in windows.passes))),
+        strict=True,
+    )
+    times = sum(work) / (work[0] or 1)
+    if times <= MOST_TIMES:
+        return
+    raise UsageError(
+        f"the network looks at the whole image in {len(windows.passes)} steps that follow from one another, so that "
+        f"its exact result takes {len(work)} passes over it, {times:.1f} times the multiply-accumulates of one: about "
+        f"${sum(usd):.6f} for an image of {size[0]:,} x {size[1]:,} pixels in place of ${usd[0]:.6f}. --statistics "
+        "exact makes that plan; --statistics sample takes one pass, with what a sample has in place of the image"
+    )
+
+
+def _work(cut: WindowTiles, image: ImageWindows, choice: WindowChoice, budget: Budget) -> tuple[int, float]:
+    """Return the multiply-accumulates and the dollars of a pass over an image."""
+    macs, usd = 0, 0.0
+    for number, count in Counter(window.tile for window in image).items():
+        tile = cut.tiles[number]
+        macs += count * tile_macs(tile.graph, tile.graph.nodes, tile.regions)
+        usd += count * window_usd(tile.graph, tile.regions, budget, choice.memory_mb)
+    return macs, usd
 
 
 def _fitting(part: Network, sizes: Sequence[_Size], pixels: int, choice: WindowChoice) -> WindowTiles:

@@ -77,7 +77,7 @@ class Outcome:
     over_ceiling: bool = False
 
     def __add__(self, later: Outcome) -> Outcome:
-        """Return what became of the windows of two passes; pixels without data are the same in both, and those of the later."""
+        """Return what became of the windows of two passes; the later one has seen the same pixels without data."""
         return Outcome(
             computed=self.computed + later.computed,
             empty=self.empty + later.empty,
@@ -167,7 +167,9 @@ class Engine:
 
     def _compute(self, number: int, window: ImageWindow, usd: float) -> None:
         task = self._task
-        looked_at = task.form.covered(window, task.source.size) if task.gaps.possible else window.read
+        form, looked_at = task.form, window.read
+        if task.gaps.possible and isinstance(form, ResultForm):
+            looked_at = form.covered(window, task.source.size)
         try:
             pixels, masked = self._read(looked_at)
         except (ImageError, UnavailableError) as error:
@@ -178,12 +180,14 @@ class Engine:
             task.spending.release(usd)
             raise
         missing = self._missing(number, pixels, masked, looked_at) if task.gaps.possible else None
-        empty = None if missing is None else task.form.empty(missing, looked_at, window.written)
-        if empty is not None and empty.all():
-            task.spending.release(usd)
-            task.parts.put(number, task.form.empty_part(window.written))
-            self._done(None)
-            return
+        empty = None
+        if missing is not None and isinstance(form, ResultForm):
+            empty = form.empty(missing, looked_at, window.written)
+            if empty.all():
+                task.spending.release(usd)
+                task.parts.put(number, form.empty_part(window.written))
+                self._done(None)
+                return
         seen = window.read.within(looked_at).slices
         hidden = None if missing is None or not missing[seen].any() else missing[seen]
         batch = task.input.batch(pixels[:, *seen], hidden)
@@ -200,7 +204,7 @@ class Engine:
             return
         del batch
         [values] = result.outputs.values()
-        task.parts.put(number, task.form.part(values, window.written, empty))
+        task.parts.put(number, form.part(values, window.written, empty))
         self._done(result.report.latency_ms)
 
     def _read(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:

@@ -141,9 +141,7 @@ class Mapper:
     def _nothing(self, job: _Job) -> Estimate:
         return self.prices.estimate(job.windows, (), job.source.size, job.concurrency)
 
-    def _run(
-        self, job: _Job, parts: ResultParts, passes: ImagePasses, out: str | Path, started: float
-    ) -> MapReport:
+    def _run(self, job: _Job, parts: ResultParts, passes: ImagePasses, out: str | Path, started: float) -> MapReport:
         if warning := check_space(parts, out):
             self.watcher.note(warning)
         missing = sorted({*range(len(job.windows))} - parts.done())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect
 from serfer.core.plan import StatisticsPass
-from serfer.core.plan.windows import ImageWindow, ImageWindows
+from serfer.core.plan.windows import ImageWindows
 from serfer.core.zarr import Axis, ChunkedArray
 
 
@@ -30,18 +30,6 @@ class PartialForm:
         dims = one.partial_size, windows.height, windows.width
         return cls(ChunkedArray("statistics", "float32", dims, 1, one.partial_size, rows, cols, flat=False))
 
-    def part(self, values: NDArray[Any], written: Rect, empty: NDArray[np.bool_] | None) -> NDArray[Any]:
-        """Return a window's part from its output, (1, channels, rows, cols), whatever pixels are `empty`."""
+    def part(self, values: NDArray[Any], _written: Rect, _empty: NDArray[np.bool_] | None) -> NDArray[Any]:
+        """Return a window's part from its output, (1, channels, rows, cols)."""
         return np.ascontiguousarray(values.reshape(-1)[: self.array.channels, None, None], np.float32)
-
-    def empty(self, missing: NDArray[np.bool_], read: Rect, written: Rect) -> NDArray[np.bool_]:
-        """Return that no part is empty."""
-        return np.zeros((written.rows.size, written.cols.size), bool)
-
-    def empty_part(self, written: Rect) -> NDArray[Any]:
-        """Return the part of a window that is not computed: there is none."""
-        raise NotImplementedError
-
-    def covered(self, window: ImageWindow, size: tuple[int, int]) -> Rect:
-        """Return the pixels of an image that a window needs."""
-        return window.read

@@ -55,8 +55,8 @@ class ImagePass:
 class ImagePasses:
     """The passes over an image before its map; none for a network that looks at neighbourhoods alone."""
 
-    def __init__(self, passes: Sequence[ImagePass], values: int) -> None:
-        self._passes, self._values = passes, values
+    def __init__(self, passes: Sequence[ImagePass], windows: Windows) -> None:
+        self._passes, self._windows = passes, windows
 
     @classmethod
     def open(
@@ -70,7 +70,7 @@ class ImagePasses:
         for number, one in enumerate(windows.passes):
             parts = stack.enter_context(_parts(one, number, size, place, identity))
             passes.append(ImagePass(number, one.of(*size), one, parts))
-        return cls(passes, windows.statistics)
+        return cls(passes, windows)
 
     @staticmethod
     def left_of(
@@ -102,7 +102,8 @@ class ImagePasses:
 
         All ends with the pass in which windows fail, or the dollars are spent.
         """
-        statistics, outcome = np.zeros(self._values, np.float32), Outcome()
+        known = self._windows.known or [0.0] * self._windows.statistics
+        statistics, outcome = np.array(known, np.float32), Outcome()
         for each in self._passes:
             outcome += each.run(task, statistics.tobytes(), _behind(outcome, watch))
             if outcome.failures or outcome.over_ceiling:

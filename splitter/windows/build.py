@@ -25,6 +25,7 @@ from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
+from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import (
     Network,
     WindowChoice,
@@ -36,12 +37,14 @@ from serfer.splitter.windows.map_plan import (
 )
 from serfer.splitter.windows.passes import check_times, with_passes
 from serfer.splitter.windows.sample import measured, sample_of
+from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 
 _SMALL = 192
 """Rows and columns that the image of the check has at least; it has as many more as the sizes are past a multiple."""
 _SMALL_WINDOW = 48
+_AUTO, _SAMPLE = "auto", "sample"
 _ANY_MB = 1 << 30
 _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 
@@ -52,7 +55,8 @@ class WindowRequest:
 
     With an `overlap` they are images of their own that have so many pixels around what they write, compared with the
     whole on an image file `sample`, or a generated one; without it they are exact. `statistics` over the whole image
-    are "exact", or "auto": exact where that takes at most a few times the work of the map alone.
+    are "exact", "sample": those of the sample, or "auto": exact where that takes at most a few times the work of the
+    map alone.
     """
 
     side: int | None = None
@@ -126,8 +130,14 @@ class _Making:
             known = network.strides(graph)
         choice = choose_windows(graph, known, self.budget, wanted.side)
         self.progress("cutting windows")
-        cut = with_passes(network, self.sizes, window_tiles(network, self.sizes, choice.step), choice)
-        if wanted.statistics == "auto":
+        cut = window_tiles(network, self.sizes, choice.step)
+        if wanted.statistics == _SAMPLE and passes_of(graph):
+            self.progress("adding up statistics of a sample")
+            parts = parts_of_sample(network, self.sizes[0], self.example.shape[1], wanted.sample)
+            cut = replace(cut, windows=with_sampled_statistics(network, cut.windows, parts))
+        else:
+            cut = with_passes(network, self.sizes, cut, choice)
+        if wanted.statistics == _AUTO:
             check_times(cut, choice, self.budget)
         self.progress("checking windows against the whole network")
         self.notes.extend(_check(network, self.example))

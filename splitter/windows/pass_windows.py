@@ -1,4 +1,4 @@
-"""The windows of a pass that adds up statistics over the whole image, and the graphs that compute their partial results.
+"""The windows of a pass that adds up statistics over the whole image, and the graphs of their partial results.
 
 along an axis   ┌ owns: from every map that statistics are of, the rows that begin with the window's own pixels
 ┌──────┬──────┬─┴────┐

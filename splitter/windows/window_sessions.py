@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from serfer.core.plan import ImageWindow
@@ -18,31 +20,37 @@ class WindowSessions:
     def __init__(self, cut: WindowTiles) -> None:
         self._cut = cut
         self._sessions = [session_of(graph.model({})) for graph in cut.graphs]
-        self._statistics = np.zeros((1, cut.windows.statistics), np.float32)
 
     def run(self, image: Array) -> Array:
         """Return the whole map (1, K, H, W) of an image (1, C, H, W)."""
+        return self.map(image, self.statistics_of([image]))
+
+    def map(self, image: Array, statistics: Array) -> Array:
+        """Return the same with given statistics over the whole image, one vector."""
         windows = self._cut.windows.of(*image.shape[2:])
-        self._add_up(image)
         graph = self._cut.tiles[0].graph
         channels = graph.shape(graph.output).channels
         result = np.empty((1, channels, windows.height, windows.width), dtype=np.float32)
         for window in windows:
-            result[:, :, *window.written.slices] = self._compute(image, window)
+            result[:, :, *window.written.slices] = self._compute(image, window, statistics)
         return result
 
-    def _add_up(self, image: Array) -> None:
-        """Run the passes before the map."""
+    def statistics_of(self, images: Sequence[Array]) -> Array:
+        """Run the passes before the map over images, as if they were parts of one; return its statistics."""
+        statistics = np.zeros(self._cut.windows.statistics, np.float32)
         for one in self._cut.windows.passes:
             total = StatisticsSum(one.maps)
-            for window in one.of(*image.shape[2:]):
-                total.add(self._compute(image, window).reshape(-1))
-            values = total.values()
-            self._statistics[0, one.maps[0].start :][: values.size] = values
+            for image in images:
+                for window in one.of(*image.shape[2:]):
+                    total.add(self._compute(image, window, statistics).reshape(-1))
+            values, start = total.values(), one.maps[0].start
+            statistics[start : start + values.size] = values
+        return statistics
 
-    def _compute(self, image: Array, window: ImageWindow) -> Array:
+    def _compute(self, image: Array, window: ImageWindow, statistics: Array) -> Array:
         inputs = {input_name(0): np.ascontiguousarray(image[:, :, *window.read.slices])}
-        if self._statistics.size:
-            inputs[input_name(1)] = self._statistics
+        if statistics.size:
+            inputs[input_name(1)] = statistics[None]
         [values] = self._sessions[window.tile].run([output_name(0)], inputs)
-        return values
+        computed: Array = values
+        return computed

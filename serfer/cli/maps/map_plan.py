@@ -11,6 +11,7 @@ import typer
 
 from serfer.cli.explain import print_plan_json
 from serfer.cli.shared.display import counted, plain
+from serfer.cli.shared.map_display import passes_line
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.options import JsonOption, NameOption, ProfilesOption, status_line
 from serfer.cli.shared.plan_summary import chosen_line
@@ -62,9 +63,17 @@ def map_plan(
         Path | None,
         typer.Option(
             metavar="IMAGE",
-            help="With --approximate: an image such as those that will be mapped; by default a generated one.",
+            help="With --approximate or --statistics sample: an image such as those that will be mapped; by default a "
+            "generated one.",
         ),
     ] = None,
+    statistics: Annotated[
+        str,
+        typer.Option(
+            help="For a network that takes means, variances or maxima of the whole image: exact, by passes before the "
+            "map; sample, those of a sample; or auto, exact unless that is more than three times the work of the map."
+        ),
+    ] = "auto",
     preprocess: Annotated[
         Path | None, typer.Option(help="A TOML file: how pixels become the input (docs/how-to/preprocess.md).")
     ] = None,
@@ -79,7 +88,9 @@ def map_plan(
 ) -> None:
     """Make a plan that runs a network over images of any size, window by window, as if on the whole image.
 
-    A network that looks at the whole image is refused by name, or run with --approximate.
+    Means, variances and maxima over the whole image (group and instance norm, squeeze-and-excite, global pooling) are
+    added up in passes before the map. A network that looks at the whole image otherwise is refused by name, or run with
+    --approximate.
     """
     settings = load_settings()
     from serfer.splitter.map_plan import map_plan as make  # noqa: PLC0415 - the command line starts fast
@@ -95,6 +106,7 @@ def map_plan(
             reduce=reduce,
             approximate=approximate,
             sample=sample,
+            statistics=statistics,
             store=store,
             memory_mb=memory_in(memory),
             dependency_bytes=lambda: dependency_bytes(settings, progress),
@@ -120,13 +132,17 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     if windows is None:
         return
     height, width = windows.heights[0].size, windows.widths[0].size
-    estimate = WindowPrices(plan, facts).estimate(windows.first, range(len(windows.first)), (height, width), 1)
+    passes = [(cut, range(len(cut))) for cut in (one.of(height, width) for one in windows.passes)]
+    prices = WindowPrices(plan, facts)
+    estimate = prices.estimate(windows.first, range(len(windows.first)), (height, width), 1, passes)
     place = shlex.quote(str(directory))
     out.print(plain(chosen_line(plan)))
     out.print(
         f"an image of {height:,} x {width:,} pixels: {counted(estimate.windows, 'window')}, ${estimate.usd:.6f} "
         "(predicted, one cold start included)"
     )
+    if windows.passes:
+        out.print(plain(passes_line(estimate)))
     if windows.approximation:
         out.print(plain(f"approximate: {windows.approximation}"))
     line = f"next: serfer map IMAGE --plan {place} --out OUT (all figures: serfer explain {place})"

@@ -75,8 +75,8 @@ from serfer.core.plan.preprocess import (
     SideLimit,
 )
 from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
-from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.statistics import MapStatistics
+from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
     AxisWindow,

@@ -118,7 +118,8 @@ class Windows:
     what it writes are read as well: `difference` says what that makes of a sample.
 
     Where the network looks at the whole image, `passes` come before the map, in order, and every window has the
-    statistics of all of them as a second input: one vector, in which those that are not known yet are 0.
+    statistics of all of them as a second input: one vector, in which those that are not known yet are 0. In place of
+    passes there may be `known` statistics, those of a sample; `difference` says how much depends on them.
     """
 
     heights: tuple[AxisWindows, ...]
@@ -129,11 +130,12 @@ class Windows:
     overlap: int = 0
     difference: SampleDifference | None = None
     passes: tuple[StatisticsPass, ...] = field(default=(), metadata=LATER)
+    known: tuple[float, ...] = field(default=(), metadata=LATER)
 
     @property
     def statistics(self) -> int:
         """How many values the vector of statistics has; 0 where the network looks at neighbourhoods alone."""
-        return max((each.stop for one in self.passes for each in one.maps), default=0)
+        return max((each.stop for one in self.passes for each in one.maps), default=len(self.known))
 
     def pass_of(self, tile: int) -> StatisticsPass | None:
         """Return the pass that a tile belongs to, None for a tile of the map."""
@@ -142,13 +144,15 @@ class Windows:
     @property
     def exact(self) -> bool:
         """Whether results equal the network's on the whole image."""
-        return not self.overlap
+        return not self.overlap and not self.known
 
     @property
     def approximation(self) -> str:
         """In words, how results differ from the network's on the whole image; empty where they do not."""
         if self.exact:
             return ""
+        if self.known:
+            return f"statistics over the whole image are those of a sample; {self.difference}"
         around = f"{self.overlap:,} pixels around what it writes"
         return f"each window is an image of its own, with {around}; {self.difference}"
 

@@ -44,7 +44,9 @@ def _check_passes(plan: Plan, windows: Windows) -> None:
     """Refuse passes over other images than the map's, with another partial result than their tiles write."""
     sides = [[axis.size for axis in axes] for axes in (windows.heights, windows.widths)]
     maps = [each for one in windows.passes for each in one.maps]
-    if not check_statistics(maps) or (windows.passes and not windows.exact) or windows.statistics > MOST_STATISTICS:
+    known = all(map(isfinite, windows.known)) and not (windows.known and (windows.passes or windows.overlap))
+    sound = check_statistics(maps) and known and not (windows.passes and windows.overlap)
+    if not sound or windows.statistics > MOST_STATISTICS:
         raise PlanError("plan.json has statistics that are not one vector of known kinds")
     for one in windows.passes:
         widest = len(one.tiles[0]) if one.tiles else 0

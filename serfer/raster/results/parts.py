@@ -142,9 +142,10 @@ class ResultParts:
         rect, array = self.rects[number], self.array
         with self._dropping(number):
             data = self._path(number).read_bytes()
-            if len(data) != array.chunk_bytes or crc32c(data[:-CRC_BYTES]) != int.from_bytes(data[-CRC_BYTES:], "little"):
+            stored, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
+            if len(data) != array.chunk_bytes or crc32c(stored) != int.from_bytes(crc, "little"):
                 raise AlteredPieceError
-        values = np.frombuffer(data[:-CRC_BYTES], array.dtype)
+        values = np.frombuffer(stored, array.dtype)
         whole = values.reshape(array.channels, array.rows.chunk, array.cols.chunk)
         return whole[:, : rect.rows.size, : rect.cols.size]
 

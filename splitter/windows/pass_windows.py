@@ -124,7 +124,7 @@ class PassTile:
         form = builder.constant(f"{_PARTIAL}.form", np.array([0, self.channels, rows, cols]))
         builder.append("Reshape", [joined, form], output_name(0))
         names = {output_name(number): _part(number) for number in range(len(graph.outputs))}
-        shape = ["N", self.channels, rows, cols]
+        shape: list[str | int | None] = ["N", self.channels, rows, cols]
         return replace(
             tile,
             nodes=(*(_renamed(node, names) for node in tile.nodes), *builder.nodes),

@@ -54,7 +54,7 @@ def parts_of_sample(network: Network, size: _Size, channels: int, file: Path | N
                 f"{least}: give a larger one"
             )
         preprocess = network.source.preprocess
-        places = _places(source.size, fitting[0])
+        places = max((_places(source.size, part) for part in fitting), key=len)  # the first is of the largest
         return [Sample(file.name, values_of(source, place, preprocess)) for place in places]
 
 

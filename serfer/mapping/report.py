@@ -60,8 +60,8 @@ class MapReport:
     queries, `empty` held no data. `result` is None where `failures` or a `stopped` reason left windows out: they are
     computed when it is run again. `window_ms` are percentiles of the queries' latencies, in milliseconds; `notes` say
     what of the image is not kept, or read otherwise than it is stored; `no_data_pixels` of it held no data, as far as
-    this run's windows read it. Of a plan that is not `exact`, `difference` is that of its windows from the whole network
-    on a sample. In `paused_s` of its `seconds` no window could start, beside online load.
+    this run's windows read it. Of a plan that is not `exact`, `difference` is that of its windows from the whole
+    network on a sample. In `paused_s` of its `seconds` no window could start, beside online load.
     """
 
     image: str

@@ -20,8 +20,9 @@ TTL_MARGIN_S = 60.0  # a task that outlives its query may still write; its keys 
 class RequestContext:
     """The request of a query: its id, for workers' logs, and a callback that watches its stages.
 
-    `window` is the tile of a map plan that the query computes, `size` the rows and columns of its images where a plan
-    takes many sizes; other plans' queries have none. A query in the
+    `window` is the tile of a map plan that the query computes, and `statistics` what is known of the whole image,
+    float32 (serfer/core/plan/statistics.py), where that plan has such; `size` the rows and columns of its images where
+    a plan takes many sizes; other plans' queries have none. A query in the
     `background` starts its tasks when no other query of the same slots waits for one.
 
     With a `result`, the last stage's tiles write their outputs there, in the store of results, and the answer has none:
@@ -39,6 +40,7 @@ class RequestContext:
     background: bool = False
     result: ResultPlace | None = None
     size: tuple[int, int] | None = None
+    statistics: bytes = b""
 
 
 NO_CONTEXT = RequestContext()

@@ -235,9 +235,12 @@ class PushRun:
     async def _store_crops(self) -> None:
         """Put large crops into the store; those that payloads can carry as well are tried once."""
         crops = enumerate(self._request.crops, self._request.first)
-        large = {tile: crop.data for tile, crop in crops if crop.data and len(crop.data) > self._driver.crop_limit}
+        more = sum(map(len, self._statistics))
+        large = {
+            tile: crop.data for tile, crop in crops if crop.data and len(crop.data) + more > self._driver.crop_limit
+        }
         self._stored_crops = frozenset(large)  # noted first: a put may fail halfway
-        required = any(len(data) > self._driver.inline_limit for data in large.values())
+        required = any(len(data) + more > self._driver.inline_limit for data in large.values())
         values = {input_key(self._name, tile): data for tile, data in large.items()}
         if large and not await self._store.put(values, self._request.ttl, once=not required):
             self._carried = True
@@ -394,13 +397,19 @@ class PushRun:
                 ttl=self._request.ttl,
                 crop=self._crop(tile) if stage == 0 else None,
                 inline=self._paths.by_value[end - 1] and result is None,
-                parts=self._parts(stage, tile, gang=stop is not None),
+                parts=self._parts(stage, tile, gang=stop is not None) if stage else self._statistics,
                 request=self._request.context.request,
                 gang=Membership(stop, self._patience_s(stage)) if stop else None,
                 result=result,
                 size=self._request.context.size,
             )
         return self._tasks[place]
+
+    @property
+    def _statistics(self) -> tuple[bytes, ...]:
+        """What a window is told of the whole image, as the part that its task carries; nothing for most plans."""
+        statistics = self._request.context.statistics
+        return (statistics,) if statistics else ()
 
     def _crop(self, tile: int) -> Crop:
         crop = self._request.crops[tile - self._request.first]

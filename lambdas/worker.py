@@ -21,6 +21,7 @@ from serfer.core.errors import InputError, PlanError, StoreError, StoreUnavailab
 from serfer.core.keys import NO_QUERY, StoreCounts, input_key, output_key, query_keys, reply_key
 from serfer.core.plan import Function, Piece, Plan, Stage, Tile
 from serfer.core.retry import Backoff, RetryPolicy, retry
+from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import (
     Buffer,
     CleanUp,
@@ -414,8 +415,16 @@ class Worker:
     def _inputs(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> list[Array]:
         """Put a task's inputs together from what it carries and what was `stored`."""
         if task.stage == 0:
-            return [self._crop(task, stored, stage)]
+            return [self._crop(task, stored, stage), *self._statistics(task)]
         return pieces_to_inputs(self._values(task, stored), task, stage, stage.tiles[task.tile])
+
+    def _statistics(self, task: Task) -> list[Array]:
+        """Return what a window is told of the whole image, (N, values); nothing where its plan has no such input."""
+        values = self._plan.windows.statistics if self._plan.windows else 0
+        data = b"".join(part or b"" for part in task.parts)
+        if len(data) != FLOAT_BYTES * values:
+            raise InputError(f"the task carries {len(data)} bytes of statistics, its plan has {values} values")
+        return [np.frombuffer(data, "<f4").reshape(1, values).repeat(task.batch, 0)] if data else []
 
     def _crop(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> Array:
         """Return a first-stage task's input from its crop, which it carries or which was `stored`."""

@@ -19,6 +19,8 @@ from serfer.splitter.planning.split_options import Budget, memory_choices, packa
 
 MOST_PIXELS = 2_000_000
 """Pixels that a side of an image may have."""
+STATISTICS = ("auto", "exact", "sample")
+"""Where statistics over the whole image come from."""
 MOST_OVERLAP = 8_192
 """Pixels that windows may have around what they write."""
 
@@ -34,6 +36,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     output: str | None = None,
     approximate: int | None = None,
     sample: Path | str | None = None,
+    statistics: str = "auto",
     store: str = "redis",
     memory_mb: int | Sequence[int] | None = None,
     limit_mb: int | None = None,
@@ -54,7 +57,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     Args:
         model: An nn.Module in evaluation mode, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a
             `NamedModel`), or the path of an ONNX file whose height and width are free. It makes maps of an image,
-            (N, C, H, W) or (N, H, W), perhaps of several strides, and looks at neighbourhoods alone.
+            (N, C, H, W) or (N, H, W), perhaps of several strides. It looks at neighbourhoods, and of the whole image at
+            statistics alone (global pooling, squeeze-and-excite, group and instance norm), where it makes one map.
         sizes: (height, width) of the images.
         out: The plan directory; an empty directory or a plan there is replaced.
         window: The side of windows in pixels of the result, of several the finest, a multiple of the network's stride,
@@ -67,7 +71,11 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         approximate: Pixels around what windows write (rounded up to the network's stride), for networks that look at
             the whole image: windows are images of their own then.
         sample: An image file (of which the middle is taken) on which the difference of these from the network on the
-            whole is measured; a generated image unless given. It is in the plan's `windows.difference`.
+            whole is measured; a generated image unless given. It is in the plan's `windows.difference`. Of "sample"
+            statistics, the image of which parts are taken for them.
+        statistics: Over the whole image, where the network has such: "exact", added up in passes over the image before
+            the map; "sample", measured once, now; or "auto", exact where all passes take at most three times the
+            multiply-accumulates of the map alone.
         store: As `split`.
         memory_mb: What functions get, or several to choose from.
         limit_mb: As `split`.
@@ -80,9 +88,10 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         progress: As `split`.
 
     Raises:
-        ModelError: the network looks at the whole image (global pooling, squeeze-and-excite, attention, instance norm,
+        ModelError: the network looks at the whole image otherwise than by statistics (attention, pyramid pooling,
             resizing with aligned corners) without `approximate`; the message names the operator.
-        UsageError: options that are unknown or contradict each other.
+        UsageError: options that are unknown or contradict each other; passes that take more than "auto" allows, with
+            what both ways cost.
         InputError: `out` cannot be a plan's place, or the sample cannot be read or is too small.
         WrongAnswerError: windows do not equal the whole.
     """
@@ -93,7 +102,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     memory, side, sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)
-    overlap = approximation(approximate, sample)
+    overlap = approximation(approximate, sample, statistics)
     with named_extras():
         if callable(dependency_bytes):
             dependency_bytes = dependency_bytes()
@@ -102,17 +111,27 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         from serfer.splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
 
         progress = progress or (lambda _step: None)
-        wanted = WindowRequest(side, *overlap)
+        wanted = WindowRequest(side, *overlap, statistics)
         plan, notes = build_map_plan(model, sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return plan
 
 
-def approximation(overlap: int | None, sample: Path | str | None) -> tuple[int | None, Path | None]:
-    """Read the `approximate` and `sample` arguments; raises UsageError."""
-    if overlap is None and sample is not None:
-        raise UsageError("--sample is what --approximate OVERLAP is measured on: give both")
+def approximation(
+    overlap: int | None, sample: Path | str | None, statistics: str = "auto"
+) -> tuple[int | None, Path | None]:
+    """Read the `approximate`, `sample` and `statistics` arguments; raises UsageError."""
+    if statistics not in STATISTICS:
+        raise UsageError(f"--statistics is {', '.join(STATISTICS[:-1])} or {STATISTICS[-1]}, not {statistics!r}")
+    if overlap is None and sample is not None and statistics != "sample":
+        raise UsageError(
+            "--sample is what --approximate OVERLAP or --statistics sample is measured on: give one of them, too"
+        )
+    if overlap is not None and statistics != "auto":
+        raise UsageError(
+            "with --approximate windows are images of their own, with their own statistics: leave --statistics out"
+        )
     if overlap is not None and (type(overlap) is not int or not 1 <= overlap <= MOST_OVERLAP):
         raise UsageError(f"--approximate is a number of pixels from 1 to {MOST_OVERLAP:,}, not {overlap!r}")
     return overlap, None if sample is None else Path(sample)

@@ -62,7 +62,10 @@ class MapTarget(Protocol):
 
 @dataclass(frozen=True)
 class MapTask:
-    """One image to be mapped, and everything that this takes."""
+    """One image to be mapped, or to be passed over before that, and everything that this takes.
+
+    `statistics` are those of the whole image that its windows take, `number` that of the pass, None for the map.
+    """
 
     pipeline: Pipeline
     source: RasterSource
@@ -74,6 +77,8 @@ class MapTask:
     spending: Spending
     gate: OfflineGate
     concurrency: int
+    statistics: bytes = b""
+    number: int | None = None
 
 
 @dataclass
@@ -87,6 +92,18 @@ class Outcome:
     failures: list[WindowFailure] = field(default_factory=list)
     latencies_ms: list[float] = field(default_factory=list)
     over_ceiling: bool = False
+
+    def __add__(self, later: Outcome) -> Outcome:
+        """Return what became of the windows of two passes; the later one has seen the same pixels without data."""
+        return Outcome(
+            computed=self.computed + later.computed,
+            empty=self.empty + later.empty,
+            missing=later.missing,
+            partly_missing=later.partly_missing,
+            failures=[*self.failures, *later.failures],
+            latencies_ms=[*self.latencies_ms, *later.latencies_ms],
+            over_ceiling=self.over_ceiling or later.over_ceiling,
+        )
 
 
 class Engine:
@@ -230,7 +247,7 @@ class Engine:
         """Run one window's query, and count its dollars however it ends: none where Lambda had no room for it."""
         measured, refused = None, False
         try:
-            context = RequestContext(window=tile, background=True)
+            context = RequestContext(window=tile, background=True, statistics=self._task.statistics)
             query = self._task.pipeline.submit(batch, deadline_s=DEADLINE_S, context=context)
             with self._guard:
                 self._queries.add(query)
@@ -265,8 +282,10 @@ class Engine:
 
     def _failed(self, number: int, window: ImageWindow, error: SerferError) -> None:
         """Note a failure; raises it where so many have failed one after the other that the others would as well."""
-        rows, cols = window.written.rows, window.written.cols
-        failure = WindowFailure(number, (rows.start, rows.stop), (cols.start, cols.stop), str(error))
+        in_pass = self._task.number
+        place = window.written if in_pass is None else window.read
+        rows, cols = place.rows, place.cols
+        failure = WindowFailure(number, (rows.start, rows.stop), (cols.start, cols.stop), str(error), in_pass)
         with self._guard:
             self.outcome.failures.append(failure)
             self._count_failure(error)

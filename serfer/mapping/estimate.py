@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +33,9 @@ class Estimate:
     multiply-accumulates beyond those of the image at once, as a share of the latter. `approximation` says in words how
     the result differs from the network's on the whole image; it is empty where it does not. `pixel_m2` are the square
     metres of the image's pixels, None where they are not known.
+
+    A network that looks at the whole image takes `passes` over it, the last of which is the map, and `times` the
+    multiply-accumulates of that one. `windows` are those of all passes.
     """
 
     windows: int
@@ -45,6 +48,8 @@ class Estimate:
     cold_starts: int
     overlap: float
     approximation: str
+    passes: int = 1
+    times: float = 1.0
     pixel_m2: float | None = None
 
     @property
@@ -83,29 +88,54 @@ class WindowPrices:
         return self._known[tile]
 
     def estimate(
-        self, windows: ImageWindows, missing: Iterable[int], size: tuple[int, int], concurrency: int
+        self,
+        windows: ImageWindows,
+        missing: Iterable[int],
+        size: tuple[int, int],
+        concurrency: int,
+        passes: Sequence[tuple[ImageWindows, Iterable[int]]] = (),
     ) -> Estimate:
-        """Return what the `missing` windows of an image of `size` pixels will take."""
-        tiles = Counter(windows[number].tile for number in missing)
+        """Return what the `missing` windows of an image of `size` pixels will take, and those of `passes` before."""
+        every = [*passes, (windows, missing)]
+        by_pass = [Counter(cut[number].tile for number in left) for cut, left in every]
+        tiles = sum(by_pass, Counter[int]())
         count = tiles.total()
         prices = {tile: self.of(tile) for tile in tiles}
-        starts = min(concurrency, count)
-        work = sum(prices[tile].seconds * many for tile, many in tiles.items())
-        longest = max((price.seconds for price in prices.values()), default=0.0)
+        starts = min(concurrency, max(each.total() for each in by_pass))
+        seconds = sum(_pass_seconds(each, prices, concurrency) for each in by_pass)
         cold = max((price.cold_seconds for price in prices.values()), default=0.0)
         cold_usd = max((price.cold_usd for price in prices.values()), default=0.0)
         return Estimate(
-            windows=len(windows),
+            windows=sum(len(cut) for cut, _ in every),
             missing=count,
             height=size[0],
             width=size[1],
             concurrency=concurrency,
             usd=sum(prices[tile].usd * many for tile, many in tiles.items()) + starts * cold_usd,
-            seconds=max(work / concurrency, longest) + cold if count else 0.0,
+            seconds=seconds + cold if count else 0.0,
             cold_starts=starts,
             overlap=overlap_share(self._plan, windows),
             approximation=self._plan.windows.approximation if self._plan.windows else "",
+            passes=len(every),
+            times=sum(all_macs(self._plan, cut) for cut, _ in every) / (all_macs(self._plan, windows) or 1),
         )
+
+
+def _pass_seconds(tiles: Counter[int], prices: Mapping[int, WindowPrice], concurrency: int) -> float:
+    """Return how long the windows of a pass take, which the next one waits for."""
+    work = sum(prices[tile].seconds * many for tile, many in tiles.items())
+    return max(work / concurrency, max((prices[tile].seconds for tile in tiles), default=0.0))
+
+
+def all_macs(plan: Plan, windows: ImageWindows) -> int:
+    """Return the multiply-accumulates of all windows of a map, or of a pass."""
+    [stage] = plan.stages
+    rows, cols = (Counter(each.kind for each in axis.windows) for axis in (windows.rows, windows.cols))
+    return sum(
+        stage.tiles[windows.tiles[row][col]].macs * down * across
+        for row, down in rows.items()
+        for col, across in cols.items()
+    )
 
 
 def overlap_share(plan: Plan, windows: ImageWindows) -> float:
@@ -114,12 +144,6 @@ def overlap_share(plan: Plan, windows: ImageWindows) -> float:
     known = plan.windows
     if known is None or not stage.macs:
         return 0.0
-    rows, cols = (Counter(each.kind for each in axis.windows) for axis in (windows.rows, windows.cols))
-    work = sum(
-        stage.tiles[windows.tiles[row][col]].macs * down * across
-        for row, down in rows.items()
-        for col, across in cols.items()
-    )
     # A map plan's operators have those of the first of its images, and each image's are in proportion to its result.
     first = known.heights[0].result * known.widths[0].result
-    return max(0.0, work / (stage.macs * windows.height * windows.width / first) - 1)
+    return max(0.0, all_macs(plan, windows) / (stage.macs * windows.height * windows.width / first) - 1)

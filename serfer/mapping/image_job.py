@@ -19,13 +19,14 @@ from serfer.core.frame_decoder import FrameDecoder
 from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.core.plan.windows import ImageWindows, Windows
-from serfer.mapping.engine import Engine, MapTask, Outcome
+from serfer.mapping.engine import MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
 from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.padding import padded
+from serfer.mapping.passes import ImagePasses
 from serfer.mapping.report import MapProgress, MapReport, percentiles
 from serfer.mapping.results import (
     MapFile,
@@ -108,7 +109,8 @@ class Mapper:
             if all(file.directory.exists() for file in job.files) and not self.options.restart:
                 with ExitStack() as opened:
                     missing = sorted({*missing} - _done(job.parts(opened)))
-            return self._estimate(job, missing)
+            passes = ImagePasses.left_of(self.windows, job.source.size, job.files[0].directory, job.identity)
+            return self._estimate(job, missing, passes)
 
     def job_of(self, image: str | Path) -> str:
         """Return the text that stands for what an image's result follows from: the image, the plan, the options."""
@@ -136,42 +138,51 @@ class Mapper:
                     stack.enter_context(reserved(usual, file.out))
                 if self.options.restart:
                     ResultParts.discard(file.directory)
+            if self.options.restart:
+                ImagePasses.discard(self.windows, job.files[0].directory)
             parts = job.parts(stack)
-            done = _done(parts)
+            passes = ImagePasses.open(self.windows, job.source.size, job.files[0].directory, job.identity, stack)
             written = job.written(parts) if job.exists else set()
             if len(written) == len(parts):
                 job = job.measured(_kept_statistics(parts[0]))
-                report = job.report(Outcome(), len(job.windows), time.monotonic() - started, 0.0, self._nothing(job))
+                nothing = self._nothing(job)
+                report = job.report(Outcome(), nothing.windows, time.monotonic() - started, 0.0, nothing)
                 finished(report)
+                passes.remove()
                 _remove(parts)
                 return report
             parts[0].written = False
             for number, file in enumerate(job.files):
                 if number not in written:
                     file.check(overwrite=False)
-            report = self._run(job, parts, done, written, started)
+            report = self._run(job, parts, passes, written, started)
             for note in report.notes[len(job.notes) :]:
                 self.watcher.note(f"{image}: {note}")
             finished(report)
             parts[0].written = True
+            passes.remove()
             _remove(parts)
             return report
 
     def _nothing(self, job: _Job) -> Estimate:
         return self._estimate(job, ())
 
-    def _estimate(self, job: _Job, missing: Sequence[int]) -> Estimate:
-        estimate = self.prices.estimate(job.windows, missing, job.size, job.concurrency)
+    def _estimate(
+        self, job: _Job, missing: Sequence[int], passes: Sequence[tuple[ImageWindows, Sequence[int]]] = ()
+    ) -> Estimate:
+        estimate = self.prices.estimate(job.windows, missing, job.size, job.concurrency, passes)
         return replace(estimate, pixel_m2=job.source.georeference.pixel_m2)
 
     def _run(
-        self, job: _Job, parts: Sequence[ResultParts], done: set[int], written: set[int], started: float
+        self, job: _Job, parts: Sequence[ResultParts], passes: ImagePasses, written: set[int], started: float
     ) -> MapReport:
         for file, own in zip(job.files, parts, strict=True):
             if warning := file.space(own):
                 self.watcher.note(warning)
-        missing = [number for number in range(len(job.windows)) if number not in done]
-        estimate = self._estimate(job, missing)
+        missing = sorted({*range(len(job.windows))} - _done(parts))
+        left = passes.left
+        estimate = self._estimate(job, missing, left if missing else [(cut, ()) for cut, _ in left])
+        resumed = estimate.windows - estimate.missing
         self._check_ceiling(estimate, job)
         self.watcher.start(job.source.name, estimate)
         before, paused_s = self.spending.spent, self.gate.paused_s
@@ -181,8 +192,8 @@ class Mapper:
             self.watcher.progress(
                 MapProgress(
                     image=job.source.name,
-                    windows=len(job.windows),
-                    resumed=len(done),
+                    windows=estimate.windows,
+                    resumed=resumed,
                     done=outcome.computed + outcome.empty,
                     failed=len(outcome.failures),
                     usd=self.spending.spent - before,
@@ -193,21 +204,21 @@ class Mapper:
             )
 
         outcome = Outcome()
-        with self._saying_what_is_kept(job, parts):
+        with self._saying_what_is_kept(job, parts, passes):
             if missing and job.source.decoded_once:
                 watch(outcome, "decoding the image")
                 job.source.decode()
             job = job.measured(self._statistics(job, parts[0], lambda doing: watch(outcome, doing)))
             if missing:
-                outcome = Engine(self._task(job, parts), watch).run(missing)
-        report = job.report(outcome, len(done), time.monotonic() - started, self.spending.spent - before, estimate)
+                outcome = passes.run(self._task(job, parts), missing, watch)
+        report = job.report(outcome, resumed, time.monotonic() - started, self.spending.spent - before, estimate)
         report = replace(report, paused_s=self.gate.paused_s - paused_s, usd_ratio=self._ratio(measured, predicted))
         if not report.results:
             raise IncompleteMapError(_what_is_left(report, job), report)
         job.source.check_unchanged()
         watch(outcome, "writing the result")
         results = [*report.results]
-        with self._saying_what_is_kept(job, parts):
+        with self._saying_what_is_kept(job, parts, passes):
             for number, (file, own) in enumerate(zip(job.files, parts, strict=True)):
                 if number not in written:
                     boxes = file.write(file.out, own, job.source, job.size, overwrite=False)
@@ -215,16 +226,16 @@ class Mapper:
         return replace(report, results=tuple(results), seconds=time.monotonic() - started)
 
     @contextmanager
-    def _saying_what_is_kept(self, job: _Job, parts: Sequence[ResultParts]) -> Iterator[None]:
+    def _saying_what_is_kept(self, job: _Job, parts: Sequence[ResultParts], passes: ImagePasses) -> Iterator[None]:
         """Say of whatever ends the block what is kept and how to go on, unless the error says it itself."""
         try:
             yield
         except (KeyboardInterrupt, SerferError) as error:
-            done = len(_done(parts))
+            windows = len(job.windows) + sum(len(cut) for cut, _ in passes.left)
+            done = len(_done(parts)) + sum(len(cut) - len(missing) for cut, missing in passes.left)
             if done and job.kept not in str(error):
                 self.watcher.note(
-                    f"{done:,} of {len(job.windows):,} windows are kept in {job.kept}: run the same command again, it "
-                    "resumes"
+                    f"{done:,} of {windows:,} windows are kept in {job.kept}: run the same command again, it resumes"
                 )
             raise
 
@@ -394,7 +405,7 @@ class _Job:
             plan=plan.digest,
             exact=self.mapper.windows.exact,
             difference=self.mapper.windows.difference,
-            windows=len(self.windows),
+            windows=estimate.windows,
             resumed=resumed,
             computed=outcome.computed,
             empty=outcome.empty,
@@ -486,8 +497,9 @@ def _what_is_left(report: MapReport, job: _Job) -> str:
     named = ", ".join(str(each.window) for each in failed[:_MOST_NAMED]) + (
         ", ..." if len(failed) > _MOST_NAMED else ""
     )
+    of = "the result's" if first.in_pass is None else f"in pass {first.in_pass + 1} over the image, its"
     return (
-        f"{report.image}: {len(failed):,} windows failed ({named}), the first (the result's rows {first.rows[0]} to "
+        f"{report.image}: {len(failed):,} windows failed ({named}), the first ({of} rows {first.rows[0]} to "
         f"{first.rows[1]}, columns {first.cols[0]} to {first.cols[1]}) with: {first.error}; {kept}: run the same "
         "command again, it computes those that are missing"
     )

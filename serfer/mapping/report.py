@@ -12,12 +12,16 @@ from serfer.mapping.estimate import Estimate
 
 @dataclass(frozen=True)
 class WindowFailure:
-    """A window that failed for good, by its number and the rows and columns that it writes, and its error."""
+    """A window that failed for good, by its number and the rows and columns that it writes, and its error.
+
+    Of a pass before the map, which is number `in_pass` from 0, they are the pixels of the image that it reads.
+    """
 
     window: int
     rows: tuple[int, int]
     cols: tuple[int, int]
     error: str
+    in_pass: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,14 +75,15 @@ class MapResult:
 class MapReport:
     """What a map of one image did.
 
-    Of its windows, `resumed` were there when it started, `computed` are queries, `empty` held no data. `results` are
-    its files, none where `failures` or a `stopped` reason left windows out: they are computed when it is run again.
-    `result`, which is None then, `height`, `width`, `channels` and `dtype` are those of the first file. `window_ms` are
-    percentiles of the queries' latencies, in milliseconds; `notes` say what of the image is not kept, or
-    read otherwise than it is stored; `no_data_pixels` of it held no data, as far as this run's windows read it. Of a
-    plan that is not `exact`, `difference` is that of its windows from the whole network on a sample. In `paused_s` of
-    its `seconds` no window could start, beside online load. `statistics` are the image's, where the plan normalises by
-    them. `usd_ratio` are the dollars of its queries relative to what was predicted for them, None where none ran.
+    Of its windows, those of passes before the map among them, `resumed` were there when it started, `computed` are
+    queries, `empty` held no data. `results` are its files, none where `failures` or a `stopped` reason left windows
+    out: they are computed when it is run again. `result`, which is None then, `height`, `width`, `channels` and `dtype`
+    are those of the first file. `window_ms` are percentiles of the queries' latencies, in milliseconds; `notes` say
+    what of the image is not kept, or read otherwise than it is stored; `no_data_pixels` of it held no data, as far as
+    this run's windows read it. Of a plan that is not `exact`, `difference` is that of its windows from the whole
+    network on a sample. In `paused_s` of its `seconds` no window could start, beside online load. `statistics` are the
+    image's, where the plan normalises by them. `usd_ratio` are the dollars of its queries relative to what was
+    predicted for them, None where none ran.
     """
 
     image: str

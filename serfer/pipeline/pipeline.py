@@ -231,7 +231,7 @@ class Pipeline:
         key = None
         if self._cache is not None and context.result is None:
             what = f"{array.dtype} {array.shape} {context.window}"
-            key = self._cache.key([what.encode(), np.ascontiguousarray(array).data])
+            key = self._cache.key([what.encode(), context.statistics, np.ascontiguousarray(array).data])
         cached = self._cached(key, len(array), (), 0, started, plan)
         return cached or Query(array, (), 0, (started, _now()), deadline_s, key, context)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from numpy.typing import NDArray
 
-from serfer.core.plan import SCORES, OutputTensor, PlanSizes, Shape
+from serfer.core.plan import SCORES, MapStatistics, OutputTensor, PlanSizes, Shape
 
 Given = TypeVarTuple("Given")
 Answer = TypeVar("Answer")
@@ -38,6 +38,19 @@ class Node:
         return hash(self.output)
 
 
+STATISTICS = "serfer.statistics"
+"""The second input of a graph with statistics: one vector of all of them, (N, values)."""
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """What is known of a map `source` as a whole: `values`, and of which pass they are, the first being 0."""
+
+    source: str
+    number: int
+    values: MapStatistics
+
+
 @dataclass(frozen=True)
 class Graph:
     """Operators in topological order; `shapes` holds every activation's, for one image.
@@ -50,6 +63,8 @@ class Graph:
     it was read from, relative to the range, because the model rounds (to fp16, or to 8 bits) what float32 does not.
     `unreduced` are the number of the output that was reduced (reductions.py), and its bytes of one image before that.
     With `sizes` it is one part that takes images of all of these, and `shapes` are those of the largest.
+    With `statistics` (windows/global_statistics.py) it has a second input, STATISTICS, from which `fixed` are computed:
+    vectors and maps of one position, as large for every image.
     """
 
     nodes: tuple[Node, ...]
@@ -65,6 +80,8 @@ class Graph:
     answers: tuple[OutputTensor, ...] = ()
     unreduced: tuple[int, int] | None = None
     sizes: PlanSizes | None = None
+    statistics: tuple[Statistic, ...] = ()
+    fixed: frozenset[str] = frozenset()
 
     @property
     def output(self) -> str:

@@ -44,6 +44,7 @@ from serfer.splitter.network.metadata import read_metadata
 from serfer.splitter.network.onnx_models import OPSET, session_of
 from serfer.splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
 from serfer.splitter.network.size_hints import in_words, instead_of, size_in_metadata
+from serfer.splitter.network.whole_pools import whole_pools_as_means
 
 if TYPE_CHECKING:
     import torch
@@ -366,7 +367,7 @@ def _export_for_any_size(module: torch.nn.Module, small: torch.Tensor, size: Siz
     except OSError:  # not even addresses for so much, as where the system promises no more than it has
         example = small
     try:
-        with _inductor_cache(), _quiet():
+        with _inductor_cache(), _quiet(), whole_pools_as_means():
             program = _traced(module, example)
             return SizedExport(_as_onnx(program, example), SizeGuards.of(program))
     except Exception as error:  # as above

@@ -12,7 +12,7 @@ import numpy as np
 
 from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference
-from serfer.core.plan import Plan
+from serfer.core.plan import ZIP, Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
@@ -26,6 +26,7 @@ from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
+from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import (
     Network,
     WindowChoice,
@@ -35,13 +36,17 @@ from serfer.splitter.windows.map_plan import (
     window_tiles,
     write_map_plan,
 )
+from serfer.splitter.windows.passes import check_times, with_passes
 from serfer.splitter.windows.sample import measured, sample_of
+from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 
 _SMALL = 192
 """Rows and columns that the image of the check has at least; it has as many more as the sizes are past a multiple."""
 _SMALL_WINDOW = 48
+_AUTO, _SAMPLE = "auto", "sample"
+_ANY_MB = 1 << 30
 _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 
 
@@ -50,12 +55,15 @@ class WindowRequest:
     """Windows as they are asked for: of `side` pixels of the result, None for the cheapest.
 
     With an `overlap` they are images of their own that have so many pixels around what they write, compared with the
-    whole on an image file `sample`, or a generated one; without it they are exact.
+    whole on an image file `sample`, or a generated one; without it they are exact. `statistics` over the whole image
+    are "exact", "sample": those of the sample, or "auto": exact where that takes at most a few times the work of the
+    map alone.
     """
 
     side: int | None = None
     overlap: int | None = None
     sample: Path | None = None
+    statistics: str = "auto"
 
 
 def build_map_plan(
@@ -104,7 +112,7 @@ def build_map_plan(
         source.check_numbers(source.preprocess)
     if description.reduction and description.reduction.output is None:
         check_one_to_reduce(network.of_maps(small).output_tensors)
-    cut, choice = made.exact(wanted.side) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
+    cut, choice = made.exact(wanted) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
         finish = detector.written if detector else (lambda plan, _: plan)
@@ -124,16 +132,24 @@ class _Making:
     progress: Progress
     notes: list[str] = field(default_factory=list)
 
-    def exact(self, window: int | None) -> tuple[WindowTiles, WindowChoice]:
+    def exact(self, wanted: WindowRequest) -> tuple[WindowTiles, WindowChoice]:
         """Return windows that make the network's result on the whole image."""
         network = self.network
         self.progress("finding what shifts with the image")
         with naming(self.sizes[0], self.sizes):
             graph = network.checked(self.sizes[0])
             known = network.strides(graph)
-        choice = choose_windows(graph, known, self.budget, window)
+        choice = choose_windows(graph, known, self.budget, wanted.side)
         self.progress("cutting windows")
         cut = window_tiles(network, self.sizes, choice.step)
+        if wanted.statistics == _SAMPLE and passes_of(graph):
+            self.progress("adding up statistics of a sample")
+            parts = parts_of_sample(network, self.sizes[0], self.example.shape[1], wanted.sample)
+            cut = replace(cut, windows=with_sampled_statistics(network, cut.windows, parts))
+        else:
+            cut = with_passes(network, self.sizes, cut, choice)
+        if wanted.statistics == _AUTO:
+            check_times(cut, choice, self.budget)
         self.progress("checking windows against the whole network")
         self.notes.extend(_check(network, self.example))
         for small in dict.fromkeys(_small(size) for size in self.sizes):
@@ -205,9 +221,11 @@ def _check(network: Network, example: Array) -> list[str]:
     expected = _check_reading(network, graph, example)
     notes = [_one_class("a random image, on which windows were checked,")] if of_one_class(expected) else []
     try:
-        known = network.strides(graph)
-        step = rounded_step(_SMALL_WINDOW, *known, known[0].finest(graph.outputs))
+        local = network.checked((height, width))
+        known = network.strides(local)
+        step = rounded_step(_SMALL_WINDOW, *known, known[0].finest(local.outputs))
         cut = window_tiles(network, [(height, width)], step)
+        cut = with_passes(network, [(height, width)], cut, WindowChoice(step, _ANY_MB, ZIP))
     except ModelError:
         return notes
     _compare(cut, example, expected)

@@ -42,7 +42,7 @@ from serfer.core.plan.layout import UNSPLIT, stage_directory
 from serfer.core.plan.window_plan import commonest_window, query_plan
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import write_plan
-from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, STATISTICS, Graph
 from serfer.splitter.network.source import Source
 from serfer.splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
 from serfer.splitter.plan_dir.functions import artefact, write_functions
@@ -53,7 +53,9 @@ from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.cuts import weight_bytes
 from serfer.splitter.tiling.regions import Regions, tile_macs
 from serfer.splitter.tiling.tiling_rule import extent
+from serfer.splitter.windows.global_statistics import part_of, with_statistics
 from serfer.splitter.windows.memory import window_mb
+from serfer.splitter.windows.pass_windows import PassTile, pass_spans
 from serfer.splitter.windows.position import place_of, placed
 from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
 from serfer.splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
@@ -80,17 +82,29 @@ class Network:
     """A network that can be read at any size: `at` returns its graph for images of height x width.
 
     Or, where images of different sizes go different ways through its Python, that of images which go the way of those
-    of the size that is its third argument.
+    of the size that is its third argument. What `checked`, `larger` and `strides` are of is the part of it that makes
+    the map of statistics over the whole image, or that of a pass which adds up such (global_statistics.py).
     """
 
     source: Source
     at: Callable[..., Graph]
+    number: int | None = None
 
     def checked(self, size: _Size) -> Graph:
-        """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods."""
-        graph = self.of_maps(size)
+        """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods.
+
+        What it has of the whole image are statistics alone, and then its result is one map.
+        """
+        graph = self.of_maps(size).once(with_statistics)
         check_local(graph)
-        return graph
+        if graph.statistics and len(graph.outputs) > 1:
+            raise ModelError(
+                f"a network that looks at the whole image has one map, and this one has {_in_words_of(graph)}: of "
+                "several make one, by torch.cat along their channels, or a plan for each"
+            )
+        return graph.once(part_of, self.number)
+        check_local(graph)
+        return graph.once(part_of, self.number)
 
     def of_maps(self, size: _Size) -> Graph:
         """Return the graph at a size; raises ModelError where its results are not maps."""
@@ -115,7 +129,8 @@ class Network:
     def larger(self, size: _Size) -> Graph:
         """Return the graph of an image of LONGER more rows and columns, which goes the way of one of this size."""
         height, width = size
-        return self.at(height + LONGER, width + LONGER, size)
+        larger: Graph = self.at(height + LONGER, width + LONGER, size)
+        return larger.once(with_statistics).once(part_of, self.number)
 
     def strides(self, graph: Graph) -> tuple[Strides, Strides]:
         """Return the strides of rows and columns; raises ModelError for an operator that does not shift by them."""
@@ -156,17 +171,21 @@ class WindowTile:
     def write(self) -> TileGraph:
         """Return the tile's graph."""
         graph = self.graph
+        inputs = [graph.input, *([STATISTICS] if graph.statistics else [])]
         written = dict(zip(graph.outputs, self.written, strict=True))
-        tile = tile_graph(graph, graph.nodes, self.regions, [graph.input], written)
+        tile = tile_graph(graph, graph.nodes, self.regions, inputs, written)
         return inlined(tile, self.own)
 
 
 @dataclass(frozen=True)
 class WindowTiles:
-    """The windows of a map plan, and its tiles: a kind of rows and a kind of columns each."""
+    """The windows of a map plan, and its tiles: a kind of rows and a kind of columns each.
+
+    Those of passes (passes.py) come behind those of the map.
+    """
 
     windows: Windows
-    tiles: tuple[WindowTile, ...]
+    tiles: tuple[WindowTile | PassTile, ...]
 
     @cached_property
     def graphs(self) -> list[TileGraph]:
@@ -248,7 +267,9 @@ def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowT
     down = [(height, window) for height in heights for window in high[height].examples]
     across = [(width, window) for width in widths for window in wide[width].examples]
     own = weights_by_size(image.graph for image in images.values())
-    cells = [[_window_tile(images[height, width], row, col, own) for width, col in across] for height, row in down]
+    cells = [
+        [_window_tile(network, images[height, width], row, col, own) for width, col in across] for height, row in down
+    ]
     rows, cols = merged(_numbers(cells, one_image=len(images) == 1))
     tiles = [[cells[rows.index(row)][cols.index(col)] for col in sorted({*cols})] for row in sorted({*rows})]
     row_numbers, col_numbers = iter(rows), iter(cols)
@@ -271,6 +292,8 @@ def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowT
 
 def _placed(network: Network, windows: AxisWindows, image: _Image, axis: int) -> AxisWindows:
     """Return windows with the places of their results, which a larger image shows: at its middle no end is read."""
+    if network.number is not None:
+        return windows  # what a pass writes lies nowhere on the image
     graph, rates = image.graph, image.known[axis - ROW_AXIS].rates
     shape = graph.shape(graph.input)
     larger = network.larger((shape.height, shape.width))
@@ -320,9 +343,10 @@ def _image(network: Network, size: _Size, step: int, known: dict[_Structure, tup
     rows, cols = known[structure]
     check_shifts(graph, ROW_AXIS, rows)
     check_shifts(graph, COL_AXIS, cols)
-    check_step(step, rows, cols, rows.finest(graph.outputs))
-    spans = axis_spans(graph, ROW_AXIS, rows, step), axis_spans(graph, COL_AXIS, cols, step)
-    return _Image(graph, (rows, cols), *spans)
+    if network.number is None:
+        check_step(step, rows, cols, rows.finest(graph.outputs))
+    cut = axis_spans if network.number is None else pass_spans
+    return _Image(graph, (rows, cols), cut(graph, ROW_AXIS, rows, step), cut(graph, COL_AXIS, cols, step))
 
 
 def _structure(graph: Graph) -> _Structure:
@@ -346,12 +370,14 @@ def _check_images(images: Mapping[_Size, _Image], high: Mapping[int, AxisKinds],
                     check_alike(image.graph, image.cols, wide[width].windows, image.rows, rows=False)
 
 
-def _window_tile(image: _Image, row: int, col: int, own: frozenset[str]) -> WindowTile:
-    regions = regions_of((image.rows, row), (image.cols, col))
-    return WindowTile(image.graph, regions, tuple(regions[name] for name in image.graph.outputs), own)
+def _window_tile(network: Network, image: _Image, row: int, col: int, own: frozenset[str]) -> WindowTile | PassTile:
+    graph, regions = image.graph, regions_of((image.rows, row), (image.cols, col))
+    if network.number is None:
+        return WindowTile(graph, regions, tuple(regions[name] for name in graph.outputs), own)
+    return PassTile.of(graph, regions, network.number, own)
 
 
-def _numbers(cells: Sequence[Sequence[WindowTile]], *, one_image: bool) -> list[list[int]]:
+def _numbers(cells: Sequence[Sequence[WindowTile | PassTile]], *, one_image: bool) -> list[list[int]]:
     """Return a number of each tile, the same for equal graphs; those of one image are all different."""
     if one_image:
         return [[row * len(cells[0]) + col for col in range(len(cells[0]))] for row in range(len(cells))]
@@ -439,7 +465,7 @@ def write_map_plan(
     return plan
 
 
-def _tile(tile: WindowTile, path: str, budget: Budget) -> Tile:
+def _tile(tile: WindowTile | PassTile, path: str, budget: Budget) -> Tile:
     graph, regions = tile.graph, tile.regions
     read, *wrote = (Rect.whole(each.rows.size, each.cols.size) for each in (regions[graph.input], *tile.written))
     serial, parallel = _compute(graph, regions, budget)

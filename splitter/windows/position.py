@@ -35,7 +35,7 @@ def place_of(graph: Graph, output: str, axis: int, rates: Mapping[str, Fraction]
     middle reads nothing beyond its ends.
     """
     period = lcm(*(rate.denominator for rate in rates.values() if rate))
-    nodes = needed_for(graph.nodes, [output])
+    nodes = [node for node in needed_for(graph.nodes, [output]) if node.output not in graph.fixed]
     local = [operators.tileable(graph, node) and not operators.is_replicated(graph, node) for node in nodes]
     if all(local) and (middle := _middle(graph, nodes, axis, rates, period)) is not None:
         return middle, middle

@@ -112,7 +112,12 @@ def generated(channels: int, height: int, width: int) -> Array:
 def _middle_of(source: RasterSource, height: int, width: int, preprocess: Preprocess | None) -> Array:
     """Return the middle of an image as the network takes it, (1, C, H, W)."""
     top, left = (source.size[0] - height) // 2, (source.size[1] - width) // 2
-    pixels = source.read(Rect(Span(top, top + height), Span(left, left + width)))
+    return values_of(source, Rect(Span(top, top + height), Span(left, left + width)), preprocess)
+
+
+def values_of(source: RasterSource, place: Rect, preprocess: Preprocess | None) -> Array:
+    """Return a part of an image as the network takes it, (1, C, H, W)."""
+    pixels = source.read(place)
     if preprocess is None:
         return np.ascontiguousarray(pixels, np.float32)[None]
     ordered = pixels[::-1] if preprocess.channels == "BGR" else pixels

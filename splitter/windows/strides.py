@@ -34,7 +34,10 @@ _REMEDY = "--approximate OVERLAP takes windows for images of their own"
 
 @dataclass(frozen=True)
 class Strides:
-    """Rows (or columns) of each tensor for one of the image, and the image's rows after which all are whole numbers."""
+    """Rows (or columns) of each tensor for one of the image, and the image's rows after which all are whole numbers.
+
+    Tensors that are as large for every image have none: 0.
+    """
 
     rates: dict[str, Fraction]
     stride: int
@@ -51,6 +54,8 @@ class Strides:
 def check_local(graph: Graph) -> None:
     """Refuse operators that look at more than a neighbourhood; raises ModelError that names the first one."""
     for node in graph.nodes:
+        if node.output in graph.fixed:
+            continue
         if operators.is_replicated(graph, node) or not operators.tileable(graph, node):
             raise refuse(node.name, node.kind, _why_not_local(graph, node))
 
@@ -71,9 +76,11 @@ def strides(graph: Graph, larger: Graph, axis: int) -> Strides:
 
     Raises ModelError for an operator whose result does not grow with the image, or that a larger one does not have.
     """
-    rates = {}
+    rates = dict.fromkeys(graph.fixed, Fraction(0))
     for node in graph.nodes:
         for name in (*graph.activations(node), node.output):
+            if name in graph.fixed:
+                continue
             if name not in larger.shapes:
                 raise refuse(node.name, node.kind, "whether the network has it depends on the image's size")
             more = extent(larger, name, axis) - extent(graph, name, axis)
@@ -96,6 +103,8 @@ def check_shifts(graph: Graph, axis: int, known: Strides) -> None:
     Raises ModelError that names the first one.
     """
     for node in graph.nodes:
+        if node.output in graph.fixed:
+            continue
         _check_constants(graph, node, axis)
         step, size = known.of(node.output), extent(graph, node.output, axis)
         first = size // 2 // step * step  # far from both ends

@@ -55,7 +55,6 @@ def axis_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
 
     Raises ModelError where outputs of several do not end together, so that the last window would have much of one.
     """
-    nodes = [axis_node(graph, node, axis) for node in graph.nodes]
     strides = step // known.of(known.finest(graph.outputs))
     sizes = {name: extent(graph, name, axis) for name in graph.outputs}
     counts = {name: -(-size // (strides * known.of(name))) for name, size in sizes.items()}
@@ -69,14 +68,21 @@ def axis_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
             )
         first = (starts * known.of(name)).tolist()
         targets[name] = spans_of([Span(*each) for each in zip(first, [*first[1:], size], strict=True)])
-    walk = AxisWalk(nodes, targets)
+    return spans_that_make(graph, axis, known, targets, starts)
+
+
+def spans_that_make(
+    graph: Graph, axis: int, known: Strides, targets: Mapping[str, Spans], strides: NDArray[np.int64]
+) -> AxisSpans:
+    """Return windows that compute rows `targets` of some tensors; each starts so many `strides` after the first."""
+    walk = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], targets)
     while walk.position:
         walk.step()
     names = sorted(walk.spans)
-    shifts = {name: starts * known.of(name) for name in names}
+    shifts = {name: strides * known.of(name) for name in names}
     relative = np.stack([walk.spans[name] - shifts[name] for name in names])  # tensors, 2, windows
     shapes: tuple[Shape, ...] = tuple(
-        tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(starts))
+        tuple(map(tuple, relative[:, :, window].tolist())) for window in range(len(strides))
     )
     by_selection = tuple(map(add, shapes, _selections(graph, axis, walk.spans, shifts)))
     if len({*by_selection}) <= len({*shapes}) + _MOST_EXCEPTIONS:

@@ -11,7 +11,7 @@ import typer
 
 from serfer.cli.explain import print_plan_json
 from serfer.cli.shared.display import counted, plain
-from serfer.cli.shared.map_display import duration
+from serfer.cli.shared.map_display import duration, passes_line
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.options import JsonOption, NameOption, ProfilesOption, status_line
 from serfer.cli.shared.plan_summary import chosen_line
@@ -76,9 +76,17 @@ def map_plan(
         Path | None,
         typer.Option(
             metavar="IMAGE",
-            help="With --approximate: an image such as those that will be mapped; by default a generated one.",
+            help="With --approximate or --statistics sample: an image such as those that will be mapped; by default a "
+            "generated one.",
         ),
     ] = None,
+    statistics: Annotated[
+        str,
+        typer.Option(
+            help="For a network that takes means, variances or maxima of the whole image: exact, by passes before the "
+            "map; sample, those of a sample; or auto, exact unless that is more than three times the work of the map."
+        ),
+    ] = "auto",
     preprocess: Annotated[
         Path | None, typer.Option(help="A TOML file: how pixels become the input (docs/how-to/preprocess.md).")
     ] = None,
@@ -93,7 +101,9 @@ def map_plan(
 ) -> None:
     """Make a plan that runs a network over images of any size, window by window, as if on the whole image.
 
-    A network that looks at the whole image is refused by name, or run with --approximate.
+    Means, variances and maxima over the whole image (group and instance norm, squeeze-and-excite, global pooling) are
+    added up in passes before the map. A network that looks at the whole image otherwise is refused by name, or run with
+    --approximate.
     """
     settings = load_settings()
     from serfer.splitter.map_plan import map_plan as make  # noqa: PLC0415 - the command line starts fast
@@ -110,6 +120,7 @@ def map_plan(
             output=output,
             approximate=approximate,
             sample=sample,
+            statistics=statistics,
             store=store,
             memory_mb=memory_in(memory),
             dependency_bytes=lambda: dependency_bytes(settings, progress),
@@ -138,7 +149,8 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
         return
     height, width = windows.heights[0].size, windows.widths[0].size
     prices, count = WindowPrices(plan, facts), len(windows.first)
-    one, many = (prices.estimate(windows.first, range(count), (height, width), each) for each in (1, _AT_ONCE))
+    passes = [(cut, range(len(cut))) for cut in (one.of(height, width) for one in windows.passes)]
+    one, many = (prices.estimate(windows.first, range(count), (height, width), each, passes) for each in (1, _AT_ONCE))
     place = shlex.quote(str(directory))
     out.print(plain(chosen_line(plan)))
     at_once = f", {duration(many.seconds)} with {_AT_ONCE} at once" if count > 1 else ""
@@ -151,6 +163,8 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     elif len(plan.output_tensors) > 1:
         names = ", ".join(result_places(plan, "OUT.tif", MapOptions()))
         out.print(plain(f"a file for each output: {names} (serfer map --one-file: bands of OUT.tif)"))
+    if windows.passes:
+        out.print(plain(passes_line(one)))
     if windows.approximation:
         out.print(plain(f"approximate: {windows.approximation}"))
     line = f"next: serfer map IMAGE --plan {place} --out OUT (all figures: serfer explain {place})"

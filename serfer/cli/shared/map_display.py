@@ -124,6 +124,7 @@ def _estimate_lines(estimate: Estimate) -> list[str]:
     took = f"{duration(estimate.seconds)}, {dollars}, {estimate.cold_starts:,} cold starts included"
     return [
         f"{size}; overlaps add {estimate.overlap:.1%} to the work",
+        *([passes_line(estimate)] if estimate.passes > 1 else ()),
         f"predicted on Lambda, {estimate.concurrency:,} at once: {took}",
         *([f"APPROXIMATE: {estimate.approximation}"] if estimate.approximation else ()),
     ]
@@ -134,6 +135,14 @@ def _per_area(estimate: Estimate) -> str:
     areas = ((estimate.usd_per_megapixel, "a megapixel"), (estimate.usd_per_km2, "a km²"))
     said = [f"${usd:.3g} {area}" for usd, area in areas if usd is not None]
     return f" ({', '.join(said)})" if said else ""
+
+
+def passes_line(estimate: Estimate) -> str:
+    """Say what passes before the map are for, and how much work they are."""
+    return (
+        f"{estimate.passes} passes over the image, {estimate.times:.2f} times the multiply-accumulates of the last "
+        "one: those before it add up statistics of the whole"
+    )
 
 
 def print_estimate(image: str, estimate: Estimate, results: Sequence[str], *, as_json: bool) -> None:

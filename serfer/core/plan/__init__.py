@@ -76,6 +76,7 @@ from serfer.core.plan.preprocess import (
     SideLimit,
 )
 from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
+from serfer.core.plan.statistics import MapStatistics
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
@@ -85,6 +86,7 @@ from serfer.core.plan.windows import (
     ImageWindow,
     ImageWindows,
     SampleDifference,
+    StatisticsPass,
     Windows,
 )
 
@@ -131,6 +133,7 @@ __all__ = [
     "InputSizes",
     "Levels",
     "MapBoxes",
+    "MapStatistics",
     "ModelChange",
     "Operator",
     "OutputTensor",
@@ -149,6 +152,7 @@ __all__ = [
     "SideLimit",
     "SideSizes",
     "Stage",
+    "StatisticsPass",
     "Tile",
     "Windows",
     "answer_digest",

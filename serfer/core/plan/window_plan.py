@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from serfer.core.errors import InputError, PlanError
 from serfer.core.geometry import Grid
-from serfer.core.plan.model import Plan
+from serfer.core.plan.model import OUTPUT_TYPES, OutputTensor, Plan
 from serfer.core.plan.windows import Windows
 
 
@@ -32,14 +32,18 @@ def query_plan(plan: Plan, window: int | None) -> Plan:
         replace(shape, height=rect.rows.size, width=rect.cols.size)
         for shape, rect in zip(stage.outputs, tile.outputs, strict=True)
     )
+    tensors = tuple(
+        replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width))
+        for tensor, result in zip(plan.output_tensors, results, strict=True)
+    )
+    if plan.windows.pass_of(window):
+        dims = results[0].channels, results[0].height, results[0].width
+        tensors = (OutputTensor("statistics", dims, OUTPUT_TYPES[0]),)
     return replace(
         plan,
         input=image,
         output=results[0],
-        outputs=tuple(
-            replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width))
-            for tensor, result in zip(plan.output_tensors, results, strict=True)
-        ),
+        outputs=tensors,
         stages=(
             replace(
                 stage,

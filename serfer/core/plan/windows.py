@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
 from serfer.core.geometry import Rect, Span
+from serfer.core.plan.statistics import MapStatistics
 
 NO_TILE = -1
 """What stands for a kind of rows and a kind of columns that never meet."""
@@ -102,6 +103,33 @@ class SampleDifference:
 
 
 @dataclass(frozen=True, slots=True)
+class StatisticsPass:
+    """The windows of a pass over the image that adds up the statistics of `maps`; each "writes" one partial result.
+
+    Heights, widths and tiles are as those of `Windows`: row r and column c of the result are the partial result of
+    window (r, c), which its tile writes as channels, rows and columns of the map's own form, zeros behind its values.
+    """
+
+    heights: tuple[AxisWindows, ...]
+    widths: tuple[AxisWindows, ...]
+    tiles: tuple[tuple[int, ...], ...]
+    maps: tuple[MapStatistics, ...]
+
+    @property
+    def partial_size(self) -> int:
+        """How many values a partial result has."""
+        return sum(each.partial_size for each in self.maps)
+
+    def of(self, height: int, width: int) -> ImageWindows:
+        """Return the windows of an image of a size that the plan is for."""
+        [rows], [cols] = (
+            [axis for axis in axes if axis.size == size]
+            for axes, size in ((self.heights, height), (self.widths, width))
+        )
+        return ImageWindows(rows, cols, self.tiles)
+
+
+@dataclass(frozen=True, slots=True)
 class Windows:
     """The windows of the images that a map plan is for: any of the heights with any of the widths.
 
@@ -109,6 +137,10 @@ class Windows:
     of which the network makes `stride_written` pixels of the result. `overlap` is 0 where the result is exactly the
     network's on the whole image; otherwise each window is taken for an image of its own, and so many pixels around
     what it writes are read as well: `difference` says what that makes of a sample.
+
+    Where the network looks at the whole image, `passes` come before the map, in order, and every window has the
+    statistics of all of them as a second input: one vector, in which those that are not known yet are 0. In place of
+    passes there may be `known` statistics, those of a sample; `difference` says how much depends on them.
     """
 
     heights: tuple[AxisWindows, ...]
@@ -118,17 +150,30 @@ class Windows:
     stride_written: int
     overlap: int = 0
     difference: SampleDifference | None = None
+    passes: tuple[StatisticsPass, ...] = field(default=(), metadata=LATER)
+    known: tuple[float, ...] = field(default=(), metadata=LATER)
+
+    @property
+    def statistics(self) -> int:
+        """How many values the vector of statistics has; 0 where the network looks at neighbourhoods alone."""
+        return max((each.stop for one in self.passes for each in one.maps), default=len(self.known))
+
+    def pass_of(self, tile: int) -> StatisticsPass | None:
+        """Return the pass that a tile belongs to, None for a tile of the map."""
+        return next((one for one in self.passes for numbers in one.tiles if tile in numbers), None)
 
     @property
     def exact(self) -> bool:
         """Whether results equal the network's on the whole image."""
-        return not self.overlap
+        return not self.overlap and not self.known
 
     @property
     def approximation(self) -> str:
         """In words, how results differ from the network's on the whole image; empty where they do not."""
         if self.exact:
             return ""
+        if self.known:
+            return f"statistics over the whole image are those of a sample; {self.difference}"
         around = f"{self.overlap:,} pixels around what it writes"
         return f"each window is an image of its own, with {around}; {self.difference}"
 

@@ -9,10 +9,13 @@ from math import isfinite
 from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect
 from serfer.core.plan.model import Plan
-from serfer.core.plan.windows import NO_TILE, AxisWindow, AxisWindows, Windows
+from serfer.core.plan.statistics import check_statistics, partial_form
+from serfer.core.plan.windows import NO_TILE, AxisWindow, AxisWindows, StatisticsPass, Windows
 
 MAX_WINDOWS = 100_000
 """The most windows along an axis of an image."""
+MOST_STATISTICS = 2**20
+"""The most values of a vector of statistics, 4 MiB: each window of a map carries it."""
 _LARGEST_STEP = 1e9
 _NOWHERE = "plan.json has a result of windows that lies nowhere on its image"
 _Sizes = dict[int, tuple[int, int]]
@@ -38,6 +41,41 @@ def check_windows(plan: Plan, windows: Windows) -> None:
         rows, cols = _kind_sizes(heights, len(windows.tiles)), _kind_sizes(widths, widest)
         for (row, height), (col, width) in product(rows.items(), cols.items()):
             _check_tile(plan, number, windows.tiles[row][col], height, width)
+    _check_passes(plan, windows)
+
+
+def _kinds(windows: Windows | StatisticsPass) -> tuple[_Sizes, _Sizes]:
+    down, across = len(windows.tiles), len(windows.tiles[0]) if windows.tiles else 0
+    return _kind_sizes(windows.heights, down), _kind_sizes(windows.widths, across)
+
+
+def _check_passes(plan: Plan, windows: Windows) -> None:
+    """Refuse passes over other images than the map's, with another partial result than their tiles write."""
+    sides = [[axis.size for axis in axes] for axes in (windows.heights, windows.widths)]
+    maps = [each for one in windows.passes for each in one.maps]
+    known = all(map(isfinite, windows.known)) and not (windows.known and (windows.passes or windows.overlap))
+    sound = check_statistics(maps) and known and not (windows.passes and windows.overlap)
+    if not sound or windows.statistics > MOST_STATISTICS or (windows.passes and len(plan.stages[0].outputs) > 1):
+        raise PlanError("plan.json has statistics that are not one vector of known kinds")
+    for one in windows.passes:
+        widest = len(one.tiles[0]) if one.tiles else 0
+        alike = [[axis.size for axis in axes] for axes in (one.heights, one.widths)] == sides
+        if not (alike and widest and one.maps) or any(len(numbers) != widest for numbers in one.tiles):
+            raise PlanError("plan.json has a pass that is not over the map's images")
+        rows, cols = _kinds(one)
+        for row, col in product(rows, cols):
+            _check_partial(plan, one, one.tiles[row][col], rows[row][0], cols[col][0])
+
+
+def _check_partial(plan: Plan, one: StatisticsPass, number: int, height: int, width: int) -> None:
+    """Refuse a window of a pass that no tile computes, or one of another size or form."""
+    stage = plan.stages[0]
+    if not 0 <= number < len(stage.tiles):
+        raise PlanError("plan.json has windows of a pass that no tile computes")
+    tile, channels = stage.tiles[number], stage.outputs[0].channels
+    rows, cols = partial_form(one.partial_size, channels)
+    if [tile.inputs[0], tile.outputs[0]] != [Rect.whole(height, width), Rect.whole(rows, cols)]:
+        raise PlanError(f"plan.json's tile {number} is not of its pass's size")
 
 
 def _check_difference(windows: Windows) -> None:

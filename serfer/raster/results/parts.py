@@ -152,6 +152,18 @@ class ResultParts:
                 self._check(number)
         return {*range(self.count)} - self.done()
 
+    def values(self, number: int) -> NDArray[Any]:
+        """Return a part as it was put, (channels, rows, cols); raises AlteredPieceError where it is not that."""
+        rect, array = self.rects[number], self.array
+        with self.dropping(number):
+            data = self.path(number).read_bytes()
+            stored, crc = data[:-CRC_BYTES], data[-CRC_BYTES:]
+            if len(data) != array.chunk_bytes or crc32c(stored) != int.from_bytes(crc, "little"):
+                raise AlteredPieceError
+        values = np.frombuffer(stored, array.dtype)
+        whole = values.reshape(array.channels, array.rows.chunk, array.cols.chunk)
+        return whole[:, : rect.rows.size, : rect.cols.size]
+
     def rows(self, number: int, channel: int, rows: Span) -> NDArray[Any]:
         """Return some rows (rows, cols) of one channel of a part, without its checksum: `verify` comes first."""
         height, width = self.array.rows.chunk, self.array.cols.chunk

@@ -313,7 +313,52 @@ class Drawn:
         self.channels = channels
 
     def step_global(self):
-        self.then("Mul", self.op("GlobalAveragePool", self.name))
+        self.then("Mul", self.op("ReduceMean", self.name, self.ints(self.rng.choice([2, 3]))))
+
+    def step_gates(self):
+        """Squeeze-and-excite, of means or maxima, or both, before or after an activation."""
+        pools = self.rng.choice([("GlobalAveragePool",), ("GlobalMaxPool",), ("GlobalAveragePool", "GlobalMaxPool")])
+        weight = self.floats(self.channels, self.channels, 1, 1)
+        gates = [self.op("Conv", self.op(pool, self.name), weight) for pool in pools]
+        gate = gates[0] if len(gates) == 1 else self.op("Add", *gates)
+        self.then("Mul", self.op("Sigmoid", gate))
+        self.say(*pools)
+
+    def step_norm(self):
+        """Instance or group norm, as operators or by hand, around the mean or around zero."""
+        how = self.rng.choice(["InstanceNormalization", "GroupNormalization", "means", "squares", "ReduceL2"])
+        scale, shift = self.floats(self.channels), self.floats(self.channels)
+        axes, tiny = self.ints(2, 3), self.constant(np.float32(1e-3))
+        if how == "InstanceNormalization":
+            self.then(how, scale, shift)
+        elif how == "GroupNormalization":
+            groups = self.rng.choice([each for each in range(1, 7) if self.channels % each == 0])
+            self.then(how, scale, shift, num_groups=groups)
+        elif how == "means":
+            apart = self.op("Sub", self.name, self.op("ReduceMean", self.name, axes))
+            variance = self.op("ReduceMean", self.op("Mul", apart, apart), axes)
+            self.name = self.op("Div", apart, self.op("Sqrt", self.op("Add", variance, tiny)))
+        elif how == "squares":
+            square = self.op("ReduceMean", self.op("Pow", self.name, self.constant(np.float32(2))), self.ints(1, 2, 3))
+            self.then("Div", self.op("Sqrt", self.op("Add", square, tiny)))
+        else:
+            norms = self.op("ReduceL2", self.name, axes)
+            self.then("Div", self.op("Add", self.op("ReduceMean", norms, self.ints(1)), tiny))
+        self.say(how)
+
+    def step_context(self):
+        """A vector of the whole image, at every position beside the map, or added to it."""
+        vector = self.op("ReduceMean", self.name, self.ints(2, 3), keepdims=0)
+        weight = self.floats(self.channels, self.channels, scale=self.channels**-0.5)
+        vector = self.op("Gemm", self.op("Relu", vector), weight)
+        context = self.op("Unsqueeze", vector, self.ints(2, 3))
+        if self.rng.random() < 0.5:
+            self.then("Add", context)
+            return
+        one, first = self.ints(1), self.op("Shape", self.name)
+        size = self.op("Concat", one, one, *(self.op("Gather", first, self.ints(axis)) for axis in (2, 3)), axis=0)
+        self.name = self.op("Concat", self.name, self.op("Expand", context, size), axis=1)
+        self.channels *= 2
 
     def model(self):
         """Return the ONNX model."""

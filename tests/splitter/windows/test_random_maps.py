@@ -23,6 +23,7 @@ from torch import nn
 import serfer
 from serfer.core.errors import InputError, SerferError
 from serfer.core.exactness import TOLERANCE, relative_error
+from serfer.core.statistics_sum import StatisticsSum
 from serfer.plan_directory import load_plan
 from tests.splitter.windows.random_maps import draw
 
@@ -42,13 +43,24 @@ def seed():
 def by_windows(directory, batch):
     """Return the map of an image (1, C, H, W) that the graphs of a plan make, window by window: no driver, no store."""
     plan, result, sessions = load_plan(directory), None, {}
-    windows = plan.windows.of(*batch.shape[2:])
-    for window in windows:
+    statistics = np.zeros((1, plan.windows.statistics), np.float32)
+
+    def compute(window):
         graph = plan.stages[0].tiles[window.tile].graph
         if graph not in sessions:
             sessions[graph] = session(Path(directory) / graph)
-        part = np.ascontiguousarray(batch[:, :, *window.read.slices])
-        [values] = sessions[graph].run(None, {"input0": part})
+        inputs = {"input0": np.ascontiguousarray(batch[:, :, *window.read.slices])}
+        return sessions[graph].run(None, inputs | ({"input1": statistics} if statistics.size else {}))[0]
+
+    windows = plan.windows.of(*batch.shape[2:])
+    for one in plan.windows.passes:
+        total = StatisticsSum(one.maps)
+        for window in one.of(*batch.shape[2:]):
+            total.add(compute(window).reshape(-1))
+        values, start = total.values(), one.maps[0].start
+        statistics[0, start : start + values.size] = values
+    for window in windows:
+        values = compute(window)
         if result is None:
             result = np.full((*values.shape[:-2], windows.height, windows.width), np.nan, values.dtype)
         result[..., *window.written.slices] = values
@@ -79,7 +91,7 @@ def network_of(case, place):
 def planned(case, model, directory):
     """Make the plan of a case; windows that are no multiple of the stride become the next multiple."""
     try:
-        options = {"channels": case.channels, "reduce": case.reduce}
+        options = {"channels": case.channels, "reduce": case.reduce, "statistics": "exact"}
         serfer.map_plan(model, case.sizes, directory, window=case.window, **options)
     except serfer.UsageError as error:
         nearest = re.search(r"nearest ones are \d+ and (\d+)", str(error))

@@ -37,10 +37,10 @@ def test_an_operator_on_five_axes_says_so(net, tmp_path):
     assert "there is no rule for windows of tensors of 5 axes" in refusal(net, tmp_path, x)
 
 
-def test_global_pooling_looks_at_the_whole_image(net, tmp_path):
+def test_the_mean_of_each_row_looks_at_the_whole_image(net, tmp_path):
     x = net.conv("x", 3, 4, [3, 3])
-    text = refusal(net, tmp_path, net.op("Mul", x, net.op("GlobalAveragePool", x)))
-    assert "(GlobalAveragePool) cannot be split: it looks at the whole image" in text
+    text = refusal(net, tmp_path, net.op("Mul", x, net.op("ReduceMean", x, net.constant(np.array([3])))))
+    assert "(ReduceMean) cannot be split: it looks at the whole image" in text
 
 
 def test_an_image_of_one_position_is_too_small(net, tmp_path):

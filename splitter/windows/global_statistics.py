@@ -1,0 +1,263 @@
+"""The network with its reductions over the whole image cut out: what is left looks at neighbourhoods.
+
+    map ─▶ GlobalAveragePool ─▶ gate      becomes      map ─▶ (a statistic of pass k)
+                                                       STATISTICS ─▶ Slice ─▶ Reshape ─▶ gate
+
+What a statistic makes (the gates of squeeze-and-excite, scale and shift of a norm) is so small that every window
+computes it again. The mean of squares of differences from anything small, (x - m)^2, is that of the differences from
+the mean plus (mean - m)^2: so a norm takes one pass, not two, and no digits are lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from serfer.core.plan import MapStatistics
+from serfer.core.plan.statistics import KINDS, MAX, MEAN, MIN, SUM, VARIANCE
+from serfer.splitter.network.canonicalize import Rewriter
+from serfer.splitter.network.graph import (
+    MAP_RANK,
+    NCHW,
+    STATISTICS,
+    VECTOR_RANK,
+    Axes,
+    Graph,
+    Node,
+    Statistic,
+    needed_for,
+)
+from serfer.splitter.tiling.elementwise import given_axes
+from serfer.splitter.tiling.normalization import with_pooled_norms
+
+_POOLS = {"GlobalAveragePool": MEAN, "GlobalMaxPool": MAX, "AveragePool": MEAN, "MaxPool": MAX}
+_REDUCTIONS = {"ReduceMean": MEAN, "ReduceSum": SUM, "ReduceMax": MAX, "ReduceMin": MIN}
+_AGAIN = {MEAN: "ReduceMean", SUM: "ReduceSum", MAX: "ReduceMax", MIN: "ReduceMin"}
+_OF_SUMS = {"ReduceL1": "Abs", "ReduceL2": "Mul", "ReduceSumSquare": "Mul"}
+"""Reductions that are sums of what an operator makes of the values."""
+
+
+def with_statistics(graph: Graph) -> Graph:
+    """Return the graph without reductions over the whole image; itself where it has none.
+
+    Its operators make the outputs, and the sources of `statistics`.
+    """
+    plainer = _with_sums(with_pooled_norms(graph))
+    if not any(_reduced(plainer, node) for node in plainer.nodes):
+        return graph
+    cut = _Cut(plainer)
+    for node in plainer.nodes:
+        cut.write(node)
+    return cut.done()
+
+
+def passes_of(graph: Graph) -> int:
+    """Return how many passes over the image come before the map."""
+    return max((each.number + 1 for each in graph.statistics), default=0)
+
+
+def part_of(graph: Graph, number: int | None) -> Graph:
+    """Return the part of a graph that pass `number` computes: the sources of its statistics; None for the map."""
+    if not graph.statistics:
+        return graph
+    sources = dict.fromkeys(each.source for each in graph.statistics if each.number == number)
+    outputs = graph.outputs if number is None else tuple(sources)
+    nodes = needed_for(graph.nodes, outputs)
+    used = {name for node in nodes for name in node.inputs}
+    weights = {name: value for name, value in graph.weights.items() if name in used}
+    return replace(graph, nodes=nodes, outputs=outputs, weights=weights)
+
+
+def _with_sums(graph: Graph) -> Graph:
+    """Write norms over the image (as in ConvNeXt V2) as sums of absolute values or squares."""
+    rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if node.kind not in _OF_SUMS or not _spatial(graph, node):
+            rewriter.nodes.append(node)
+            continue
+        source, kind = node.inputs[0], _OF_SUMS[node.kind]
+        inputs = (source,) if kind == "Abs" else (source, source)
+        shape = graph.shapes[source]
+        parts = rewriter.add(Node(f"{node.name}.parts", kind, inputs, f"{node.output}.parts"), shape)
+        summed = node.output if node.kind != "ReduceL2" else f"{node.output}.sum"
+        total = replace(node, kind="ReduceSum", inputs=(parts, *node.inputs[1:]), output=summed)
+        rewriter.add(total, graph.shapes[node.output])
+        if summed != node.output:
+            rewriter.nodes.append(Node(f"{node.name}.root", "Sqrt", (summed,), node.output))
+    return rewriter.done()
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """A reduction over the rows and columns of a map `source`, and over `others` of its axes."""
+
+    kind: str
+    source: str
+    others: tuple[int, ...]
+
+
+def _reduced(graph: Graph, node: Node) -> _Reduced | None:
+    """Return what reduction over all rows and columns of a map an operator is, None for any other one."""
+    kind = _POOLS.get(node.kind) or _REDUCTIONS.get(node.kind)
+    if kind is None or node.inputs[0] in graph.weights:
+        return None
+    axes = _spatial(graph, node)
+    if axes is None or graph.shape(node.inputs[0]).whole.area == 1:
+        return None
+    return _Reduced(kind, node.inputs[0], tuple(sorted({*(_axes(graph, node) or ())} - {*axes})))
+
+
+def _spatial(graph: Graph, node: Node) -> Axes | None:
+    """Return where the rows and columns of a reduction's input are, None where it does not reduce both of them."""
+    axes, gone = graph.axes(node.inputs[0]) if node.inputs[0] in graph.shapes else None, _axes(graph, node)
+    return axes if axes and gone and {*axes} <= {*gone} and 0 not in gone else None
+
+
+def _axes(graph: Graph, node: Node) -> Iterable[int] | None:
+    """Return the axes that a reduction or a pooling reduces to one value, None where that is not known."""
+    if node.kind.startswith("Reduce"):
+        return given_axes(graph, node)
+    before, after = graph.shapes[node.inputs[0]], graph.shapes[node.output]
+    if len(before) != MAP_RANK:
+        return None
+    whole = list(before[2:]) == list(node.attributes.get("kernel_shape", ())) and not any(
+        node.attributes.get("pads", ())
+    )
+    return NCHW if node.kind.startswith("Global") or (whole and after[2:] == (1, 1)) else None
+
+
+class _Cut:
+    """Writes the operators of a graph one by one, reductions over the whole image as statistics."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph, self._to = graph, Rewriter(graph)
+        self._made = {node.output: node for node in graph.nodes}
+        self._fixed = {STATISTICS}
+        self._passes = {graph.input: 0, STATISTICS: 0}
+        """Of each tensor, how many passes come before it is known."""
+        self._kinds: dict[str, list[str]] = {}
+        """Of each map that statistics are of, which."""
+
+    def write(self, node: Node) -> None:
+        """Write an operator."""
+        graph = self._graph
+        inputs = graph.activations(node)
+        fixed = all(name in self._fixed for name in inputs)
+        found = None if fixed else _reduced(graph, node)
+        if found:
+            self._write_reduction(node, found)
+            return
+        axes = graph.axes(node.output)
+        small = axes is None or graph.shape(node.output).whole.area == 1
+        if fixed and not small and node.kind == "Resize":
+            node = self._expanded(node)
+        self._to.nodes.append(node)
+        self._passes[node.output] = max(self._passes[name] for name in inputs)
+        if fixed and small:
+            self._fixed.add(node.output)
+
+    def _expanded(self, node: Node) -> Node:
+        """Write the resizing of one position, whose values are all alike, as what it is."""
+        size = self._to.constant(f"{node.output}.size", [1, *self._graph.shapes[node.output][1:]])
+        return Node(node.name, "Expand", (node.inputs[0], size), node.output)
+
+    def _write_reduction(self, node: Node, found: _Reduced) -> None:
+        """Write what a reduction is made of, in the form that it has."""
+        value, shape = self._whole(found)
+        if found.others:
+            axes = self._to.constant(f"{node.output}.axes", [*found.others])
+            shape = tuple(1 if axis in found.others else size for axis, size in enumerate(shape))
+            more = Node(f"{node.name}.others", _AGAIN[found.kind], (value, axes), f"{node.output}.others")
+            value = self._add(more, shape)
+        form = self._to.constant(f"{node.output}.form", [0, *self._graph.shapes[node.output][1:]])
+        self._add(Node(node.name, "Reshape", (value, form), node.output), self._graph.shapes[node.output])
+
+    def _whole(self, found: _Reduced) -> tuple[str, tuple[int, ...]]:
+        """Return a tensor of a reduction over rows and columns alone, which keeps all axes, and its shape."""
+        squares = self._squares(found.source) if found.kind in (MEAN, SUM) else None
+        if squares is None:
+            return self._statistic(found.source, found.kind)
+        source, middle = squares
+        (mean, shape), (variance, _) = self._statistic(source, MEAN), self._statistic(source, VARIANCE)
+        name = f"{found.source}.from"
+        off = self._add(Node(name, "Sub", (mean, middle), name), shape)
+        off = self._add(Node(f"{name}.square", "Mul", (off, off), f"{name}.square"), shape)
+        value = self._add(Node(f"{name}.mean", "Add", (variance, off), f"{name}.mean"), shape)
+        if found.kind == MEAN:
+            return value, shape
+        area = self._to.constant(f"{name}.area", np.float32(self._graph.shape(source).whole.area))
+        return self._add(Node(f"{name}.sum", "Mul", (value, area), f"{name}.sum"), shape), shape
+
+    def _squares(self, tensor: str) -> tuple[str, str] | None:
+        """Return the map x and the small m of a tensor that is (x - m)^2, None for any other one."""
+        square = self._made.get(tensor)
+        if square is None or not self._is_square(square):
+            return None
+        less = self._made.get(square.inputs[0])
+        if less is None or less.kind != "Sub":
+            return None
+        small = [name for name in less.inputs if name in self._fixed]
+        maps = [name for name in less.inputs if name in self._passes and name not in self._fixed]
+        if len(small) != 1 or len(maps) != 1 or self._graph.axes(maps[0]) != self._graph.axes(tensor):
+            return None
+        plain = self._graph.shapes[maps[0]] == self._graph.shapes[tensor]
+        return (maps[0], small[0]) if plain else None
+
+    def _is_square(self, node: Node) -> bool:
+        if node.kind == "Pow":
+            exponent = self._graph.weights.get(node.inputs[1])
+            return exponent is not None and exponent.size == 1 and float(exponent.reshape(-1)[0]) == VECTOR_RANK
+        return node.kind == "Mul" and node.inputs[0] == node.inputs[1]
+
+    def _statistic(self, source: str, kind: str) -> tuple[str, tuple[int, ...]]:
+        """Return the tensor of a statistic, which has all axes of its source, and its shape."""
+        graph = self._graph
+        rows, cols = graph.axes(source) or NCHW
+        shape = tuple(1 if axis in (rows, cols) else size for axis, size in enumerate(graph.shapes[source]))
+        name = f"{source}.whole.{kind}"
+        kinds = self._kinds.setdefault(source, [])
+        if kind not in kinds:
+            kinds.append(kind)
+            number = self._passes[source] + 1
+            places = tuple(self._to.constant(f"{name}.{what}", [1]) for what in ("start", "stop", "axis"))
+            flat = Node(f"{name}.vector", "Slice", (STATISTICS, *places), f"{name}.vector")
+            self._add(flat, (1, prod(shape[1:])), number)
+            form = self._to.constant(f"{name}.form", [0, *shape[1:]])
+            self._add(Node(name, "Reshape", (f"{name}.vector", form), name), shape, number)
+        return name, shape
+
+    def _add(self, node: Node, shape: tuple[int, ...], passes: int | None = None) -> str:
+        """Append an operator on statistics; `passes` come before it, unless its inputs say so."""
+        before = [self._passes[name] for name in node.inputs if name in self._passes]
+        self._passes[node.output] = passes or max(before)
+        self._fixed.add(node.output)
+        return self._to.add(node, shape)
+
+    def done(self) -> Graph:
+        """Return the graph of what was written, with the places of all statistics."""
+        statistics, start = list[Statistic](), 0
+        for source in sorted(self._kinds, key=lambda name: self._passes[name]):
+            kinds = tuple(kind for kind in KINDS if kind in self._kinds[source])
+            channels = self._graph.shape(source).channels
+            values = MapStatistics(start, channels, kinds)
+            for number, kind in enumerate(kinds):
+                first = start + number * channels
+                self._to.constant(f"{source}.whole.{kind}.start", [first])
+                self._to.constant(f"{source}.whole.{kind}.stop", [first + channels])
+            statistics.append(Statistic(self._source(source), self._passes[source], values))
+            start = values.stop
+        self._to.shapes[STATISTICS] = (1, start)
+        graph = self._to.done()
+        outputs = (*graph.outputs, *(each.source for each in statistics))
+        cut = replace(graph, nodes=needed_for(graph.nodes, outputs), statistics=tuple(statistics))
+        return replace(cut, fixed=frozenset(self._fixed))
+
+    def _source(self, tensor: str) -> str:
+        """Return the tensor that a pass computes: of the image itself, which no operator makes, a copy."""
+        if tensor != self._graph.input:
+            return tensor
+        copy = f"{tensor}.whole"
+        return self._to.add(Node(copy, "Identity", (tensor,), copy), self._graph.shapes[tensor])

@@ -1,0 +1,184 @@
+"""The windows of a pass that adds up statistics over the whole image, and the graphs of their partial results.
+
+along an axis   ┌ owns: from every map that statistics are of, the rows that begin with the window's own pixels
+┌──────┬──────┬─┴────┐
+│      │      │ rest │   The last window owns what is left of each map, so each element of a map has one owner.
+└──────┴──────┴──────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan.statistics import MAX, MEAN, SUM, VARIANCE, partial_form
+from serfer.splitter.network.graph import NCHW, STATISTICS, Axes, Graph, Statistic
+from serfer.splitter.plan_dir.emit import TileGraph, output_name, tile_graph
+from serfer.splitter.tiling.onnx_builder import OnnxBuilder
+from serfer.splitter.tiling.receptive_field import spans_of
+from serfer.splitter.tiling.regions import Regions
+from serfer.splitter.tiling.tiling_rule import extent
+from serfer.splitter.windows.same_windows import inlined
+from serfer.splitter.windows.strides import Strides
+from serfer.splitter.windows.window_kinds import AxisSpans, spans_that_make
+
+_NUMBER = "the window's number"
+_PARTIAL = "serfer.partial"
+_BATCH = f"{_PARTIAL}.batch"
+_REDUCTIONS = {MEAN: "ReduceMean", SUM: "ReduceSum", MAX: "ReduceMax"}
+
+
+def owned(tensor: str) -> str:
+    """Return what the rows of a tensor that a window owns are called among those that it computes."""
+    return f"{tensor} owned"
+
+
+def pass_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
+    """Return the windows of a pass along an axis of the image, `step` pixels each, a multiple of the stride.
+
+    What they write is their own number.
+    """
+    units = {name: int(known.rates[name] * step) for name in graph.outputs}
+    sizes = {name: extent(graph, name, axis) for name in graph.outputs}
+    count = max(1, min(-(-sizes[name] // unit) for name, unit in units.items()))
+    targets = {
+        name: spans_of([Span(at * unit, (at + 1) * unit if at + 1 < count else sizes[name]) for at in range(count)])
+        for name, unit in units.items()
+    }
+    numbers = np.arange(count)
+    spans = spans_that_make(graph, axis, known, targets, numbers * (step // known.stride))
+    own = {owned(name): rows for name, rows in targets.items()}
+    shapes = [
+        (*shape, *(tuple((own[owned(name)][:, at] - at * unit).tolist()) for name, unit in units.items()))
+        for at, shape in enumerate(spans.shapes)
+    ]
+    written = {_NUMBER: np.stack([numbers, numbers + 1])}
+    return replace(spans, rows={**spans.rows, **own, **written}, outputs=(_NUMBER,), shapes=tuple(shapes))
+
+
+@dataclass(frozen=True)
+class PassTile:
+    """One kind of windows of a pass: the regions that its partial result depends on, and the `parts` that it owns.
+
+    `own` is as of other windows (map_plan.py).
+    """
+
+    graph: Graph
+    regions: Regions
+    parts: Mapping[str, Rect]
+    number: int
+    own: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, graph: Graph, spans: Mapping[str, Rect], number: int, own: frozenset[str]) -> PassTile:
+        """Return the tile where a window of rows and one of columns meet, as `pass_spans` has them."""
+        regions = {name: rect for name, rect in spans.items() if name in graph.shapes}
+        return cls(graph, regions, {name: spans[owned(name)] for name in graph.outputs}, number, own)
+
+    @property
+    def channels(self) -> int:
+        """The channels of the network's map."""
+        [tensor] = self.graph.output_tensors
+        return prod(tensor.dims[:-2])
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """The statistics of the pass."""
+        return tuple(each for each in self.graph.statistics if each.number == self.number)
+
+    @property
+    def written(self) -> tuple[Rect, ...]:
+        """The form of its partial result, the one output."""
+        size = sum(each.values.partial_size for each in self.statistics)
+        return (Rect.whole(*partial_form(size, self.channels)),)
+
+    def write(self) -> TileGraph:
+        """Return the tile's graph."""
+        graph = self.graph
+        whole = {STATISTICS: graph.shape(STATISTICS).whole}
+        inputs = [graph.input, STATISTICS]
+        tile = tile_graph(graph, graph.nodes, self.regions | whole, inputs, self.parts)
+        return inlined(self._with_partial_result(tile), self.own)
+
+    def _with_partial_result(self, tile: TileGraph) -> TileGraph:
+        """Return a graph with the parts that a window owns, and what is made of them as its output in their place."""
+        graph, builder = self.graph, OnnxBuilder(self.graph)
+        _write_batch(builder, _part(0))
+        found = list[str]()
+        for statistic in self.statistics:
+            number = graph.outputs.index(statistic.source)
+            part, area = _part(number), self.parts[statistic.source].area
+            axes = graph.axes(statistic.source) or NCHW
+            found += _partial(builder, part, axes, statistic.values.kinds, area)
+        size = sum(each.values.partial_size for each in self.statistics)
+        [written] = self.written
+        rows, cols = written.rows.size, written.cols.size
+        missing = self.channels * rows * cols - size
+        if missing:
+            found.append(_same(builder, f"{_PARTIAL}.rest", missing, 0.0))
+        joined = builder.append("Concat", found, f"{_PARTIAL}.flat", {"axis": 1})
+        form = builder.constant(f"{_PARTIAL}.form", np.array([0, self.channels, rows, cols]))
+        builder.append("Reshape", [joined, form], output_name(0))
+        names = {output_name(number): _part(number) for number in range(len(graph.outputs))}
+        shape: list[str | int | None] = ["N", self.channels, rows, cols]
+        return replace(
+            tile,
+            nodes=(*(_renamed(node, names) for node in tile.nodes), *builder.nodes),
+            constants=tile.constants | builder.constants,
+            outputs=(helper.make_tensor_value_info(output_name(0), TensorProto.FLOAT, shape),),
+        )
+
+
+def _part(number: int) -> str:
+    """Return what the part of a pass's map `number` that a window owns is called in its graph."""
+    return f"{_PARTIAL}.owned{number}"
+
+
+def _write_batch(builder: OnnxBuilder, part: str) -> None:
+    """Append the number of images, as windows of several queries may be one batch."""
+    builder.append("Shape", [part], _BATCH, {"start": 0, "end": 1})
+
+
+def _same(builder: OnnxBuilder, name: str, count: int, value: float) -> str:
+    """Append a vector of `count` equal values for each image."""
+    one = builder.constant(f"{name}.length", np.array([count]))
+    shape = builder.append("Concat", [_BATCH, one], f"{name}.shape", {"axis": 0})
+    filled = numpy_helper.from_array(np.array([value], np.float32))
+    return builder.append("ConstantOfShape", [shape], name, {"value": filled})
+
+
+def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
+    for tensors in (node.input, node.output):
+        tensors[:] = [names.get(name, name) for name in tensors]
+    return node
+
+
+def _partial(builder: OnnxBuilder, part: str, axes: Axes, kinds: Sequence[str], area: int) -> list[str]:
+    """Append the partial result of a map, and return its values: vectors, the number of elements first."""
+    values = [_same(builder, f"{part}.count", 1, area)]
+    mean = ""
+    for kind in kinds:
+        name = f"{part}.{kind}"
+        if kind == VARIANCE:
+            apart = builder.append("Sub", [part, mean], f"{name}.apart")
+            square = builder.append("Mul", [apart, apart], f"{name}.square")
+            reduced = _reduced(builder, square, axes, "ReduceSum", name)
+        else:
+            reduced = _reduced(builder, part, axes, _REDUCTIONS.get(kind, "ReduceMin"), name)
+            mean = reduced if kind == MEAN else mean
+        flat = builder.constant(f"{name}.form", np.array([0, -1]))
+        values.append(builder.append("Reshape", [reduced, flat], f"{name}.flat"))
+    return values
+
+
+def _reduced(builder: OnnxBuilder, source: str, axes: Axes, kind: str, name: str) -> str:
+    """Append a reduction over columns, then over rows: sums of few numbers at once lose fewer digits."""
+    for number, axis in enumerate(sorted(axes, reverse=True)):
+        along = builder.constant(f"{name}.axis{number}", np.array([axis]))
+        source = builder.append(kind, [source, along], f"{name}.{number}", {"keepdims": 1})
+    return source

@@ -1,0 +1,106 @@
+"""Statistics over the whole image, measured once on a sample: one pass over an image then makes its map.
+
+The sample is parts of an image, from all over it. How much a result depends on where they come from is measured as
+well: parts of one half are mapped with the statistics of their own half, which is exact, and with those of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from serfer.core.errors import InputError
+from serfer.core.exactness import agreement, relative_error
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan import ZIP, SampleDifference, Windows
+from serfer.raster import open_raster
+from serfer.splitter.network.size_guards import CHECKED_STEP
+from serfer.splitter.network.source import Array
+from serfer.splitter.windows.map_plan import Network, WindowChoice, window_tiles
+from serfer.splitter.windows.passes import with_passes
+from serfer.splitter.windows.sample import Sample, generated, values_of
+from serfer.splitter.windows.window_kinds import rounded_step
+from serfer.splitter.windows.window_sessions import WindowSessions
+
+_SIDES = (512, 384, 256, 192)
+"""Sides that a part of a sample may have; it has as many pixels more as an image is past a multiple of CHECKED_STEP."""
+_WINDOW = 256
+_ANY_MB = 1 << 30
+_Size = tuple[int, int]
+
+
+def parts_of_sample(network: Network, size: _Size, channels: int, file: Path | None) -> list[Sample]:
+    """Return parts of an image `file`, or of a generated one, for a network that maps images of `size`.
+
+    Raises what `open_raster` raises, and InputError for an image of other bands or of too few pixels.
+    """
+    if file is None:
+        height, width = _part(size, _SIDES[0])
+        whole = network.source.like_images(generated(channels, 2 * height, 2 * width))
+        places = _places((2 * height, 2 * width), (height, width))
+        return [Sample("a generated image", np.ascontiguousarray(whole[:, :, *place.slices])) for place in places]
+    with open_raster(file) as source:
+        if source.bands != channels:
+            raise InputError(f"{file} has {source.bands} bands, and the network takes {channels} channels")
+        sides = [_part(size, side) for side in _SIDES]
+        fitting = [part for part in sides if len(_places(source.size, part)) > 1]
+        if not fitting:
+            least = " x ".join(f"{side:,}" for side in sides[-1])
+            raise InputError(
+                f"{file} has {source.size[0]:,} x {source.size[1]:,} pixels, and a sample has at least two parts of "
+                f"{least}: give a larger one"
+            )
+        preprocess = network.source.preprocess
+        places = max((_places(source.size, part) for part in fitting), key=len)  # the first is of the largest
+        return [Sample(file.name, values_of(source, place, preprocess)) for place in places]
+
+
+def _part(size: _Size, side: int) -> _Size:
+    height, width = (side + each % CHECKED_STEP for each in size)
+    return height, width
+
+
+def _places(size: _Size, part: _Size) -> list[Rect]:
+    """Return up to four places of parts in an image, apart from one another, in the middle of its quarters."""
+    spans = []
+    for length, side in zip(size, part, strict=True):
+        if length < side:
+            return []
+        starts = [length // 2 - side // 2]
+        if length >= 2 * side:
+            starts = [length // 4 - side // 2, length - length // 4 - (side - side // 2)]
+        spans.append([Span(start, start + side) for start in starts])
+    return [Rect(rows, cols) for rows in spans[0] for cols in spans[1]]
+
+
+def with_sampled_statistics(network: Network, windows: Windows, sample: Sequence[Sample]) -> Windows:
+    """Return windows that have the statistics of a sample, and what that makes of it; of parts, at least two."""
+    size: _Size = sample[0].values.shape[2:]
+    graph = network.checked(size)
+    step = rounded_step(_WINDOW, *network.strides(graph), graph.output)
+    cut = with_passes(network, [size], window_tiles(network, [size], step), WindowChoice(step, _ANY_MB, ZIP))
+    sessions = WindowSessions(cut)
+    values = [each.values for each in sample]
+    halves = [sessions.statistics_of(half) for half in (values[::2], values[1::2])]
+    exact, other = (np.stack([sessions.map(each, known)[0] for each in values[1::2]]) for known in reversed(halves))
+    known = sessions.statistics_of(values)
+    difference = _difference(network, sample, exact, other)
+    return replace(windows, known=tuple(known.tolist()), difference=difference)
+
+
+def _difference(network: Network, sample: Sequence[Sample], exact: Array, other: Array) -> SampleDifference:
+    """Compare maps (parts, 1, channels, rows, cols) of the same pixels."""
+    height, width = sample[0].values.shape[2:]
+    name = f"{len(sample) - len(sample) // 2} and {len(sample) // 2} parts of {sample[0].name}"
+    [tensor] = network.of_one_map((height, width)).output_tensors
+    flat = exact.shape[2] == 1
+    if tensor.dtype != "float32":
+        same: float = float((exact == other).mean())
+        return SampleDifference(name, height, width, None, None, same)
+    one, twin = (each[:, 0] for each in (exact, other))
+    error, span = relative_error(twin, one), float(np.ptp(one)) or 1.0
+    mean = float(np.abs(twin - one).mean(dtype=np.float64)) / span
+    return SampleDifference(name, height, width, error, mean, None if flat else agreement(twin, one))

@@ -1,0 +1,240 @@
+"""`serfer map` by networks that take statistics of the whole image: as the network on all of it, in several passes."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import serfer as package
+from serfer.core.errors import ImageError, UsageError
+from serfer.plan_directory import load_plan
+from serfer.raster.reading.source import RasterSource
+from tests.mapping.networks import run
+from tests.mapping.plans import PREPROCESS
+from tests.mapping.test_resume import start, wait_for_parts
+from tests.mapping.whole import assert_equal, read
+from tests.raster.files import UTM, WHERE, pixels, write
+
+HEIGHT, WIDTH = 118, 150
+WINDOWS = 4 * 5
+
+
+class Network:
+    """A network of three channels that is written operator by operator."""
+
+    def __init__(self):
+        self.nodes, self.constants, self.random = [], [], np.random.default_rng(0)
+
+    def constant(self, values):
+        name = f"c{len(self.constants)}"
+        self.constants.append(numpy_helper.from_array(np.asarray(values), name))
+        return name
+
+    def op(self, kind, *inputs, **attributes):
+        output = f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, [*inputs], [output], name=output, **attributes))
+        return output
+
+    def conv(self, x, before, after, kernel=3, stride=1):
+        weight = self.random.standard_normal((after, before, kernel, kernel)) / (kernel * before**0.5)
+        bias = self.random.standard_normal(after)
+        given = (self.constant(each.astype(np.float32)) for each in (weight, bias))
+        edge = kernel // 2
+        return self.op("Conv", x, *given, strides=[stride] * 2, pads=[edge] * 4, kernel_shape=[kernel] * 2)
+
+    def gates(self, x, channels):
+        squeezed = self.op("Relu", self.conv(self.op("GlobalAveragePool", x), channels, 2, 1))
+        return self.op("Mul", x, self.op("Sigmoid", self.conv(squeezed, 2, channels, 1)))
+
+    def group_norm(self, x, channels):
+        scale, shift = (self.constant(self.random.standard_normal(channels).astype(np.float32)) for _ in range(2))
+        return self.op("GroupNormalization", x, scale, shift, num_groups=2)
+
+    def enlarge(self, x, before, after):
+        weight = self.constant(self.random.standard_normal((before, after, 2, 2)).astype(np.float32))
+        return self.op("ConvTranspose", x, weight, strides=[2, 2], kernel_shape=[2, 2])
+
+    def save(self, path):
+        ends = [
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", count, f"{name}h", f"{name}w"])
+            for name, count in (("image", 3), (self.nodes[-1].output[0], 2))
+        ]
+        graph = helper.make_graph(self.nodes, "net", ends[:1], ends[1:], self.constants)
+        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+        return path
+
+
+def gated(path):
+    net = Network()
+    return net.conv(net.gates(net.op("Relu", net.conv("image", 3, 6)), 6), 6, 2), net.save(path)
+
+
+def unet(path):
+    """A U-Net of one halving with group norm behind each convolution."""
+    net = Network()
+    first = net.op("Relu", net.group_norm(net.conv("image", 3, 4), 4))
+    second = net.op("Relu", net.group_norm(net.conv(first, 4, 6, stride=2), 6))
+    joined = net.op("Concat", first, net.enlarge(second, 6, 4), axis=1)
+    return net.conv(net.group_norm(net.conv(joined, 8, 4), 4), 4, 2), net.save(path)
+
+
+def normal(image, missing=None):
+    mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
+    values = (image.astype(np.float32) / 255 - mean) / std
+    if missing is not None:
+        values[:, missing] = 0
+    return values[None]
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    """Each network's file, and its plan."""
+    place = tmp_path_factory.mktemp("statistics")
+    files = {name: make(place / f"{name}.onnx")[1] for name, make in (("gated", gated), ("unet", unet))}
+    for name, file in files.items():
+        given = {"window": 32, "preprocess": PREPROCESS, "statistics": "exact"}
+        package.map_plan(file, [(HEIGHT, WIDTH)], place / name, **given)
+    return {name: (file, place / name) for name, file in files.items()}
+
+
+def image_of(tmp_path, values=None, **given):
+    values = pixels(HEIGHT, WIDTH) if values is None else values
+    return write(tmp_path / "image.tif", values, crs=UTM, transform=WHERE, **given)
+
+
+def command_of(image, plan, tmp_path):
+    return ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+
+
+@pytest.mark.parametrize(("name", "passes"), [("gated", 2), ("unet", 4)])
+def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, networks, tmp_path, name, passes):
+    file, plan = networks[name]
+    command = command_of(image_of(tmp_path), plan, tmp_path)
+    before = serfer(*command, "--dry-run")
+    assert f"{passes} passes over the image, " in before.out
+    done = serfer(*command, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["exact"]
+    assert report["windows"] == report["computed"] == passes * WINDOWS
+    assert report["estimate"]["passes"] == passes
+    assert_equal(read(tmp_path / "result.tif"), run(file, normal(pixels(HEIGHT, WIDTH)))[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
+
+
+def test_the_statistics_do_not_depend_on_which_window_comes_first(serfer, networks, tmp_path):
+    command, results = command_of(image_of(tmp_path), networks["gated"][1], tmp_path), []
+    for concurrency in (1, 4):
+        assert serfer(*command, "--overwrite", "--concurrency", concurrency).code == 0
+        results.append(read(tmp_path / "result.tif"))
+    np.testing.assert_array_equal(*results)
+
+
+def test_pixels_without_data_are_in_the_statistics_as_the_network_sees_them(serfer, networks, tmp_path):
+    file, plan = networks["gated"]
+    values = np.maximum(pixels(HEIGHT, WIDTH), 1)
+    values[:, :70, :90] = 0
+    done = serfer(*command_of(image_of(tmp_path, values, nodata=0), plan, tmp_path), "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["empty"] == 4
+    assert report["no_data_pixels"] == 70 * 90
+    result = read(tmp_path / "result.tif")
+    assert np.isnan(result[:, :70, :90]).all()
+    there = ~np.isnan(result[0])
+    whole = run(file, normal(values, (values == 0).all(0)))[0]
+    assert_equal(result[:, there], whole[:, there])
+
+
+def test_one_killed_in_a_pass_goes_on_in_it(serfer, networks, tmp_path):
+    file, plan = networks["unet"]
+    command = command_of(image_of(tmp_path), plan, tmp_path)
+    process = start(command)
+    wait_for_parts(process, tmp_path / "result.tif.parts.pass-2", 3)
+    process.kill()
+    process.communicate()
+    there = len([*tmp_path.glob("*.parts*/c.*")])
+    planned = json.loads(serfer(*command, "--dry-run", "--json").out)
+    assert planned["windows"] - planned["missing"] == there
+    report = json.loads(serfer(*command, "--json").out)
+    assert report["resumed"] == there
+    assert report["resumed"] + report["computed"] == 4 * WINDOWS
+    assert_equal(read(tmp_path / "result.tif"), run(file, normal(pixels(HEIGHT, WIDTH)))[0])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
+
+
+def test_statistics_of_another_image_are_never_used(serfer, networks, tmp_path):
+    file, plan = networks["gated"]
+    command = command_of(image_of(tmp_path), plan, tmp_path)
+    assert serfer(*command, "--max-cost-usd", "1e-6", "--force").code == 1
+    other = pixels(HEIGHT, WIDTH)[:, ::-1].copy()
+    image_of(tmp_path, other)
+    refused = serfer(*command)
+    assert refused.code == 3
+    assert "result.tif.parts.pass-1 holds the parts of another job: image" in refused.err
+    assert serfer(*command, "--restart").code == 0
+    assert_equal(read(tmp_path / "result.tif"), run(file, normal(other))[0])
+
+
+def test_a_window_that_fails_in_a_pass_is_named_with_its_pass(serfer, networks, tmp_path, monkeypatch):
+    command = command_of(image_of(tmp_path), networks["gated"][1], tmp_path)
+    plain = RasterSource.read
+
+    def broken(source, rect):
+        if rect.rows.start > 60 and rect.cols.start > 100:
+            raise ImageError("a block is damaged")
+        return plain(source, rect)
+
+    monkeypatch.setattr(RasterSource, "read", broken)
+    failed = serfer(*command)
+    assert failed.code == 1
+    assert "in pass 1 over the image, its rows" in failed.err
+    assert "a block is damaged; " in failed.err
+
+
+def test_more_work_than_three_maps_is_asked_for_with_both_prices(tmp_path):
+    net, x = Network(), "image"
+    for before in (3, 6, 6, 6, 6, 6):
+        x = net.gates(net.conv(x, before, 6), 6)
+    net.conv(x, 6, 2, 1)
+    file = net.save(tmp_path / "deep.onnx")
+    with pytest.raises(UsageError, match=r"takes 7 passes over it, 4\.\d times .* in place of \$.*--statistics sample"):
+        package.map_plan(file, [(HEIGHT, WIDTH)], tmp_path / "plan", window=32)
+    assert not (tmp_path / "plan").exists()
+
+
+def test_statistics_of_a_sample_take_one_pass_and_say_how_much_depends_on_them(serfer, networks, tmp_path):
+    file, _ = networks["gated"]
+    sample = write(tmp_path / "sample.tif", pixels(500, 600))
+    levels = tmp_path / "pixels.toml"
+    levels.write_text(f"mean = {[*PREPROCESS.mean]}\nstd = {[*PREPROCESS.std]}\n")
+    given = ("--size", f"{HEIGHT}x{WIDTH}", "--window", 32, "--statistics", "sample", "--sample", sample)
+    given += ("--preprocess", levels)
+    made = serfer("map-plan", file, "--out", tmp_path / "plan", *given)
+    assert made.code == 0, made.err
+    windows = load_plan(tmp_path / "plan").windows
+    assert not windows.passes
+    assert not windows.exact
+    assert len(windows.known) == windows.statistics == 6
+    assert "statistics over the whole image are those of a sample; on 2 and 2 parts of sample.tif" in made.out
+    command = command_of(image_of(tmp_path, pixels(HEIGHT, WIDTH)), tmp_path / "plan", tmp_path)
+    report = json.loads(serfer(*command, "--json").out)
+    assert (report["windows"], report["exact"]) == (WINDOWS, False)
+    whole = run(file, normal(pixels(HEIGHT, WIDTH)))[0]
+    error = np.abs(read(tmp_path / "result.tif") - whole).max() / np.ptp(whole)
+    assert 0 < error < 0.1
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"statistics": "mean"}, "--statistics is auto, exact or sample, not 'mean'"),
+        ({"statistics": "sample", "approximate": 16}, "leave --statistics out"),
+        ({"sample": "image.tif"}, "--statistics sample is measured on"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(networks, tmp_path, given, why):
+    with pytest.raises(UsageError, match=why):
+        package.map_plan(networks["gated"][0], [(HEIGHT, WIDTH)], tmp_path / "plan", **given)

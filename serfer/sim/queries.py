@@ -58,7 +58,7 @@ class _Attempt:
 
 
 @dataclass(slots=True, eq=False)
-class _Instance:
+class SimulatedInstance:
     """An instance: the arrivals that wait at it, and how many images it computes now."""
 
     name: str
@@ -143,11 +143,11 @@ class QueriesRun:
         self._warm, self._cold = services.draws(self._rng, self._busy)
         self._number = 0
         self._fleet = Fleet(scenario, losses)
-        self._instances: dict[Instance, _Instance] = {}
-        self._booting: list[tuple[float, int, _Instance]] = []  # a heap: when they serve
+        self._instances: dict[Instance, SimulatedInstance] = {}
+        self._booting: list[tuple[float, int, SimulatedInstance]] = []  # a heap: when they serve
         self._endpoints: list[Endpoint] = []
-        self._named: dict[str, _Instance] = {}
-        self._computing: list[tuple[float, int, _Instance]] = []  # a heap: when batches are done
+        self._named: dict[str, SimulatedInstance] = {}
+        self._computing: list[tuple[float, int, SimulatedInstance]] = []  # a heap: when batches are done
         self._limits = limits or DriverLimits()
         self._idle = deque([0.0] * self._limits.provisioned)  # since when others are, the longest first
         self._slots = self._limits.drivers * self._limits.slots_of_each(scenario.serverless.concurrency)
@@ -287,7 +287,7 @@ class QueriesRun:
             else:
                 self._enqueue(named[targets[0]], now)
 
-    def _enqueue(self, instance: _Instance, now: float) -> None:
+    def _enqueue(self, instance: SimulatedInstance, now: float) -> None:
         """Queue a query at an instance that serves."""
         instance.queue.append(now)
         if instance.computing:
@@ -413,9 +413,9 @@ class QueriesRun:
         if came >= self._since:
             self._latencies.append(done - came)
 
-    def _compute(self, instance: _Instance, now: float) -> None:
+    def _compute(self, instance: SimulatedInstance, now: float) -> None:
         """Start a batch of what waits, as large as batches are, or let the instance wait for more, or rest."""
-        queue, batch_s = instance.queue, self._batch_s[instance.kind]
+        queue = instance.queue
         images = min(len(queue), instance.most)
         if instance.window_s and 0 < images < instance.most and queue[0] + instance.window_s > now:
             instance.computing = 0
@@ -424,7 +424,7 @@ class QueriesRun:
             return
         instance.computing, instance.next_s = images, math.inf
         if images:
-            done = now + batch_s[images]
+            done = now + self._batch_seconds(instance, images)
             came = [queue.popleft() for _ in range(images)]
             if came[-1] >= self._since:
                 counted = [done - time for time in came if time >= self._since]
@@ -434,14 +434,17 @@ class QueriesRun:
             self._look(instance, done)
         self._note(instance)
 
-    def _look(self, instance: _Instance, time: float) -> None:
+    def _batch_seconds(self, instance: SimulatedInstance, images: int) -> float:
+        return self._batch_s[instance.kind][images]
+
+    def _look(self, instance: SimulatedInstance, time: float) -> None:
         """Look at an instance again at a time, and at none that was set before."""
         if instance.next_s != time:
             instance.next_s = time
             self._number += 1
             heappush(self._computing, (time, self._number, instance))
 
-    def _note(self, instance: _Instance) -> None:
+    def _note(self, instance: SimulatedInstance) -> None:
         if instance.place >= 0:
             waiting = len(instance.queue) + instance.computing
             self._endpoints[instance.place] = Endpoint(instance.name, waiting, instance.kind, instance.launched.batch)
@@ -457,23 +460,23 @@ class QueriesRun:
     def _launch(self, launched: Instance) -> None:
         self._number += 1
         name, kind = f"i{self._number}", self._kinds[launched.kind.name]
-        instance = _Instance(name, kind, launched.ready_s, launched, launched.kind.max_batch)
+        instance = SimulatedInstance(name, kind, launched.ready_s, launched, launched.kind.max_batch)
         self._set_batch(instance)
         self._instances[launched] = instance
         heappush(self._booting, (instance.ready_s, self._number, instance))
 
-    def _set_batch(self, instance: _Instance) -> None:
+    def _set_batch(self, instance: SimulatedInstance) -> None:
         """Take over the batch size that the plan has set, and its window; a batch that runs or fills up ends first."""
         kind, batch = instance.launched.kind, instance.launched.batch
         instance.batch, instance.most = batch, min(batch, kind.max_batch) or kind.max_batch
         instance.window_s = window_s(kind, batch, self._scenario.slo_ms) if batch else 0.0
 
-    def _serve(self, instance: _Instance) -> None:
+    def _serve(self, instance: SimulatedInstance) -> None:
         instance.place = len(self._endpoints)
         self._endpoints.append(Endpoint(instance.name, 0, instance.kind, instance.launched.batch))
         self._named[instance.name] = instance
 
-    def _stop(self, instance: _Instance) -> None:
+    def _stop(self, instance: SimulatedInstance) -> None:
         """Send no more queries to an instance; what waits at it is still computed."""
         instance.on = False
         if instance.place < 0:
@@ -485,7 +488,7 @@ class QueriesRun:
         self._named.pop(instance.name)
         instance.place = -1
 
-    def _lose(self, instance: _Instance, now: float) -> None:
+    def _lose(self, instance: SimulatedInstance, now: float) -> None:
         """Take an instance away: what waits at it is sent to Lambda; a batch that it computes counts as computed.
 
         Instances are warned two minutes before they end, far longer than a batch takes.

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +56,7 @@ from serfer.sim.serving.replay import (
     ReplayOutcome,
     busiest,
     outcome,
-    own_image_s,
+    own_images_s,
     own_speed,
     scenario_here,
     simulate,
@@ -67,6 +67,7 @@ from serfer.system import processors
 from serfer.wiring.open_pipeline import open_pipeline
 
 _AT_ONCE: Final = 2  # times the processors
+_MOST: Final = 16  # at once, on machines of many processors, whose memory counts, too
 _STARTS: Final = 3  # measured one by one
 _TURNS: Final = 8  # of warm queries at each number at once
 _IMAGES: Final = 20
@@ -127,7 +128,7 @@ class LocalReplay:
         except PlanError as error:
             with_instances = False
             remarks.append(f"without instances: {error}")
-        speed = MachineSpeed.of(self._measure_functions(), self._usd_per_s, _AT_ONCE * processors())
+        speed = MachineSpeed.of(self._measure_functions(), self._usd_per_s, _most())
         instance = asyncio.run(self._measure_instance()) if with_instances else None
         thinned = thinning(load, window, speed.qps)
         arrivals = arrival_times(load.scaled(1 / thinned), window.begin_s, window.end_s, 0) - window.begin_s
@@ -138,18 +139,23 @@ class LocalReplay:
             )
         replayed = ReplayedLoad(window, thinned, arrivals)
         scenario = scenario_here(self.scenario, speed, instance, replayed, self._target())
+        images = () if instance is None else instance.images_s
         found, ways = [], list(_ways(scenario, instance))
         for number, (name, routing) in enumerate(ways):
             answers, measured, failed = self._measured(replayed, routing, name, (len(ways) - number) * replayed.seconds)
             remarks += [f"{name}: {count:,} queries failed: {message}" for message, count in failed.items()]
-            own, there = own_speed(answers, speed), instance
-            if instance is not None and (image_s := own_image_s(answers)):
-                there = replace(instance, image_s=image_s)
-            world = scenario_here(self.scenario, own, there, replayed, scenario.serverless)
             policy = DEFAULT if routing else "serverless"
             simulated, explained = (
-                simulate(replayed, times, its, policy, PERIOD_S, self._patience_s)
-                for times, its in ((speed, scenario), (own, world))
+                simulate(
+                    replayed,
+                    times,
+                    scenario,
+                    policy,
+                    period_s=PERIOD_S,
+                    patience_s=self._patience_s,
+                    images_s=images_s,
+                )
+                for times, images_s in ((speed, images), (own_speed(answers, speed), own_images_s(answers) or images))
             )
             found.append(ReplayedWay(name, simulated, explained, measured))
         return Replay(replayed, processors(), speed, instance, scenario, tuple(found), tuple(remarks))
@@ -170,7 +176,7 @@ class LocalReplay:
     @contextmanager
     def _opened(self, routing: Routing | None = None) -> Iterator[Pipeline]:
         """Open local functions that nothing has warmed, as many at once as this machine is given."""
-        own = {"local_concurrency": _AT_ONCE * processors(), "local_url": "", "local_port": 0}
+        own = {"local_concurrency": _most(), "local_url": "", "local_port": 0}
         settings = self.settings.model_copy(update={**own, "keep_warm": None, "results": None})
         with open_pipeline(
             self.directory,
@@ -196,7 +202,8 @@ class LocalReplay:
     def _measure_functions(self) -> list[Invocation]:
         """Measure starts and warm queries, one at a time, as many as there are processors, and as many as may be."""
         found: list[Invocation] = []
-        for at_once in (*sorted({_AT_ONCE * processors(), processors(), 1}, reverse=True), *[1] * (_STARTS - 1)):
+        counts = sorted({1, min(processors(), _most()), _most()}, reverse=True)
+        for at_once in (*counts, *[1] * (_STARTS - 1)):
             self.progress(f"measuring functions: {at_once} at once")
             with self._opened() as pipeline:
                 for _ in range(_TURNS + 1):
@@ -234,12 +241,12 @@ class LocalReplay:
                     await asyncio.sleep(_LOOK_S)
                 boot_s = time.perf_counter() - begun
                 self.progress("measuring an instance: its images")
-                return InstanceSpeed(boot_s, await self._image_s(client))
+                return InstanceSpeed(boot_s, await self._images_s(client))
             finally:
                 await http.close()
                 await end_instances([provisioner], END_S)
 
-    async def _image_s(self, client: InstanceClient) -> float:
+    async def _images_s(self, client: InstanceClient) -> tuple[float, ...]:
         batch, taken = self._batch(), []
         for _ in range(2 + _IMAGES):  # the first two connect and read the model's metadata
             begun = time.perf_counter()
@@ -247,7 +254,7 @@ class LocalReplay:
             if isinstance(result, Fault):
                 raise UnavailableError(f"the instance on this machine did not answer: {result.message}")
             taken.append(time.perf_counter() - begun)
-        return float(np.mean(taken[2:]))
+        return tuple(taken[2:])
 
     def _measured(
         self, load: ReplayedLoad, routing: Routing | None, name: str, left_s: float
@@ -296,6 +303,11 @@ class LocalReplay:
             progress=note,
         )
         return sent, *await spending
+
+
+def _most() -> int:
+    """Return how many queries run at once on functions."""
+    return min(_AT_ONCE * processors(), _MOST)
 
 
 def _ways(scenario: Scenario, instance: InstanceSpeed | None) -> Iterator[tuple[str, Routing | None]]:

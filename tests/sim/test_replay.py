@@ -20,7 +20,7 @@ from serfer.sim.serving.replay import (
     busiest,
     off,
     outcome,
-    own_image_s,
+    own_images_s,
     own_speed,
     scenario_here,
     simulate,
@@ -58,7 +58,7 @@ def simulated(arrivals, seconds, world=None, policy="serverless", **speeds):
     here = speed(**speeds)
     load = replayed(arrivals, seconds)
     world = world or scenario_here(scenario(), here, None, load, TARGET)
-    return simulate(load, here, world, policy, 1.0, PATIENCE_S)
+    return simulate(load, here, world, policy, period_s=1.0, patience_s=PATIENCE_S)
 
 
 ROWS = st.lists(st.tuples(st.integers(1, 9), st.integers(0, 5)), min_size=1, max_size=8)
@@ -131,6 +131,7 @@ def test_a_replays_own_times_are_those_of_its_functions_without_what_queries_wai
     assert own.warm_s.mean(axis=1) == pytest.approx([(0.1 + 0.1 + 0.3) / 3] * 3, rel=1e-3)
     assert (own.warm_s + own.cold_s).mean() == pytest.approx(1.0)
     assert own.environments == 3
+    assert own_speed(answers[1:], speed()).warm_s.tolist() == speed().warm_s.tolist()  # no start tells what one adds
     started = own_speed(answers[:1], speed())  # and nothing was warm
     assert (started.warm_s + started.cold_s).mean() == pytest.approx(1.0)
 
@@ -140,8 +141,8 @@ def test_an_instances_images_took_what_lies_between_their_answers_where_they_wai
         return ReplayedAnswer(came_s, ended_s, 0.0, 0.0, cold=False, instance=instance)
 
     answers = [of("a", 0.0, 0.1), of("a", 0.05, 0.3), of("b", 0.0, 0.4), of("a", 9.0, 9.1), answer(0, 5.0)]
-    assert own_image_s(answers) == pytest.approx((0.1 + 0.2 + 0.4 + 0.1) / 4)
-    assert own_image_s([answer(0, 5.0)]) is None
+    assert sorted(own_images_s(answers)) == pytest.approx([0.1, 0.1, 0.2, 0.4])
+    assert own_images_s([answer(0, 5.0)]) == ()
 
 
 def test_queries_apart_from_each_other_are_warm_but_the_first():
@@ -168,20 +169,25 @@ def test_queries_beyond_what_runs_at_once_wait_for_their_turn():
 
 def test_an_instance_takes_over_once_it_has_booted_and_is_paid_for_from_its_launch_on():
     load, here = replayed(np.arange(0, 200, 0.25), 200.0), speed()
-    world = scenario_here(scenario(boot_s=20.0), here, InstanceSpeed(3.0, 0.05), load, TARGET)
-    one = simulate(load, here, world, "instances", 1.0, PATIENCE_S)
+    world = scenario_here(scenario(boot_s=20.0), here, InstanceSpeed(3.0, (0.04, 0.06)), load, TARGET)
+    one = simulate(load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S)
     assert one.launches == 1
     assert one.on_instances == pytest.approx((200 - 21) / 200, abs=0.02)
     assert one.p50_ms == pytest.approx(50)
     on_functions = 800 * (1 - one.on_instances)
     functions_usd = on_functions * here.usd(0.1, 1, 0) + here.usd(0.9, 0, 0)
     assert one.usd == pytest.approx(199 * world.instance.usd_per_s + functions_usd, rel=0.02)
+    slower = simulate(load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S, images_s=(0.06,))
+    assert slower.p50_ms == pytest.approx(60)
+    varied = simulate(load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S, images_s=(0.01, 0.24))
+    assert varied.p99_ms == pytest.approx(240, rel=0.05)
+    assert (slower.on_instances, slower.launches) == (one.on_instances, one.launches)
 
 
 def test_the_scenario_has_this_machines_times_and_a_price_that_is_thinned_with_the_load():
     here, load = speed(), replayed([0.0], 10.0, thinned=4.0)
     world = scenario(boot_s=5.0)
-    found = scenario_here(world, here, InstanceSpeed(boot_s=9.0, image_s=0.2), load, TARGET)
+    found = scenario_here(world, here, InstanceSpeed(9.0, (0.1, 0.3)), load, TARGET)
     assert found.instance.usd_per_hour == world.instance.usd_per_hour / 4
     assert (found.instance.boot_s, found.instance.batches) == (9.0, ((1, 200.0),))
     assert found.slo_ms == 800.0  # one image after another is to meet it

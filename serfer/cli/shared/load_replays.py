@@ -24,15 +24,15 @@ def print_replay(replay: Replay) -> None:
     thinned = f", one of {load.thinned:g} of the load's" if load.thinned > 1 else ""
     out.print()
     out.print(plain(f"replayed here: {what}{since}: {len(load.arrivals_s):,} queries{thinned}"))
-    table = columns("", "p50 ms", "p99 ms", "cold", "unanswered", "instances", "$")
     for way in replay.ways:
-        table.add_row(plain(way.name))
-        table.add_row("  measured", *_row(way.measured))
-        table.add_row("  simulated before", *_row(way.simulated))
-        table.add_row("    is off by", *_off(way.simulated, way.measured))
-        table.add_row("  with its own times", *_row(way.explained))
-        table.add_row("    is off by", *_off(way.explained, way.measured))
-    out.print(table)
+        out.print(plain(f"{way.name}:"))
+        table = columns("", "p50 ms", "p99 ms", "cold", "unanswered", "instances", "$")
+        table.add_row("measured", *_row(way.measured))
+        table.add_row("simulated before", *_row(way.simulated))
+        table.add_row("  is off by", *_off(way.simulated, way.measured))
+        table.add_row("with its own times", *_row(way.explained))
+        table.add_row("  is off by", *_off(way.explained, way.measured))
+        out.print(table)
     for line in _said(replay):
         out.print(plain(line))
     for remark in replay.remarks:

@@ -24,7 +24,7 @@ from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.units import MS_PER_S
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.hours import Window
-from serfer.sim.queries import QueriesRun
+from serfer.sim.queries import QueriesRun, SimulatedInstance
 from serfer.sim.service_times import Quantiles, ServiceTimes
 from serfer.sim.traces import Floats, Trace
 
@@ -52,10 +52,15 @@ class Invocation:
 
 @dataclass(frozen=True)
 class InstanceSpeed:
-    """Seconds that an instance took to boot, and for an image, one after the other."""
+    """Seconds that an instance took to boot, and for each image, one after the other."""
 
     boot_s: float
-    image_s: float
+    images_s: tuple[float, ...]
+
+    @property
+    def image_s(self) -> float:
+        """Seconds of an image on average."""
+        return float(np.mean(self.images_s))
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,21 +134,23 @@ class ReplayedAnswer:
 
 
 def own_speed(answers: Sequence[ReplayedAnswer], speed: MachineSpeed) -> MachineSpeed:
-    """Return a machine's speed as a replay's own functions had it, whatever ran at once; some answer was cold."""
+    """Return a machine's speed as a replay's own functions had it, whatever ran at once; `speed` where none started."""
     ones = [one for one in answers if not one.instance]
+    if not any(one.cold for one in ones):
+        return speed
     besides_s = float(np.median([one.ended_s - one.came_s - one.function_s for one in ones]))  # most do not wait
     measured = [Invocation(1, one.function_s + besides_s, one.usd, one.cold) for one in ones]
     return MachineSpeed.of(measured, speed.usd_per_s, speed.environments)
 
 
-def own_image_s(answers: Sequence[ReplayedAnswer]) -> float | None:
-    """Return seconds of an image on a replay's own instances, each of which computes one after the other."""
+def own_images_s(answers: Sequence[ReplayedAnswer]) -> tuple[float, ...]:
+    """Return seconds of the images on a replay's own instances, each of which computes one after the other."""
     free_s: dict[str, float] = {}
     taken = []
     for one in sorted((one for one in answers if one.instance), key=lambda one: one.ended_s):
         taken.append(one.ended_s - max(one.came_s, free_s.get(one.instance, -math.inf)))
         free_s[one.instance] = one.ended_s
-    return float(np.mean(taken)) if taken else None
+    return tuple(taken)
 
 
 def _quantiles(measured: Sequence[Invocation], at_once: int) -> Floats:
@@ -301,18 +308,26 @@ def scenario_here(
 
 
 def simulate(
-    load: ReplayedLoad, speed: MachineSpeed, scenario: Scenario, policy: str, period_s: float, patience_s: float
+    load: ReplayedLoad,
+    speed: MachineSpeed,
+    scenario: Scenario,
+    policy: str,
+    *,
+    period_s: float,
+    patience_s: float,
+    images_s: Sequence[float] = (),
 ) -> ReplayOutcome:
     """Simulate a replay with the times that were measured, under a policy that decides every `period_s`.
 
-    It begins as the replay does, with nothing warm, no instance and a policy that has seen nothing. Numbers are means
-    over several draws of service times.
+    An instance takes one of `images_s` for an image; decided is by what the scenario has. It begins as the replay does,
+    with nothing warm, no instance and a policy that has seen nothing. Numbers are means over several draws of times.
     """
     limits, window = DriverLimits(slots=speed.environments), Window("replayed", 0.0, load.seconds)
     found = []
     for seed in range(_SEEDS):
         times = MeasuredTimes.on(speed)
-        run = QueriesRun(scenario, Router(scenario, make_policy(policy, scenario)), times, [], seed, limits=limits)
+        router = Router(scenario, make_policy(policy, scenario))
+        run = _MeasuredRun(scenario, router, times, seed, limits, images_s)
         one = run.through(load.arrivals_s, 0.0, window, period_s)
         warm = one.on_serverless + one.pings - one.cold_starts
         usd = speed.usd(sum(times.taken_s), warm, one.cold_starts) + one.instances_usd
@@ -328,6 +343,27 @@ def simulate(
             )
         )
     return ReplayOutcome(**{each.name: _mean([getattr(one, each.name) for one in found]) for each in fields(found[0])})
+
+
+class _MeasuredRun(QueriesRun):
+    """A run whose instances take for an image what was measured, any of it."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        router: Router,
+        services: ServiceTimes,
+        seed: int,
+        limits: DriverLimits,
+        images_s: Sequence[float],
+    ) -> None:
+        super().__init__(scenario, router, services, [], seed, limits=limits)
+        self._images_s = np.array(images_s)
+
+    def _batch_seconds(self, instance: SimulatedInstance, images: int) -> float:
+        if not self._images_s.size:
+            return super()._batch_seconds(instance, images)
+        return float(self._rng.choice(self._images_s, images).sum())
 
 
 def _mean(values: Sequence[float | None]) -> Any:  # noqa: ANN401 - None where there is no value

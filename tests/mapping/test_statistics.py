@@ -1,6 +1,7 @@
 """`serfer map` by networks that take statistics of the whole image: as the network on all of it, in several passes."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -8,7 +9,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer as package
-from serfer.core.errors import ImageError, UsageError
+from serfer.core.errors import ImageError, PlanError, SerferError, UsageError
+from serfer.core.plan.windows_validation import check_windows
+from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
 from serfer.raster.reading.source import RasterSource
 from tests.mapping.networks import run
@@ -238,3 +241,39 @@ def test_statistics_of_a_sample_take_one_pass_and_say_how_much_depends_on_them(s
 def test_options_that_do_not_go_together_are_refused(networks, tmp_path, given, why):
     with pytest.raises(UsageError, match=why):
         package.map_plan(networks["gated"][0], [(HEIGHT, WIDTH)], tmp_path / "plan", **given)
+
+
+def broken(windows, **changed):
+    """Windows whose last pass is another one."""
+    return replace(windows, passes=(*windows.passes[:-1], replace(windows.passes[-1], **changed)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda windows: broken(windows, tiles=((0,),)),
+        lambda windows: broken(windows, tiles=(*windows.passes[-1].tiles[1:], windows.passes[-1].tiles[0][1:])),
+        lambda windows: broken(windows, tiles=tuple((999,) * len(row) for row in windows.passes[-1].tiles)),
+        lambda windows: broken(windows, tiles=windows.passes[0].tiles[::-1]),
+        lambda windows: broken(windows, heights=()),
+        lambda windows: broken(windows, maps=()),
+        lambda windows: broken(windows, maps=windows.passes[0].maps),
+        lambda windows: replace(windows, known=(1.0, float("nan"))),
+        lambda windows: replace(windows, passes=(), known=(1.0, float("inf"))),
+        lambda windows: replace(windows, overlap=3),
+    ],
+)
+def test_a_plan_whose_passes_cannot_be_is_refused(networks, change):
+    plan = load_plan(networks["unet"][1])
+    check_windows(plan, plan.windows)
+    with pytest.raises(PlanError, match=r"plan\.json"):
+        check_windows(plan, change(plan.windows))
+
+
+def test_a_task_without_the_statistics_of_its_plan_is_refused(networks):
+    plan = load_plan(networks["gated"][1])
+    with package.open(networks["gated"][1], store="memory://", workers="inprocess") as pipeline:
+        tile = plan.stages[0].tiles[0].inputs[0]
+        batch = np.zeros((1, 3, tile.rows.size, tile.cols.size), np.float32)
+        with pytest.raises(SerferError, match="carries 0 bytes of statistics, its plan has 6 values"):
+            pipeline.submit(batch, context=RequestContext(window=0)).result()

@@ -68,7 +68,8 @@ class FrameDecoder:
         random = np.random.default_rng(0)
         shapes = {each.name: (1, each.channels, *self._cells(each.stride)) for each in self.heads}
         one, other = ({name: random.normal(0, 1, shape) for name, shape in shapes.items()} for _ in range(2))
-        numbers, end = {}, 0
+        numbers: dict[int, NDArray[np.int64]] = {}
+        end = 0
         for stride in self.strides:
             rows, cols = self._cells(stride)
             numbers[stride] = end + np.arange(rows * cols).reshape(rows, cols)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import DetectionHead, Plan, Preprocess, check_sound, classes_of, dump_plan, labels_fit
 from serfer.core.plan.layout import COLD_DIRECTORY, PLAN_FILE
 from serfer.core.plan.pixels import check_numbers
@@ -59,6 +59,11 @@ def describe(
 
 def _detection(plan: Plan, given: Description, labels: int) -> DetectionHead | None:
     """Return a detector's head with so many labels; None where the outputs are said to be scores, or ever were."""
+    if given.boxes and plan.windows:
+        raise UsageError(
+            "thresholds of a map's boxes are options of serfer map, --min-score and --max-iou; another family, or boxes "
+            "of a plan that has none, need serfer map-plan --output boxes"
+        )
     if given.boxes:
         return given.boxes.head(plan.output_tensors, plan.input, labels)
     if plan.detection is None or given.activation:

@@ -90,7 +90,7 @@ def measure(
     windows = WindowSessions(cut)
     ways: dict[str, tuple[Callable[[], Array], float]] = {
         "the whole image at once": (lambda: whole.run(None, {input_name(0): image})[0], 1.0),
-        f"exact windows of {window}": (lambda: windows.run(image), exact / macs),
+        f"exact windows of {window}": (lambda: windows.run(image)[0], exact / macs),
     }
     for overlap in _OVERLAPS:
         blended = Blended(net.at(window, window), window, overlap)

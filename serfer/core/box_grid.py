@@ -140,8 +140,9 @@ class _Grids:
         one, other = self.boxes.corners[ones], self.boxes.corners[others]
         sides = np.minimum(one[:, 2:], other[:, 2:]) - np.maximum(one[:, :2], other[:, :2])
         common = sides.clip(0).prod(axis=1)
-        over: NDArray[np.bool_] = common > self.max_iou * (box_areas(one) + box_areas(other) - common)
-        return over & (self.boxes.classes[ones] == self.boxes.classes[others])
+        alike = self.boxes.classes[ones] == self.boxes.classes[others]
+        over: NDArray[np.bool_] = alike & (common > self.max_iou * (box_areas(one) + box_areas(other) - common))
+        return over
 
 
 def _level_of(sides: NDArray[np.float64]) -> _Indices:

@@ -68,7 +68,8 @@ class FrameDecoder:
         random = np.random.default_rng(0)
         shapes = {each.name: (1, each.channels, *self._cells(each.stride)) for each in self.heads}
         one, other = ({name: random.normal(0, 1, shape) for name, shape in shapes.items()} for _ in range(2))
-        numbers, end = {}, 0
+        numbers: dict[int, NDArray[np.int64]] = {}
+        end = 0
         for stride in self.strides:
             rows, cols = self._cells(stride)
             numbers[stride] = end + np.arange(rows * cols).reshape(rows, cols)
@@ -171,14 +172,14 @@ class FrameDecoder:
             for s, (_, count, _) in zip(self.strides, self._order, strict=True)
         ]
         by_rank = [size for _, size in sorted(zip([rank for rank, _, _ in self._order], whole, strict=True))]
-        before: NDArray[np.int64] = np.cumsum([0, *by_rank[:-1]])[rank]
-        return before + place
+        ordered: NDArray[np.int64] = np.cumsum([0, *by_rank[:-1]])[rank] + place
+        return ordered
 
 
 def _differ(one: Boxes, other: Boxes) -> NDArray[np.bool_]:
     """Return which boxes differ in their corners or scores."""
-    corners: NDArray[np.bool_] = (one.corners != other.corners).any(axis=1)
-    return corners | (one.scores != other.scores)
+    differ: NDArray[np.bool_] = (one.corners != other.corners).any(axis=1) | (one.scores != other.scores)
+    return differ
 
 
 def _numbers_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -113,5 +113,5 @@ def _blocks(boxes: Boxes) -> Iterator[tuple[int, Boxes]]:
         yield start, boxes[np.arange(start, min(start + _BLOCK, len(boxes)))]
 
 
-def _plain(value: Sequence[object] | dict[str, object]) -> str:
+def _plain(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -217,8 +217,8 @@ class Engine:
             self._failed(number, window, error)
             return
         del batch
-        for target, without in zip(task.targets, empty or [None] * len(task.targets), strict=True):
-            target.keep(number, result.outputs, without)
+        for place, target in enumerate(task.targets):
+            target.keep(number, result.outputs, None if empty is None else empty[place])
         self._done(result.report.latency_ms)
 
     def _looked_at(self, number: int) -> Rect:

@@ -17,11 +17,11 @@ def longitude_latitude(crs: str, points: Points) -> Points:
 
     Raises ImageError for a CRS from which there is no way there, or points that have no place in it.
     """
-    with gdal("") as rasterio:
-        import rasterio.warp  # noqa: PLC0415 - of an extra
+    with gdal(""):
+        from rasterio import warp  # noqa: PLC0415 - of an extra
 
         try:
-            found = rasterio.warp.transform(crs, _CRS84, points[:, 0], points[:, 1])
+            found = warp.transform(crs, _CRS84, points[:, 0], points[:, 1])
         except Exception as error:  # GDAL and rasterio raise many classes
             raise ImageError(f"the image's coordinates have no longitude and latitude: {reason(error)}") from error
     places = np.stack([np.asarray(each, np.float64) for each in found], axis=1)

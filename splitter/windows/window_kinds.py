@@ -118,8 +118,8 @@ def middle_regions(graph: Graph, rows: Strides, cols: Strides, step: int) -> dic
         first = max(0, extent(graph, finest, axis) - step) // 2 // known.of(finest)
         targets = {}
         for name in graph.outputs:
-            start, rows = first * known.of(name), step // known.of(finest) * known.of(name)
-            targets[name] = spans_of([Span(start, min(start + rows, extent(graph, name, axis)))])
+            start, size = first * known.of(name), step // known.of(finest) * known.of(name)
+            targets[name] = spans_of([Span(start, min(start + size, extent(graph, name, axis)))])
         walk = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], targets)
         while walk.position:
             walk.step()

@@ -213,6 +213,7 @@ def test_what_goes_with_boxes_and_what_does_not_is_said(serfer, command, detecto
     assert sorted(shapes) == [(19, 13, 17), (19, 26, 34), (19, 52, 68)]  # the heads of the padded image
     (detector_plan / "decoder.onnx").rename(detector_plan / "away.onnx")
     try:
+        assert "options of serfer map, --min-score" in serfer("describe", detector_plan, "--output", "boxes").err
         assert "decoder.onnx is missing" in serfer(*command, tmp_path / "boxes.json").err
     finally:
         (detector_plan / "away.onnx").rename(detector_plan / "decoder.onnx")

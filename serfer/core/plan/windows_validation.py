@@ -34,7 +34,8 @@ def check_windows(plan: Plan, windows: Windows) -> None:
     axes = (*windows.heights, *windows.widths)
     if any(len(axis.others) != outputs - 1 for axis in axes):
         raise PlanError("plan.json has windows of other outputs than its stage")
-    if not all(1 / _LARGEST_STEP <= each.step <= _LARGEST_STEP for axis in axes for each in (axis, *axis.others)):
+    steps = [axis.step for axis in axes] + [other.step for axis in axes for other in axis.others]
+    if not all(1 / _LARGEST_STEP <= step <= _LARGEST_STEP for step in steps):
         raise PlanError(_NOWHERE)
     for number in range(outputs):
         heights, widths = ([axis.of_output(number) for axis in side] for side in (windows.heights, windows.widths))

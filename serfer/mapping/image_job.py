@@ -32,6 +32,7 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.raster import RasterSource, ResultParts, check_result, check_space, open_raster, write_result
 from serfer.raster.place import S3Place, parse_place
 from serfer.raster.results.parts import reserved
+from serfer.system import give_back
 
 _MOST_NAMED = 5
 
@@ -174,6 +175,7 @@ class Mapper:
                 watch(outcome, "decoding the image")
                 job.source.decode()
             job = job.measured(self._statistics(job, parts, lambda doing: watch(outcome, doing)))
+            give_back()  # what decoding and measuring took
             if missing:
                 outcome = Engine(self._task(job, parts), watch).run(missing)
         report = job.report(outcome, len(done), time.monotonic() - started, self.spending.spent - before, estimate)
@@ -182,6 +184,7 @@ class Mapper:
             raise IncompleteMapError(_what_is_left(report, job), report)
         job.source.check_unchanged()
         watch(outcome, "writing the result")
+        give_back()
         with self._saying_what_is_kept(job, parts):
             write_result(
                 out,
@@ -306,7 +309,7 @@ class _Job:
 
     def measured(self, statistics: ImageStatistics | None) -> _Job:
         """Return the same with the image's statistics."""
-        return replace(self, input=self.input.measured(statistics))
+        return replace(self, input=self.input.measured(statistics, self.source.dtype))
 
     @property
     def identity(self) -> dict[str, object]:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, cast
 
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import ResultPlace, StoreCounts
+from serfer.core.plan.preprocess import Levels
 from serfer.core.run_machine import LOST, Retry, StageRun
 from serfer.core.wire import Buffer, Crop, WarmUpAnswer
 
@@ -29,6 +30,9 @@ class RequestContext:
     what lies there is not a part of the query, and is deleted with it only where the query fails. Drivers that cannot
     do that raise UsageError.
 
+    With `levels`, which image pixels of bytes become numbers by in place of the plan's, the query is not for an
+    instance: workers alone are told of them.
+
     `watch` is called on the driver's loop when the query starts, and again when it restarts, with the stages as they
     run: a list that grows, of records that change. An engine that knows nothing of its stages before they end never
     calls it.
@@ -41,6 +45,7 @@ class RequestContext:
     result: ResultPlace | None = None
     size: tuple[int, int] | None = None
     statistics: bytes = b""
+    levels: Levels | None = None
 
 
 NO_CONTEXT = RequestContext()

@@ -6,10 +6,12 @@ What the parts that also run on macOS need of Linux is here: the client, `serve`
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 _KB = 1024
@@ -57,3 +59,10 @@ def address_space_bytes() -> int | None:
 def descriptor_path(descriptor: int) -> str:
     """Return a path by which a library can open what this process has open."""
     return f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else f"/dev/fd/{descriptor}"
+
+
+def give_back() -> None:
+    """Return what is free of the heap to the system, where the C library is GNU's: it keeps most of it otherwise."""
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

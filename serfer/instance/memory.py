@@ -10,8 +10,10 @@ import ctypes
 import gc
 import math
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from serfer.system import give_back
 
 _SHARE = 0.6  # of the machine: the rest is for the process, its decoders, bodies and images that wait
 _GPU_SHARE = 0.9  # of what is free: CUDA's libraries take workspace
@@ -69,13 +71,6 @@ def peak_bytes() -> int:
     """Return the most bytes that were resident since `begin_peak`."""
     line = next(line for line in _text(_PROC / "self/status").splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
-
-
-def give_back() -> None:
-    """Return what is free of the heap to the system, where the C library is GNU's: it keeps most of it otherwise."""
-    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _limits(proc: Path, cgroups: Path) -> Iterator[int]:

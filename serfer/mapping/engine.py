@@ -247,7 +247,9 @@ class Engine:
         """Run one window's query, and count its dollars however it ends: none where Lambda had no room for it."""
         measured, refused = None, False
         try:
-            context = RequestContext(window=tile, background=True, statistics=self._task.statistics)
+            context = RequestContext(
+                window=tile, background=True, statistics=self._task.statistics, levels=self._task.input.levels
+            )
             query = self._task.pipeline.submit(batch, deadline_s=DEADLINE_S, context=context)
             with self._guard:
                 self._queries.add(query)

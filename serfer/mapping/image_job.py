@@ -42,6 +42,7 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.raster import RasterSource, ResultParts, open_raster
 from serfer.raster.place import parse_place
 from serfer.raster.results.parts import reserved
+from serfer.system import give_back
 
 _MOST_NAMED = 5
 
@@ -209,6 +210,7 @@ class Mapper:
                 watch(outcome, "decoding the image")
                 job.source.decode()
             job = job.measured(self._statistics(job, parts[0], lambda doing: watch(outcome, doing)))
+            give_back()  # what decoding and measuring took
             if missing:
                 outcome = passes.run(self._task(job, parts), missing, watch)
         report = job.report(outcome, resumed, time.monotonic() - started, self.spending.spent - before, estimate)
@@ -218,6 +220,7 @@ class Mapper:
         job.source.check_unchanged()
         watch(outcome, "writing the result")
         results = [*report.results]
+        give_back()
         with self._saying_what_is_kept(job, parts, passes):
             for number, (file, own) in enumerate(zip(job.files, parts, strict=True)):
                 if number not in written:
@@ -343,7 +346,7 @@ class _Job:
 
     def measured(self, statistics: ImageStatistics | None) -> _Job:
         """Return the same with the image's statistics."""
-        return replace(self, input=self.input.measured(statistics))
+        return replace(self, input=self.input.measured(statistics, self.source.dtype))
 
     def parts(self, stack: ExitStack) -> list[ResultParts]:
         """Open the parts of each file, until the end of `stack`."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan, Preprocess
 from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
-from serfer.core.plan.pixels import full_scale, normalise, normalise_by_image, scaled_to
-from serfer.core.plan.preprocess import BAND
+from serfer.core.plan.pixels import full_scale, levels_by_image, normalise, normalise_by_image, scaled_to
+from serfer.core.plan.preprocess import BAND, Levels
 from serfer.mapping.options import MapOptions
 from serfer.raster import RasterSource
 
@@ -25,13 +25,15 @@ class WindowInput:
 
     `bands` are those that the network takes, in its order, from 0. Where `bytes_as_they_are`, the workers normalise
     uint8 pixels; otherwise `preprocess`, scaled to the image's type, is applied here, and without one values are taken
-    as they are. One by the whole image needs its `statistics`.
+    as they are. One by the whole image needs its `statistics`; of uint8 pixels workers then do it by `levels`, a
+    quarter of the bytes, where there are such.
     """
 
     bands: tuple[int, ...]
     preprocess: Preprocess | None
     bytes_as_they_are: bool
     statistics: ImageStatistics | None = None
+    levels: Levels | None = None
 
     @classmethod
     def of(cls, plan: Plan, source: RasterSource, options: MapOptions) -> WindowInput:
@@ -59,9 +61,13 @@ class WindowInput:
         """How pixels are normalised by the whole image, None where they are not."""
         return self.preprocess.by_image if self.preprocess else None
 
-    def measured(self, statistics: ImageStatistics | None) -> WindowInput:
-        """Return the same with an image's statistics."""
-        return replace(self, statistics=statistics)
+    def measured(self, statistics: ImageStatistics | None, dtype: str) -> WindowInput:
+        """Return the same with the statistics of an image of `dtype`."""
+        levels = None
+        if statistics is not None and self.preprocess and self.preprocess.by_image and dtype == "uint8":
+            levels = levels_by_image(statistics, self.preprocess.by_image, self.preprocess.levels)
+        as_bytes = self.bytes_as_they_are or levels is not None
+        return replace(self, statistics=statistics, levels=levels, bytes_as_they_are=as_bytes)
 
     @property
     def value_bytes(self) -> int:

@@ -199,7 +199,8 @@ class Pipeline:
     def _owned(self, query: Query) -> Query:
         """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
         if self._target is None and not isinstance(self._plans, TwoPlans):
-            return replace(query, crops=cut_crops(plan_for(self.plan, query.array, query.context.window), query.array))
+            plan = plan_for(self.plan, query.array, query.context.window)
+            return replace(query, crops=cut_crops(plan, query.array, query.context.levels))
         return replace(query, array=query.array.copy()) if query.array.flags.writeable else query
 
     async def answer(
@@ -230,7 +231,7 @@ class Pipeline:
         self._check_result(context, len(array))
         key = None
         if self._cache is not None and context.result is None:
-            what = f"{array.dtype} {array.shape} {context.window}"
+            what = f"{array.dtype} {array.shape} {context.window} {context.levels or ''}"
             key = self._cache.key([what.encode(), context.statistics, np.ascontiguousarray(array).data])
         cached = self._cached(key, len(array), (), 0, started, plan)
         return cached or Query(array, (), 0, (started, _now()), deadline_s, key, context)
@@ -436,7 +437,8 @@ class Pipeline:
 
     async def _answer(self, query: Query) -> Result:
         started, served = _now(), None
-        if self._target is not None and query.context.result is None:  # instances write to no store
+        # Instances write to no store, and know the plan's levels alone.
+        if self._target is not None and query.context.result is None and query.context.levels is None:
             served = await self._target.run(query.array, query.deadline_s, query.context)
         if served is None:
             result = await self._by_functions(query, started + query.deadline_s)
@@ -455,7 +457,7 @@ class Pipeline:
         with self._plans.choose() as chosen:
             plan, crops = plan_for(chosen.plan, query.array, query.context.window), query.crops
             if crops is None:
-                crops = await self._loop.compute(query.array.nbytes, cut_crops, plan, query.array)
+                crops = await self._loop.compute(query.array.nbytes, cut_crops, plan, query.array, query.context.levels)
                 query = replace(query, cut=(query.cut[0], _now()))
             left_s = deadline - _now()
             if left_s <= 0:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import InputError, PlanError, UsageError
-from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan import Levels, Plan, Preprocess
 from serfer.core.plan.sized_plan import sized_plan
 from serfer.core.plan.window_plan import query_plan
 from serfer.core.wire import MAX_BATCH, Crop
@@ -132,10 +132,11 @@ def check_count(images: Sequence[object], names: Sequence[str] | None, top_k: in
         raise UsageError(f"{len(names)} names were given for {len(images)} images")
 
 
-def cut_crops(plan: Plan, array: NDArray[Any]) -> list[Crop]:
-    """Cut a batch that was checked into what each tile of the first stage reads."""
+def cut_crops(plan: Plan, array: NDArray[Any], levels: Levels | None = None) -> list[Crop]:
+    """Cut a batch that was checked into what each tile of the first stage reads; `levels` replace those of the plan."""
     tiles = [tile.inputs[0].slices for tile in plan.stages[0].tiles]
     if array.dtype == np.uint8:
-        levels = plan.preprocess.levels if plan.preprocess and plan.as_split else None
+        if levels is None and plan.preprocess and plan.as_split:
+            levels = plan.preprocess.levels
         return [Crop("uint8", array[:, *slices].tobytes(), levels) for slices in tiles]
     return [Crop("float32", array[:, :, *slices].astype("<f4", copy=False).tobytes()) for slices in tiles]

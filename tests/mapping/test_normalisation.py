@@ -7,10 +7,13 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import serfer as package
-from serfer.core.plan import Preprocess
-from serfer.core.plan.image_normalisation import ImageNormalisation
+from serfer.core.plan import Levels, Preprocess
+from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
+from serfer.core.plan.pixels import levels_by_image, normalise, normalise_by_image
 from serfer.mapping import image_job
 from serfer.raster import ResultParts
 from tests.mapping.networks import Network
@@ -243,3 +246,23 @@ def test_another_plan_than_a_map_plan_refuses_it(serfer, tmp_path):
     refused = serfer("split", "alexnet", "--preprocess", tmp_path / "pixels.toml", "--out", tmp_path / "plan")
     assert refused.code == 3
     assert "percentiles is for map plans" in refused.err
+
+
+@given(
+    offset=st.lists(st.floats(0, 255), min_size=3, max_size=3),
+    span=st.lists(st.floats(0.5, 300), min_size=3, max_size=3),
+    scale=st.floats(0.1, 10),
+)
+def test_levels_of_bytes_do_what_the_formula_does(offset, span, scale):
+    known, how = ImageStatistics(1, tuple(offset), tuple(span)), ImageNormalisation((1, 99))
+    then = Levels(scale, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+    values = np.arange(256, dtype=np.uint8).repeat(3).reshape(256, 1, 3)
+    exact = normalise_by_image(values.transpose(2, 0, 1), known, how, then)
+    [found] = normalise(values[None], levels_by_image(known, how, then))
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-6 * np.abs(exact).max())
+
+
+def test_clipping_and_other_bands_than_colours_have_no_levels():
+    known, plain = ImageStatistics(1, (1.0,), (2.0,)), Levels(1.0, (0.0,) * 4, (1.0,) * 4)
+    assert levels_by_image(known, ImageNormalisation((1, 99)), plain) is None
+    assert levels_by_image(known, ImageNormalisation((1, 99), clip=True), Levels(1.0, (0.0,), (1.0,))) is None

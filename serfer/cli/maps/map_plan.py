@@ -11,7 +11,7 @@ import typer
 
 from serfer.cli.explain import print_plan_json
 from serfer.cli.shared.display import counted, plain
-from serfer.cli.shared.map_display import duration, passes_line
+from serfer.cli.shared.map_display import dollars, duration, passes_line
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
 from serfer.cli.shared.options import JsonOption, NameOption, ProfilesOption, status_line
 from serfer.cli.shared.plan_summary import chosen_line
@@ -156,7 +156,7 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     at_once = f", {duration(many.seconds)} with {_AT_ONCE} at once" if count > 1 else ""
     out.print(
         f"an image of {height:,} x {width:,} pixels: {counted(count, 'window')}, {duration(one.seconds)} one after the "
-        f"other{at_once}, ${one.usd:.6f}, ${one.usd_per_megapixel:.3g} a megapixel (predicted for Lambda)"
+        f"other{at_once}, ${one.usd:.6f}, {dollars(one.usd_per_megapixel or 0)} a megapixel (predicted for Lambda)"
     )
     if plan.boxes:
         _print_boxes(plan.boxes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -116,12 +117,17 @@ def duration(seconds: float) -> str:
     return f"{seconds / _HOUR:.1f} h"
 
 
+def dollars(usd: float) -> str:
+    """Return dollars to three digits, however few they are."""
+    return f"${usd:.{max(2, 2 - math.floor(math.log10(usd)))}f}" if usd else "$0"
+
+
 def _estimate_lines(estimate: Estimate) -> list[str]:
     there = estimate.windows - estimate.missing
     resumed = f", {there:,} of them are there already" if there else ""
     size = f"{estimate.height:,} x {estimate.width:,} pixels, {estimate.windows:,} windows{resumed}"
-    dollars = f"${estimate.usd:.6f}{_per_area(estimate)}"
-    took = f"{duration(estimate.seconds)}, {dollars}, {estimate.cold_starts:,} cold starts included"
+    usd = f"${estimate.usd:.6f}{_per_area(estimate)}"
+    took = f"{duration(estimate.seconds)}, {usd}, {estimate.cold_starts:,} cold starts included"
     return [
         f"{size}; overlaps add {estimate.overlap:.1%} to the work",
         *([passes_line(estimate)] if estimate.passes > 1 else ()),
@@ -133,7 +139,7 @@ def _estimate_lines(estimate: Estimate) -> list[str]:
 def _per_area(estimate: Estimate) -> str:
     """Return the dollars of a megapixel, and of a square kilometre where the image says how large its pixels are."""
     areas = ((estimate.usd_per_megapixel, "a megapixel"), (estimate.usd_per_km2, "a km²"))
-    said = [f"${usd:.3g} {area}" for usd, area in areas if usd is not None]
+    said = [f"{dollars(usd)} {area}" for usd, area in areas if usd is not None]
     return f" ({', '.join(said)})" if said else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from serfer.core.errors import PlanError
 from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
-from serfer.core.plan.preprocess import Levels, Preprocess
+from serfer.core.plan.preprocess import MAX_CHANNELS, Levels, Preprocess
 
 _BYTE_SCALE = 255.0  # what the scale of a preprocessing is meant for
 _LARGEST = 2**24
@@ -68,6 +69,21 @@ def normalise_by_image(
     if (std != 1).any():
         values /= std.astype(kind)
     return values.astype(np.float32, copy=False)
+
+
+def levels_by_image(known: ImageStatistics, how: ImageNormalisation, levels: Levels) -> Levels | None:
+    """Return the levels that do the same to pixels of bytes; None where no levels do, or the numbers are out of range.
+
+    There are as many as channels.
+    """
+    channels = len(levels.mean)
+    if how.clip or channels > MAX_CHANNELS:
+        return None
+    offset, span = (np.broadcast_to(each, channels) for each in (known.offset, known.span))
+    mean, std = offset * levels.scale + levels.mean * span, span * levels.std
+    with suppress(PlanError):
+        return Levels(levels.scale, tuple(mean.tolist()), tuple(std.tolist()))
+    return None
 
 
 def normalised_crop(

@@ -172,6 +172,7 @@ class RasterSource:
         limit_cache(self._limits.cache_bytes)
         with self._reader() as dataset, self._gdal("read"):
             decode_by_strips(dataset, self._header, scratch)
+        self._close_readers()  # with what GDAL keeps of them
 
     def read(self, rect: Rect) -> NDArray[Any]:
         """Return the pixels of a rectangle within the image, upright, as (bands, rows, cols) of `dtype`.
@@ -246,14 +247,17 @@ class RasterSource:
 
     def close(self) -> None:
         """Close the file; no thread may be reading."""
-        while not self._free.empty():
-            if (dataset := self._free.get()) is not None:
-                dataset.close()
+        self._close_readers()
         if self._origin.fd is not None:
             os.close(self._origin.fd)
             self._origin = replace(self._origin, fd=None)
         if self._scratch is not None:
             self._scratch.close()
+
+    def _close_readers(self) -> None:
+        while not self._free.empty():
+            if (dataset := self._free.get()) is not None:
+                dataset.close()
 
     def __enter__(self) -> Self:
         return self

@@ -16,7 +16,7 @@ from serfer.raster.results.parts import ResultParts
 
 BLOCK = 512
 """Rows and columns of a result's tiles."""
-_MOST_BYTES = 32 * MIB
+_MOST_BYTES = 16 * MIB
 
 
 class Mosaic:

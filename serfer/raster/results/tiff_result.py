@@ -24,7 +24,7 @@ from serfer.raster.results.strips import BLOCK, Mosaic
 
 _CLASSIC = 3_900_000_000  # bytes: offsets of a TIFF that is not BigTIFF have 32 bits
 _PIXEL_INTERLEAVED = 4  # channels, at most
-_CACHE = 64 * MIB
+_CACHE = 16 * MIB  # whole blocks are written, and read back, once
 _MARGIN = 4 * MIB  # what GDAL may write beside a window's values
 _LEVEL = 4  # of deflate: GDAL's own, 6, takes three to four times the time for 1% fewer bytes of classes
 _FLOAT_PREDICTOR = 3

@@ -182,7 +182,7 @@ class Engine:
             return
         del batch
         [values] = result.outputs.values()
-        task.parts.put(number, task.form.part(values, window.written, empty))
+        task.parts.put(number, task.form.part(values[..., *window.kept], window.written, empty))
         self._done(result.report.latency_ms)
 
     def _read(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:

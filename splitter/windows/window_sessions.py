@@ -26,5 +26,5 @@ class WindowSessions:
         for window in windows:
             part = np.ascontiguousarray(image[:, :, *window.read.slices])
             [values] = self._sessions[window.tile].run([output_name(0)], {input_name(0): part})
-            result[:, :, *window.written.slices] = values
+            result[:, :, *window.written.slices] = values[..., *window.kept]
         return result

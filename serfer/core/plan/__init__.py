@@ -78,11 +78,15 @@ from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
+    AxisEnd,
+    AxisRule,
     AxisWindow,
     AxisWindows,
     ImageWindow,
     ImageWindows,
     SampleDifference,
+    SizeRules,
+    WindowRules,
     Windows,
 )
 
@@ -112,7 +116,9 @@ __all__ = [
     "ZIP",
     "Alternative",
     "Artefact",
+    "AxisEnd",
     "AxisForm",
+    "AxisRule",
     "AxisWindow",
     "AxisWindows",
     "Cell",
@@ -144,8 +150,10 @@ __all__ = [
     "Shape",
     "SideLimit",
     "SideSizes",
+    "SizeRules",
     "Stage",
     "Tile",
+    "WindowRules",
     "Windows",
     "answer_digest",
     "check_sound",

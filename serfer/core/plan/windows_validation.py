@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import inf, isfinite
+from collections.abc import Iterable, Iterator, Sequence
+from math import ceil, inf, isfinite
 
 from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect
 from serfer.core.plan.model import Plan, Tile
-from serfer.core.plan.windows import NO_TILE, AxisWindow, AxisWindows, Windows
+from serfer.core.plan.windows import NO_TILE, AxisRule, AxisWindow, AxisWindows, Windows
 
 MAX_WINDOWS = 100_000
 """The most windows along an axis of an image."""
@@ -27,9 +27,34 @@ def check_windows(plan: Plan, windows: Windows) -> None:
     rows, cols = (
         _kind_sizes(axes, count) for axes, count in ((windows.heights, len(windows.tiles)), (windows.widths, widest))
     )
+    _check_tiles(plan, windows, rows, cols)
+    for each in windows.rules.sides if windows.rules else ():
+        rows, cols = (
+            _kind_sizes(_examples(rule), count)
+            for rule, count in ((each.rows, len(windows.tiles)), (each.cols, widest))
+        )
+        _check_tiles(plan, windows, rows, cols)
+
+
+def _check_tiles(plan: Plan, windows: Windows, rows: _Sizes, cols: _Sizes) -> None:
+    """Refuse kinds of rows and columns that meet where no tile is of their size."""
     for row, height in rows.items():
         for col, width in cols.items():
             _check_tile(plan.stages[0].tiles, windows.tiles[row][col], height, width)
+
+
+def _examples(rule: AxisRule) -> Iterator[AxisWindows]:
+    """Yield axes that show every way of a rule: the shortest of each residue, and longer ones."""
+    sound = rule.unit >= 1 and rule.unit_written >= 1 and rule.first and rule.ends
+    if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
+        raise PlanError("plan.json has a rule of windows for no image")
+    units = ceil(max(1, rule.middle.written.size) / rule.unit_written)
+    for end in rule.ends:
+        for more in (0, 1, units, 5 * units + 1):
+            axis = rule.at(end.least + more * rule.unit)
+            if axis is None:
+                raise PlanError("plan.json has a rule of windows for no image")
+            yield axis
 
 
 def _check_difference(windows: Windows) -> None:
@@ -46,21 +71,21 @@ def _check_difference(windows: Windows) -> None:
         raise PlanError("plan.json has a difference of windows that cannot have been measured")
 
 
-def _kind_sizes(axes: Sequence[AxisWindows], kinds: int) -> _Sizes:
-    """Return how many pixels each kind that occurs reads and writes."""
-    if not axes:
-        raise PlanError("plan.json is a map plan for images of no size")
+def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Sizes:
+    """Return how many pixels each kind that occurs reads and makes."""
     sizes: _Sizes = {}
     for axis in axes:
         _check_axis(axis, kinds)
         for each in axis.windows:
             if sizes.setdefault(each.kind, _size(each)) != _size(each):
                 raise PlanError("plan.json has windows of one kind but of two sizes")
+    if not sizes:
+        raise PlanError("plan.json is a map plan for images of no size")
     return sizes
 
 
 def _size(window: AxisWindow) -> tuple[int, int]:
-    return window.read.size, window.written.size
+    return window.read.size, window.computed.size
 
 
 def _check_axis(axis: AxisWindows, kinds: int) -> None:
@@ -72,6 +97,7 @@ def _check_axis(axis: AxisWindows, kinds: int) -> None:
     end = 0
     for each in axis.windows:
         inside = 0 <= each.read.start < each.read.stop <= axis.size and 0 <= each.kind < kinds
+        inside = inside and each.computed.contains(each.written)
         if not inside or each.written.start != end or each.written.stop <= end:
             raise PlanError("plan.json has windows outside of the image, or a gap between them")
         end = each.written.stop

@@ -51,7 +51,7 @@ def by_windows(directory, batch):
         [values] = sessions[graph].run(None, {"input0": part})
         if result is None:
             result = np.full((*values.shape[:-2], windows.height, windows.width), np.nan, values.dtype)
-        result[..., *window.written.slices] = values
+        result[..., *window.written.slices] = values[..., *window.kept]
     return result
 
 

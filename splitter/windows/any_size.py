@@ -13,7 +13,7 @@ The windows are found on large images and compared with what the network has on 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, lcm, prod
 
@@ -21,7 +21,7 @@ from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import NO_TILE, AxisEnd, AxisRule, AxisWindow, AxisWindows, SizeRules, WindowRules, Windows
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from serfer.splitter.network.unsupported import refuse
+from serfer.splitter.network.unsupported import CannotSplitError, refuse
 from serfer.splitter.plan_dir.emit import TileGraph
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import AxisWalk, axis_node
@@ -41,6 +41,11 @@ _WINDOWS = 8
 _LEAST_SIDE = 32
 """Pixels of the image that the smallest windows stand for, at least."""
 _MOST_AT_END = 16
+_MOST_UNIT = 1_024
+_MOST_PAST = 32
+"""Sizes that follow each other, among which one is looked for that the network takes."""
+_SMALLER = 8
+"""By what large images are smaller on which residues are tried as well."""
 _LENGTHS = 64
 """Lengths of images, one unit apart, for which it is asked whether the network goes the same way."""
 _MOST_REASON = 300
@@ -50,12 +55,13 @@ _ONE_A_SIZE = "what it computes depends on the image's size: give the sizes of y
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of windows along an axis, as it is on an image whose length is `past` a multiple of the unit.
+    """A kind of windows along an axis: the rows of each tensor, of one that begins `units` after an image does.
 
-    `rows` are those of each tensor, which begin `units` after the image does.
+    Those at the end are of images whose length is `past` a multiple of the unit, on one of this residue; others, None,
+    are the same on all.
     """
 
-    past: int
+    past: int | None
     units: int
     rows: dict[str, Span]
 
@@ -88,10 +94,10 @@ class _Axis:
         walk = AxisWalk(nodes, {output: spans_of(made)})
         while walk.position:
             walk.step()
-        past, of = self.size % self.known.stride, self.known.of(output)
+        of = self.known.of(output)
         columns = {name: rows.T.tolist() for name, rows in walk.spans.items()}
         return [
-            _Kind(past, span.start // of, {name: Span(*rows[number]) for name, rows in columns.items()})
+            _Kind(None, span.start // of, {name: Span(*rows[number]) for name, rows in columns.items()})
             for number, span in enumerate(made)
         ]
 
@@ -106,13 +112,15 @@ class _Side:
 
 @dataclass(frozen=True)
 class AnySizeNetwork:
-    """A network and the sizes that images may have; `base` is the side of an image that its windows are found on.
+    """A network and the sizes that images may have; `base` is about the side of images that its windows are found on.
 
-    `rows` and `cols` are the rows (or columns) of each tensor for a unit of the image, by which windows begin.
+    Its units divide `base`, and it takes images of `past` more pixels. `rows` and `cols` are the rows (or columns) of
+    each tensor for a unit of the image, by which windows begin.
     """
 
     network: Network
     base: int
+    past: int
     rows: Strides
     cols: Strides
     multiple: int
@@ -120,15 +128,15 @@ class AnySizeNetwork:
     @classmethod
     def of(cls, network: Network, wanted: AnySize) -> AnySizeNetwork:
         """Return the network with its units; raises ModelError where it looks at more than neighbourhoods."""
-        base = base_size(wanted)
-        known = network.strides(network.checked((base, base)))
+        base, past, graph = base_size(wanted), *_taken(network, wanted)
+        known = network.strides(graph)
         rows, cols = (replace(each, stride=lcm(each.stride, wanted.multiple)) for each in known)
-        if base % rows.stride or base % cols.stride:
+        if max(rows.stride, cols.stride) > _MOST_UNIT or base % rows.stride or base % cols.stride:
             raise ModelError(
-                f"the network's strides of {rows.stride} and {cols.stride} pixels are too unusual for images of any "
-                "size: give the sizes of your images, --size HEIGHTxWIDTH"
+                f"the network's strides of {rows.stride:,} and {cols.stride:,} pixels are too unusual for images of "
+                "any size: give the sizes of your images, --size HEIGHTxWIDTH"
             )
-        return cls(network, base, rows, cols, wanted.multiple)
+        return cls(network, base, past, rows, cols, wanted.multiple)
 
     def for_side(self, side: int) -> AnySizeNetwork:
         """Return the network on images that have several windows of a side, in pixels of the result."""
@@ -138,8 +146,8 @@ class AnySizeNetwork:
 
     @property
     def graph(self) -> Graph:
-        """The network at the base size."""
-        return self.network.at(self.base, self.base)
+        """The network on a large image."""
+        return self.network.at(self.base + self.past, self.base + self.past)
 
     @property
     def known(self) -> tuple[Strides, Strides]:
@@ -149,7 +157,7 @@ class AnySizeNetwork:
     def axis(self, size: tuple[int, int], axis: int) -> _Axis:
         """Return an axis of the network at a size; raises ModelError for one that it does not take as others."""
         height, width = size
-        self._check_way((2 * self.base, width) if axis == COL_AXIS else (height, 2 * self.base))
+        self._check_way((2 * height, width) if axis == COL_AXIS else (height, 2 * width))
         graph = self.network.checked(size)
         known = self.known[axis - ROW_AXIS]
         missing = next((node for node in graph.nodes if node.output not in known.rates), None)
@@ -161,7 +169,7 @@ class AnySizeNetwork:
     def _check_way(self, size: tuple[int, int]) -> None:
         """Raise ModelError where the module's Python goes another way than for images of the base size."""
         sized = self.network.source.sized
-        broken = sized.of((self.base, self.base)).guards.broken(size) if sized else None
+        broken = sized.of((self.base + self.past,) * 2).guards.broken(size) if sized else None
         if broken:
             height, width = size
             raise ModelError(
@@ -181,19 +189,41 @@ class AnySizeNetwork:
 
         Raises ModelError where it takes none.
         """
-        taken: dict[int, _Axis] = {}
-        why: ModelError | None = None
-        for residue in range(0, self.known[axis - ROW_AXIS].stride, self.multiple):
-            length = self.base + residue
-            size = (length, self.base) if axis == ROW_AXIS else (self.base, length)
+        taken, errors = dict[int, _Axis](), dict[int, ModelError]()
+        unit, other = self.known[axis - ROW_AXIS].stride, self.base + self.past
+        smaller = max(1, self.base // _SMALLER // unit) * unit
+        for residue in range(0, unit, self.multiple):
+            lengths = [self.base + residue, smaller + residue]
             try:
-                taken[residue] = self.axis(size, axis)
+                large, small = (
+                    self.axis((each, other) if axis == ROW_AXIS else (other, each), axis) for each in lengths
+                )
+                check_extents(small.graph, large, (smaller - self.base) // unit)
             except ModelError as error:
-                why = why or error
+                errors[residue] = error
+            else:
+                taken[residue] = large
         if not taken:
-            assert why is not None  # noqa: S101 - a unit has residues
-            raise why
-        return taken, "" if why is None else str(why).split("; ")[0][:_MOST_REASON]
+            raise errors[self.past % unit]
+        return taken, _shortened(next(iter(errors.values()))) if errors else ""
+
+
+def _taken(network: Network, wanted: AnySize) -> tuple[int, Graph]:
+    """Return by how many pixels a square image is larger than the base size which the network takes, and its graph."""
+    base, first = base_size(wanted), None
+    for past in range(0, _MOST_PAST * wanted.multiple, wanted.multiple):
+        try:
+            return past, network.checked((base + past, base + past))
+        except CannotSplitError as error:
+            raise first or error from None
+        except ModelError as error:
+            first = first or error
+    assert first is not None  # noqa: S101 - there is a first size
+    raise first
+
+
+def _shortened(why: ModelError) -> str:
+    return str(why).split("; ")[0][:_MOST_REASON]
 
 
 def base_size(wanted: AnySize) -> int:
@@ -207,23 +237,24 @@ def any_size_tiles(network: AnySizeNetwork, side: int) -> WindowTiles:
     Raises ModelError where what the network computes depends on the image's size, UsageError for windows that are not
     multiples of the network's stride, or are of too many kinds.
     """
-    axes, refused = [], ""
-    for axis in (ROW_AXIS, COL_AXIS):
-        taken, why = network.axes(axis)
-        axes.append(taken)
-        refused = refused or why
     check_step(side, *network.known, network.graph.output)
-    sides = _sides(network, axes, side)
-    graphs = _Graphs(network, axes)
-    rules = SizeRules(tuple(WindowRules(down.rule, across.rule) for down, across in sides), refused)
-    _check_ends(graphs, rules)
-    _check_rules(graphs, sides)
+    (down, why), (across, other) = (network.axes(axis) for axis in (ROW_AXIS, COL_AXIS))
+    graphs = _Graphs(network, (down, across), why or other)
+    sides = _sides(graphs, side)
+    _check_middle(graphs, sides)
+    graphs = graphs.with_lengths(sides)
+    if (left := _following(graphs, sides)) is not graphs:
+        sides = _sides(left, side)
+        graphs = left.with_lengths(sides)
+    rules = SizeRules(tuple(WindowRules(down.rule, across.rule) for down, across in sides), graphs.refused)
     own = weights_by_size(graphs.made)
     tiles, table = list[WindowTile](), _table(sides)
     for down, across in sides:
         for row, col in ((row, col) for row in down.kinds for col in across.kinds):
             tiles.append(replace(graphs.tile(row, col), own=own))
-    rows, cols = rules.sides[0].rows.at(_example(axes[0], network)), rules.sides[0].cols.at(_example(axes[1], network))
+    rows, cols = (
+        rule.at(each.size) for rule, each in zip((rules.sides[0].rows, rules.sides[0].cols), graphs.first, strict=True)
+    )
     assert rows is not None and cols is not None  # noqa: S101, PT018 - the rules are made for such images
     output = network.graph.output
     windows = Windows(
@@ -235,11 +266,6 @@ def any_size_tiles(network: AnySizeNetwork, side: int) -> WindowTiles:
         rules=rules,
     )
     return WindowTiles(windows, tuple(tiles))
-
-
-def _example(axes: Mapping[int, _Axis], network: AnySizeNetwork) -> int:
-    """Return the side of an image by which a plan is explained."""
-    return network.base + min(axes)
 
 
 def _table(sides: Sequence[tuple[_Side, _Side]]) -> tuple[tuple[int, ...], ...]:
@@ -255,8 +281,9 @@ def _table(sides: Sequence[tuple[_Side, _Side]]) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, table))
 
 
-def _sides(network: AnySizeNetwork, axes: Sequence[Mapping[int, _Axis]], side: int) -> list[tuple[_Side, _Side]]:
+def _sides(graphs: _Graphs, side: int) -> list[tuple[_Side, _Side]]:
     """Return the rules of windows of `side` and of halves of it: as many as there is room for, evenly chosen."""
+    network, axes = graphs.network, graphs.axes
     wanted, largest = [*_halves(network, side)], (_side(each, side, 0, network) for each in axes)
     tiles = prod(len(each.kinds) for each in largest)
     if tiles > MOST_TILES:
@@ -320,6 +347,7 @@ def _side(axes: Mapping[int, _Axis], side: int, kinds: int, network: AnySizeNetw
             "any size; give a larger --window, or the sizes of your images"
         )
     first = axis.windows([Span(number * side, (number + 1) * side) for number in range(count)])
+    middle = _Kind(None, clear // unit, middle.at(clear // unit, known))  # near 0, where coordinates round the least
     listed = [*first, middle]
     ends = []
     for residue, each in axes.items():
@@ -338,7 +366,7 @@ def _side(axes: Mapping[int, _Axis], side: int, kinds: int, network: AnySizeNetw
                 start=None,
             )
         )
-        listed += windows
+        listed += [replace(window, past=residue) for window in windows]
     rule = AxisRule(
         unit=known.stride,
         unit_written=unit,
@@ -405,15 +433,30 @@ def _placed(rule: AxisRule, axes: Mapping[int, _Axis], network: AnySizeNetwork) 
     return replace(rule, ends=tuple(ends))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Graphs:
-    """The graphs of images of which tiles are made: those of each residue of rows and of columns that meet."""
+    """The graphs of images of which tiles are made: those of the residues of rows and of columns that meet.
+
+    `axes` are rows and columns by their residues, of large images; `refused` says why there are not all residues. Tiles
+    are made of shorter images, whose `lengths` are by residues, too: ONNX Runtime rounds coordinates less there.
+    """
 
     network: AnySizeNetwork
-    axes: Sequence[Mapping[int, _Axis]]
+    axes: tuple[Mapping[int, _Axis], Mapping[int, _Axis]]
+    refused: str
+    lengths: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
+    made: list[Graph] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.made: list[Graph] = []
+    def with_lengths(self, sides: Sequence[tuple[_Side, _Side]]) -> _Graphs:
+        """Return graphs of the shortest images that have the largest windows, and so all others."""
+        rows, cols = ({end.residue: end.least for end in side.rule.ends} for side in sides[0])
+        return replace(self, lengths=(rows, cols))
+
+    @property
+    def first(self) -> tuple[_Axis, _Axis]:
+        """Rows and columns of the first residue."""
+        rows, cols = (next(iter(axes.values())) for axes in self.axes)
+        return rows, cols
 
     def of(self, size: tuple[int, int]) -> Graph:
         """Return the graph of an image's size."""
@@ -422,20 +465,29 @@ class _Graphs:
             self.made.append(graph)
         return graph
 
-    def at(self, past_rows: int, past_cols: int) -> Graph:
-        """Return the graph of a large image of these residues; raises ModelError where its sides are not apart."""
-        base = self.network.base
-        graph = self.of((base + past_rows, base + past_cols))
-        axes = self.axes[0][past_rows], self.axes[1][past_cols]
-        for axis in axes:
-            check_extents(graph, axis, 0)
+    def at(self, past: Sequence[int]) -> Graph:
+        """Return the graph of an image of these residues; raises ModelError where one side depends on the other."""
+        rows, cols = (lengths[each] for lengths, each in zip(self.lengths, past, strict=True))
+        graph = self.of((rows, cols))
+        for axes, each, length in zip(self.axes, past, (rows, cols), strict=True):
+            axis = axes[each]
+            check_extents(graph, axis, (length - axis.size) // axis.known.stride)
         return graph
 
-    def tile(self, row: _Kind, col: _Kind, graph: Graph | None = None) -> WindowTile:
-        """Return the tile of a kind of rows and one of columns, of the graph of a large image unless one is given."""
-        graph = graph or self.at(row.past, col.past)
-        regions = {name: Rect(row.rows[name], col.rows[name]) for name in row.rows}
-        return WindowTile(graph, regions, regions[graph.output])
+    def tile(self, row: _Kind, col: _Kind, past: tuple[int, int] | None = None) -> WindowTile:
+        """Return the tile of a kind of rows and one of columns, of images of a residue where they say none."""
+        residues, regions = [], []
+        for number, (kind, axes) in enumerate(zip((row, col), self.axes, strict=True)):
+            residues.append(kind.past if kind.past is not None else past[number] if past else next(iter(axes)))
+            axis = axes[residues[-1]]
+            shift = 0 if kind.past is None else (self.lengths[number][kind.past] - axis.size) // axis.known.stride
+            regions.append(kind.at(kind.units + shift, axis.known))
+        return _tile(self.at(residues), *regions)
+
+
+def _tile(graph: Graph, rows: Mapping[str, Span], cols: Mapping[str, Span]) -> WindowTile:
+    regions = {name: Rect(span, cols[name]) for name, span in rows.items()}
+    return WindowTile(graph, regions, regions[graph.output])
 
 
 def check_extents(graph: Graph, axis: _Axis, units: int) -> None:
@@ -446,17 +498,16 @@ def check_extents(graph: Graph, axis: _Axis, units: int) -> None:
             raise refuse(node.name, node.kind, _ONE_A_SIZE)
 
 
-def _check_ends(graphs: _Graphs, rules: SizeRules) -> None:
+def _check_middle(graphs: _Graphs, sides: Sequence[tuple[_Side, _Side]]) -> None:
     """Compare windows in the middle of large images with one another, and ask of other sizes for other ways."""
-    network, (rows, cols) = graphs.network, (next(iter(axes.values())) for axes in graphs.axes)
-    graph = graphs.at(rows.size - network.base, cols.size - network.base)
+    network, (rows, cols) = graphs.network, graphs.first
+    graph = graphs.of((rows.size, cols.size))
     rows, cols = replace(rows, graph=graph), replace(cols, graph=graph)
-    for side in rules.sides:
-        down, across = _spans(rows, side.rows), _spans(cols, side.cols)
+    for side in sides:
+        down, across = _spans(rows, side[0].rule), _spans(cols, side[1].rule)
         check_alike(graph, *down, across[0], rows=True)
         check_alike(graph, *across, down[0], rows=False)
-    rule = rules.sides[-1]
-    ends = [(end.least, each.unit) for each in (rule.rows, rule.cols) for end in each.ends]
+    ends = [(end.least, each.rule.unit) for each in sides[-1] for end in each.rule.ends]
     lengths = sorted({least + more * unit for least, unit in ends for more in range(_LENGTHS)})
     doubled = (network.base << power for power in range((MOST_PIXELS // network.base).bit_length()))
     network.check_ways((*lengths[:: max(1, len(lengths) // (2 * _LENGTHS))], *doubled))
@@ -471,25 +522,45 @@ def _spans(axis: _Axis, rule: AxisRule) -> tuple[AxisSpans, AxisWindows]:
     return AxisSpans(axis.size, rows, axis.graph.output, axis.graph.input, ((),) * len(kinds)), windows
 
 
-def _check_rules(graphs: _Graphs, sides: Sequence[tuple[_Side, _Side]]) -> None:
-    """Compare the windows of the smallest images of each residue, and of ones a unit larger, with the large image's.
+def _following(graphs: _Graphs, sides: Sequence[tuple[_Side, _Side]]) -> _Graphs:
+    """Return the graphs without the residues whose small images have other windows than their large ones.
 
-    Raises ModelError that names an operator whose size or constants do not follow the image's.
+    Raises ModelError, that names an operator whose size or constants do not follow the image's, where the first has.
     """
-    base = sides[0][0].kinds[0].past, sides[0][1].kinds[0].past
-    for down, across in sides:
-        pairs = [*_pairs(down.rule.ends, across.rule.ends)]
-        for end, other in pairs:
-            for more in (0, 1):
-                size = end.least + more * down.rule.unit, other.least + more * across.rule.unit
-                _check_size(graphs, (down, across), size, (end.residue, other.residue))
-            _check_kinds(graphs, (down, across), base, (end.residue, other.residue))
+    dropped: list[set[int]] = [set(), set()]
+    refused = graphs.refused
+    for number, axes in enumerate(graphs.axes):
+        for place, residue in enumerate(axes):
+            try:
+                for side in sides:
+                    _check_residue(graphs, side, number, place)
+            except ModelError as error:
+                if place == 0:
+                    raise
+                dropped[number].add(residue)
+                refused = refused or _shortened(error)
+    if not any(dropped):
+        return graphs
+    rows, cols = (
+        {residue: axis for residue, axis in axes.items() if residue not in out}
+        for axes, out in zip(graphs.axes, dropped, strict=True)
+    )
+    return replace(graphs, axes=(rows, cols), refused=refused)
 
 
-def _pairs(one: Sequence[AxisEnd], other: Sequence[AxisEnd]) -> Iterator[tuple[AxisEnd, AxisEnd]]:
-    """Yield pairs in which each of both occurs."""
-    for number in range(max(len(one), len(other))):
-        yield one[number % len(one)], other[number % len(other)]
+def _check_residue(graphs: _Graphs, sides: tuple[_Side, _Side], number: int, place: int) -> None:
+    """Compare the windows of the smallest image of a residue, of one a unit larger and of a large one with tiles."""
+    rows, cols = (side.rule.ends[place if axis == number else 0] for axis, side in enumerate(sides))
+    least, units = (rows.least, cols.least), [side.rule.unit for side in sides]
+    for size in (
+        least,
+        (least[0] + units[0], least[1] + units[1]),
+        (graphs.axes[0][rows.residue].size, graphs.axes[1][cols.residue].size),
+    ):
+        _check_size(graphs, sides, size, (rows.residue, cols.residue))
+    down, across = (side.kinds[: len(side.rule.first) + 1] for side in sides)  # which all residues have
+    for row, col in ((row, col) for row in down for col in across):
+        _compare(graphs.tile(row, col), graphs.tile(row, col, (rows.residue, cols.residue)), graphs.network.base)
 
 
 def _check_size(graphs: _Graphs, sides: tuple[_Side, _Side], size: tuple[int, int], past: tuple[int, int]) -> None:
@@ -511,22 +582,14 @@ def _check_size(graphs: _Graphs, sides: tuple[_Side, _Side], size: tuple[int, in
         for here, known in pairs.values():
             if known.at(here.units, large.known) != here.rows:
                 rows = known.at(here.units, large.known)
-                node = next(node for node in graph.nodes if rows[node.output] != here.rows[node.output])
+                differing = (node for node in graph.nodes if rows.get(node.output) != here.rows.get(node.output))
+                node = next(differing, graph.nodes[0])
                 raise refuse(node.name, node.kind, _ONE_A_SIZE)
         found.append([*pairs.values()])
     rows, cols = found
     for number in range(max(len(rows), len(cols))):
         (row, known_row), (col, known_col) = rows[number % len(rows)], cols[number % len(cols)]
-        _compare(graphs.tile(known_row, known_col), graphs.tile(row, col, graph), network.base)
-
-
-def _check_kinds(graphs: _Graphs, sides: tuple[_Side, _Side], base: tuple[int, int], past: tuple[int, int]) -> None:
-    """Compare the windows that images of all residues have with those of large images of one residue."""
-    graph = graphs.at(*past)
-    counts = [len(side.rule.first) + 1 for side in sides]
-    for row, col in ((row, col) for row in sides[0].kinds[: counts[0]] for col in sides[1].kinds[: counts[1]]):
-        assert (row.past, col.past) == base  # noqa: S101 - those of no residue's own
-        _compare(graphs.tile(row, col), graphs.tile(row, col, graph), graphs.network.base)
+        _compare(graphs.tile(known_row, known_col, past), _tile(graph, row.rows, col.rows), network.base)
 
 
 def _compare(one: WindowTile, other: WindowTile, size: int) -> None:

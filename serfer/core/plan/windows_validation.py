@@ -28,7 +28,11 @@ def check_windows(plan: Plan, windows: Windows) -> None:
         _kind_sizes(axes, count) for axes, count in ((windows.heights, len(windows.tiles)), (windows.widths, widest))
     )
     _check_tiles(plan, windows, rows, cols)
-    for each in windows.rules.sides if windows.rules else ():
+    if windows.rules is None:
+        return
+    if not windows.rules.sides:
+        raise PlanError("plan.json has no rule of windows")
+    for each in windows.rules.sides:
         rows, cols = (
             _kind_sizes(_examples(rule), count)
             for rule, count in ((each.rows, len(windows.tiles)), (each.cols, widest))
@@ -46,6 +50,7 @@ def _check_tiles(plan: Plan, windows: Windows, rows: _Sizes, cols: _Sizes) -> No
 def _examples(rule: AxisRule) -> Iterator[AxisWindows]:
     """Yield axes that show every way of a rule: the shortest of each residue, and longer ones."""
     sound = rule.unit >= 1 and rule.unit_written >= 1 and rule.first and rule.ends
+    sound = sound and all(end.windows for end in rule.ends)
     if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
         raise PlanError("plan.json has a rule of windows for no image")
     units = ceil(max(1, rule.middle.written.size) / rule.unit_written)

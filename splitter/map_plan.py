@@ -16,9 +16,8 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.splitter.network.description import Description, Reduction
 from serfer.splitter.plan_dir.output_directory import place_for
 from serfer.splitter.planning.split_options import Budget, memory_choices, package_limit
+from serfer.splitter.windows.wanted_sizes import AnySize, checked_sizes
 
-MOST_PIXELS = 2_000_000
-"""Pixels that a side of an image may have."""
 STATISTICS = ("auto", "exact", "sample")
 """Where statistics over the whole image come from."""
 MOST_OVERLAP = 8_192
@@ -27,7 +26,7 @@ MOST_OVERLAP = 8_192
 
 def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     model: Any,  # noqa: ANN401 - an nn.Module, or a path as text
-    sizes: Sequence[tuple[int, int]],
+    sizes: Sequence[tuple[int, int]] | str,
     out: Path | str = "plan",
     *,
     window: int | str = "auto",
@@ -48,7 +47,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     profiles: Profiles | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
-    """Write a map plan: for images of (height, width) `sizes` that are computed window by window (`serfer.map`).
+    """Write a map plan: for images of some sizes, or any, that are computed window by window (`serfer.map`).
 
     The result of all windows is the network's on the whole image: windows read exactly what their pixels depend on, and
     padding stands only where the image ends (docs/how-to/map.md). One function computes all windows; its weights are in
@@ -59,7 +58,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
             `NamedModel`), or the path of an ONNX file whose height and width are free. It makes maps of an image,
             (N, C, H, W) or (N, H, W), perhaps of several strides. It looks at neighbourhoods, and of the whole image at
             statistics alone (global pooling, squeeze-and-excite, group and instance norm), where it makes one map.
-        sizes: (height, width) of the images.
+        sizes: (height, width) of the images; or "any", or "any,multiple=8" for sizes that are multiples of 8 pixels.
         out: The plan directory; an empty directory or a plan there is replaced.
         window: The side of windows in pixels of the result, of several the finest, a multiple of the network's stride,
             or "auto": the cheapest for a pixel that functions of `memory_mb` hold.
@@ -101,8 +100,12 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         raise UsageError(f"--output is boxes, of a detector: maps are reduced by --reduce, not by {output!r:.40}")
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
-    memory, side, sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)
+    memory, side, wanted_sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)
     overlap = approximation(approximate, sample, statistics)
+    if overlap[0] is not None and isinstance(wanted_sizes, AnySize):
+        raise UsageError("--approximate is for images of certain sizes: give them, --size HEIGHTxWIDTH")
+    if overlap[1] is not None and isinstance(wanted_sizes, AnySize):
+        raise UsageError("--sample is for images of certain sizes: give them, --size HEIGHTxWIDTH")
     with named_extras():
         if callable(dependency_bytes):
             dependency_bytes = dependency_bytes()
@@ -112,7 +115,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
         progress = progress or (lambda _step: None)
         wanted = WindowRequest(side, *overlap, statistics)
-        plan, notes = build_map_plan(model, sizes, place, wanted, channels, budget, description, progress)
+        plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return plan
@@ -144,13 +147,3 @@ def window_side(window: int | str) -> int | None:
     if isinstance(window, bool) or not (isinstance(window, int) or str(window).isdecimal()) or int(window) < 1:
         raise UsageError(f'window must be "auto" or a number of pixels, not {window!r}')
     return int(window)
-
-
-def checked_sizes(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the sizes of images, each once; raises UsageError for none, or for one that no image has."""
-    if not sizes:
-        raise UsageError("give the size of the images that the plan is for: --size HEIGHTxWIDTH")
-    for height, width in sizes:
-        if not (1 <= height <= MOST_PIXELS and 1 <= width <= MOST_PIXELS):
-            raise UsageError(f"an image has 1 to {MOST_PIXELS:,} pixels a side, not {height} x {width}")
-    return [*dict.fromkeys(sizes)]

@@ -22,6 +22,10 @@ class Span:
         """Return this span in the coordinates of `other`, whose first row becomes 0."""
         return Span(self.start - other.start, self.stop - other.start)
 
+    def moved(self, rows: int) -> Span:
+        """Return this span, so many rows further on."""
+        return Span(self.start + rows, self.stop + rows)
+
     def contains(self, other: Span) -> bool:
         """Return whether every row of `other` lies in this span."""
         return self.start <= other.start and other.stop <= self.stop

@@ -217,8 +217,11 @@ class Engine:
             self._failed(number, window, error)
             return
         del batch
+        outputs: Mapping[str, NDArray[Any]] = result.outputs
+        if window.made != window.written:  # of a plan for images of any size, which has one output
+            outputs = {name: values[..., *window.kept] for name, values in outputs.items()}
         for place, target in enumerate(task.targets):
-            target.keep(number, result.outputs, None if empty is None else empty[place])
+            target.keep(number, outputs, None if empty is None else empty[place])
         self._done(result.report.latency_ms)
 
     def _looked_at(self, number: int) -> Rect:

@@ -239,10 +239,6 @@ def _windows(axis: _Axis, kinds: Sequence[_Kind], reads: Sequence[Span], step: S
     for kind, (pixel, shift) in axis.windows:
         number = kinds.index(kind)
         _, written = kind
-        windows.append(AxisWindow(number, _moved(reads[number], pixel), _moved(written, shift)))
+        windows.append(AxisWindow(number, reads[number].moved(pixel), written.moved(shift)))
     place = None if (axis.size - first) % step.pixels else step.place
     return placed(AxisWindows(axis.size, axis.result, tuple(windows)), place, Fraction(step.pixels, step.written))
-
-
-def _moved(span: Span, by: int) -> Span:
-    return Span(span.start + by, span.stop + by)

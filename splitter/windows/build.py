@@ -24,6 +24,7 @@ from serfer.splitter.plan_dir.check import whole_runner
 from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.windows.any_size import AnySizeNetwork, any_size_tiles, base_size
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.global_statistics import passes_of
@@ -39,6 +40,7 @@ from serfer.splitter.windows.map_plan import (
 from serfer.splitter.windows.passes import check_times, with_passes
 from serfer.splitter.windows.sample import measured, sample_of
 from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
+from serfer.splitter.windows.wanted_sizes import AnySize
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 
@@ -68,7 +70,7 @@ class WindowRequest:
 
 def build_map_plan(
     model: Any,  # noqa: ANN401 - a module, a path or a name
-    sizes: Sequence[tuple[int, int]],
+    sizes: Sequence[tuple[int, int]] | AnySize,
     place: Path,
     wanted: WindowRequest,
     channels: int,
@@ -76,21 +78,24 @@ def build_map_plan(
     description: Description,
     progress: Progress,
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Write the map plan of a model for images of (height, width) `sizes` to `place`; see `serfer.splitter.map_plan`.
+    """Write the map plan of a model for images of `sizes` to `place`; see `serfer.splitter.map_plan`.
 
     Returns what that warns of as well.
     """
     progress("reading the network")
-    first = in_strides(sizes[0]) if description.boxes else sizes[0]
+    large = [(base_size(sizes),) * 2] if isinstance(sizes, AnySize) else sizes
+    first = in_strides(large[0]) if description.boxes else large[0]
     small = _small(first)
     example = _example(channels, small)
     source, example = _load(model, example, first)
     detector = None
     if is_detector(source, description) and wanted.overlap is None:
+        if isinstance(sizes, AnySize):
+            raise ModelError("boxes are for images of certain sizes: give them, --size HEIGHTxWIDTH")
         progress("finding the heads of the detector")
         detector = detector_of(source, channels, description)
-        sizes = [*dict.fromkeys(detector.padded(size) for size in sizes)]
-        source, example = detector.trunk, example_of(detector, channels, sizes[0], _SMALL)
+        large = [*dict.fromkeys(detector.padded(size) for size in large)]
+        source, example = detector.trunk, example_of(detector, channels, large[0], _SMALL)
     small = example.shape[2], example.shape[3]
     source = replace(
         with_reduction(source, description.reduction),
@@ -105,14 +110,17 @@ def build_map_plan(
         return from_onnx(model, height, width, source.outputs, description.reduction, any_size=True)
 
     network = Network(source, at)
-    made = _Making(network, sizes, small, example, budget, progress)
+    made = _Making(network, large, small, example, budget, progress)
     if source.preprocess:
         reference = network.of_maps(small)
         check_channels(source.preprocess, reference.shape(reference.input))
         source.check_numbers(source.preprocess)
     if description.reduction and description.reduction.output is None:
         check_one_to_reduce(network.of_maps(small).output_tensors)
-    cut, choice = made.exact(wanted) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
+    if isinstance(sizes, AnySize):
+        cut, choice = made.any_size(sizes, wanted.side)
+    else:
+        cut, choice = made.exact(wanted) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
         finish = detector.written if detector else (lambda plan, _: plan)
@@ -157,6 +165,17 @@ class _Making:
                 self.notes.extend(
                     _check_other(network, network.source.like_images(_example(self.example.shape[1], small)))
                 )
+        return cut, choice
+
+    def any_size(self, sizes: AnySize, window: int | None) -> tuple[WindowTiles, WindowChoice]:
+        """Return windows by rules, for images of any size."""
+        self.progress("finding what shifts with the image")
+        network = AnySizeNetwork.of(self.network, sizes)
+        choice = choose_windows(network.graph, network.known, self.budget, window)
+        self.progress("finding windows for images of any size")
+        cut = any_size_tiles(network.for_side(choice.step), choice.step)
+        self.progress("checking windows against the whole network")
+        self.notes.extend(_check_rules(self.network, cut, self.example))
         return cut, choice
 
     def overlapping(self, wanted: WindowRequest, overlap: int) -> tuple[WindowTiles, WindowChoice]:
@@ -229,6 +248,22 @@ def _check(network: Network, example: Array) -> list[str]:
     except ModelError:
         return notes
     _compare(cut, example, expected)
+    return notes
+
+
+def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str]:
+    """Compare the plan's own windows of a few small images with the model on all of them, as `_check` does."""
+    rules = cut.windows.rules
+    assert rules is not None  # noqa: S101 - of a plan for any size
+    down, across = rules.sides[-1].rows, rules.sides[-1].cols
+    notes: list[str] = []
+    for number in dict.fromkeys((0, len(down.ends) // 2, len(down.ends) - 1)):
+        size = down.ends[number].least, across.ends[number % len(across.ends)].least + across.unit
+        image = network.source.like_images(_example(example.shape[1], size))
+        expected = _check_reading(network, network.of_one_map(size), image)
+        if of_one_class(expected):
+            notes.append(_one_class("a random image, on which windows were checked,"))
+        _compare(cut, image, expected)
     return notes
 
 

@@ -507,6 +507,8 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
     work = sum(stage.tiles[window.tile].macs for window in image)
     share = work / stage.macs - 1 if stage.macs else 0.0
     why = _in_words(stage, stage.tiles[common], image, share)
+    if windows.rules:
+        why += f" Images of any size have windows by rules: {windows.rules}."
     if windows.approximation:
         why += f" Approximate: {windows.approximation}."
     return replace(plan, stages=(predicted,), why=why)

@@ -25,6 +25,7 @@ _ROUNDING = 1e-3
 """By how much constants may differ: ONNX Runtime rounds coordinates, those of row 10,000 to a thousandth."""
 _ROW_ROUNDING = 2.0**-22
 """The same for each row, where there are so many that it is more: four units in the last place of float32."""
+_BY_POSITION = "what it computes depends on where in the image it is"
 _BY_PLACE = frozenset({"Gather", "MatMul", "Resize"})
 """Operators that may have a constant for each row or column."""
 
@@ -42,13 +43,13 @@ def check_alike(graph: Graph, spans: AxisSpans, windows: AxisWindows, across: Ax
     for numbers in by_kind.values():
         regions = {number: _regions(spans, number, across, rows=rows) for number in numbers}
         for node in by_place:  # before the rest: what reads a part of a tensor is not blamed for the part
-            _compare_all(
-                [node], (tile_graph(graph, [node], each, [graph.input], {}) for each in regions.values()), spans
+            check_equal(
+                [node], (tile_graph(graph, [node], each, [graph.input], {}) for each in regions.values()), spans.size
             )
         some = sorted({numbers[place] for place in (0, min(1, len(numbers) - 1), len(numbers) // 2, -1)})
         whole = ((regions[number], {name: regions[number][name] for name in graph.outputs}) for number in some)
         tiles = (tile_graph(graph, graph.nodes, each, [graph.input], end) for each, end in whole)
-        _compare_all(graph.nodes, tiles, spans)
+        check_equal(graph.nodes, tiles, spans.size)
 
 
 def _regions(spans: AxisSpans, number: int, across: AxisSpans, *, rows: bool) -> Regions:
@@ -56,32 +57,40 @@ def _regions(spans: AxisSpans, number: int, across: AxisSpans, *, rows: bool) ->
     return regions_of(here, there) if rows else regions_of(there, here)
 
 
-def _compare_all(nodes: Sequence[Node], tiles: Iterator[TileGraph], spans: AxisSpans) -> None:
-    """Refuse the operator in which a tile's graph differs from the first one's."""
+def check_equal(nodes: Sequence[Node], tiles: Iterator[TileGraph], size: int, why: str = _BY_POSITION) -> None:
+    """Refuse the operator in which a tile's graph differs from the first one's, for a reason.
+
+    Constants may differ by what ONNX Runtime rounds coordinates of an image of `size` pixels.
+    """
     first = next(tiles)
     written = [node.SerializeToString() for node in first.nodes]
-    rounding = max(_ROUNDING, spans.size * _ROW_ROUNDING)
+    rounding = max(_ROUNDING, size * _ROW_ROUNDING)
     for tile in tiles:
         if [node.SerializeToString() for node in tile.nodes] != written:
             pairs = zip(first.nodes, tile.nodes, strict=False)
             differing = [node.output[0] for node, twin in pairs if node.SerializeToString() != twin.SerializeToString()]
-            _refuse(nodes, differing)
+            _refuse(nodes, differing, why)
         differing = [
-            name for name, value in first.constants.items() if not _close(value, tile.constants[name], rounding)
+            name
+            for name, value in first.constants.items()
+            if name not in tile.constants or not _close(value, tile.constants[name], rounding)
         ]
         if differing:
-            _refuse(nodes, differing)
+            _refuse(nodes, differing, why)
 
 
 def _close(one: NDArray[Any], other: NDArray[Any], rounding: float) -> bool:
     return one.shape == other.shape and np.allclose(one, other, rtol=0, atol=rounding)
 
 
-def _refuse(nodes: Sequence[Node], names: Sequence[str]) -> None:
-    """Raise ModelError for the operator that made a tensor or constant of a tile's graph: its name begins with it."""
+def _refuse(nodes: Sequence[Node], names: Sequence[str], why: str) -> None:
+    """Raise ModelError for the operator that made a tensor or constant of a tile's graph: its name begins with it.
+
+    Or that reads it, where it is a weight of the network.
+    """
     made = [node for node in nodes if any(name.startswith(node.output) for name in names)]
-    node = max(made, key=lambda node: len(node.output), default=nodes[-1])
-    why = "what it computes depends on where in the image it is"
+    readers = (node for node in nodes if any(name in node.inputs for name in names))
+    node = max(made, key=lambda node: len(node.output), default=next(readers, nodes[-1]))
     if node.kind == "Resize":
         why += (
             "; give sizes that are multiples of the network's stride, or export it with a factor in place of a size, "
@@ -95,9 +104,15 @@ def weights_by_size(graphs: Iterable[Graph]) -> frozenset[str]:
     known, differing = dict[str, NDArray[Any]](), set[str]()
     for graph in graphs:
         for name, value in graph.weights.items():
-            if not np.array_equal(value, known.setdefault(name, value)):
+            first = known.setdefault(name, value)
+            if not _same_memory(value, first) and not np.array_equal(value, first):
                 differing.update((name, f"{name}.inner"))  # as emit.py may call it
     return frozenset(differing)
+
+
+def _same_memory(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two arrays are one in memory, as the weights of a file are that is read at several sizes."""
+    return one.shape == other.shape and one.__array_interface__ == other.__array_interface__
 
 
 def inlined(tile: TileGraph, names: Collection[str]) -> TileGraph:

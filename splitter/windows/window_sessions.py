@@ -37,7 +37,8 @@ class WindowSessions:
         for number, window in enumerate(windows):
             values = self._compute(image, window, statistics, len(views))
             for result, view, value in zip(results, views, values, strict=True):
-                result[:, :, *view[number].written.slices] = value
+                part = view[number]
+                result[:, :, *part.written.slices] = value if len(views) > 1 else value[..., *part.kept]
         return results
 
     def statistics_of(self, images: Sequence[Array]) -> Array:

@@ -39,7 +39,12 @@ def map_plan(
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
     sizes: Annotated[
-        list[str], typer.Option("--size", help="HEIGHTxWIDTH of the images, in pixels; several may be given.")
+        list[str],
+        typer.Option(
+            "--size",
+            help="HEIGHTxWIDTH of the images, in pixels; several may be given. Or any: one plan for images of all "
+            "sizes that the network takes; or any,multiple=8, for those that are multiples of 8 pixels.",
+        ),
     ],
     weights_file: WeightsFileOption = None,
     random: RandomOption = False,
@@ -112,7 +117,7 @@ def map_plan(
     with status_line() as progress:
         plan = make(
             named_model(model, weights_file, random, download),
-            [_size(text) for text in sizes],
+            _sizes(sizes),
             directory,
             window=window,
             channels=channels,
@@ -153,6 +158,8 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     one, many = (prices.estimate(windows.first, range(count), (height, width), each, passes) for each in (1, _AT_ONCE))
     place = shlex.quote(str(directory))
     out.print(plain(chosen_line(plan)))
+    if windows.rules:
+        out.print(plain(f"for images of any size: {windows.rules}"), soft_wrap=True)
     at_once = f", {duration(many.seconds)} with {_AT_ONCE} at once" if count > 1 else ""
     out.print(
         f"an image of {height:,} x {width:,} pixels: {counted(count, 'window')}, {duration(one.seconds)} one after the "
@@ -189,8 +196,17 @@ def _print_boxes(boxes: MapBoxes) -> None:
     out.print(plain(text))
 
 
+def _sizes(texts: list[str]) -> list[tuple[int, int]] | str:
+    """Return the sizes that were given, or the one text for those of any size; raises UsageError."""
+    if any(text.startswith("any") for text in texts):
+        if len(texts) > 1:
+            raise UsageError("--size any is for images of all sizes: give no other one beside it")
+        return texts[0]
+    return [_size(text) for text in texts]
+
+
 def _size(text: str) -> tuple[int, int]:
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is not a size: write HEIGHTxWIDTH such as 9000x12000")
+        raise UsageError(f"{text!r} is not a size: write HEIGHTxWIDTH such as 9000x12000, or any")
     return int(match[1]), int(match[2])

@@ -8,12 +8,17 @@ rows of an image             windows overlap by exactly what the network reads a
 ├ ─ ─ ─ ─ ─ ─ ─┤
 │ kind 1  ...  │             A kind of rows and a kind of columns make a tile of the plan's only stage: nine for
 most networks. A query is one window, and computes that tile alone.
+
+A plan is for images of certain sizes, each side's windows listed, or for images of any size, by rules: windows at both
+ends of a side are aligned to these, and those between start anywhere at multiples of the unit by which the network
+shifts. What such a window computes and one before it does, too, is cut off (`made` and `written`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
@@ -22,15 +27,26 @@ from serfer.core.plan.statistics import MapStatistics
 
 NO_TILE = -1
 """What stands for a kind of rows and a kind of columns that never meet."""
+_QUERY_PIXELS = 128 * 128
+"""Pixels that cost about as much as a query does beside those of its window."""
 
 
 @dataclass(frozen=True, slots=True)
 class AxisWindow:
-    """A window along one axis: it reads pixels `read` of the image and writes `written` of the result, as its kind."""
+    """A window along one axis: it reads pixels `read` of the image and writes `written` of the result, as its kind.
+
+    Its tile computes `made` of the result, of which `written` is a part; None where that is all.
+    """
 
     kind: int
     read: Span
     written: Span
+    made: Span | None = field(default=None, metadata=LATER)
+
+    @property
+    def computed(self) -> Span:
+        """What its tile computes of the result."""
+        return self.made or self.written
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +83,138 @@ class AxisWindows:
         spans = map(Span, starts, (*starts[1:], other.result))
         windows = tuple(replace(each, written=span) for each, span in zip(self.windows, spans, strict=True))
         return AxisWindows(self.size, other.result, windows, other.start, other.step)
+
+
+@dataclass(frozen=True, slots=True)
+class AxisEnd:
+    """How an axis ends of which `residue` pixels are left after its n units; it has at least `least` pixels.
+
+    Its result has `rest` more than n times what a unit makes. Windows between start at `last` or before, and those at
+    the end are `windows`; these numbers count from where the n-th unit ends. `start` is as in AxisWindows.
+    """
+
+    residue: int
+    least: int
+    rest: int
+    last: int
+    windows: tuple[AxisWindow, ...]
+    start: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AxisRule:
+    """The windows along an axis of any length, in units: `unit` pixels of the image make `unit_written` of the result.
+
+    `first` are the windows at its beginning. `middle` is one that begins at 0, to be moved by units. `ends` has a way
+    to end for each length modulo the unit that the network takes. `step` is as in AxisWindows.
+    """
+
+    unit: int
+    unit_written: int
+    first: tuple[AxisWindow, ...]
+    middle: AxisWindow
+    ends: tuple[AxisEnd, ...]
+    step: float
+
+    def end_of(self, size: int) -> AxisEnd | None:
+        """Return how an axis of `size` pixels ends, None if the network takes no such axis."""
+        return next((end for end in self.ends if end.residue == size % self.unit), None)
+
+    def at(self, size: int) -> AxisWindows | None:
+        """Return the windows along an axis of `size` pixels, None if there is no rule for it."""
+        end = self.end_of(size)
+        if end is None or size < end.least:
+            return None
+        units = size // self.unit
+        origin = units * self.unit_written
+        last = [self._moved(each, units) for each in end.windows]
+        side, covered = self.middle.written.size, self.first[-1].written.stop
+        between = []
+        for number in range(ceil((last[0].written.start - covered) / side)):
+            start = min(covered + number * side, origin + end.last)
+            between.append(self._moved(self.middle, start // self.unit_written))
+        windows, done = list[AxisWindow](), 0
+        for each in (*self.first, *between, *last):
+            if each.written.stop > done:
+                windows.append(_after(each, done))
+                done = each.written.stop
+        return AxisWindows(size, origin + end.rest, tuple(windows), end.start, self.step)
+
+    def _moved(self, window: AxisWindow, units: int) -> AxisWindow:
+        read, written = units * self.unit, units * self.unit_written
+        return AxisWindow(window.kind, window.read.moved(read), window.written.moved(written))
+
+    def __str__(self) -> str:
+        """Say which lengths the network takes."""
+        residues = [end.residue for end in self.ends]
+        least = f"of {max(end.least for end in self.ends):,} pixels or more"
+        if len(residues) == self.unit:
+            return least
+        multiple = residues[1] if len(residues) > 1 else self.unit
+        if residues == [*range(0, self.unit, multiple)]:
+            return f"{least} that are multiples of {multiple}"
+        return f"{least} that are {', '.join(map(str, residues))} more than multiples of {self.unit}"
+
+    def near(self, size: int) -> int:
+        """Return the longest axis of at most `size` pixels that the network takes, or the shortest of all."""
+        fitting = [size - (size - end.residue) % self.unit for end in self.ends]
+        pairs = zip(fitting, self.ends, strict=True)
+        return max((length for length, end in pairs if length >= end.least), default=min(e.least for e in self.ends))
+
+
+def _after(window: AxisWindow, done: int) -> AxisWindow:
+    """Return a window that writes nothing of what was written before."""
+    if window.written.start == done:
+        return window
+    return AxisWindow(window.kind, window.read, Span(done, window.written.stop), made=window.written)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRules:
+    """Windows of one side for images of any size: the rules along rows and along columns, whose kinds all meet."""
+
+    rows: AxisRule
+    cols: AxisRule
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRules:
+    """The rules of a plan for images of any size, those of the largest windows first.
+
+    `refused` says why there are lengths that the network does not take; it is empty where it takes all.
+    """
+
+    sides: tuple[WindowRules, ...]
+    refused: str = ""
+
+    def of(self, height: int, width: int) -> tuple[AxisWindows, AxisWindows] | None:
+        """Return the windows of an image, of the side that reads the least of it; None where no rule is for it."""
+        axes = [(each.rows.at(height), each.cols.at(width)) for each in self.sides]
+        possible = [(rows, cols) for rows, cols in axes if rows is not None and cols is not None]
+        return min(possible, key=lambda pair: _work(*pair), default=None)
+
+    def __str__(self) -> str:
+        """Say which sizes images may have."""
+        smallest = self.sides[-1]
+        rows, cols = str(smallest.rows), str(smallest.cols)
+        return f"heights and widths {rows}" if rows == cols else f"heights {rows}, and widths {cols}"
+
+    def reason(self, height: int, width: int) -> str:
+        """Say why there is no rule for images of a size, and what to do."""
+        smallest = self.sides[-1]
+        sides = (smallest.rows, height), (smallest.cols, width)
+        takes = f"this plan takes {self}"
+        if all(rule.end_of(size) is not None for rule, size in sides):
+            return f"{takes}: make a plan with --size {height}x{width}"
+        near = " x ".join(str(rule.near(size)) for rule, size in sides)
+        why = f" ({self.refused})" if self.refused else ""
+        return f"{takes}{why}: crop it to {near} pixels, or pad it to a size that the plan takes"
+
+
+def _work(rows: AxisWindows, cols: AxisWindows) -> int:
+    """Return what windows cost together, in pixels that they read."""
+    down, across = (sum(each.read.size for each in axis.windows) for axis in (rows, cols))
+    return down * across + len(rows.windows) * len(cols.windows) * _QUERY_PIXELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +284,8 @@ class Windows:
     `tiles[r][c]` is the tile that computes row kind r and column kind c. Windows start at multiples of `stride` pixels,
     of which the network makes `stride_written` pixels of the result. `overlap` is 0 where the result is exactly the
     network's on the whole image; otherwise each window is taken for an image of its own, and so many pixels around
-    what it writes are read as well: `difference` says what that makes of a sample.
+    what it writes are read as well: `difference` says what that makes of a sample. With `rules` the plan is for images
+    of any size, and the heights and widths are those of one of them, by which it is explained.
 
     Where the network looks at the whole image, `passes` come before the map, in order, and every window has the
     statistics of all of them as a second input: one vector, in which those that are not known yet are 0. In place of
@@ -152,6 +301,7 @@ class Windows:
     difference: SampleDifference | None = None
     passes: tuple[StatisticsPass, ...] = field(default=(), metadata=LATER)
     known: tuple[float, ...] = field(default=(), metadata=LATER)
+    rules: SizeRules | None = field(default=None, metadata=LATER)
 
     @property
     def statistics(self) -> int:
@@ -184,6 +334,11 @@ class Windows:
 
     def of(self, height: int, width: int, name: str = "the image") -> ImageWindows:
         """Return the windows of an image of a name; raises InputError for a size that the plan is not for."""
+        if self.rules is not None:
+            axes = self.rules.of(height, width)
+            if axes is None:
+                raise InputError(f"{name} has {height} x {width} pixels, and {self.rules.reason(height, width)}")
+            return ImageWindows(*axes, self.tiles)
         rows = next((axis for axis in self.heights if axis.size == height), None)
         cols = next((axis for axis in self.widths if axis.size == width), None)
         if rows is None or cols is None:
@@ -197,11 +352,20 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class ImageWindow:
-    """A window of an image: it reads `read` and writes `written` of the result, by tile `tile` of the plan."""
+    """A window of an image: it reads `read` and writes `written` of the result, by tile `tile` of the plan.
+
+    That makes `made`, of which `written` is a part.
+    """
 
     tile: int
     read: Rect
     written: Rect
+    made: Rect
+
+    @property
+    def kept(self) -> tuple[slice, slice]:
+        """What is written of the tile's output, as numpy indices of its last two axes."""
+        return self.written.within(self.made).slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +395,8 @@ class ImageWindows:
         row, col = divmod(number, len(self.cols.windows))
         down, across = self.rows.windows[row], self.cols.windows[col]
         tile = self.tiles[down.kind][across.kind]
-        return ImageWindow(tile, Rect(down.read, across.read), Rect(down.written, across.written))
+        read, written = Rect(down.read, across.read), Rect(down.written, across.written)
+        return ImageWindow(tile, read, written, Rect(down.computed, across.computed))
 
     def of_output(self, number: int) -> ImageWindows:
         """Return the windows with what they write of output `number`, from 0, alone."""

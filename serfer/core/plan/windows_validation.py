@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from itertools import product
-from math import isfinite
+from math import ceil, isfinite
 
 from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect
 from serfer.core.plan.model import Plan
 from serfer.core.plan.statistics import check_statistics, partial_form
-from serfer.core.plan.windows import NO_TILE, AxisWindow, AxisWindows, StatisticsPass, Windows
+from serfer.core.plan.windows import NO_TILE, AxisRule, AxisWindow, AxisWindows, StatisticsPass, Windows
 
 MAX_WINDOWS = 100_000
 """The most windows along an axis of an image."""
@@ -40,9 +40,29 @@ def check_windows(plan: Plan, windows: Windows) -> None:
     for number in range(outputs):
         heights, widths = ([axis.of_output(number) for axis in side] for side in (windows.heights, windows.widths))
         rows, cols = _kind_sizes(heights, len(windows.tiles)), _kind_sizes(widths, widest)
-        for (row, height), (col, width) in product(rows.items(), cols.items()):
-            _check_tile(plan, number, windows.tiles[row][col], height, width)
+        _check_tiles(plan, number, windows, rows, cols)
     _check_passes(plan, windows)
+    _check_rules(plan, windows, widest)
+
+
+def _check_rules(plan: Plan, windows: Windows, widest: int) -> None:
+    """Refuse rules for images of any size whose windows no tile computes, and of networks that have none."""
+    if windows.rules is None:
+        return
+    if not windows.rules.sides or windows.statistics or len(plan.stages[0].outputs) > 1:
+        raise PlanError("plan.json has no rule of windows")
+    for each in windows.rules.sides:
+        rows, cols = (
+            _kind_sizes(_examples(rule), count)
+            for rule, count in ((each.rows, len(windows.tiles)), (each.cols, widest))
+        )
+        _check_tiles(plan, 0, windows, rows, cols)
+
+
+def _check_tiles(plan: Plan, output: int, windows: Windows, rows: _Sizes, cols: _Sizes) -> None:
+    """Refuse kinds of rows and columns that meet where no tile is of their size."""
+    for (row, height), (col, width) in product(rows.items(), cols.items()):
+        _check_tile(plan, output, windows.tiles[row][col], height, width)
 
 
 def _kinds(windows: Windows | StatisticsPass) -> tuple[_Sizes, _Sizes]:
@@ -79,6 +99,21 @@ def _check_partial(plan: Plan, one: StatisticsPass, number: int, height: int, wi
         raise PlanError(f"plan.json's tile {number} is not of its pass's size")
 
 
+def _examples(rule: AxisRule) -> Iterator[AxisWindows]:
+    """Yield axes that show every way of a rule: the shortest of each residue, and longer ones."""
+    sound = rule.unit >= 1 and rule.unit_written >= 1 and rule.first and rule.ends
+    sound = sound and all(end.windows for end in rule.ends)
+    if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
+        raise PlanError("plan.json has a rule of windows for no image")
+    units = ceil(max(1, rule.middle.written.size) / rule.unit_written)
+    for end in rule.ends:
+        for more in (0, 1, units, 5 * units + 1):
+            axis = rule.at(end.least + more * rule.unit)
+            if axis is None:
+                raise PlanError("plan.json has a rule of windows for no image")
+            yield axis
+
+
 def _check_difference(windows: Windows) -> None:
     """Refuse an approximation whose difference was not measured, or cannot have been."""
     measured = windows.difference
@@ -93,21 +128,21 @@ def _check_difference(windows: Windows) -> None:
         raise PlanError("plan.json has a difference of windows that cannot have been measured")
 
 
-def _kind_sizes(axes: Sequence[AxisWindows], kinds: int) -> _Sizes:
-    """Return how many pixels each kind that occurs reads and writes."""
-    if not axes:
-        raise PlanError("plan.json is a map plan for images of no size")
+def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Sizes:
+    """Return how many pixels each kind that occurs reads and makes."""
     sizes: _Sizes = {}
     for axis in axes:
         _check_axis(axis, kinds)
         for each in axis.windows:
             if sizes.setdefault(each.kind, _size(each)) != _size(each):
                 raise PlanError("plan.json has windows of one kind but of two sizes")
+    if not sizes:
+        raise PlanError("plan.json is a map plan for images of no size")
     return sizes
 
 
 def _size(window: AxisWindow) -> tuple[int, int]:
-    return window.read.size, window.written.size
+    return window.read.size, window.computed.size
 
 
 def _check_axis(axis: AxisWindows, kinds: int) -> None:
@@ -119,6 +154,7 @@ def _check_axis(axis: AxisWindows, kinds: int) -> None:
     end = 0
     for each in axis.windows:
         inside = 0 <= each.read.start < each.read.stop <= axis.size and 0 <= each.kind < kinds
+        inside = inside and each.computed.contains(each.written)
         if not inside or each.written.start != end or each.written.stop <= end:
             raise PlanError("plan.json has windows outside of the image, or a gap between them")
         end = each.written.stop

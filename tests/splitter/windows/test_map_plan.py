@@ -98,7 +98,7 @@ def by_windows(directory, batch):
             values = pipeline.submit(part, context=RequestContext(window=window.tile)).result().logits
             if result is None:
                 result = np.empty((*values.shape[:-2], windows.height, windows.width), values.dtype)
-            result[..., *window.written.slices] = values
+            result[..., *window.written.slices] = values[..., *window.kept]
     return result, len(windows)
 
 

@@ -63,7 +63,7 @@ def by_windows(directory, batch):
         values = compute(window)
         if result is None:
             result = np.full((*values.shape[:-2], windows.height, windows.width), np.nan, values.dtype)
-        result[..., *window.written.slices] = values
+        result[..., *window.written.slices] = values[..., *window.kept]
     return result
 
 

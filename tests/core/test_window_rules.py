@@ -12,9 +12,9 @@ from serfer.core.plan.windows import AxisEnd, AxisRule, AxisWindow, SizeRules, W
 
 
 def rule(side=32, halo=6, unit=8, made=4, residues=None, kinds=0):
-    """The rule of a network that makes `made` of `unit` pixels and reads a halo: two windows at an end if needed."""
+    """The rule of a network that makes `made` of `unit` pixels and reads a halo: more windows at an end if needed."""
     scale = unit // made
-    count = 1 if halo <= side * scale else 2
+    count = max(1, -(-halo // (side * scale)))
     first = [
         AxisWindow(
             kinds + number,

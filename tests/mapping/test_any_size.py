@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from tests.exports import for_any_size
 from tests.mapping.plans import PREPROCESS, network
 from tests.mapping.whole import assert_equal, expected, read
 from tests.raster.files import pixels, write
@@ -16,7 +15,8 @@ SIZES = {"a.tif": (61, 97), "b.png": (75, 80), "in/c.tif": (133, 70)}
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    return for_any_size(network(), tmp_path_factory.mktemp("network") / "net.onnx")
+    (path := tmp_path_factory.mktemp("network") / "net.onnx").write_bytes(network())
+    return path
 
 
 @pytest.fixture

@@ -236,12 +236,10 @@ class Attention(nn.Module):
 @pytest.mark.parametrize(
     ("net", "operator"),
     [
-        (Gated, "ReduceMean"),
         (Aligned, "Resize"),
         (Placed, "Add"),
         (Attention, "MatMul|Reshape|Transpose"),
-        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.InstanceNorm2d(4)), "InstanceNormalization"),
-        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "ReduceMean|GlobalAveragePool|exported"),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "does not grow with the image"),
     ],
 )
 def test_a_network_that_looks_at_the_whole_image_is_refused(exported, net, operator, tmp_path):

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,6 +106,15 @@ class _Answer:
 
 
 @dataclass(frozen=True)
+class _Spent:
+    """Dollars of a replay's instances, how many were started, and seconds until the first served, None if none did."""
+
+    usd: float = 0.0
+    launches: int = 0
+    boot_s: float | None = None
+
+
+@dataclass(frozen=True)
 class LocalReplay:
     """Replays of loads on this machine, by a plan of one task; `scenario` has the instance that is compared."""
 
@@ -139,10 +148,12 @@ class LocalReplay:
             )
         replayed = ReplayedLoad(window, thinned, arrivals)
         scenario = scenario_here(self.scenario, speed, instance, replayed, self._target())
-        images = () if instance is None else instance.images_s
+        booted = instance and replace(instance, boot_s=scenario.instance.boot_s)  # it is started late
         found, ways = [], list(_ways(scenario, instance))
         for number, (name, routing) in enumerate(ways):
-            answers, measured, failed = self._measured(replayed, routing, name, (len(ways) - number) * replayed.seconds)
+            answers, measured, failed, spent = self._measured(
+                replayed, routing, name, (len(ways) - number) * replayed.seconds
+            )
             remarks += [f"{name}: {count:,} queries failed: {message}" for message, count in failed.items()]
             policy = DEFAULT if routing else "serverless"
             simulated, explained = (
@@ -153,9 +164,9 @@ class LocalReplay:
                     policy,
                     period_s=PERIOD_S,
                     patience_s=self._patience_s,
-                    images_s=images_s,
+                    instance=kind,
                 )
-                for times, images_s in ((speed, images), (own_speed(answers, speed), own_images_s(answers) or images))
+                for times, kind in ((speed, booted), (own_speed(answers, speed), _own_instance(booted, answers, spent)))
             )
             found.append(ReplayedWay(name, simulated, explained, measured))
         return Replay(replayed, processors(), speed, instance, scenario, tuple(found), tuple(remarks))
@@ -258,11 +269,11 @@ class LocalReplay:
 
     def _measured(
         self, load: ReplayedLoad, routing: Routing | None, name: str, left_s: float
-    ) -> tuple[Sequence[ReplayedAnswer], ReplayOutcome, Counter[str]]:
-        """Serve a replay in real time; return its answers and outcome, and how many queries failed by the message."""
+    ) -> tuple[Sequence[ReplayedAnswer], ReplayOutcome, Counter[str], _Spent]:
+        """Serve a replay in real time; return answers, outcome, failed queries by their errors, and what was spent."""
         self.progress(f"replaying {name}: it starts")
         with self._opened(routing) as pipeline:
-            sent, instances_usd, launches = asyncio.run(self._serve(load, pipeline, name, left_s))
+            sent, spent = asyncio.run(self._serve(load, pipeline, name, left_s))
         answers = [ReplayedAnswer(one.scheduled, one.ended, *astuple(one.result)) for one in sent if one.result]
         if not answers:
             raise UnavailableError(f"replaying {name}: no query was answered: {sent[0].error}: {sent[0].message}")
@@ -271,30 +282,23 @@ class LocalReplay:
             np.array([one.ended_s - one.came_s for one in answers]),
             self._patience_s,
             cold=sum(answer.cold for answer in answers),
-            usd=sum(answer.usd for answer in answers) + instances_usd,
+            usd=sum(answer.usd for answer in answers) + spent.usd,
             on_instances=sum(bool(answer.instance) for answer in answers),
-            launches=launches,
+            launches=spent.launches,
         )
-        return answers, measured, Counter(f"{one.error}: {one.message:.200}" for one in sent if one.error)
+        return answers, measured, Counter(f"{one.error}: {one.message:.200}" for one in sent if one.error), spent
 
     async def _serve(
         self, load: ReplayedLoad, pipeline: Pipeline, name: str, left_s: float
-    ) -> tuple[Sequence[Sent[_Answer]], float, int]:
-        """Send the queries; return how they ended, and the instances' dollars and number up to the replay's end."""
+    ) -> tuple[Sequence[Sent[_Answer]], _Spent]:
+        """Send the queries; return how they ended, and what was spent on instances up to the replay's end."""
         batch, begun = self._batch(), time.monotonic()
 
         def note(state: str) -> None:
             seconds = max(0.0, left_s - (time.monotonic() - begun))
             self.progress(f"replaying {name}: {state}; {_clock(seconds)} left")
 
-        async def spent() -> tuple[float, int]:
-            await asyncio.sleep(load.seconds)
-            pool = pipeline.target
-            if not isinstance(pool, RunningPool):
-                return 0.0, 0
-            return pool.controller.status.instances_usd, pool.controller.changes["started"]
-
-        spending = asyncio.create_task(spent())
+        spending = asyncio.create_task(_spent(pipeline, load.seconds))
         sent = await run(
             lambda _: pipeline.submit(batch, deadline_s=self._patience_s),
             load.arrivals_s.tolist(),
@@ -302,7 +306,31 @@ class LocalReplay:
             patience_s=self._patience_s + 1,
             progress=note,
         )
-        return sent, *await spending
+        return sent, await spending
+
+
+async def _spent(pipeline: Pipeline, seconds: float) -> _Spent:
+    """Look at a pipeline's instances for so long, and return what was spent on them."""
+    begun, pool = time.monotonic(), pipeline.target
+    started = boot_s = None
+    while (now := time.monotonic() - begun) < seconds:
+        if isinstance(pool, RunningPool) and boot_s is None:
+            status = pool.controller.status
+            started = now if started is None and status.on else started
+            boot_s = now - started if started is not None and status.serving else None
+        await asyncio.sleep(min(PERIOD_S / 4, seconds - now))
+    if not isinstance(pool, RunningPool):
+        return _Spent()
+    return _Spent(pool.controller.status.instances_usd, pool.controller.changes["started"], boot_s)
+
+
+def _own_instance(
+    known: InstanceSpeed | None, answers: Sequence[ReplayedAnswer], spent: _Spent
+) -> InstanceSpeed | None:
+    """Return the speed that a replay's own instances had, as far as they tell."""
+    if known is None:
+        return None
+    return InstanceSpeed(spent.boot_s or known.boot_s, own_images_s(answers) or known.images_s)
 
 
 def _most() -> int:

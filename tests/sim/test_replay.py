@@ -177,10 +177,15 @@ def test_an_instance_takes_over_once_it_has_booted_and_is_paid_for_from_its_laun
     on_functions = 800 * (1 - one.on_instances)
     functions_usd = on_functions * here.usd(0.1, 1, 0) + here.usd(0.9, 0, 0)
     assert one.usd == pytest.approx(199 * world.instance.usd_per_s + functions_usd, rel=0.02)
-    slower = simulate(load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S, images_s=(0.06,))
+    slower = simulate(
+        load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S, instance=InstanceSpeed(20.0, (0.06,))
+    )
     assert slower.p50_ms == pytest.approx(60)
-    varied = simulate(load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S, images_s=(0.01, 0.24))
+    varied = simulate(
+        load, here, world, "instances", period_s=1.0, patience_s=PATIENCE_S, instance=InstanceSpeed(40.0, (0.01, 0.24))
+    )
     assert varied.p99_ms == pytest.approx(240, rel=0.05)
+    assert varied.on_instances == pytest.approx((200 - 41) / 200, abs=0.02)
     assert (slower.on_instances, slower.launches) == (one.on_instances, one.launches)
 
 

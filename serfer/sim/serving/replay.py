@@ -315,19 +315,20 @@ def simulate(
     *,
     period_s: float,
     patience_s: float,
-    images_s: Sequence[float] = (),
+    instance: InstanceSpeed | None = None,
 ) -> ReplayOutcome:
     """Simulate a replay with the times that were measured, under a policy that decides every `period_s`.
 
-    An instance takes one of `images_s` for an image; decided is by what the scenario has. It begins as the replay does,
-    with nothing warm, no instance and a policy that has seen nothing. Numbers are means over several draws of times.
+    An `instance` boots and takes any of its times for an image; decided is by what the scenario has. It begins as the
+    replay does, with nothing warm, no instance and a policy that has seen nothing. Numbers are means over several draws
+    of times.
     """
     limits, window = DriverLimits(slots=speed.environments), Window("replayed", 0.0, load.seconds)
     found = []
     for seed in range(_SEEDS):
         times = MeasuredTimes.on(speed)
         router = Router(scenario, make_policy(policy, scenario))
-        run = _MeasuredRun(scenario, router, times, seed, limits, images_s)
+        run = _MeasuredRun(scenario, router, times, seed, limits, instance)
         one = run.through(load.arrivals_s, 0.0, window, period_s)
         warm = one.on_serverless + one.pings - one.cold_starts
         usd = speed.usd(sum(times.taken_s), warm, one.cold_starts) + one.instances_usd
@@ -346,7 +347,7 @@ def simulate(
 
 
 class _MeasuredRun(QueriesRun):
-    """A run whose instances take for an image what was measured, any of it."""
+    """A run whose instances boot and take for an image what was measured, whatever the router expects."""
 
     def __init__(
         self,
@@ -355,10 +356,12 @@ class _MeasuredRun(QueriesRun):
         services: ServiceTimes,
         seed: int,
         limits: DriverLimits,
-        images_s: Sequence[float],
+        instance: InstanceSpeed | None,
     ) -> None:
+        self._images_s = np.array(instance.images_s if instance else ())
+        if instance is not None:
+            scenario = replace(scenario, instances=(replace(scenario.instance, boot_s=instance.boot_s),))
         super().__init__(scenario, router, services, [], seed, limits=limits)
-        self._images_s = np.array(images_s)
 
     def _batch_seconds(self, instance: SimulatedInstance, images: int) -> float:
         if not self._images_s.size:

@@ -18,7 +18,7 @@ from serfer.core.wire import MAX_BATCH
 from serfer.drivers.driver import NO_CONTEXT
 from serfer.instance.engine import Engine
 from serfer.instance.measuring import NetworkMeasurement, load_again, measure, weight_bytes
-from serfer.instance.memory import default_bound, give_back
+from serfer.instance.memory import default_bound
 from serfer.instance.network import Hardware, Network, instruction_sets, load_whole, open_network, prepared_device
 from serfer.instance.residents import Resident, Residents
 from serfer.pipeline.event_loop import LoopThread
@@ -27,6 +27,7 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.storage.store import Store
+from serfer.system import give_back
 
 _LOG = logging.getLogger(__name__)
 _MAX_BATCH = {

@@ -29,8 +29,8 @@ from serfer.drivers.target import InstanceAnswer
 from serfer.instance.device import Device
 from serfer.instance.engine import Engine
 from serfer.instance.measuring import NetworkMeasurement
-from serfer.instance.memory import give_back
 from serfer.instance.network import Network
+from serfer.system import give_back
 
 _LONGEST = 200  # characters of a reason
 _LOG = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ def test_a_wheel_serves_and_splits_under_each_python_and_reads_a_plan_of_another
 
 
 @pytest.mark.weekly
-@pytest.mark.parametrize("part", ["control", "fleet"])
+@pytest.mark.parametrize("part", ["control", "fleet", "sim"])
 def test_what_needs_no_torch_passes_under_python_3_13(part):
     """`make python313` runs what is quicker."""
     python = ROOT / ".venv" / "tests-python3.13" / "bin" / "python"
@@ -47,9 +47,7 @@ def test_networks_of_the_newest_torch_that_is_allowed_are_split(tmp_path):
         pytest.skip(f"the index of TORCH_INDEX has no {' and '.join(newer)}")
     assert done.returncode == 0, done.stderr
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    code = (
-        "import torch; assert torch.__version__.startswith('2.14.') and torch.version.cuda is None, torch.__version__"
-    )
+    code = "import torch; assert torch.__version__.startswith('2.14.') and torch.version.cuda is None"
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
-    tests = [ROOT / "tests" / "splitter" / "network", ROOT / "tests" / "test_recorded_plans.py"]
-    subprocess.run([sys.executable, "-m", "pytest", "-q", *tests], cwd=ROOT, env=environment, check=True)
+    tests = ROOT / "tests" / "splitter" / "network"
+    subprocess.run([sys.executable, "-m", "pytest", "-q", tests], cwd=ROOT, env=environment, check=True)

@@ -63,7 +63,7 @@ unit: setup
 
 # What needs no torch, under Python 3.13: the plug-in skips the rest (tests/without_torch.py).
 PYTHON313 := .venv/tests-python3.13
-UNDER_313 := core storage drivers lambdas wiring client registry local/test_redis_server.py test_recorded_plans.py e2e/test_pipeline.py e2e/test_network_file.py
+UNDER_313 := core storage drivers lambdas wiring client registry cli raster local/test_redis_server.py test_recorded_plans.py e2e/test_pipeline.py e2e/test_network_file.py
 
 python313: $(PYTHON313)/.set-up
 	test ! -x $(PYTHON313)/bin/python || $(PYTHON313)/bin/python -m pytest -p tests.without_torch -n 4 $(BY_FILE) $(UNDER_313:%=tests/%)

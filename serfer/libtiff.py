@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
+
+from serfer.system import loaded_libraries
 
 
 @cache
@@ -16,9 +17,7 @@ def silence_libtiff(user: str = "Pillow") -> None:
     """
     del user
     with suppress(OSError, AttributeError):
-        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="surrogateescape")
-        paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "/libtiff" in line}
-        for path in paths:
+        for path in loaded_libraries("/libtiff"):
             library = ctypes.CDLL(path)
             for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
                 set_handler = library[name]

@@ -1,7 +1,9 @@
 """The parts that macOS should run, without what only Linux has: names are removed, /proc and /sys are not there."""
 
+import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,8 @@ from tests.e2e.small import small_onnx
 from tests.mapping.networks import Network
 from tests.raster.files import pixels, write
 
-IMAGE = Path(__file__).parents[1] / "examples" / "images" / "chelsea.png"
+ROOT = Path(__file__).parents[1]
+IMAGE = ROOT / "examples" / "images" / "chelsea.png"
 
 RUN = """
 import asyncio, ctypes, fcntl, json, os, resource, select, signal, socket, subprocess, sys, sysconfig, time
@@ -106,3 +109,37 @@ def test_a_file_is_served(tmp_path, variables):
         finally:
             process.send_signal(signal.SIGTERM)
     assert process.returncode in {0, 128 + signal.SIGTERM}
+
+
+ONLY_LINUX = re.compile(
+    r"/proc\b|/sys/|prctl|pidfd|memfd|eventfd|AF_NETLINK|sched_[gs]etaffinity|O_TMPFILE|F_SETPIPE_SZ|inotify_"
+)
+NEED_LINUX = {
+    "serfer/system.py": "the one place of what the other parts need",
+    "serfer/local": "local workers, servers of this machine and several drivers",
+    "serfer/fleet/provisioners/processes.py": "processes of a pool on this machine",
+    "lambdas/bootstrap.py": "a function of Lambda",
+    "lambdas/model_stream.py": "a stage's function has no serfer/system.py; elsewhere its pipe has the usual size",
+    "storage/file/inotify.py": "the same; elsewhere it looks every 20 ms",
+}
+"""Where names that only Linux has may stand, and why."""
+
+
+def has_what_only_linux_has(path):
+    """Return whether a module's code names it; comments and docstrings may."""
+    text = path.read_text(encoding="utf-8")
+    if not ONLY_LINUX.search(text):
+        return False
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
+            node.value = ast.Constant("")
+    return bool(ONLY_LINUX.search(ast.unparse(tree)))
+
+
+def test_what_only_linux_has_stands_in_few_places():
+    packages = ("serfer", "splitter", "drivers", "lambdas", "storage", "sam")
+    paths = {path for name in packages for path in (ROOT / name).resolve().rglob("*.py")}
+    found = {path.relative_to(ROOT).as_posix() for path in paths if has_what_only_linux_has(path)}
+    assert "serfer/system.py" in found
+    assert sorted(name for name in found if not any(name.startswith(place) for place in NEED_LINUX)) == []

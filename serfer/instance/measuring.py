@@ -12,10 +12,11 @@ import numpy as np
 from serfer.control.batching import Profile
 from serfer.core.plan import Plan
 from serfer.instance.checking import compare, expected
-from serfer.instance.memory import begin_peak, peak_bytes, used_bytes
+from serfer.instance.memory import used_bytes
 from serfer.instance.network import Hardware, Network, converter, open_network, prepared_device
 from serfer.instance.profiling import profile
 from serfer.plan_directory import check_artefacts
+from serfer.system import begin_peak, peak_bytes
 
 _REPEATS, _BUDGET_S = 3, 4.0  # of the profile that it starts with, each size's best: batches will correct it
 

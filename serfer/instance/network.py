@@ -17,7 +17,7 @@ from serfer.core.plan import Plan
 from serfer.core.variants import CUDA, PRECISIONS, instruction_sets_in
 from serfer.drivers.instance.open_inference import check_classifies
 from serfer.plan_directory import check_artefacts, load_plan
-from serfer.system import processors
+from serfer.system import processor_description, processors
 
 
 def converter() -> tuple[Callable[[Path], Any], Callable[..., Any]]:
@@ -42,7 +42,6 @@ def half_precision(path: Path) -> bytes:
 
 
 Array = NDArray[np.float32]
-_CPUINFO: Final = Path("/proc/cpuinfo")
 DEVICES: Final = ("auto", "cpu", "cuda")
 _CUDA, _CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 _INSTALL = "install onnxruntime-gpu in place of onnxruntime, and NVIDIA's driver (docs/how-to/instance.md)"
@@ -160,10 +159,7 @@ def instruction_sets(device: str) -> tuple[str, ...]:
     """Return the instruction sets that 8-bit answers on a device depend on; empty where the kernel does not tell."""
     if device == "cuda":
         return (CUDA,)
-    try:
-        return instruction_sets_in(_CPUINFO.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ()
+    return instruction_sets_in(processor_description())
 
 
 def prepared_device(chosen: str) -> str:

@@ -16,7 +16,6 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +23,7 @@ from typing import Final
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError, SerferError
 from serfer.settings import load_settings
+from serfer.system import end_first
 from serfer.variants.register import register
 from serfer.variants.trial import example_of, try_network
 from serfer.variants.unpacking import SET
@@ -106,8 +106,7 @@ def _tell(event: str, text: str, **more: int | bool) -> None:
 def _yield_to_others() -> None:
     """Let others have the processor first, and be the first to go where memory runs out."""
     os.nice(_NICENESS)
-    with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    end_first()
 
 
 def main() -> None:

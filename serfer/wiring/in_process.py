@@ -23,7 +23,7 @@ from serfer.drivers.inprocess import InProcessInvoker
 from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings
 from serfer.storage import Store
-from serfer.system import processors
+from serfer.system import available_bytes, processors
 
 _NAME = "inprocess"  # of the environment, in reports
 _FREE_SHARE = 0.5  # of the memory that is free: maps, images and whatever else runs here have the rest
@@ -90,8 +90,6 @@ def _session_bytes(plan: Plan, settings: Settings) -> float:
         return settings.sessions_mb * MIB
     if settings.function_memory_mb is not None:
         return function_session_bytes(plan, settings.function_memory_mb)
-    from serfer.instance.memory import available_bytes  # noqa: PLC0415 - not there in drivers of deployed functions
-
     return available_bytes() * _FREE_SHARE
 
 

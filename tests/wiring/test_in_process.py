@@ -81,7 +81,7 @@ def test_sessions_take_what_was_set_or_a_functions_memory_leaves_or_half_of_what
         return worker(*given, session_bytes=session_bytes, **named)
 
     monkeypatch.setattr(serfer.lambdas.worker, "Worker", watched)
-    monkeypatch.setattr("serfer.instance.memory.available_bytes", lambda: 1000 * MIB)
+    monkeypatch.setattr("serfer.wiring.in_process.available_bytes", lambda: 1000 * MIB)
     answer(zipped, Settings(sessions_mb=5))
     answer(zipped, Settings())
     answer(layered(zipped), Settings(function_memory_mb=MEMORY_MB))

@@ -22,7 +22,7 @@ from serfer.mapping.input import WindowInput
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.output import ResultForm
-from serfer.mapping.passes import ImagePasses
+from serfer.mapping.passes import ImagePasses, kept_in
 from serfer.mapping.report import MapProgress, MapReport, percentiles
 from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
@@ -376,7 +376,8 @@ def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -
 def _what_is_left(report: MapReport, job: _Job) -> str:
     """Say in one line what an incomplete map lacks, and how to go on."""
     left = report.windows - report.resumed - report.computed - report.empty
-    kept = f"{report.windows - left:,} of {report.windows:,} windows are kept in {job.directory}"
+    places = kept_in(job.mapper.windows, job.directory)
+    kept = f"{report.windows - left:,} of {report.windows:,} windows are kept in {places}"
     if report.stopped:
         return (
             f"{report.image}: {report.stopped}, ${report.cost_usd:.6f} are spent; {kept}: run the same command again "

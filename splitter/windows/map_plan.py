@@ -43,6 +43,7 @@ from serfer.core.units import MS_PER_S
 from serfer.plan_directory import write_plan
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, STATISTICS, Graph
 from serfer.splitter.network.source import Source
+from serfer.splitter.network.unsupported import refuse
 from serfer.splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
 from serfer.splitter.plan_dir.functions import artefact, write_functions
 from serfer.splitter.planning.limits import room_in
@@ -93,7 +94,13 @@ class Network:
 
         What it has of the whole image are statistics alone.
         """
-        graph = self.of_one_map(size).once(with_statistics)
+        given = self.of_one_map(size)
+        graph = given.once(with_statistics)
+        if graph.output in graph.fixed:
+            last = given.nodes[-1]
+            raise refuse(
+                last.name, last.kind, "its result does not grow with the image, so no window makes a part of it"
+            )
         check_local(graph)
         return graph.once(part_of, self.number)
 
@@ -456,6 +463,8 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
     work = sum(stage.tiles[window.tile].macs for window in image)
     share = work / stage.macs - 1 if stage.macs else 0.0
     why = _in_words(stage, stage.tiles[common], image, share)
+    if windows.passes:
+        why += f" {len(windows.passes)} passes before the map add up statistics of the whole image."
     if windows.approximation:
         why += f" Approximate: {windows.approximation}."
     return replace(plan, stages=(predicted,), why=why)

@@ -188,8 +188,9 @@ def _close(opening: Opening, watcher: MapDisplay) -> None:
 
 def _say_what_is_kept(mapper: Mapper, result: str) -> None:
     from serfer.mapping.image_job import parts_directory  # noqa: PLC0415 - the command line starts fast
+    from serfer.mapping.passes import kept_in  # noqa: PLC0415 - same
 
-    if (kept := parts_directory(result, mapper.options.parts)).exists():
+    if kept := kept_in(mapper.windows, parts_directory(result, mapper.options.parts)):
         complain(f"the windows that are done are kept in {kept}: the same command goes on with what is missing")
 
 

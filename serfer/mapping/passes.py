@@ -120,8 +120,8 @@ class ImagePasses:
 def kept_in(windows: Windows, place: Path) -> str:
     """Return in words where windows of a map and of its passes are kept, if any are; empty where none are."""
     places = [place, *(_directory(place, number) for number in range(len(windows.passes)))]
-    first, *others = [each for each in places if each.exists()] or [None]
-    return f"{first}{f' and {len(others)} more beside it' if others else ''}" if first else ""
+    found = [str(each) for each in places if each.exists()]
+    return " and ".join([*found[:1], *([f"{len(found) - 1} more beside it"] if len(found) > 1 else [])])
 
 
 def _behind(before: Outcome, watch: Callable[[Outcome], None]) -> Callable[[Outcome], None]:

@@ -190,8 +190,10 @@ def test_an_image_that_is_smaller_than_a_window_is_one_window(exported, tmp_path
     assert relative_error(result, whole(net, batch)) <= EXACT
 
 
-class MeansOfRows(nn.Module):
-    """Gates of each row, as in coordinate attention."""
+class Gated(nn.Module):
+    """Squeeze and excite."""
+
+    axes: tuple[int, ...] = (2, 3)
 
     def __init__(self):
         super().__init__()
@@ -199,7 +201,13 @@ class MeansOfRows(nn.Module):
 
     def forward(self, image):
         values = self.first(image)
-        return values * self.gate(values.mean(3, keepdim=True)).sigmoid()
+        return values * self.gate(values.mean(self.axes, keepdim=True)).sigmoid()
+
+
+class MeansOfRows(Gated):
+    """Gates of each row, as in coordinate attention."""
+
+    axes = (3,)
 
 
 class Aligned(nn.Sequential):

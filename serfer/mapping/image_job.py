@@ -26,7 +26,7 @@ from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.padding import padded
-from serfer.mapping.passes import ImagePasses
+from serfer.mapping.passes import ImagePasses, kept_in
 from serfer.mapping.report import MapProgress, MapReport, percentiles
 from serfer.mapping.results import (
     MapFile,
@@ -375,7 +375,8 @@ class _Job:
     @property
     def kept(self) -> str:
         """Where the parts are, in words."""
-        return ", ".join(str(file.directory) for file in self.files)
+        first, *others = (file.directory for file in self.files)
+        return ", ".join([kept_in(self.mapper.windows, first), *map(str, others)])
 
     @property
     def notes(self) -> tuple[str, ...]:

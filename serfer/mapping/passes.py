@@ -115,6 +115,13 @@ class ImagePasses:
             each.parts.remove()
 
 
+def kept_in(windows: Windows, place: Path) -> str:
+    """Return in words where windows of a map and of its passes are kept, if any are; empty where none are."""
+    places = [place, *(_directory(place, number) for number in range(len(windows.passes)))]
+    found = [str(each) for each in places if each.exists()]
+    return " and ".join([*found[:1], *([f"{len(found) - 1} more beside it"] if len(found) > 1 else [])])
+
+
 def _behind(before: Outcome, watch: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
     """Return what watches a pass behind others."""
     return lambda now: watch(before + now)

@@ -44,6 +44,7 @@ from serfer.core.units import MS_PER_S
 from serfer.plan_directory import write_plan
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, STATISTICS, Graph
 from serfer.splitter.network.source import Source
+from serfer.splitter.network.unsupported import refuse
 from serfer.splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
 from serfer.splitter.plan_dir.functions import artefact, write_functions
 from serfer.splitter.planning.limits import room_in
@@ -95,15 +96,19 @@ class Network:
 
         What it has of the whole image are statistics alone, and then its result is one map.
         """
-        graph = self.of_maps(size).once(with_statistics)
+        given = self.of_maps(size)
+        graph = given.once(with_statistics)
+        if graph.output in graph.fixed:
+            last = given.nodes[-1]
+            raise refuse(
+                last.name, last.kind, "its result does not grow with the image, so no window makes a part of it"
+            )
         check_local(graph)
         if graph.statistics and len(graph.outputs) > 1:
             raise ModelError(
                 f"a network that looks at the whole image has one map, and this one has {_in_words_of(graph)}: of "
                 "several make one, by torch.cat along their channels, or a plan for each"
             )
-        return graph.once(part_of, self.number)
-        check_local(graph)
         return graph.once(part_of, self.number)
 
     def of_maps(self, size: _Size) -> Graph:
@@ -509,6 +514,8 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
     why = _in_words(stage, stage.tiles[common], image, share)
     if windows.rules:
         why += f" Images of any size have windows by rules: {windows.rules}."
+    if windows.passes:
+        why += f" {len(windows.passes)} passes before the map add up statistics of the whole image."
     if windows.approximation:
         why += f" Approximate: {windows.approximation}."
     return replace(plan, stages=(predicted,), why=why)

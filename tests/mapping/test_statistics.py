@@ -1,6 +1,7 @@
 """`serfer map` by networks that take statistics of the whole image: as the network on all of it, in several passes."""
 
 import json
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -151,11 +152,17 @@ def test_pixels_without_data_are_in_the_statistics_as_the_network_sees_them(serf
     assert_equal(result[:, there], whole[:, there])
 
 
-def test_one_killed_in_a_pass_goes_on_in_it(serfer, networks, tmp_path):
+def test_one_interrupted_and_killed_in_a_pass_goes_on_in_it(serfer, networks, tmp_path):
     file, plan = networks["unet"]
     command = command_of(image_of(tmp_path), plan, tmp_path)
     process = start(command)
     wait_for_parts(process, tmp_path / "result.tif.parts.pass-2", 3)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "result.tif.parts.pass-1 and 1 more beside it: the same command goes on" in errors
+    process = start(command)
+    wait_for_parts(process, tmp_path / "result.tif.parts.pass-3", 3)
     process.kill()
     process.communicate()
     there = len([*tmp_path.glob("*.parts*/c.*")])

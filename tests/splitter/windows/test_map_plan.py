@@ -193,13 +193,21 @@ def test_an_image_that_is_smaller_than_a_window_is_one_window(exported, tmp_path
 class Gated(nn.Module):
     """Squeeze and excite."""
 
+    axes: tuple[int, ...] = (2, 3)
+
     def __init__(self):
         super().__init__()
         self.first, self.gate = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
 
     def forward(self, image):
         values = self.first(image)
-        return values * self.gate(values.mean((2, 3), keepdim=True)).sigmoid()
+        return values * self.gate(values.mean(self.axes, keepdim=True)).sigmoid()
+
+
+class MeansOfRows(Gated):
+    """Gates of each row, as in coordinate attention."""
+
+    axes = (3,)
 
 
 class Aligned(nn.Sequential):
@@ -236,10 +244,11 @@ class Attention(nn.Module):
 @pytest.mark.parametrize(
     ("net", "operator"),
     [
+        (MeansOfRows, "ReduceMean"),
         (Aligned, "Resize"),
         (Placed, "Add"),
         (Attention, "MatMul|Reshape|Transpose"),
-        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "does not grow with the image"),
+        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "ReduceMean|GlobalAveragePool|exported"),
     ],
 )
 def test_a_network_that_looks_at_the_whole_image_is_refused(exported, net, operator, tmp_path):

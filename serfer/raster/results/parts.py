@@ -121,6 +121,7 @@ class ResultParts:
 
     def put(self, number: int, values: NDArray[Any]) -> None:
         """Keep the values (channels, rows, cols) of a part; raises UnavailableError where the disk is full."""
+        self._check_open()
         if not 0 <= number < self.count:
             raise UsageError(f"there is no part {number} of {self.count}")
         rect = self.rects[number]
@@ -131,14 +132,17 @@ class ResultParts:
 
     def put_bytes(self, number: int, data: bytes | bytearray) -> None:
         """Keep the file of a part, its checksum at its end; raises UnavailableError where the disk is full."""
-        if self._lock is None:
-            raise UsageError(f"{self.directory} is closed")
+        self._check_open()
         with self._guard:
             kept = len(self._done)
         with _disk_errors(self.directory, f"{kept:,} of {self.count:,} parts are kept there"):
             write_durably(self.path(number), memoryview(data))
         with self._guard:
             self._done.add(number)
+
+    def _check_open(self) -> None:
+        if self._lock is None:
+            raise UsageError(f"{self.directory} is closed")
 
     def verify(self) -> set[int]:
         """Read every part again; return the numbers of those that are missing now, the altered ones deleted."""

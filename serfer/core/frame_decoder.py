@@ -94,9 +94,9 @@ class FrameDecoder:
         if not len(before) or not single.all() or cell.max() >= end:
             raise PlanError("boxes of the detector depend on more than the cell of its maps that they belong to")
         scale = np.searchsorted([cells[0, 0] for cells in numbers.values()], cell, "right") - 1
-        cols = np.array([self._cells(stride)[1] for stride in self.strides])[scale]
+        wide = np.array([self._cells(stride)[1] for stride in self.strides])[scale]
         inside = cell - np.array([cells[0, 0] for cells in numbers.values()])[scale]
-        return np.stack([scale, inside // cols, inside % cols, _numbers_among_equals(cell)], axis=1)
+        return np.stack([scale, inside // wide, inside % wide, _numbers_among_equals(cell)], axis=1)
 
     @cached_property
     def _order(self) -> list[tuple[int, int, bool]]:

@@ -151,5 +151,5 @@ def chosen(parts: BoxParts, head: DetectionHead, size: tuple[int, int]) -> Boxes
     boxes = boxes[without_overlaps_by_cells(boxes, head.max_iou)]
     height, width = size
     corners = np.clip(boxes.corners, 0, [width, height, width, height])
-    seen: NDArray[np.bool_] = (corners[:, :2] < corners[:, 2:]).all(axis=1)
+    seen = np.asarray((corners[:, :2] < corners[:, 2:]).all(axis=1))
     return replace(boxes, corners=corners)[seen]

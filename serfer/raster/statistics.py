@@ -111,7 +111,8 @@ def _ordered(values: NDArray[Any]) -> NDArray[Any]:
     keys = np.ascontiguousarray(values).view(f"u{values.itemsize}")
     sign = keys.dtype.type(1 << (8 * keys.itemsize - 1))
     if values.dtype.kind == "i":
-        return keys ^ sign
+        signed: NDArray[Any] = keys ^ sign
+        return signed
     ordered: NDArray[Any] = np.where(keys & sign, ~keys, keys | sign)
     return ordered
 

@@ -68,7 +68,8 @@ def normalise_by_image(
         values -= mean.astype(kind)
     if (std != 1).any():
         values /= std.astype(kind)
-    return values.astype(np.float32, copy=False)
+    single: NDArray[np.float32] = values.astype(np.float32, copy=False)
+    return single
 
 
 def levels_by_image(known: ImageStatistics, how: ImageNormalisation, levels: Levels) -> Levels | None:

@@ -62,7 +62,7 @@ class Scratch:
 
     def append(self, pixels: NDArray[Any]) -> None:
         """Write the next rows (bands, rows, cols); raises UnavailableError where the disk is full."""
-        left = memoryview(np.ascontiguousarray(pixels.transpose(1, 2, 0))).cast("B")
+        left = np.ascontiguousarray(pixels.transpose(1, 2, 0)).data.cast("B")
         with _disk_errors(*self._errors):
             while left:
                 left = left[os.write(self._file.fileno(), left) :]

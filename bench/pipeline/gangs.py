@@ -344,12 +344,14 @@ def _described(plan: Plan) -> str:
 
 
 def command(
-    model: Annotated[str, typer.Option(help="A model of the zoo.")] = "resnet50",
+    model: Annotated[str, typer.Option(help="A model of the zoo, or an .onnx file.")] = "resnet50",
     size: Annotated[list[int] | None, typer.Option(help="Height and width of the image; may be repeated.")] = None,
     gang_width: Annotated[
         list[int] | None,
         typer.Option(
-            min=MEASURED_MEMBERS, max=_MOST_MEMBERS, help="Members of the gang, and processors; may be repeated."
+            min=MEASURED_MEMBERS,
+            max=_MOST_MEMBERS,
+            help="Members of the gang, and processors; may be repeated. By default 2.",
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Queries of each; they take turns.")] = 30,

@@ -241,8 +241,8 @@ def any_size_tiles(network: AnySizeNetwork, side: int) -> WindowTiles:
     multiples of the network's stride, or are of too many kinds.
     """
     check_step(side, *network.known, network.graph.output)
-    (down, why), (across, other) = (network.axes(axis) for axis in (ROW_AXIS, COL_AXIS))
-    graphs = _Graphs(network, (down, across), why or other)
+    (high, why), (wide, other) = (network.axes(axis) for axis in (ROW_AXIS, COL_AXIS))
+    graphs = _Graphs(network, (high, wide), why or other)
     sides = _sides(graphs, side)
     _check_middle(graphs, sides)
     graphs = graphs.with_lengths(sides)
@@ -250,11 +250,9 @@ def any_size_tiles(network: AnySizeNetwork, side: int) -> WindowTiles:
         sides = _sides(left, side)
         graphs = left.with_lengths(sides)
     rules = SizeRules(tuple(WindowRules(down.rule, across.rule) for down, across in sides), graphs.refused)
+    kinds = [(row, col) for down, across in sides for row in down.kinds for col in across.kinds]
+    tiles = [graphs.tile(row, col) for row, col in kinds]
     own = weights_by_size(graphs.made)
-    tiles, table = list[WindowTile](), _table(sides)
-    for down, across in sides:
-        for row, col in ((row, col) for row in down.kinds for col in across.kinds):
-            tiles.append(replace(graphs.tile(row, col), own=own))
     rows, cols = (
         rule.at(each.size) for rule, each in zip((rules.sides[0].rows, rules.sides[0].cols), graphs.first, strict=True)
     )
@@ -263,12 +261,12 @@ def any_size_tiles(network: AnySizeNetwork, side: int) -> WindowTiles:
     windows = Windows(
         (rows,),
         (cols,),
-        table,
+        _table(sides),
         stride=lcm(*(each.stride for each in network.known)),
         stride_written=lcm(*(each.of(output) for each in network.known)),
         rules=rules,
     )
-    return WindowTiles(windows, tuple(tiles))
+    return WindowTiles(windows, tuple(replace(tile, own=own) for tile in tiles))
 
 
 def _table(sides: Sequence[tuple[_Side, _Side]]) -> tuple[tuple[int, ...], ...]:
@@ -584,8 +582,8 @@ def _check_size(graphs: _Graphs, sides: tuple[_Side, _Side], size: tuple[int, in
         }
         for here, known in pairs.values():
             if known.at(here.units, large.known) != here.rows:
-                rows = known.at(here.units, large.known)
-                differing = (node for node in graph.nodes if rows.get(node.output) != here.rows.get(node.output))
+                wanted = known.at(here.units, large.known)
+                differing = (node for node in graph.nodes if wanted.get(node.output) != here.rows.get(node.output))
                 node = next(differing, graph.nodes[0])
                 raise refuse(node.name, node.kind, _ONE_A_SIZE)
         found.append([*pairs.values()])

@@ -101,7 +101,7 @@ def _check_partial(plan: Plan, one: StatisticsPass, number: int, height: int, wi
 
 def _examples(rule: AxisRule) -> Iterator[AxisWindows]:
     """Yield axes that show every way of a rule: the shortest of each residue, and longer ones."""
-    sound = rule.unit >= 1 and rule.unit_written >= 1 and rule.first and rule.ends
+    sound = rule.unit >= 1 and rule.unit_written >= 1 and bool(rule.first) and bool(rule.ends)
     sound = sound and all(end.windows for end in rule.ends)
     if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
         raise PlanError("plan.json has a rule of windows for no image")

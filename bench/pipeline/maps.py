@@ -27,6 +27,7 @@ from serfer.splitter.plan_dir.emit import in_one_piece, input_name
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.regions import tile_macs, whole_regions
 from serfer.splitter.windows.map_plan import Network, WindowTile, window_tiles
+from serfer.splitter.windows.pass_windows import PassTile
 from serfer.splitter.windows.window_sessions import WindowSessions
 from serfer_bench.core.results import Results, Table, publish
 
@@ -110,7 +111,7 @@ def measure(
     ], maps
 
 
-def _of(tile: WindowTile) -> tuple[Graph, Any, Any]:
+def _of(tile: WindowTile | PassTile) -> tuple[Graph, Any, Any]:
     return tile.graph, tile.graph.nodes, tile.regions
 
 

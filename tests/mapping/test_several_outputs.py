@@ -16,7 +16,7 @@ import serfer as package
 from serfer.core.errors import UnavailableError
 from serfer.core.geometry import Span
 from serfer.core.plan.windows import AxisResult, AxisWindow, AxisWindows
-from serfer.mapping import image_job
+from serfer.mapping import results
 from serfer.mapping.options import MapOptions
 from serfer.mapping.results import file_names, result_places
 from serfer.plan_directory import load_plan
@@ -147,7 +147,7 @@ def test_a_map_that_was_stopped_between_two_files_writes_the_others_alone(
         return package.raster.write_result(place, parts, **given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(image_job, "write_result", write_result)
+        patch.setattr(results, "write_result", write_result)
         assert serfer(*command).code == 4
     assert written == ["out.probability.tif", "out.classes.tif"]
     before = (tmp_path / "out.probability.tif").stat().st_mtime_ns

@@ -162,8 +162,9 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
         out.print(plain(f"for images of any size: {windows.rules}"), soft_wrap=True)
     at_once = f", {duration(many.seconds)} with {_AT_ONCE} at once" if count > 1 else ""
     out.print(
-        f"an image of {height:,} x {width:,} pixels: {counted(count, 'window')}, {duration(one.seconds)} one after the "
-        f"other{at_once}, ${one.usd:.6f}, {dollars(one.usd_per_megapixel or 0)} a megapixel (predicted for Lambda)"
+        f"an image of {height:,} x {width:,} pixels: {counted(count, 'window')}, ${one.usd:.6f} "
+        f"({dollars(one.usd_per_megapixel or 0)} a megapixel), {duration(one.seconds)} one after the other{at_once} "
+        "(predicted for Lambda)"
     )
     if plan.boxes:
         _print_boxes(plan.boxes)

@@ -75,8 +75,8 @@ def settings_of(context: typer.Context) -> Settings:
     meta = context.meta
     if _SETTINGS not in meta:
         given = given_settings(context)
-        meta[_SETTINGS] = settings = load_settings(given)
-        known = {name: origin for name, _, origin in origins(settings, given) if origin != "default"}
+        meta[_SETTINGS] = load_settings(given)
+        known = {name: origin for name, _, origin in origins(meta[_SETTINGS], given) if origin != "default"}
         options = {name: param.opts[0] for param in context.command.params if (name := setting_of(param))}
         meta[ORIGINS] = {options[name]: known[name] for name in options if name in known and name not in given}
     settings: Settings = meta[_SETTINGS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from onnxruntime import InferenceSession
 
 from serfer.core.plan import ImageWindow
 from serfer.core.statistics_sum import StatisticsSum
@@ -15,11 +16,11 @@ from serfer.splitter.windows.map_plan import WindowTiles
 
 
 class WindowSessions:
-    """Computes images window by window in this process, with a session for each kind."""
+    """Computes images window by window in this process, with a session for each kind that they have."""
 
     def __init__(self, cut: WindowTiles) -> None:
         self._cut = cut
-        self._sessions = [session_of(graph.model({})) for graph in cut.graphs]
+        self._sessions: dict[int, InferenceSession] = {}  # each has the weights: a plan may have hundreds of kinds
 
     def run(self, image: Array) -> list[Array]:
         """Return the whole map (1, K, H, W) of each output for an image (1, C, H, W)."""
@@ -57,5 +58,7 @@ class WindowSessions:
         inputs = {input_name(0): np.ascontiguousarray(image[:, :, *window.read.slices])}
         if statistics.size:
             inputs[input_name(1)] = statistics[None]
+        if window.tile not in self._sessions:
+            self._sessions[window.tile] = session_of(self._cut.tiles[window.tile].write().model({}))
         values: list[Array] = self._sessions[window.tile].run([output_name(each) for each in range(outputs)], inputs)
         return values

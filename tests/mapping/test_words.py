@@ -42,7 +42,7 @@ def test_a_pixel_has_square_metres_where_its_reference_system_is_true_to_scale(c
     assert Georeference(None, tuple(WHERE)[:6]).pixel_m2 is None
 
 
-@pytest.mark.parametrize(("times", "said"), [(3.0, "took 3.0 times as long as"), (0.5, "took 50% of the time that")])
+@pytest.mark.parametrize(("times", "said"), [(3.0, "took 3.0 times as long as"), (0.5, "took 50% as long as")])
 def test_dollars_that_were_not_predicted_are_explained(serfer, command, monkeypatch, times, said):
     settle = Spending.settle
     monkeypatch.setattr(Spending, "settle", lambda spending, usd, _: settle(spending, usd, times * usd))

@@ -197,10 +197,10 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
 
 
 def _why_not_as_predicted(ratio: float) -> str:
-    longer = f"{ratio:.1f} times as long as" if ratio > 1 else f"{ratio:.0%} of the time that"
+    longer = f"{ratio:.1f} times" if ratio > 1 else f"{ratio:.0%}"
     return (
-        f"dollars are for time: a window took {longer} predicted for the processors of Lambda (local workers are as "
-        "fast as this machine)"
+        f"dollars are for time: a window took {longer} as long as predicted for the processors of Lambda (local "
+        "workers are as fast as this machine)"
     )
 
 

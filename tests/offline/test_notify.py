@@ -193,7 +193,7 @@ class TestTargets:
 
     def test_queues_without_boto3_are_refused_when_the_job_starts(self, monkeypatch):
         monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-        with pytest.raises(MissingExtraError, match="pip install 'serfer"):
+        with pytest.raises(MissingExtraError, match=r"pip install .*\[deploy\]"):
             parse_targets(["sqs://jobs"], "")
 
     def test_too_many_are_refused(self):

@@ -116,5 +116,5 @@ def test_running_instances_beyond_what_there_is_are_an_error():
 
 def test_without_scipy_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
-    with pytest.raises(MissingExtraError, match=r"serfer\[learn\]"):
+    with pytest.raises(MissingExtraError, match=r"pip install .*\[learn\]"):
         IntegerProgram(TABLE_2)

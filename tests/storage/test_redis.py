@@ -16,7 +16,6 @@ from serfer.storage import open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from serfer.storage.exchange import START, Message
 
-
 FORKING = """
 import os, sys
 from serfer.storage import open_store

@@ -346,7 +346,9 @@ PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
         "gang-transitions": partial(transitions, GANG_TRANSITIONS),
     },
     "adr/index.md": {"records": records},
-    "results/bench.md": {name: partial(recorded, name) for name in ("orchestration", "gangs", "bursts")},
+    "results/bench.md": {
+        name: partial(recorded, name) for name in ("orchestration", "gangs", "gangs-equal-cores", "bursts")
+    },
     "results/chaos.md": {"chaos": partial(recorded, "chaos")},
 }
 

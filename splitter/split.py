@@ -110,7 +110,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
             one is possible. Where `cuts`, a number of `stages` or each stage's grid is given, "auto" has none and
             "always" makes one of every run of stages that can be one; more stages, and more tensors at a cut, are then
             allowed. A gang needs a store whose main kind is not S3; the objective "work" has none.
-        gang_width: The most members of a gang whose grid the planner chooses. Predictions were compared with
+        gang_width: The most members of a gang whose grid the planner chooses. Predictions agreed with
             measurements for gangs of two; wider ones are marked as simulated.
         weights: Where functions have their weights: "zip", in their packages; "fetched", in the deployment's bucket,
             from which a new environment reads them into its memory; "image", in container images; "auto", in zips where

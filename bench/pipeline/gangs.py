@@ -10,7 +10,7 @@ Queries take turns, one at a time, over local workers and a Redis server. All sy
 process, and with it the workers, the driver and the store, is bound to them, to fewer where the machine has fewer. A
 function of Lambda has at most 10,240 MB, 5.8 vCPUs: with n of 6 and more `threads` is what no function has. AWS's
 latencies can be put in: each invocation then begins `--invoke-ms` late, each request to the store waits `--request-ms`,
-and an environment's bytes flow at `--mb-per-s`.
+and its bytes flow at `--mb-per-s`: requests at the same time, as a driver's for all crops, do not share that.
 """
 
 from __future__ import annotations
@@ -357,7 +357,9 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="Queries of each; they take turns.")] = 30,
     invoke_ms: Annotated[float, typer.Option(min=0, help="Milliseconds put into each invocation.")] = 0.0,
     request_ms: Annotated[float, typer.Option(min=0, help="Milliseconds put into each request to the store.")] = 0.0,
-    mb_per_s: Annotated[float, typer.Option(min=0, help="MB a second of an environment; 0: no limit.")] = 0.0,
+    mb_per_s: Annotated[
+        float, typer.Option(min=0, help="MB a second of each request to the store; 0: no limit.")
+    ] = 0.0,
     system: Annotated[
         list[str] | None,
         typer.Option(help=f"{', '.join(SYSTEMS)}; may be repeated. The gang plan is always among them."),

@@ -157,7 +157,7 @@ def split(
     gang_width: Annotated[
         int,
         typer.Option(
-            help="Members of a gang at most, where the planner chooses its grid. Predictions were compared with "
+            help="Members of a gang at most, where the planner chooses its grid. Predictions agreed with "
             "measurements for gangs of two; wider ones are marked as simulated."
         ),
     ] = MEASURED_MEMBERS,

@@ -241,7 +241,7 @@ def with_gangs(plan: Plan, gangs: Sequence[range], platform: Platform) -> Plan:
 
 
 def _in_words(gang: Gang, grid: Grid, price: GangPrice) -> str:
-    measured = f"predictions were compared with measurements for gangs of {MEASURED_MEMBERS} members"
+    measured = f"predictions agreed with measurements for gangs of {MEASURED_MEMBERS} members"
     simulated = f" Its times are simulated: {measured}." if grid.tiles > MEASURED_MEMBERS else ""
     return (
         f"Stages {gang.start} to {gang.stop - 1} are a gang on {grid}: {price.exchanges} exchanges, "

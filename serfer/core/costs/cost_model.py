@@ -54,7 +54,7 @@ CARRY_RATE = 7.5e7
 CODEC_RATE = 4e7
 """Bytes a second that a worker does the same with, its runtime included. ADR 9."""
 MEASURED_MEMBERS = 2
-"""Members of the widest gangs whose predictions were compared with measurements (docs/explanation/planner.md)."""
+"""Members of the widest gangs whose predictions agreed with measurements (docs/explanation/planner.md)."""
 _BASE64 = 4 / 3
 _NEAR_S = 0.005  # of a request, up to which large crops go through a store (serfer/wiring): S3 takes longer
 _MB_PER_GB = 1024

@@ -17,7 +17,7 @@ from tests.e2e.dense import dense_onnx
 from tests.e2e.small import small_onnx
 
 SCENARIO = """
-slo_ms = 1000
+slo_ms = 30000
 [lambda]
 usd_per_query = 1e-5
 latency_ms = 50

@@ -124,11 +124,16 @@ def instances(cache):
 
 
 def metric(url, name):
+    return metrics(url, [name])[0]
+
+
+def metrics(url, names):
+    """The values of one moment, None for one that is not there."""
     with contextlib.closing(HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE)) as connection:
         connection.request("GET", "/metrics")  # for one request, httpx would read all certificates
         text = connection.getresponse().read().decode()
-    match = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-    return float(match[1]) if match else None
+    found = [re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE) for name in names]
+    return [float(match[1]) if match else None for match in found]
 
 
 def stopped(url):
@@ -325,10 +330,8 @@ def test_a_pool_of_two_types_and_markets_serves_from_each_at_its_own_price(
     with Burst(url, clients=6) as burst:
         eventually(lambda: len({*map(repr, costs)} & {*map(repr, burst.costs)}) == 3, "each type answers", every=0.1)
         assert [of(*bought, "serving") for bought in prices] == [1, 1, 1]
-        usd = {
-            (kind, market): metric(url, f'serfer_pool_type_hour_usd{{market="{market}",type="{kind}"}}')
-            for kind, market in prices
-        }
+        hours = [f'serfer_pool_type_hour_usd{{market="{market}",type="{kind}"}}' for kind, market in prices]
+        usd = dict(zip(prices, metrics(url, hours), strict=True))
         names = instances(cache)
         assert sorted(name.rpartition("-")[0] for name in names) == ["local-here", "local-here-spot", "local-there"]
         batches = {name: Path(f"/proc/{pid}/cmdline").read_text() for name, pid in names.items()}

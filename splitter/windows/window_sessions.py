@@ -9,10 +9,14 @@ from onnxruntime import InferenceSession
 
 from serfer.core.plan import ImageWindow
 from serfer.core.statistics_sum import StatisticsSum
+from serfer.core.units import MIB
 from serfer.splitter.network.onnx_models import session_of
 from serfer.splitter.network.source import Array
 from serfer.splitter.plan_dir.emit import input_name, output_name
 from serfer.splitter.windows.map_plan import WindowTiles
+
+_MOST_BYTES = 512 * MIB
+"""Of models whose sessions stay open: a plan for images of any size has hundreds of kinds of windows."""
 
 
 class WindowSessions:
@@ -20,7 +24,8 @@ class WindowSessions:
 
     def __init__(self, cut: WindowTiles) -> None:
         self._cut = cut
-        self._sessions: dict[int, InferenceSession] = {}  # each has the weights: a plan may have hundreds of kinds
+        self._sessions: dict[int, InferenceSession] = {}
+        self._bytes = 0
 
     def run(self, image: Array) -> list[Array]:
         """Return the whole map (1, K, H, W) of each output for an image (1, C, H, W)."""
@@ -35,7 +40,7 @@ class WindowSessions:
             np.empty((1, graph.shape(name).channels, view.height, view.width), dtype=np.float32)
             for name, view in zip(graph.outputs, views, strict=True)
         ]
-        for number, window in enumerate(windows):
+        for number, window in sorted(enumerate(windows), key=lambda each: each[1].tile):
             values = self._compute(image, window, statistics, len(views))
             for result, view, value in zip(results, views, values, strict=True):
                 part = view[number]
@@ -48,7 +53,7 @@ class WindowSessions:
         for one in self._cut.windows.passes:
             total = StatisticsSum(one.maps)
             for image in images:
-                for window in one.of(*image.shape[2:]):
+                for window in sorted(one.of(*image.shape[2:]), key=lambda each: each.tile):
                     total.add(self._compute(image, window, statistics)[0].reshape(-1))
             values, start = total.values(), one.maps[0].start
             statistics[start : start + values.size] = values
@@ -58,7 +63,17 @@ class WindowSessions:
         inputs = {input_name(0): np.ascontiguousarray(image[:, :, *window.read.slices])}
         if statistics.size:
             inputs[input_name(1)] = statistics[None]
-        if window.tile not in self._sessions:
-            self._sessions[window.tile] = session_of(self._cut.tiles[window.tile].write().model({}))
-        values: list[Array] = self._sessions[window.tile].run([output_name(each) for each in range(outputs)], inputs)
+        names = [output_name(each) for each in range(outputs)]
+        values: list[Array] = self._session(window.tile).run(names, inputs)
         return values
+
+    def _session(self, tile: int) -> InferenceSession:
+        """Return the session of a tile, one that is open or a new one; each has all weights, so few stay open."""
+        if tile not in self._sessions:
+            model = self._cut.tiles[tile].write().model({})
+            if self._bytes + model.ByteSize() > _MOST_BYTES:
+                self._sessions.clear()
+                self._bytes = 0
+            self._bytes += model.ByteSize()
+            self._sessions[tile] = session_of(model)
+        return self._sessions[tile]

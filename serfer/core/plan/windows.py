@@ -27,6 +27,8 @@ from serfer.core.plan.statistics import MapStatistics
 
 NO_TILE = -1
 """What stands for a kind of rows and a kind of columns that never meet."""
+MAX_WINDOWS = 100_000
+"""The most windows along an axis of an image."""
 _QUERY_PIXELS = 128 * 128
 """Pixels that cost about as much as a query does beside those of its window."""
 
@@ -129,8 +131,11 @@ class AxisRule:
         origin = units * self.unit_written
         last = [self._moved(each, units) for each in end.windows]
         side, covered = self.middle.written.size, self.first[-1].written.stop
+        count = ceil((last[0].written.start - covered) / side)
+        if count > MAX_WINDOWS:
+            return None
         between = []
-        for number in range(ceil((last[0].written.start - covered) / side)):
+        for number in range(count):
             start = min(covered + number * side, origin + end.last)
             between.append(self._moved(self.middle, start // self.unit_written))
         windows, done = list[AxisWindow](), 0

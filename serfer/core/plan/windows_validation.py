@@ -10,10 +10,8 @@ from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect
 from serfer.core.plan.model import Plan
 from serfer.core.plan.statistics import check_statistics, partial_form
-from serfer.core.plan.windows import NO_TILE, AxisRule, AxisWindow, AxisWindows, StatisticsPass, Windows
+from serfer.core.plan.windows import MAX_WINDOWS, NO_TILE, AxisRule, AxisWindow, AxisWindows, StatisticsPass, Windows
 
-MAX_WINDOWS = 100_000
-"""The most windows along an axis of an image."""
 MOST_STATISTICS = 2**20
 """The most values of a vector of statistics, 4 MiB: each window of a map carries it."""
 _LARGEST_STEP = 1e9
@@ -102,10 +100,10 @@ def _check_partial(plan: Plan, one: StatisticsPass, number: int, height: int, wi
 def _examples(rule: AxisRule) -> Iterator[AxisWindows]:
     """Yield axes that show every way of a rule: the shortest of each residue, and longer ones."""
     sound = rule.unit >= 1 and rule.unit_written >= 1 and bool(rule.first) and bool(rule.ends)
-    sound = sound and all(end.windows for end in rule.ends)
+    sound = sound and rule.middle.written.size >= 1 and all(end.windows for end in rule.ends)
     if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
         raise PlanError("plan.json has a rule of windows for no image")
-    units = ceil(max(1, rule.middle.written.size) / rule.unit_written)
+    units = ceil(rule.middle.written.size / rule.unit_written)
     for end in rule.ends:
         for more in (0, 1, units, 5 * units + 1):
             axis = rule.at(end.least + more * rule.unit)

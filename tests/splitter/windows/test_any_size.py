@@ -19,6 +19,7 @@ from torch.nn import functional
 
 import serfer
 from serfer.core.errors import InputError, ModelError, PlanError, SerferError, UsageError
+from serfer.core.geometry import Span
 from serfer.core.plan import dump_plan, parse_plan, sealed
 from serfer.plan_directory import load_plan
 from tests.splitter.windows.random_maps import draw
@@ -100,6 +101,18 @@ def _least(rules):
     return _with_ends(rules, replace(end, least=4 + end.residue))
 
 
+def _far(rules):
+    """More windows than an axis may have, by the length of the shortest image."""
+    end, unit = rules.sides[0].rows.ends[0], rules.sides[0].rows.unit
+    return _with_ends(rules, replace(end, least=end.residue + unit * 10**15))
+
+
+def _empty_middle(rules):
+    side = rules.sides[0]
+    middle = replace(side.rows.middle, written=Span(0, 0))
+    return replace(rules, sides=(replace(side, rows=replace(side.rows, middle=middle)), *rules.sides[1:]))
+
+
 def _with_ends(rules, *ends):
     side = rules.sides[0]
     return replace(rules, sides=(replace(side, rows=replace(side.rows, ends=ends)), *rules.sides[1:]))
@@ -109,6 +122,8 @@ def _with_ends(rules, *ends):
     "change",
     [
         _least,
+        _far,
+        _empty_middle,
         _with_ends,
         lambda rules: _with_ends(rules, replace(rules.sides[0].rows.ends[0], rest=50)),
         lambda rules: _with_ends(rules, *rules.sides[0].rows.ends[:1] * 2),

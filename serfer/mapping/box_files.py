@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from serfer.core.coco import CocoAnnotation, CocoCategory, CocoImage
 from serfer.core.detections import Boxes
 from serfer.raster import Georeference
-from serfer.raster.longitude_latitude import longitude_latitude
+from serfer.raster.georeference import longitude_latitude
 
 GEOJSON, COCO = BOX_SUFFIXES = (".geojson", ".json")
 _BLOCK = 10_000

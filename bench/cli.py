@@ -124,7 +124,13 @@ policies = parts(
 )
 serfer = parts(
     "Redo SerFer's evaluation; its driver, as published, is a system of bench burst.",
-    {"--section 4.1.1": ("serfer_bench.papers.serfer.gap:command", "What a pooled head loses, on real digits.")},
+    {
+        "--section 4.1.1": ("serfer_bench.papers.serfer.gap:command", "What a pooled head loses, on real digits."),
+        "--table 3": (
+            "serfer_bench.papers.serfer.costs:command",
+            "Dollars of a query and an hour, and when to move from a GPU (section 6.4).",
+        ),
+    },
 )
 infaas = parts(
     "Redo INFaaS' evaluation, beside its published factors.",
@@ -167,7 +173,7 @@ infless = parts(
 paper = typer.Typer(
     cls=lazy_group(
         {
-            "serfer": ("serfer_bench.cli:serfer", "Section 4.1.1: what a pooled head loses, on real digits."),
+            "serfer": ("serfer_bench.cli:serfer", "Section 4.1.1, Table 3 and section 6.4."),
             "mark": (
                 "serfer_bench.papers.mark.evaluation:command",
                 "The evaluation redone, beside its published factors.",

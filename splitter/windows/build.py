@@ -24,7 +24,8 @@ from serfer.splitter.plan_dir.check import whole_runner
 from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
-from serfer.splitter.windows.any_size import AnySizeNetwork, any_size_tiles, base_size
+from serfer.splitter.windows.any_size import any_size_tiles
+from serfer.splitter.windows.any_size_network import AnySizeNetwork, base_size
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.global_statistics import passes_of

@@ -27,12 +27,14 @@ _LEAST_SIDE = 32
 
 
 def any_size_tiles(network: AnySizeNetwork, side: int) -> WindowTiles:
-    """Return rules for windows of `side` pixels of the result and smaller ones, and their tiles.
+    """Return rules for windows of `side` pixels and smaller ones, and their tiles.
+
+    The pixels are those of the finest output.
 
     Raises ModelError where what the network computes depends on the image's size, UsageError for windows that are not
     multiples of the network's stride, or are of too many kinds.
     """
-    check_step(side, *network.known, network.graph.output)
+    check_step(side, *network.known, network.rows.finest(network.graph.outputs))
     (high, why), (wide, other) = (network.axes(axis) for axis in (ROW_AXIS, COL_AXIS))
     graphs = SizeGraphs(network, (high, wide), why or other)
     sides = _sides(graphs, side)
@@ -77,7 +79,7 @@ def _table(sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> tuple[tuple[int, ...
 def _sides(graphs: SizeGraphs, side: int) -> list[tuple[RuledAxis, RuledAxis]]:
     """Return the rules of windows of `side` and of halves of it: as many as there is room for, evenly chosen."""
     network, axes = graphs.network, graphs.axes
-    wanted, largest = [*_halves(network, side)], (ruled_axis(each, side, 0) for each in axes)
+    wanted, largest = [*_halves(network, side)], (_ruled(each, side, 0) for each in axes)
     tiles = prod(len(each.kinds) for each in largest)
     if tiles > MOST_TILES:
         more = _fewer_residues(network, axes)
@@ -91,7 +93,7 @@ def _sides(graphs: SizeGraphs, side: int) -> list[tuple[RuledAxis, RuledAxis]]:
     sides, counts, tiles = list[tuple[RuledAxis, RuledAxis]](), [0, 0], 0
     for each in wanted:
         try:
-            pair = ruled_axis(axes[0], each, counts[0]), ruled_axis(axes[1], each, counts[1])
+            pair = _ruled(axes[0], each, counts[0]), _ruled(axes[1], each, counts[1])
         except UsageError:
             if not sides:
                 raise
@@ -104,11 +106,15 @@ def _sides(graphs: SizeGraphs, side: int) -> list[tuple[RuledAxis, RuledAxis]]:
     return sides
 
 
+def _ruled(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledAxis:
+    return ruled_axis(axes, side // next(iter(axes.values())).pixels, kinds)
+
+
 def _halves(network: AnySizeNetwork, side: int) -> Iterator[int]:
     """Yield a side and halves of it that are multiples of the unit, as long as they stand for pixels enough."""
-    graph = network.graph
-    unit = lcm(*(each.of(graph.output) for each in network.known))
-    least = _LEAST_SIDE * network.rows.of(graph.output) / network.rows.stride
+    rows, cols = network.large
+    unit = lcm(rows.pixels, cols.pixels)
+    least = _LEAST_SIDE * rows.pixels / rows.known.stride
     for _ in range(MOST_SIDES):
         yield side
         side = side // 2 // unit * unit

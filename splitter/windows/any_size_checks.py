@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from serfer.core.errors import ModelError
-from serfer.core.geometry import Rect, Span
+from serfer.core.geometry import Rect
 from serfer.core.plan import AxisRule, AxisWindows
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.unsupported import refuse
@@ -66,18 +66,18 @@ class SizeGraphs:
 
     def tile(self, row: WindowKind, col: WindowKind, past: tuple[int, int] | None = None) -> WindowTile:
         """Return the tile of a kind of rows and one of columns, of images of a residue where they say none."""
-        residues, regions = [], []
+        residues, found = [], []
         for number, (kind, axes) in enumerate(zip((row, col), self.axes, strict=True)):
             residues.append(kind.past if kind.past is not None else past[number] if past else next(iter(axes)))
             axis = axes[residues[-1]]
             shift = 0 if kind.past is None else (self.lengths[number][kind.past] - axis.size) // axis.known.stride
-            regions.append(kind.at(kind.units + shift, axis.known))
-        return _tile(self.at(residues), *regions)
+            found.append(kind.at(kind.units + shift, axis.known))
+        return _tile(self.at(residues), *found)
 
 
-def _tile(graph: Graph, rows: Mapping[str, Span], cols: Mapping[str, Span]) -> WindowTile:
-    regions = {name: Rect(span, cols[name]) for name, span in rows.items()}
-    return WindowTile(graph, regions, (regions[graph.output],))
+def _tile(graph: Graph, row: WindowKind, col: WindowKind) -> WindowTile:
+    regions = {name: Rect(span, col.rows[name]) for name, span in row.rows.items()}
+    return WindowTile(graph, regions, tuple(Rect(span, col.made[name]) for name, span in row.made.items()))
 
 
 def check_middle(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> None:
@@ -99,7 +99,7 @@ def _spans(axis: NetworkAxis, rule: AxisRule) -> tuple[AxisSpans, AxisWindows]:
     """Return the windows of an axis by a rule, with the rows of each tensor."""
     windows = rule.at(axis.size)
     assert windows is not None  # noqa: S101 - the rule is made of such axes
-    kinds = axis.windows([each.computed for each in windows.windows])
+    kinds = axis.ruled(windows)
     rows = {name: spans_of([kind.rows[name] for kind in kinds]) for name in kinds[0].rows}
     return AxisSpans(axis.size, rows, axis.graph.outputs, axis.graph.input, ((),) * len(kinds)), windows
 
@@ -154,26 +154,26 @@ def _check_size(
     found: list[list[tuple[WindowKind, WindowKind]]] = []
     for number, side in enumerate(sides):
         large = graphs.axes[number][past[number]]
-        axis = NetworkAxis(graph, large.axis, large.known)
+        axis = replace(large, graph=graph)
         check_extents(graph, large, (axis.size - large.size) // large.known.stride)
         windows = side.rule.at(axis.size)
         assert windows is not None  # noqa: S101 - the rule is for this size
-        kinds = axis.windows([each.computed for each in windows.windows])
+        kinds = axis.ruled(windows)
         offset = side.rule.first[0].kind
         pairs = {
             each.kind: (kind, side.kinds[each.kind - offset]) for each, kind in zip(windows.windows, kinds, strict=True)
         }
         for here, known in pairs.values():
-            if known.at(here.units, large.known) != here.rows:
-                wanted = known.at(here.units, large.known)
-                differing = (node for node in graph.nodes if wanted.get(node.output) != here.rows.get(node.output))
+            wanted = replace(known.at(here.units, large.known), past=None)
+            if wanted != here:
+                differing = (node for node in graph.nodes if wanted.rows[node.output] != here.rows[node.output])
                 node = next(differing, graph.nodes[0])
                 raise refuse(node.name, node.kind, ONE_A_SIZE)
         found.append([*pairs.values()])
     rows, cols = found
     for number in range(max(len(rows), len(cols))):
         (row, known_row), (col, known_col) = rows[number % len(rows)], cols[number % len(cols)]
-        _compare(graphs.tile(known_row, known_col, past), _tile(graph, row.rows, col.rows), network.base)
+        _compare(graphs.tile(known_row, known_col, past), _tile(graph, row, col), network.base)
 
 
 def _compare(one: WindowTile, other: WindowTile, size: int) -> None:

@@ -46,9 +46,8 @@ class AnySizeNetwork:
     def of(cls, network: Network, wanted: AnySize) -> AnySizeNetwork:
         """Return the network with its units; raises ModelError where it looks at more than neighbourhoods."""
         base, past, graph = base_size(wanted), *_taken(network, wanted)
-        if graph.statistics or len(graph.outputs) > 1:
-            what = "looks at the whole image" if graph.statistics else "has several outputs"
-            raise ModelError(f"the network {what}: give the sizes of your images, --size HEIGHTxWIDTH")
+        if graph.statistics:
+            raise ModelError("the network looks at the whole image: give the sizes of your images, --size HEIGHTxWIDTH")
         known = network.strides(graph)
         rows, cols = (replace(each, stride=lcm(each.stride, wanted.multiple)) for each in known)
         if max(rows.stride, cols.stride) > _MOST_UNIT or base % rows.stride or base % cols.stride:
@@ -59,15 +58,23 @@ class AnySizeNetwork:
         return cls(network, base, past, rows, cols, wanted.multiple)
 
     def for_side(self, side: int) -> AnySizeNetwork:
-        """Return the network on images that have several windows of a side, in pixels of the result."""
-        graph = self.graph
-        least = min(extent(graph, graph.output, axis) for axis in (ROW_AXIS, COL_AXIS))
-        return replace(self, base=self.base * ceil(_WINDOWS * side / least))
+        """Return the network on images that have several windows of a side, in pixels as `NetworkAxis.pixels`."""
+        needed = max(_WINDOWS * side / (each.units * each.pixels) for each in self.large)
+        return replace(self, base=self.base * ceil(needed))
 
     @property
     def graph(self) -> Graph:
         """The network on a large image."""
-        return self.network.at(self.base + self.past, self.base + self.past)
+        return self.network.checked((self.base + self.past, self.base + self.past))
+
+    @property
+    def large(self) -> tuple[NetworkAxis, NetworkAxis]:
+        """Rows and columns of the large image."""
+        return self.on(self.graph, ROW_AXIS), self.on(self.graph, COL_AXIS)
+
+    def on(self, graph: Graph, axis: int) -> NetworkAxis:
+        """Return an axis of an image's graph."""
+        return NetworkAxis(graph, axis, self.known[axis - ROW_AXIS], in_units=self.network.number is not None)
 
     @property
     def known(self) -> tuple[Strides, Strides]:
@@ -84,7 +91,7 @@ class AnySizeNetwork:
         if missing is not None:
             raise refuse(missing.name, missing.kind, "whether the network has it depends on the image's size")
         check_shifts(graph, axis, known)
-        return NetworkAxis(graph, axis, known)
+        return self.on(graph, axis)
 
     def _check_way(self, size: tuple[int, int]) -> None:
         """Raise ModelError where the module's Python goes another way than for images of the base size."""

@@ -10,14 +10,14 @@ those at its end for all of a residue, and between them stands one kind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 
-from serfer.core.errors import UsageError
+from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Span
-from serfer.core.plan import AxisEnd, AxisRule, AxisWindow
+from serfer.core.plan import AxisEnd, AxisResult, AxisRule, AxisWindow, AxisWindows
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import AxisWalk, axis_node
@@ -28,30 +28,43 @@ from serfer.splitter.windows.strides import Strides
 _MOST_AT_END = 16
 
 
+Units = tuple[int, int | None]
+"""The first unit of a window and the one after its last, None for all that is left of the image."""
+
+
 @dataclass(frozen=True)
 class WindowKind:
     """A kind of windows along an axis: the rows of each tensor, of one that begins `units` after an image does.
 
-    Those at the end are of images whose length is `past` a multiple of the unit, on one of this residue; others, None,
-    are the same on all.
+    It has `made` of the outputs, and `rows` of all tensors. Those at the end are of images whose length is `past` a
+    multiple of the unit, on one of this residue; others, None, are the same on all.
     """
 
     past: int | None
     units: int
     rows: dict[str, Span]
+    made: dict[str, Span]
 
-    def at(self, units: int, known: Strides) -> dict[str, Span]:
-        """Return the rows of each tensor of a window of this kind that begins after so many units."""
-        return {name: span.moved((units - self.units) * known.of(name)) for name, span in self.rows.items()}
+    def at(self, units: int, known: Strides) -> WindowKind:
+        """Return the window of this kind that begins after so many units."""
+        rows, made = (
+            {name: span.moved((units - self.units) * known.of(name)) for name, span in each.items()}
+            for each in (self.rows, self.made)
+        )
+        return WindowKind(self.past, units, rows, made)
 
 
 @dataclass(frozen=True)
 class NetworkAxis:
-    """An axis of the network on an image: its graph, and how many rows of each tensor a unit of it makes."""
+    """An axis of the network on an image: its graph, and how many rows of each tensor a unit of it makes.
+
+    What windows write are rows of the first output, or of a pass (`in_units`), which writes statistics, units.
+    """
 
     graph: Graph
     axis: int
     known: Strides
+    in_units: bool = False
 
     def extent(self, tensor: str) -> int:
         """Return the rows of a tensor."""
@@ -62,19 +75,64 @@ class NetworkAxis:
         """The image's pixels along it."""
         return self.extent(self.graph.input)
 
-    def windows(self, made: Sequence[Span]) -> list[WindowKind]:
-        """Return windows that make rows of the result, each from a multiple of the unit on."""
-        output = self.graph.output
+    @cached_property
+    def units(self) -> int:
+        """How many whole units all of the outputs have."""
+        return min(self.extent(name) // self.known.of(name) for name in self.graph.outputs)
+
+    @property
+    def unit_written(self) -> int:
+        """What a unit makes of what windows write."""
+        return 1 if self.in_units else self.known.of(self.graph.output)
+
+    @property
+    def pixels(self) -> int:
+        """What a unit makes of what sides of windows are counted in: the finest output, or of a pass the image."""
+        return self.known.stride if self.in_units else self.known.of(self.known.finest(self.graph.outputs))
+
+    @property
+    def result(self) -> int:
+        """What all windows write."""
+        return self.units if self.in_units else self.extent(self.graph.output)
+
+    def moving(self, window: WindowKind) -> Iterator[tuple[str, Span]]:
+        """Yield the tensors whose rows grow with the image, and a window's rows of each."""
+        return ((name, span) for name, span in window.rows.items() if self.known.rates[name])
+
+    def written(self, window: WindowKind) -> Span:
+        """Return what a window writes."""
+        if not self.in_units:
+            return window.made[self.graph.output]
+        return Span(window.units, min(span.stop // self.known.of(name) for name, span in window.made.items()))
+
+    def windows(self, units: Sequence[Units]) -> list[WindowKind]:
+        """Return the windows that make units of all outputs."""
+        made = {
+            name: [Span(start * of, self.extent(name) if stop is None else stop * of) for start, stop in units]
+            for name, of in ((name, self.known.of(name)) for name in self.graph.outputs)
+        }
         nodes = [axis_node(self.graph, node, self.axis) for node in self.graph.nodes]
-        walk = AxisWalk(nodes, {output: spans_of(made)})
+        walk = AxisWalk(nodes, {name: spans_of(spans) for name, spans in made.items()})
         while walk.position:
             walk.step()
-        of = self.known.of(output)
         columns = {name: rows.T.tolist() for name, rows in walk.spans.items()}
         return [
-            WindowKind(None, span.start // of, {name: Span(*rows[number]) for name, rows in columns.items()})
-            for number, span in enumerate(made)
+            WindowKind(
+                None,
+                start,
+                {name: Span(*rows[number]) for name, rows in columns.items()},
+                {name: spans[number] for name, spans in made.items()},
+            )
+            for number, (start, _) in enumerate(units)
         ]
+
+    def ruled(self, windows: AxisWindows) -> list[WindowKind]:
+        """Return the windows that a rule has along the axis, as the network has them."""
+        spans = [each.computed for each in windows.windows]
+        of = self.unit_written
+        return self.windows(
+            [(span.start // of, None if span.stop == windows.result else span.stop // of) for span in spans]
+        )
 
 
 @dataclass(frozen=True)
@@ -86,40 +144,37 @@ class RuledAxis:
 
 
 def ruled_axis(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledAxis:
-    """Return the rule of windows of a side along an axis, whose kinds have numbers from `kinds` on.
+    """Return the rule of windows of `side` units along an axis, whose kinds have numbers from `kinds` on.
 
-    Raises UsageError for windows that are too small for what the network reads.
+    Raises UsageError for windows that are too small for what the network reads, ModelError for outputs that do not end
+    together.
     """
     axis = next(iter(axes.values()))
-    known, output, source = axis.known, axis.graph.output, axis.graph.input
-    unit = known.of(output)
-    result = axis.extent(output)
-    [middle] = axis.windows([Span(start, start + side) for start in [(result - side) // 2 // unit * unit]])
+    known, source = axis.known, axis.graph.input
+    start = (axis.units - side) // 2
+    [middle] = axis.windows([(start, start + side)])
     at_zero = middle.at(0, known)
-    clear = max(0, *(-(span.start // known.of(name)) for name, span in at_zero.items())) * unit
+    clear = max(0, *(-(span.start // known.of(name)) for name, span in axis.moving(at_zero)))
     count = max(1, ceil(clear / side))
-    if 2 * (count * side + clear) > result or not _inside(middle, axis):
+    if 2 * (count * side + clear) > axis.units or not _inside(middle, axis):
         raise UsageError(
-            f"the network reads {clear:,} pixels around one of its result: too many for windows of {side} on images of "
-            "any size; give a larger --window, or the sizes of your images"
+            f"the network reads {clear * axis.pixels:,} pixels around one of its result: too many for windows of "
+            f"{side * axis.pixels} on images of any size; give a larger --window, or the sizes of your images"
         )
-    first = axis.windows([Span(number * side, (number + 1) * side) for number in range(count)])
-    middle = WindowKind(
-        None, clear // unit, middle.at(clear // unit, known)
-    )  # near 0, where coordinates round the least
-    listed = [*first, middle]
+    first = axis.windows([(number * side, (number + 1) * side) for number in range(count)])
+    listed = [*first, middle.at(clear, known)]  # near 0, where coordinates round the least
     ends = []
     for residue, each in axes.items():
         last, windows = _last(each, at_zero, side)
-        least = _least(each, first, windows, last - clear // unit)
+        units = each.size // known.stride
         ends.append(
             AxisEnd(
                 residue=residue,
-                least=least,
-                rest=each.extent(output) - each.size // known.stride * unit,
-                last=(last - each.size // known.stride) * unit,
+                least=_least(each, first, windows, last - clear),
+                rest=each.result - units * each.unit_written,
+                last=(last - units) * each.unit_written,
                 windows=tuple(
-                    _relative(window, kinds + len(listed) + number, each, each.size // known.stride)
+                    _relative(window, kinds + len(listed) + number, each, units)
                     for number, window in enumerate(windows)
                 ),
                 start=None,
@@ -128,55 +183,62 @@ def ruled_axis(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledA
         listed += [replace(window, past=residue) for window in windows]
     rule = AxisRule(
         unit=known.stride,
-        unit_written=unit,
+        unit_written=axis.unit_written,
         first=tuple(_relative(window, kinds + number, axis, 0) for number, window in enumerate(first)),
-        middle=AxisWindow(kinds + count, at_zero[source], at_zero[output]),
+        middle=AxisWindow(kinds + count, at_zero.rows[source], axis.written(at_zero)),
         ends=tuple(ends),
-        step=float(1 / known.rates[output]),
+        step=known.stride / axis.unit_written,
     )
-    return RuledAxis(_placed(rule, axes), tuple(listed))
+    return RuledAxis(rule if axis.in_units else _placed(rule, axes), tuple(listed))
 
 
 def _inside(window: WindowKind, axis: NetworkAxis) -> bool:
     """Return whether a window reads nothing of either end of any tensor."""
-    return all(span.start > 0 and span.stop < axis.extent(name) for name, span in window.rows.items())
+    return all(span.start > 0 and span.stop < axis.extent(name) for name, span in axis.moving(window))
 
 
 def _relative(window: WindowKind, number: int, axis: NetworkAxis, units: int) -> AxisWindow:
     """Return a window, counted from where the axis has so many units."""
-    unit = axis.known.stride
-    read, written = window.rows[axis.graph.input], window.rows[axis.graph.output]
-    return AxisWindow(number, read.moved(-units * unit), written.moved(-units * axis.known.of(axis.graph.output)))
+    read, written = window.rows[axis.graph.input], axis.written(window)
+    return AxisWindow(number, read.moved(-units * axis.known.stride), written.moved(-units * axis.unit_written))
 
 
-def _last(axis: NetworkAxis, middle: Mapping[str, Span], side: int) -> tuple[int, list[WindowKind]]:
+def _last(axis: NetworkAxis, middle: WindowKind, side: int) -> tuple[int, list[WindowKind]]:
     """Return the last unit at which a window in the middle may begin, and the windows after it, aligned to the end."""
-    known, output = axis.known, axis.graph.output
-    unit, result = known.of(output), axis.extent(output)
-    last = min((axis.extent(name) - span.stop) // known.of(name) for name, span in middle.items())
-    starts = [(result - side) // unit * unit]
-    while starts[0] - side > last * unit:
+    known = axis.known
+    longest = max(axis.graph.outputs, key=lambda name: axis.extent(name) // known.of(name))
+    if axis.extent(longest) // known.of(longest) >= axis.units + side:
+        raise ModelError(
+            f"the outputs cover parts of the image that are too different for common windows: {longest!r} has "
+            f"{axis.extent(longest)} rows or columns, which end more than a window after those of another output"
+        )
+    last = min((axis.extent(name) - span.stop) // known.of(name) for name, span in axis.moving(middle))
+    starts = [axis.units - side]
+    while starts[0] - side > last:
         starts.insert(0, starts[0] - side)
         if len(starts) > _MOST_AT_END:
             raise UsageError(
-                f"windows of {side} pixels are too small for what the network reads around a pixel: give a larger "
-                "--window"
+                f"windows of {side * axis.pixels} pixels are too small for what the network reads around a pixel: "
+                "give a larger --window"
             )
-    stops = [*starts[1:], result]
-    return last, axis.windows([Span(*ends) for ends in zip(starts, stops, strict=True)])
+    return last, axis.windows([*zip(starts, [*starts[1:], None], strict=True)])
 
 
 def _least(axis: NetworkAxis, first: Sequence[WindowKind], last: Sequence[WindowKind], between: int) -> int:
     """Return the shortest axis that ends as this one does and has these windows.
 
     It may be shorter until a window at one of its ends reads up to the other one, or by `between` units, until none
-    fits between.
+    fits between. The last window is needed where any output has more than whole units.
     """
     known = axis.known
+    left = any(axis.extent(name) > axis.units * known.of(name) for name in axis.graph.outputs)
+    needed = int(left and axis.result == axis.units * axis.unit_written)
     after = (
-        (axis.extent(name) - span.stop) // known.of(name) for window in first for name, span in window.rows.items()
+        (axis.extent(name) - span.stop) // known.of(name) - needed
+        for window in first
+        for name, span in axis.moving(window)
     )
-    before = (span.start // known.of(name) for window in last for name, span in window.rows.items())
+    before = (span.start // known.of(name) for window in last for name, span in axis.moving(window))
     return axis.size - min(between, *after, *before) * known.stride
 
 
@@ -185,8 +247,21 @@ def _placed(rule: AxisRule, axes: Mapping[int, NetworkAxis]) -> AxisRule:
     ends = []
     for end in rule.ends:
         axis = axes[end.residue]
-        windows = rule.at(axis.size)
+        units, outputs = axis.size // axis.known.stride, axis.graph.outputs
+        others = tuple(
+            AxisResult(axis.extent(name) - units * axis.known.of(name), None, axis.known.stride / axis.known.of(name))
+            for name in outputs[1:]
+        )
+        windows = replace(rule, ends=(replace(end, others=others),)).at(axis.size)
         assert windows is not None  # noqa: S101 - the end is that of this axis
-        place = place_of(axis.graph, axis.graph.output, axis.axis, axis.known.rates)
-        ends.append(replace(end, start=placed(windows, place, 1 / axis.known.rates[axis.graph.output]).start))
+        start, *starts = (
+            placed(
+                windows.of_output(number),
+                place_of(axis.graph, name, axis.axis, axis.known.rates),
+                1 / axis.known.rates[name],
+            ).start
+            for number, name in enumerate(outputs)
+        )
+        others = tuple(replace(other, start=each) for other, each in zip(others, starts, strict=True))
+        ends.append(replace(end, start=start, others=others))
     return replace(rule, ends=tuple(ends))

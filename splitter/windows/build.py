@@ -261,7 +261,7 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
     for number in dict.fromkeys((0, len(down.ends) // 2, len(down.ends) - 1)):
         size = down.ends[number].least, across.ends[number % len(across.ends)].least + across.unit
         image = network.source.like_images(_example(example.shape[1], size))
-        expected = _check_reading(network, network.of_one_map(size), image)
+        expected = _check_reading(network, network.of_maps(size), image)
         if of_one_class(expected):
             notes.append(_one_class("a random image, on which windows were checked,"))
         _compare(cut, image, expected)

@@ -252,8 +252,9 @@ def _placed(rule: AxisRule, axes: Mapping[int, NetworkAxis]) -> AxisRule:
             AxisResult(axis.extent(name) - units * axis.known.of(name), None, axis.known.stride / axis.known.of(name))
             for name in outputs[1:]
         )
-        windows = replace(rule, ends=(replace(end, others=others),)).at(axis.size)
-        assert windows is not None  # noqa: S101 - the end is that of this axis
+        few = end.least + 2 * ceil(rule.middle.written.size / rule.unit_written) * rule.unit  # with some in the middle
+        windows = replace(rule, ends=(replace(end, others=others),)).at(few)
+        assert windows is not None  # noqa: S101 - it is no shorter than the end's least
         start, *starts = (
             placed(
                 windows.of_output(number),

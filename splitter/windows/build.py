@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +92,11 @@ def build_map_plan(
     source, example = _load(model, example, first)
     detector = None
     if is_detector(source, description) and wanted.overlap is None:
-        if isinstance(sizes, AnySize):
-            raise ModelError("boxes are for images of certain sizes: give them, --size HEIGHTxWIDTH")
         progress("finding the heads of the detector")
         detector = detector_of(source, channels, description)
+        if isinstance(sizes, AnySize):  # images are padded to multiples of the strides
+            sizes = AnySize(lcm(sizes.multiple, detector.multiple))
+            large = [(base_size(sizes),) * 2]
         large = [*dict.fromkeys(detector.padded(size) for size in large)]
         source, example = detector.trunk, example_of(detector, channels, large[0], _SMALL)
     small = example.shape[2], example.shape[3]

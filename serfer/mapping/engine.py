@@ -218,8 +218,11 @@ class Engine:
             return
         del batch
         outputs: Mapping[str, NDArray[Any]] = result.outputs
-        if window.made != window.written:  # of a plan for images of any size, which has one output
-            outputs = {name: values[..., *window.kept] for name, values in outputs.items()}
+        if task.number is None and window.made != window.written:  # of a plan for images of any size
+            outputs = {
+                name: values[..., *task.windows.of_output(place)[number].kept]
+                for place, (name, values) in enumerate(outputs.items())
+            }
         for place, target in enumerate(task.targets):
             target.keep(number, outputs, None if empty is None else empty[place])
         self._done(result.report.latency_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from serfer.splitter.plan_dir.check import whole_runner
 from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
-from serfer.splitter.windows.any_size import AnySizeNetwork, any_size_tiles, base_size
+from serfer.splitter.windows.any_size import any_size_tiles
+from serfer.splitter.windows.any_size_network import AnySizeNetwork, base_size
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.global_statistics import passes_of
@@ -90,10 +92,11 @@ def build_map_plan(
     source, example = _load(model, example, first)
     detector = None
     if is_detector(source, description) and wanted.overlap is None:
-        if isinstance(sizes, AnySize):
-            raise ModelError("boxes are for images of certain sizes: give them, --size HEIGHTxWIDTH")
         progress("finding the heads of the detector")
         detector = detector_of(source, channels, description)
+        if isinstance(sizes, AnySize):  # images are padded to multiples of the strides
+            sizes = AnySize(lcm(sizes.multiple, detector.multiple))
+            large = [(base_size(sizes),) * 2]
         large = [*dict.fromkeys(detector.padded(size) for size in large)]
         source, example = detector.trunk, example_of(detector, channels, large[0], _SMALL)
     small = example.shape[2], example.shape[3]
@@ -260,7 +263,7 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
     for number in dict.fromkeys((0, len(down.ends) // 2, len(down.ends) - 1)):
         size = down.ends[number].least, across.ends[number % len(across.ends)].least + across.unit
         image = network.source.like_images(_example(example.shape[1], size))
-        expected = _check_reading(network, network.of_one_map(size), image)
+        expected = _check_reading(network, network.of_maps(size), image)
         if of_one_class(expected):
             notes.append(_one_class("a random image, on which windows were checked,"))
         _compare(cut, image, expected)

@@ -44,7 +44,7 @@ class WindowSessions:
             values = self._compute(image, window, statistics, len(views))
             for result, view, value in zip(results, views, values, strict=True):
                 part = view[number]
-                result[:, :, *part.written.slices] = value if len(views) > 1 else value[..., *part.kept]
+                result[:, :, *part.written.slices] = value[..., *part.kept]
         return results
 
     def statistics_of(self, images: Sequence[Array]) -> Array:

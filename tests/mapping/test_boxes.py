@@ -32,19 +32,21 @@ ULTRALYTICS = {"stride": "32", "names": "{0: 'ant', 1: 'bee', 2: 'cow'}", "task"
 
 def expected(path, image, family, head, value=0.0):
     """Return the boxes that the detector at `path`, written again for the padded image, gives of an image."""
-    whole = save(path.with_name("whole.onnx"), PADDED, family)
-    padded = np.full((1, 3, *PADDED), value, np.float32)
-    padded[0, :, :HEIGHT, :WIDTH] = image
+    height, width = image.shape[1:]
+    size = tuple(-(-side // 32) * 32 for side in (height, width))
+    whole = save(path.with_name("whole.onnx"), size, family)
+    padded = np.full((1, 3, *size), value, np.float32)
+    padded[0, :, :height, :width] = image
     session = onnxruntime.InferenceSession(str(whole), providers=["CPUExecutionProvider"])
     [output] = session.run(None, {"images": padded})
-    return best(decoded(head, [output[0]], PADDED), head)
+    return best(decoded(head, [output[0]], size), head, height, width)
 
 
-def best(boxes, head):
+def best(boxes, head, height=HEIGHT, width=WIDTH):
     boxes = boxes[boxes.scores >= head.min_score]
     boxes = boxes[np.argsort(-boxes.scores, kind="stable")]
     boxes = boxes[without_overlaps(boxes, head.max_iou, len(boxes))]
-    corners = np.clip(boxes.corners, 0, [WIDTH, HEIGHT, WIDTH, HEIGHT])
+    corners = np.clip(boxes.corners, 0, [width, height, width, height])
     return Boxes(corners, boxes.scores, boxes.classes)[(corners[:, :2] < corners[:, 2:]).all(axis=1)]
 
 
@@ -71,7 +73,7 @@ def network(tmp_path_factory):
 def detector_plan(network, tmp_path_factory):
     """A plan of a file that says by itself that it is a detector, how its images are padded, and its classes."""
     directory = tmp_path_factory.mktemp("detector") / "plan"
-    package.map_plan(network, [(HEIGHT, WIDTH)], directory, window=24)
+    package.map_plan(network, "any", directory, window=24)
     return directory
 
 
@@ -106,6 +108,23 @@ def test_boxes_are_those_of_the_detector_on_the_whole_image(serfer, command, net
     assert first["label"] == ["ant", "bee", "cow"][boxes.classes[0]]
     assert first["box"] == pytest.approx(boxes.corners[0], abs=0.006)
     assert not [*tmp_path.glob("*.parts")]
+
+
+def test_one_plan_has_the_boxes_of_images_of_any_size(serfer, detector_plan, network, tmp_path):
+    scans, head = tmp_path / "scans", DetectionHead("yolov8", ("output0",), 3, min_score=0.7)
+    sizes = {"a": (HEIGHT + 1, WIDTH), "b": (385, 257), "c": (130, 700), "small": (90, 300)}
+    scans.mkdir()
+    for name, size in sizes.items():
+        write(scans / f"{name}.tif", pixels(*size))
+    options = ("--min-score", "0.7", "--suffix", ".json", "--workers", "inprocess")
+    done = serfer("map", scans, "--plan", detector_plan, "--out", tmp_path / "boxes", *options)
+    assert done.code == 1
+    assert "takes heights and widths of 128 pixels or more that are multiples of 32" in done.err
+    assert not (tmp_path / "boxes" / "small.json").exists()
+    for name in ("a", "b", "c"):
+        values = pixels(*sizes[name]) / np.float32(255)
+        boxes = expected(network, values, "yolov8", head, GREY / 255)
+        check_coco(tmp_path / "boxes" / f"{name}.json", boxes, ordered=False)
 
 
 @pytest.mark.parametrize("family", ["yolov5", pytest.param("yolox", marks=pytest.mark.weekly)])

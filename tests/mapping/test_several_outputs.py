@@ -239,3 +239,41 @@ def test_windows_of_every_output_start_at_one_pixel_and_leave_no_gap(steps, wind
         assert starts == [round(side * place / step) for place in range(windows)]
         assert [each.written.stop for each in view.windows] == [*starts[1:], result]
         assert view.result == result
+
+
+@pytest.fixture(scope="module")
+def any_plan(network, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("several") / "any"
+    package.map_plan(network, "any,multiple=2", directory, window=64)
+    return directory
+
+
+def test_one_plan_maps_each_output_of_images_of_any_size(serfer, any_plan, network, tmp_path):
+    scans, sizes = tmp_path / "scans", {"a": (130, 70), "b": (132, 102), "c": (44, 218), "small": (30, 100)}
+    scans.mkdir()
+    for name, size in sizes.items():
+        write(scans / f"{name}.tif", pixels(*size), crs=UTM, transform=WHERE)
+    done = serfer("map", scans, "--plan", any_plan, "--out", tmp_path / "out", "--workers", "inprocess")
+    assert done.code == 1
+    assert "small.tif has 30 x 100 pixels, and this plan takes heights and widths of 40 pixels or more that" in done.err
+    for name in ("a", "b", "c"):
+        check(tmp_path / "out", whole(network, pixels(*sizes[name])), name)
+    with rasterio.open(tmp_path / "out" / "a.head-Conv.tif") as dataset:
+        assert dataset.transform == rasterio.Affine(WHERE.a * 4, 0, WHERE.c, 0, WHERE.e * 4, WHERE.f)
+
+
+def test_windows_of_any_size_write_each_pixel_of_every_output_once(any_plan):
+    rules = load_plan(any_plan).windows.rules
+
+    @given(st.integers(20, 5000))
+    def check_axis(half):
+        axes = [rule.at(2 * half) for side in rules.sides for rule in (side.rows, side.cols)]
+        for axis in (each for each in axes if each is not None):
+            for number, stride in enumerate((1, 2, 4, 1)):
+                windows = axis.of_output(number).windows
+                assert windows[0].written.start == 0
+                assert windows[-1].written.stop == -(-2 * half // stride)
+                assert all(one.written.stop == after.written.start for one, after in pairwise(windows))
+                assert all(each.computed.contains(each.written) for each in windows)
+
+    check_axis()

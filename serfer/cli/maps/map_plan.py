@@ -159,7 +159,8 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     place = shlex.quote(str(directory))
     out.print(plain(chosen_line(plan)))
     if windows.rules:
-        out.print(plain(f"for images of any size: {windows.rules}"), soft_wrap=True)
+        padded = ", to which images are padded" if plan.boxes else ""
+        out.print(plain(f"for images of any size: {windows.rules}{padded}"), soft_wrap=True)
     at_once = f", {duration(many.seconds)} with {_AT_ONCE} at once" if count > 1 else ""
     out.print(
         f"an image of {height:,} x {width:,} pixels: {counted(count, 'window')}, ${one.usd:.6f} "

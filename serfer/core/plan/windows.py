@@ -59,6 +59,10 @@ class AxisResult:
     start: float | None
     step: float
 
+    def at(self, pixel: float) -> int:
+        """Return where in the result a window starts that starts at a pixel of the image."""
+        return round(pixel / self.step)
+
 
 @dataclass(frozen=True, slots=True)
 class AxisWindows:
@@ -81,9 +85,12 @@ class AxisWindows:
         if not number:
             return replace(self, others=()) if self.others else self
         other = self.others[number - 1]
-        starts = [round(each.written.start * self.step / other.step) for each in self.windows]
+        starts = [other.at(each.written.start * self.step) for each in self.windows]
         spans = map(Span, starts, (*starts[1:], other.result))
-        windows = tuple(replace(each, written=span) for each, span in zip(self.windows, spans, strict=True))
+        windows = tuple(
+            replace(each, written=span, made=each.made and Span(other.at(each.made.start * self.step), span.stop))
+            for each, span in zip(self.windows, spans, strict=True)
+        )
         return AxisWindows(self.size, other.result, windows, other.start, other.step)
 
 
@@ -92,7 +99,8 @@ class AxisEnd:
     """How an axis ends of which `residue` pixels are left after its n units; it has at least `least` pixels.
 
     Its result has `rest` more than n times what a unit makes. Windows between start at `last` or before, and those at
-    the end are `windows`; these numbers count from where the n-th unit ends. `start` is as in AxisWindows.
+    the end are `windows`; these numbers count from where the n-th unit ends. `start` is as in AxisWindows, and so are
+    `others`, whose `result` is as `rest`.
     """
 
     residue: int
@@ -101,6 +109,7 @@ class AxisEnd:
     last: int
     windows: tuple[AxisWindow, ...]
     start: float | None
+    others: tuple[AxisResult, ...] = field(default=(), metadata=LATER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +152,8 @@ class AxisRule:
             if each.written.stop > done:
                 windows.append(_after(each, done))
                 done = each.written.stop
-        return AxisWindows(size, origin + end.rest, tuple(windows), end.start, self.step)
+        others = tuple(replace(each, result=each.at(units * self.unit) + each.result) for each in end.others)
+        return AxisWindows(size, origin + end.rest, tuple(windows), end.start, self.step, others)
 
     def _moved(self, window: AxisWindow, units: int) -> AxisWindow:
         read, written = units * self.unit, units * self.unit_written

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from math import ceil, isfinite
 
@@ -10,7 +10,16 @@ from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect
 from serfer.core.plan.model import Plan
 from serfer.core.plan.statistics import check_statistics, partial_form
-from serfer.core.plan.windows import MAX_WINDOWS, NO_TILE, AxisRule, AxisWindow, AxisWindows, StatisticsPass, Windows
+from serfer.core.plan.windows import (
+    MAX_WINDOWS,
+    NO_TILE,
+    AxisResult,
+    AxisRule,
+    AxisWindow,
+    AxisWindows,
+    StatisticsPass,
+    Windows,
+)
 
 MOST_STATISTICS = 2**20
 """The most values of a vector of statistics, 4 MiB: each window of a map carries it."""
@@ -30,10 +39,9 @@ def check_windows(plan: Plan, windows: Windows) -> None:
     _check_difference(windows)
     outputs = len(plan.stages[0].outputs)
     axes = (*windows.heights, *windows.widths)
-    if any(len(axis.others) != outputs - 1 for axis in axes):
+    if not all(_are_results(axis.others, outputs) for axis in axes):
         raise PlanError("plan.json has windows of other outputs than its stage")
-    steps = [axis.step for axis in axes] + [other.step for axis in axes for other in axis.others]
-    if not all(1 / _LARGEST_STEP <= step <= _LARGEST_STEP for step in steps):
+    if not all(1 / _LARGEST_STEP <= axis.step <= _LARGEST_STEP for axis in axes):
         raise PlanError(_NOWHERE)
     for number in range(outputs):
         heights, widths = ([axis.of_output(number) for axis in side] for side in (windows.heights, windows.widths))
@@ -47,14 +55,17 @@ def _check_rules(plan: Plan, windows: Windows, widest: int) -> None:
     """Refuse rules for images of any size whose windows no tile computes, and of networks that have none."""
     if windows.rules is None:
         return
-    if not windows.rules.sides or windows.statistics or len(plan.stages[0].outputs) > 1:
+    outputs = len(plan.stages[0].outputs)
+    if not windows.rules.sides or windows.statistics:
         raise PlanError("plan.json has no rule of windows")
     for each in windows.rules.sides:
-        rows, cols = (
-            _kind_sizes(_examples(rule), count)
-            for rule, count in ((each.rows, len(windows.tiles)), (each.cols, widest))
-        )
-        _check_tiles(plan, 0, windows, rows, cols)
+        down, across = [*_examples(each.rows, outputs)], [*_examples(each.cols, outputs)]
+        for number in range(outputs):
+            rows, cols = (
+                _kind_sizes((axis.of_output(number) for axis in axes), count)
+                for axes, count in ((down, len(windows.tiles)), (across, widest))
+            )
+            _check_tiles(plan, number, windows, rows, cols)
 
 
 def _check_tiles(plan: Plan, output: int, windows: Windows, rows: _Sizes, cols: _Sizes) -> None:
@@ -97,10 +108,11 @@ def _check_partial(plan: Plan, one: StatisticsPass, number: int, height: int, wi
         raise PlanError(f"plan.json's tile {number} is not of its pass's size")
 
 
-def _examples(rule: AxisRule) -> Iterator[AxisWindows]:
-    """Yield axes that show every way of a rule: the shortest of each residue, and longer ones."""
+def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
+    """Yield axes of so many outputs that show every way of a rule: the shortest of each residue, and longer ones."""
     sound = rule.unit >= 1 and rule.unit_written >= 1 and bool(rule.first) and bool(rule.ends)
     sound = sound and rule.middle.written.size >= 1 and all(end.windows for end in rule.ends)
+    sound = sound and all(_are_results(end.others, outputs) for end in rule.ends)
     if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
         raise PlanError("plan.json has a rule of windows for no image")
     units = ceil(rule.middle.written.size / rule.unit_written)
@@ -110,6 +122,11 @@ def _examples(rule: AxisRule) -> Iterator[AxisWindows]:
             if axis is None:
                 raise PlanError("plan.json has a rule of windows for no image")
             yield axis
+
+
+def _are_results(others: Sequence[AxisResult], outputs: int) -> bool:
+    """Return whether results are those of all outputs but the first, and lie somewhere on their image."""
+    return len(others) == outputs - 1 and all(1 / _LARGEST_STEP <= each.step <= _LARGEST_STEP for each in others)
 
 
 def _check_difference(windows: Windows) -> None:

@@ -1,0 +1,185 @@
+"""Whether images of all sizes have the windows that rules say: the shortest ones compared with large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from serfer.core.errors import ModelError
+from serfer.core.geometry import Rect
+from serfer.core.plan import AxisRule, AxisWindows
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.unsupported import refuse
+from serfer.splitter.plan_dir.emit import TileGraph
+from serfer.splitter.tiling.receptive_field import spans_of
+from serfer.splitter.windows.any_size_network import ONE_A_SIZE, AnySizeNetwork, check_extents, shortened
+from serfer.splitter.windows.axis_rules import NetworkAxis, RuledAxis, WindowKind
+from serfer.splitter.windows.map_plan import WindowTile
+from serfer.splitter.windows.same_windows import check_alike, check_equal, weights_by_size
+from serfer.splitter.windows.wanted_sizes import MOST_PIXELS
+from serfer.splitter.windows.window_kinds import AxisSpans
+
+_LENGTHS = 64
+"""Lengths of images, one unit apart, for which it is asked whether the network goes the same way."""
+
+
+@dataclass(frozen=True)
+class SizeGraphs:
+    """The graphs of images of which tiles are made: those of the residues of rows and of columns that meet.
+
+    `axes` are rows and columns by their residues, of large images; `refused` says why there are not all residues. Tiles
+    are made of shorter images, whose `lengths` are by residues, too: ONNX Runtime rounds coordinates less there.
+    """
+
+    network: AnySizeNetwork
+    axes: tuple[Mapping[int, NetworkAxis], Mapping[int, NetworkAxis]]
+    refused: str
+    lengths: tuple[Mapping[int, int], Mapping[int, int]] = ({}, {})
+    made: list[Graph] = field(default_factory=list)
+
+    def with_lengths(self, sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> SizeGraphs:
+        """Return graphs of the shortest images that have the largest windows, and so all others."""
+        rows, cols = ({end.residue: end.least for end in side.rule.ends} for side in sides[0])
+        return replace(self, lengths=(rows, cols))
+
+    @property
+    def first(self) -> tuple[NetworkAxis, NetworkAxis]:
+        """Rows and columns of the first residue."""
+        rows, cols = (next(iter(axes.values())) for axes in self.axes)
+        return rows, cols
+
+    def of(self, size: tuple[int, int]) -> Graph:
+        """Return the graph of an image's size."""
+        graph = self.network.network.checked(size)
+        if not any(graph is each for each in self.made):
+            self.made.append(graph)
+        return graph
+
+    def at(self, past: Sequence[int]) -> Graph:
+        """Return the graph of an image of these residues; raises ModelError where one side depends on the other."""
+        rows, cols = (lengths[each] for lengths, each in zip(self.lengths, past, strict=True))
+        graph = self.of((rows, cols))
+        for axes, each, length in zip(self.axes, past, (rows, cols), strict=True):
+            axis = axes[each]
+            check_extents(graph, axis, (length - axis.size) // axis.known.stride)
+        return graph
+
+    def tile(self, row: WindowKind, col: WindowKind, past: tuple[int, int] | None = None) -> WindowTile:
+        """Return the tile of a kind of rows and one of columns, of images of a residue where they say none."""
+        residues, found = [], []
+        for number, (kind, axes) in enumerate(zip((row, col), self.axes, strict=True)):
+            residues.append(kind.past if kind.past is not None else past[number] if past else next(iter(axes)))
+            axis = axes[residues[-1]]
+            shift = 0 if kind.past is None else (self.lengths[number][kind.past] - axis.size) // axis.known.stride
+            found.append(kind.at(kind.units + shift, axis.known))
+        return _tile(self.at(residues), *found)
+
+
+def _tile(graph: Graph, row: WindowKind, col: WindowKind) -> WindowTile:
+    regions = {name: Rect(span, col.rows[name]) for name, span in row.rows.items()}
+    return WindowTile(graph, regions, tuple(Rect(span, col.made[name]) for name, span in row.made.items()))
+
+
+def check_middle(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> None:
+    """Compare windows in the middle of large images with one another, and ask of other sizes for other ways."""
+    network, (rows, cols) = graphs.network, graphs.first
+    graph = graphs.of((rows.size, cols.size))
+    rows, cols = replace(rows, graph=graph), replace(cols, graph=graph)
+    for side in sides:
+        down, across = _spans(rows, side[0].rule), _spans(cols, side[1].rule)
+        check_alike(graph, *down, across[0], rows=True)
+        check_alike(graph, *across, down[0], rows=False)
+    ends = [(end.least, each.rule.unit) for each in sides[-1] for end in each.rule.ends]
+    lengths = sorted({least + more * unit for least, unit in ends for more in range(_LENGTHS)})
+    doubled = (network.base << power for power in range((MOST_PIXELS // network.base).bit_length()))
+    network.check_ways((*lengths[:: max(1, len(lengths) // (2 * _LENGTHS))], *doubled))
+
+
+def _spans(axis: NetworkAxis, rule: AxisRule) -> tuple[AxisSpans, AxisWindows]:
+    """Return the windows of an axis by a rule, with the rows of each tensor."""
+    windows = rule.at(axis.size)
+    assert windows is not None  # noqa: S101 - the rule is made of such axes
+    kinds = axis.ruled(windows)
+    rows = {name: spans_of([kind.rows[name] for kind in kinds]) for name in kinds[0].rows}
+    return AxisSpans(axis.size, rows, axis.graph.outputs, axis.graph.input, ((),) * len(kinds)), windows
+
+
+def following(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> SizeGraphs:
+    """Return the graphs without the residues whose small images have other windows than their large ones.
+
+    Raises ModelError, that names an operator whose size or constants do not follow the image's, where the first has.
+    """
+    dropped: list[set[int]] = [set(), set()]
+    refused = graphs.refused
+    for number, axes in enumerate(graphs.axes):
+        for place, residue in enumerate(axes):
+            try:
+                for side in sides:
+                    _check_residue(graphs, side, number, place)
+            except ModelError as error:
+                if place == 0:
+                    raise
+                dropped[number].add(residue)
+                refused = refused or shortened(error)
+    if not any(dropped):
+        return graphs
+    rows, cols = (
+        {residue: axis for residue, axis in axes.items() if residue not in out}
+        for axes, out in zip(graphs.axes, dropped, strict=True)
+    )
+    return replace(graphs, axes=(rows, cols), refused=refused)
+
+
+def _check_residue(graphs: SizeGraphs, sides: tuple[RuledAxis, RuledAxis], number: int, place: int) -> None:
+    """Compare the windows of the smallest image of a residue, of one a unit larger and of a large one with tiles."""
+    rows, cols = (side.rule.ends[place if axis == number else 0] for axis, side in enumerate(sides))
+    least, units = (rows.least, cols.least), [side.rule.unit for side in sides]
+    for size in (
+        least,
+        (least[0] + units[0], least[1] + units[1]),
+        (graphs.axes[0][rows.residue].size, graphs.axes[1][cols.residue].size),
+    ):
+        _check_size(graphs, sides, size, (rows.residue, cols.residue))
+    down, across = (side.kinds[: len(side.rule.first) + 1] for side in sides)  # which all residues have
+    for row, col in ((row, col) for row in down for col in across):
+        _compare(graphs.tile(row, col), graphs.tile(row, col, (rows.residue, cols.residue)), graphs.network.base)
+
+
+def _check_size(
+    graphs: SizeGraphs, sides: tuple[RuledAxis, RuledAxis], size: tuple[int, int], past: tuple[int, int]
+) -> None:
+    """Compare windows of an image, all kinds of rows and of columns, with those of large images."""
+    network = graphs.network
+    graph = graphs.of(size)
+    found: list[list[tuple[WindowKind, WindowKind]]] = []
+    for number, side in enumerate(sides):
+        large = graphs.axes[number][past[number]]
+        axis = replace(large, graph=graph)
+        check_extents(graph, large, (axis.size - large.size) // large.known.stride)
+        windows = side.rule.at(axis.size)
+        assert windows is not None  # noqa: S101 - the rule is for this size
+        kinds = axis.ruled(windows)
+        offset = side.rule.first[0].kind
+        pairs = {
+            each.kind: (kind, side.kinds[each.kind - offset]) for each, kind in zip(windows.windows, kinds, strict=True)
+        }
+        for here, known in pairs.values():
+            wanted = replace(known.at(here.units, large.known), past=None)
+            if wanted != here:
+                differing = (node for node in graph.nodes if wanted.rows[node.output] != here.rows[node.output])
+                node = next(differing, graph.nodes[0])
+                raise refuse(node.name, node.kind, ONE_A_SIZE)
+        found.append([*pairs.values()])
+    rows, cols = found
+    for number in range(max(len(rows), len(cols))):
+        (row, known_row), (col, known_col) = rows[number % len(rows)], cols[number % len(cols)]
+        _compare(graphs.tile(known_row, known_col, past), _tile(graph, row, col), network.base)
+
+
+def _compare(one: WindowTile, other: WindowTile, size: int) -> None:
+    """Refuse an operator whose graph or constants differ in two tiles."""
+    if one.graph is other.graph:
+        return
+    own = weights_by_size((one.graph, other.graph))
+    written: list[TileGraph] = [replace(each, own=own).write() for each in (one, other)]
+    check_equal(one.graph.nodes, iter(written), size, ONE_A_SIZE)

@@ -1,0 +1,167 @@
+"""A network for images of any size: the sizes that it takes, and its axes for each residue of the stride."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import ceil, lcm
+
+from serfer.core.errors import ModelError
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.splitter.network.unsupported import CannotSplitError, refuse
+from serfer.splitter.tiling.tiling_rule import extent
+from serfer.splitter.windows.axis_rules import NetworkAxis
+from serfer.splitter.windows.map_plan import Network
+from serfer.splitter.windows.strides import LONGER, Strides, check_shifts
+from serfer.splitter.windows.wanted_sizes import AnySize
+
+_WINDOWS = 8
+"""Windows along an axis of the large images, at least."""
+_MOST_UNIT = 1_024
+_MOST_PAST = 32
+"""Sizes that follow each other, among which one is looked for that the network takes."""
+_SMALLER = 8
+"""By what large images are smaller on which residues are tried as well."""
+_MOST_REASON = 300
+"""Characters of why a network does not take some lengths, as the plan keeps it."""
+ONE_A_SIZE = "what it computes depends on the image's size: give the sizes of your images, --size HEIGHTxWIDTH"
+
+
+@dataclass(frozen=True)
+class AnySizeNetwork:
+    """A network and the sizes that images may have; `base` is about the side of images that its windows are found on.
+
+    Its units divide `base`, and it takes images of `past` more pixels. `rows` and `cols` are the rows (or columns) of
+    each tensor for a unit of the image, by which windows begin.
+    """
+
+    network: Network
+    base: int
+    past: int
+    rows: Strides
+    cols: Strides
+    multiple: int
+
+    @classmethod
+    def of(cls, network: Network, wanted: AnySize) -> AnySizeNetwork:
+        """Return the network with its units; raises ModelError where it looks at more than neighbourhoods."""
+        base, past, graph = base_size(wanted), *_taken(network, wanted)
+        if graph.statistics:
+            raise ModelError("the network looks at the whole image: give the sizes of your images, --size HEIGHTxWIDTH")
+        known = network.strides(graph)
+        rows, cols = (replace(each, stride=lcm(each.stride, wanted.multiple)) for each in known)
+        if max(rows.stride, cols.stride) > _MOST_UNIT or base % rows.stride or base % cols.stride:
+            raise ModelError(
+                f"the network's strides of {rows.stride:,} and {cols.stride:,} pixels are too unusual for images of "
+                "any size: give the sizes of your images, --size HEIGHTxWIDTH"
+            )
+        return cls(network, base, past, rows, cols, wanted.multiple)
+
+    def for_side(self, side: int) -> AnySizeNetwork:
+        """Return the network on images that have several windows of a side, in pixels as `NetworkAxis.pixels`."""
+        needed = max(_WINDOWS * side / (each.units * each.pixels) for each in self.large)
+        return replace(self, base=self.base * ceil(needed))
+
+    @property
+    def graph(self) -> Graph:
+        """The network on a large image."""
+        return self.network.checked((self.base + self.past, self.base + self.past))
+
+    @property
+    def large(self) -> tuple[NetworkAxis, NetworkAxis]:
+        """Rows and columns of the large image."""
+        return self.on(self.graph, ROW_AXIS), self.on(self.graph, COL_AXIS)
+
+    def on(self, graph: Graph, axis: int) -> NetworkAxis:
+        """Return an axis of an image's graph."""
+        return NetworkAxis(graph, axis, self.known[axis - ROW_AXIS], in_units=self.network.number is not None)
+
+    @property
+    def known(self) -> tuple[Strides, Strides]:
+        """The units of rows and of columns."""
+        return self.rows, self.cols
+
+    def axis(self, size: tuple[int, int], axis: int) -> NetworkAxis:
+        """Return an axis of the network at a size; raises ModelError for one that it does not take as others."""
+        height, width = size
+        self._check_way((2 * height, width) if axis == COL_AXIS else (height, 2 * width))
+        graph = self.network.checked(size)
+        known = self.known[axis - ROW_AXIS]
+        missing = next((node for node in graph.nodes if node.output not in known.rates), None)
+        if missing is not None:
+            raise refuse(missing.name, missing.kind, "whether the network has it depends on the image's size")
+        check_shifts(graph, axis, known)
+        return self.on(graph, axis)
+
+    def _check_way(self, size: tuple[int, int]) -> None:
+        """Raise ModelError where the module's Python goes another way than for images of the base size."""
+        sized = self.network.source.sized
+        broken = sized.of((self.base + self.past,) * 2).guards.broken(size) if sized else None
+        if broken:
+            height, width = size
+            raise ModelError(
+                f"the network's Python looks at the image's size: {height} x {width} pixels do not meet {broken}; give "
+                "the sizes of your images, --size HEIGHTxWIDTH"
+            )
+
+    def check_ways(self, lengths: Iterable[int]) -> None:
+        """Raise ModelError where images of such lengths, high, wide or square, go another way than large ones."""
+        if self.network.source.sized:
+            for each in lengths:
+                for size in ((each, each), (each, self.base), (self.base, each), (2 * each, each), (each, 2 * each)):
+                    self._check_way(size)
+
+    def axes(self, axis: int) -> tuple[dict[int, NetworkAxis], str]:
+        """Return the axis for each residue that the network takes, and why there are some that it does not.
+
+        Raises ModelError where it takes none.
+        """
+        taken, errors = dict[int, NetworkAxis](), dict[int, ModelError]()
+        unit, other = self.known[axis - ROW_AXIS].stride, self.base + self.past
+        smaller = max(1, self.base // _SMALLER // unit) * unit
+        for residue in range(0, unit, self.multiple):
+            lengths = [self.base + residue, smaller + residue]
+            try:
+                large, small = (
+                    self.axis((each, other) if axis == ROW_AXIS else (other, each), axis) for each in lengths
+                )
+                check_extents(small.graph, large, (smaller - self.base) // unit)
+            except ModelError as error:
+                errors[residue] = error
+            else:
+                taken[residue] = large
+        if not taken:
+            raise errors[self.past % unit]
+        return taken, shortened(next(iter(errors.values()))) if errors else ""
+
+
+def _taken(network: Network, wanted: AnySize) -> tuple[int, Graph]:
+    """Return by how many pixels a square image is larger than the base size which the network takes, and its graph."""
+    base, first = base_size(wanted), None
+    for past in range(0, _MOST_PAST * wanted.multiple, wanted.multiple):
+        try:
+            return past, network.checked((base + past, base + past))
+        except CannotSplitError as error:
+            raise first or error from None
+        except ModelError as error:
+            first = first or error
+    assert first is not None  # noqa: S101 - there is a first size
+    raise first
+
+
+def shortened(why: ModelError) -> str:
+    """Return why a network does not take some lengths, without what to do, as the plan keeps it."""
+    return str(why).split("; ")[0][:_MOST_REASON]
+
+
+def base_size(wanted: AnySize) -> int:
+    """Return the side of the images on which windows are found: so large that most windows are in the middle."""
+    return lcm(LONGER, wanted.multiple)
+
+
+def check_extents(graph: Graph, axis: NetworkAxis, units: int) -> None:
+    """Refuse a graph whose tensors are not as long as an axis's, but for so many units."""
+    for node in axis.graph.nodes:
+        wanted = axis.extent(node.output) + units * axis.known.of(node.output)
+        if node.output not in graph.shapes or extent(graph, node.output, axis.axis) != wanted:
+            raise refuse(node.name, node.kind, ONE_A_SIZE)

@@ -19,9 +19,10 @@ from serfer.core.plan import ZIP, Foreground, SampleDifference, Windows
 from serfer.raster import open_raster
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array
+from serfer.splitter.windows.image_values import ImageValues
 from serfer.splitter.windows.map_plan import Network, WindowChoice, window_tiles
 from serfer.splitter.windows.passes import with_passes
-from serfer.splitter.windows.sample import Sample, generated, values_of
+from serfer.splitter.windows.sample import Sample, generated
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 
@@ -53,9 +54,9 @@ def parts_of_sample(network: Network, size: _Size, channels: int, file: Path | N
                 f"{file} has {source.size[0]:,} x {source.size[1]:,} pixels, and a sample has at least two parts of "
                 f"{least}: give a larger one"
             )
-        preprocess = network.source.preprocess
+        values = ImageValues.of_file(source, network.source.preprocess)
         places = max((_places(source.size, part) for part in fitting), key=len)  # the first is of the largest
-        return [Sample(file.name, values_of(source, place, preprocess)) for place in places]
+        return [Sample(file.name, values.of(source.read(place))) for place in places]
 
 
 def _part(size: _Size, side: int) -> _Size:

@@ -118,3 +118,16 @@ def test_a_plan_whose_foreground_cannot_have_been_measured_is_refused(serfer, tm
         changed = replace(known, foreground=replace(known.foreground, **wrong))
         with pytest.raises(PlanError, match="cannot have been measured"):
             check_windows(plan, replace(plan.windows, difference=changed))
+
+
+def test_a_sample_is_normalised_by_the_whole_of_it_as_maps_are(serfer, tmp_path):
+    """The plan's statistic is the mean of what percentiles of the whole sample make of its parts."""
+    levels = tmp_path / "pixels.toml"
+    levels.write_text("percentiles = [1, 99.8]\nchannels = 1\n")
+    made = planned(serfer, tmp_path, 1, "--preprocess", levels)
+    assert made.code == 0, made.err
+    image = sample_image(1).astype(np.float64)
+    low, high = np.percentile(image, (1, 99.8))
+    parts = [image[:, top : top + 256, left : left + 256] for top in STARTS for left in STARTS]
+    expected = (np.mean(parts) - low) / (high - low + 1e-6)
+    assert load_plan(tmp_path / "plan").windows.known == pytest.approx([expected], rel=1e-5)

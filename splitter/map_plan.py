@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     approximate: int | None = None,
     sample: Path | str | None = None,
     statistics: str = "auto",
+    threshold: float | None = None,
     store: str = "redis",
     memory_mb: int | Sequence[int] | None = None,
     limit_mb: int | None = None,
@@ -75,6 +77,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         statistics: Over the whole image, where the network has such: "exact", added up in passes over the image before
             the map; "sample", measured once, now; or "auto", exact where all passes take at most three times the
             multiply-accumulates of the map alone.
+        threshold: Of the map's values, with statistics of a sample: what share of them is on its other side by these
+            statistics, and the IoU of what lies above it, are measured, too.
         store: As `split`.
         memory_mb: What functions get, or several to choose from.
         limit_mb: As `split`.
@@ -106,6 +110,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         raise UsageError("--approximate is for images of certain sizes: give them, --size HEIGHTxWIDTH")
     if overlap[1] is not None and isinstance(wanted_sizes, AnySize):
         raise UsageError("--sample is for images of certain sizes: give them, --size HEIGHTxWIDTH")
+    check_threshold(threshold, statistics)
     with named_extras():
         if callable(dependency_bytes):
             dependency_bytes = dependency_bytes()
@@ -114,7 +119,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         from serfer.splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
 
         progress = progress or (lambda _step: None)
-        wanted = WindowRequest(side, *overlap, statistics)
+        wanted = WindowRequest(side, *overlap, statistics, threshold)
         plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
@@ -138,6 +143,16 @@ def approximation(
     if overlap is not None and (type(overlap) is not int or not 1 <= overlap <= MOST_OVERLAP):
         raise UsageError(f"--approximate is a number of pixels from 1 to {MOST_OVERLAP:,}, not {overlap!r}")
     return overlap, None if sample is None else Path(sample)
+
+
+def check_threshold(threshold: float | None, statistics: str) -> None:
+    """Refuse a `threshold` that is not a number, or that nothing is measured by; raises UsageError."""
+    if threshold is None:
+        return
+    if statistics != "sample":
+        raise UsageError("--threshold says what the statistics of a sample change: give --statistics sample, too")
+    if not isfinite(threshold):
+        raise UsageError(f"--threshold is a number, of the map's values, not {threshold!r}")
 
 
 def window_side(window: int | str) -> int | None:

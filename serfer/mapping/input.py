@@ -51,9 +51,13 @@ class WindowInput:
                     "the plan normalises pixels by the whole image, whatever its full scale: leave --full-scale out"
                 )
             return cls(chosen, plan.preprocess, bytes_as_they_are=False)
+        if plan.preprocess.stored and options.full_scale is not None:
+            raise UsageError(
+                "the plan takes values as they are stored, whatever their full scale: leave --full-scale out"
+            )
         full = options.full_scale or source.full or full_scale(dtype)
         colours = BAND not in plan.preprocess.channels
-        as_bytes = colours and dtype == "uint8" and full == _FULL
+        as_bytes = colours and dtype == "uint8" and (full == _FULL or plan.preprocess.stored)
         return cls(chosen, scaled_to(plan.preprocess, full), bytes_as_they_are=as_bytes)
 
     @property

@@ -27,7 +27,11 @@ _MAX_LABELS_BYTES = 1024 * 1024
 _MOST_ROWS = 65_536
 _LIMITS = {"shorter_side": SHORTER, "longer_side": LONGER}
 _OF_MAPS = ("percentiles", "zero_mean_unit_variance", "per_channel", "eps", "clip")
-_KEYS = ("resize", "crop", "pad", "pad_value", *_LIMITS, "interpolation", "channels", "scale", "mean", "std", *_OF_MAPS)
+_STORED = "stored_values"
+_KEYS = (
+    *("resize", "crop", "pad", "pad_value", *_LIMITS, "interpolation", "channels", "scale", "mean", "std"),
+    *(*_OF_MAPS, _STORED),
+)
 _MOST_CHANNELS = 4096
 _ASSUMED = {3: "RGB", 1: "L"}
 """The order of an image's channels, by how many the network takes, where nothing says it."""
@@ -158,7 +162,7 @@ def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:
     unknown = sorted(set(table) - set(_KEYS))
     if unknown:
         raise InputError(f"{path} has an unknown key {unknown[0][:40]!r}: the keys are {', '.join(_KEYS)}")
-    if resized and (of_maps := sorted({*_OF_MAPS} & {*table}, key=_OF_MAPS.index)):
+    if resized and (of_maps := [key for key in (*_OF_MAPS, _STORED) if key in table]):
         raise InputError(
             f"{path}: {of_maps[0]} is for map plans (serfer map-plan), whose images are measured as a whole"
         )
@@ -174,18 +178,20 @@ def _preprocess(table: dict[str, Any]) -> Preprocess:
     # An unknown order is refused as such, not for its length.
     known = channels if channels in CHANNELS or BAND in channels else "RGB"
     pad, limit = _pad(table), _limit(table)
+    stored = structure(bool, table.get(_STORED, False), _STORED)
     return Preprocess(
         resize=None if pad or limit else _resize(table),
         interpolation=structure(
             str, table.get("interpolation", OPENCV_BILINEAR if pad or limit else "bilinear"), "interpolation"
         ),
         channels=channels,
-        scale=structure(float, table.get("scale", 1 if by_image else 1 / 255), "scale"),
+        scale=structure(float, table.get("scale", 1 if by_image or stored else 1 / 255), "scale"),
         mean=structure(tuple[float, ...], table.get("mean", [0.0] * len(known)), "mean"),
         std=structure(tuple[float, ...], table.get("std", [1.0] * len(known)), "std"),
         pad=pad,
         limit=limit,
         by_image=by_image,
+        stored=stored,
     )
 
 

@@ -61,13 +61,14 @@ class WindowRequest:
     With an `overlap` they are images of their own that have so many pixels around what they write, compared with the
     whole on an image file `sample`, or a generated one; without it they are exact. `statistics` over the whole image
     are "exact", "sample": those of the sample, or "auto": exact where that takes at most a few times the work of the
-    map alone.
+    map alone. `threshold` is of the map's values: sampled statistics are measured by what they move across it, too.
     """
 
     side: int | None = None
     overlap: int | None = None
     sample: Path | None = None
     statistics: str = "auto"
+    threshold: float | None = None
 
 
 def build_map_plan(
@@ -156,7 +157,7 @@ class _Making:
         if wanted.statistics == _SAMPLE and passes_of(graph):
             self.progress("adding up statistics of a sample")
             parts = parts_of_sample(network, self.sizes[0], self.example.shape[1], wanted.sample)
-            cut = replace(cut, windows=with_sampled_statistics(network, cut.windows, parts))
+            cut = replace(cut, windows=with_sampled_statistics(network, cut.windows, parts, wanted.threshold))
         else:
             cut = with_passes(network, self.sizes, cut, choice)
         if wanted.statistics == _AUTO:

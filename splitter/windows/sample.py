@@ -13,7 +13,6 @@ from serfer.core.errors import InputError, UsageError, WrongAnswerError
 from serfer.core.exactness import agreement, check_finite, difference, relative_error
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Preprocess, SampleDifference
-from serfer.core.plan.pixels import full_scale, normalise, scaled_to
 from serfer.core.units import MIB
 from serfer.raster import RasterSource, open_raster
 from serfer.splitter.network.graph import MAP_RANK
@@ -21,6 +20,7 @@ from serfer.splitter.network.reductions import of_one_class
 from serfer.splitter.network.source import Array
 from serfer.splitter.tiling.regions import tile_macs, whole_regions
 from serfer.splitter.windows.approximate import FixedOverlap, overlapping_tiles
+from serfer.splitter.windows.image_values import ImageValues
 from serfer.splitter.windows.map_plan import Network
 from serfer.splitter.windows.memory import peak_bytes
 from serfer.splitter.windows.window_sessions import WindowSessions
@@ -48,11 +48,6 @@ def sample_of(
     Raises UsageError where the network on all of it takes too much memory, or what `open_raster` raises, and InputError
     for an image of other bands or of fewer pixels.
     """
-    if file is not None and preprocess is not None and preprocess.by_image is not None:
-        raise InputError(
-            "the preprocessing normalises by the whole image, of which --sample is a part: leave --sample out, a "
-            "generated image is taken then"
-        )
     if file is None:
         height, width = _sample_size(network, cut, size, size)
         return Sample("a generated image", network.source.like_images(generated(channels, height, width)))
@@ -112,16 +107,8 @@ def generated(channels: int, height: int, width: int) -> Array:
 def _middle_of(source: RasterSource, height: int, width: int, preprocess: Preprocess | None) -> Array:
     """Return the middle of an image as the network takes it, (1, C, H, W)."""
     top, left = (source.size[0] - height) // 2, (source.size[1] - width) // 2
-    return values_of(source, Rect(Span(top, top + height), Span(left, left + width)), preprocess)
-
-
-def values_of(source: RasterSource, place: Rect, preprocess: Preprocess | None) -> Array:
-    """Return a part of an image as the network takes it, (1, C, H, W)."""
-    pixels = source.read(place)
-    if preprocess is None:
-        return np.ascontiguousarray(pixels, np.float32)[None]
-    ordered = pixels[::-1] if preprocess.channels == "BGR" else pixels
-    return normalise(ordered.transpose(1, 2, 0)[None], scaled_to(preprocess, source.full or full_scale(source.dtype)))
+    place = Rect(Span(top, top + height), Span(left, left + width))
+    return ImageValues.of_file(source, preprocess).of(source.read(place))
 
 
 def measured(network: Network, cut: FixedOverlap, sample: Sample) -> SampleDifference:

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import numpy as np
 
-from serfer.core.errors import InputError
-from serfer.core.exactness import agreement, relative_error
+from serfer.core.errors import InputError, UsageError
+from serfer.core.exactness import agreement, class_overlaps, overlap, relative_error
 from serfer.core.geometry import Rect, Span
-from serfer.core.plan import ZIP, SampleDifference, Windows
+from serfer.core.plan import ZIP, Foreground, SampleDifference, Windows
 from serfer.raster import open_raster
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array
+from serfer.splitter.windows.image_values import ImageValues
 from serfer.splitter.windows.map_plan import Network, WindowChoice, window_tiles
 from serfer.splitter.windows.passes import with_passes
-from serfer.splitter.windows.sample import Sample, generated, values_of
+from serfer.splitter.windows.sample import Sample, generated
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 
@@ -53,9 +54,9 @@ def parts_of_sample(network: Network, size: _Size, channels: int, file: Path | N
                 f"{file} has {source.size[0]:,} x {source.size[1]:,} pixels, and a sample has at least two parts of "
                 f"{least}: give a larger one"
             )
-        preprocess = network.source.preprocess
+        values = ImageValues.of_file(source, network.source.preprocess)
         places = max((_places(source.size, part) for part in fitting), key=len)  # the first is of the largest
-        return [Sample(file.name, values_of(source, place, preprocess)) for place in places]
+        return [Sample(file.name, values.of(source.read(place))) for place in places]
 
 
 def _part(size: _Size, side: int) -> _Size:
@@ -76,9 +77,21 @@ def _places(size: _Size, part: _Size) -> list[Rect]:
     return [Rect(rows, cols) for rows in spans[0] for cols in spans[1]]
 
 
-def with_sampled_statistics(network: Network, windows: Windows, sample: Sequence[Sample]) -> Windows:
-    """Return windows that have the statistics of a sample, and what that makes of it; of parts, at least two."""
+def with_sampled_statistics(
+    network: Network, windows: Windows, sample: Sequence[Sample], threshold: float | None
+) -> Windows:
+    """Return windows that have the statistics of a sample, and what that makes of it; of parts, at least two.
+
+    With a `threshold` of the map's values, that says how the foreground above it changes, too. Raises UsageError for
+    one of a map of classes.
+    """
     size: _Size = sample[0].values.shape[2:]
+    [tensor] = network.of_one_map(size).output_tensors
+    if threshold is not None and tensor.dtype != "float32":
+        raise UsageError(
+            "--threshold is of a map's values, and this one has whole numbers, of which the IoU of each is measured: "
+            "leave it out"
+        )
     graph = network.checked(size)
     step = rounded_step(_WINDOW, *network.strides(graph), graph.output)
     cut = with_passes(network, [size], window_tiles(network, [size], step), WindowChoice(step, _ANY_MB, ZIP))
@@ -87,20 +100,30 @@ def with_sampled_statistics(network: Network, windows: Windows, sample: Sequence
     halves = [sessions.statistics_of(half) for half in (values[::2], values[1::2])]
     exact, other = (np.stack([sessions.map(each, known)[0] for each in values[1::2]]) for known in reversed(halves))
     known = sessions.statistics_of(values)
-    difference = _difference(network, sample, exact, other)
+    name = f"{len(sample) - len(sample) // 2} and {len(sample) // 2} parts of {sample[0].name}"
+    if tensor.dtype == "float32":
+        difference = _of_values(name, exact[:, 0], other[:, 0], threshold)
+    else:
+        difference = _of_classes(name, exact, other)
     return replace(windows, known=tuple(known.tolist()), difference=difference)
 
 
-def _difference(network: Network, sample: Sequence[Sample], exact: Array, other: Array) -> SampleDifference:
-    """Compare maps (parts, 1, channels, rows, cols) of the same pixels."""
-    height, width = sample[0].values.shape[2:]
-    name = f"{len(sample) - len(sample) // 2} and {len(sample) // 2} parts of {sample[0].name}"
-    [tensor] = network.of_one_map((height, width)).output_tensors
-    flat = exact.shape[2] == 1
-    if tensor.dtype != "float32":
-        same: float = float((exact == other).mean())
-        return SampleDifference(name, height, width, None, None, same)
-    one, twin = (each[:, 0] for each in (exact, other))
-    error, span = relative_error(twin, one), float(np.ptp(one)) or 1.0
-    mean = float(np.abs(twin - one).mean(dtype=np.float64)) / span
-    return SampleDifference(name, height, width, error, mean, None if flat else agreement(twin, one))
+def _of_classes(name: str, exact: Array, other: Array) -> SampleDifference:
+    """Compare maps of classes (parts, 1, 1, rows, cols) of the same pixels."""
+    foreground = Foreground(None, None, class_overlaps(exact, other)) if exact.min() >= 0 else None
+    height, width = exact.shape[-2:]
+    return SampleDifference(name, height, width, None, None, float((exact == other).mean()), foreground)
+
+
+def _of_values(name: str, exact: Array, other: Array, threshold: float | None) -> SampleDifference:
+    """Compare maps (parts, channels, rows, cols) of the same pixels."""
+    error, span = relative_error(other, exact), float(np.ptp(exact)) or 1.0
+    mean = float(np.abs(other - exact).mean(dtype=np.float64)) / span
+    same = agreement(other, exact) if exact.shape[1] > 1 else None
+    foreground = None
+    if threshold is not None:
+        one, twin = exact > threshold, other > threshold
+        shares = tuple(overlap(one[:, channel], twin[:, channel]) for channel in range(one.shape[1]))
+        foreground = Foreground(threshold, float((one != twin).mean()), shares)
+    height, width = exact.shape[-2:]
+    return SampleDifference(name, height, width, error, mean, same, foreground)

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import serfer as package
+from serfer.core.errors import InputError
 from serfer.core.plan import Levels, Preprocess
 from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
 from serfer.core.plan.pixels import levels_by_image, normalise, normalise_by_image
 from serfer.mapping import image_job
 from serfer.raster import ResultParts
+from serfer.splitter.network.description import read_preprocess
 from tests.mapping.networks import Network
 from tests.mapping.plans import make_map_plan, network
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, read
@@ -265,3 +267,27 @@ def test_clipping_and_other_bands_than_colours_have_no_levels():
     known, plain = ImageStatistics(1, (1.0,), (2.0,)), Levels(1.0, (0.0,) * 4, (1.0,) * 4)
     assert levels_by_image(known, ImageNormalisation((1, 99)), plain) is None
     assert levels_by_image(known, ImageNormalisation((1, 99), clip=True), Levels(1.0, (0.0,), (1.0,))) is None
+
+
+def test_stored_values_reach_the_network_whatever_the_full_scale_of_their_type(serfer_command, plan, tmp_path):
+    values = pixels(HEIGHT, WIDTH).astype(np.uint16) * 100
+    levels = tmp_path / "pixels.toml"
+    levels.write_text("stored_values = true\nmean = [9000, 8000, 7000]\nstd = [3000, 4000, 5000]\n")
+    described = shutil.copytree(plan, tmp_path / "plan")
+    package.describe(described, preprocess=read_preprocess(levels, resized=False))
+    command = ("map", write(tmp_path / "image.tif", values), "--plan", described, "--out", tmp_path / "out.tif")
+    done = serfer_command(*command, "--workers", "inprocess")
+    assert done.code == 0, done.err
+    mean, std = np.array([9000, 8000, 7000]), np.array([3000, 4000, 5000])
+    wanted = ((values - mean[:, None, None]) / std[:, None, None]).astype(np.float32)
+    session = onnxruntime.InferenceSession(network(), providers=["CPUExecutionProvider"])
+    assert_equal(read(tmp_path / "out.tif"), session.run(None, {"image": wanted[None]})[0][0])
+    refused = serfer_command(*command, "--full-scale", 4095, "--overwrite")
+    assert refused.code == 2
+    assert "leave --full-scale out" in refused.err
+
+
+def test_stored_values_are_for_map_plans(tmp_path):
+    (tmp_path / "pixels.toml").write_text('stored_values = true\ncrop = "none"\n')
+    with pytest.raises(InputError, match="stored_values is for map plans"):
+        read_preprocess(tmp_path / "pixels.toml")

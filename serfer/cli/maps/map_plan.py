@@ -92,6 +92,14 @@ def map_plan(
             "map; sample, those of a sample; or auto, exact unless that is more than three times the work of the map."
         ),
     ] = "auto",
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            metavar="T",
+            help="With --statistics sample: what share of the map's values these statistics move across T, and the IoU "
+            "of what is above it.",
+        ),
+    ] = None,
     preprocess: Annotated[
         Path | None, typer.Option(help="A TOML file: how pixels become the input (docs/how-to/preprocess.md).")
     ] = None,
@@ -126,6 +134,7 @@ def map_plan(
             approximate=approximate,
             sample=sample,
             statistics=statistics,
+            threshold=threshold,
             store=store,
             memory_mb=memory_in(memory),
             dependency_bytes=lambda: dependency_bytes(settings, progress),

@@ -75,6 +75,7 @@ from serfer.core.plan.preprocess import (
     Preprocess,
     SideLimit,
 )
+from serfer.core.plan.sample_difference import Foreground, SampleDifference
 from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.statistics import MapStatistics
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
@@ -87,7 +88,6 @@ from serfer.core.plan.windows import (
     AxisWindows,
     ImageWindow,
     ImageWindows,
-    SampleDifference,
     SizeRules,
     StatisticsPass,
     WindowRules,
@@ -130,6 +130,7 @@ __all__ = [
     "DeploymentOption",
     "DetectionHead",
     "FileTensors",
+    "Foreground",
     "Function",
     "Gang",
     "ImageLimits",

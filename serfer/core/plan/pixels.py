@@ -26,8 +26,11 @@ def full_scale(dtype: str) -> float:
 
 
 def scaled_to(preprocess: Preprocess, full: float) -> Preprocess:
-    """Return the preprocessing of pixels in which `full` counts as 255 does in a picture of 8 bits."""
-    return replace(preprocess, scale=preprocess.scale * _BYTE_SCALE / full)
+    """Return the preprocessing of pixels in which `full` counts as 255 does in a picture of 8 bits.
+
+    It is the same where values are taken as they are stored.
+    """
+    return preprocess if preprocess.stored else replace(preprocess, scale=preprocess.scale * _BYTE_SCALE / full)
 
 
 def normalise(pixels: NDArray[Any], preprocess: Preprocess | Levels) -> NDArray[np.float32]:

@@ -156,7 +156,9 @@ class Preprocess:
     `resize` is in pixels; None stretches the whole image to the input's size instead, or resizes it and pads it, where
     there is a `pad`. Where a plan takes images of many sizes, that input's size is the image's own (`size_for`), scaled
     by the limit of a side where there is one. With `by_image`, of a map plan alone, pixels are normalised by the whole
-    image first, and mean, std and scale apply to that. Raises PlanError for values that no description has.
+    image first, and mean, std and scale apply to that. Of a map plan that takes `stored` values, x are those that the
+    image's file has, whatever its type; otherwise its largest value counts as 255. Raises PlanError for values that no
+    description has.
     """
 
     resize: int | None
@@ -168,6 +170,7 @@ class Preprocess:
     pad: Pad | None = field(default=None, metadata=LATER)
     limit: SideLimit | None = field(default=None, metadata=LATER)
     by_image: ImageNormalisation | None = field(default=None, metadata=LATER)
+    stored: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         if self.pad and self.resize is not None:
@@ -188,11 +191,16 @@ class Preprocess:
                     f"{name} of the preprocessing has {len(values)} numbers, {self.channels} needs {len(self.channels)}"
                 )
         Levels(self.scale, self.mean, self.std)  # refuses what is out of range
+        if self.stored and self.by_image is not None:
+            raise PlanError(
+                "pixels that are normalised by the whole image are stored values anyway: leave stored_values of the "
+                "preprocessing out"
+            )
 
     @property
     def of_maps(self) -> bool:
         """Whether it is for images of maps alone."""
-        return self.by_image is not None or BAND in self.channels
+        return self.by_image is not None or self.stored or BAND in self.channels
 
     @property
     def levels(self) -> Levels:
@@ -221,7 +229,7 @@ class Preprocess:
         order = f"{len(self.channels)} bands" if BAND in self.channels else self.channels
         levels = str(self.levels)
         if self.by_image is None:
-            return f"{order}; {levels}"
+            return f"{order}; {levels}{', of values as they are stored' if self.stored else ''}"
         return f"{order}; {self.by_image}" + ("" if levels == "x" else f", then {levels}")
 
     def check_sizes(self, sizes: InputSizes | None) -> None:

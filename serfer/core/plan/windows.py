@@ -23,6 +23,7 @@ from math import ceil
 from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
 from serfer.core.geometry import Rect, Span
+from serfer.core.plan.sample_difference import SampleDifference
 from serfer.core.plan.statistics import MapStatistics
 
 NO_TILE = -1
@@ -230,39 +231,6 @@ def _work(rows: AxisWindows, cols: AxisWindows) -> int:
     """Return what windows cost together, in pixels that they read."""
     down, across = (sum(each.read.size for each in axis.windows) for axis in (rows, cols))
     return down * across + len(rows.windows) * len(cols.windows) * _QUERY_PIXELS
-
-
-@dataclass(frozen=True, slots=True)
-class SampleDifference:
-    """How far windows that are images of their own are from the network on a whole sample of height x width pixels.
-
-    `error` and `mean_error` are the largest and the mean difference relative to the range of the network's values, None
-    for whole numbers. `agreement` is the share of pixels with the same class, or largest channel; None for one channel,
-    and for whole numbers that are the same everywhere in both, of which no difference can be seen.
-    """
-
-    sample: str
-    height: int
-    width: int
-    error: float | None
-    mean_error: float | None
-    agreement: float | None
-
-    @property
-    def of_one_class(self) -> bool:
-        """Whether all pixels had one class, so that nothing was measured."""
-        return self.error is None and self.agreement is None
-
-    def __str__(self) -> str:
-        """Return it in words: what was measured, and on what."""
-        parts = []
-        if self.of_one_class:
-            parts.append("all pixels have one class, so that nothing is known of the difference")
-        if self.error is not None:
-            parts.append(f"values differ by at most {self.error:.1e} of their range, {self.mean_error:.1e} on average")
-        if self.agreement is not None:
-            parts.append(f"{1 - self.agreement:.2%} of pixels have another class")
-        return f"on {self.sample}, {self.height:,} x {self.width:,} pixels, {', and '.join(parts)}"
 
 
 @dataclass(frozen=True, slots=True)

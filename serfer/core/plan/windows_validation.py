@@ -137,8 +137,12 @@ def _check_difference(windows: Windows) -> None:
     if measured is None:
         return
     errors = [each for each in (measured.error, measured.mean_error) if each is not None]
-    shares = [] if measured.agreement is None else [measured.agreement]
+    foreground = measured.foreground
+    found = [measured.agreement, *((foreground.other_side, *foreground.iou) if foreground else ())]
+    shares = [each for each in found if each is not None]
     sound = all(isfinite(each) and each >= 0 for each in errors) and all(0 <= each <= 1 for each in shares)
+    if foreground and foreground.threshold is not None:
+        sound = sound and isfinite(foreground.threshold) and foreground.other_side is not None
     if not sound or len(errors) == 1:
         raise PlanError("plan.json has a difference of windows that cannot have been measured")
 

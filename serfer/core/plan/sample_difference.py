@@ -1,0 +1,71 @@
+"""How far the maps of a plan that is not exact are from the network's own, as it was measured on a sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from serfer.core.dataclass_codec import LATER
+
+
+@dataclass(frozen=True, slots=True)
+class Foreground:
+    """How far the foreground of maps changes: the values above a `threshold`, or the pixels of each class.
+
+    `other_side` is the share of values on the other side of the threshold; both are None for classes. `iou` has, of
+    each channel or class, what both foregrounds share of what either has; None where neither has any.
+    """
+
+    threshold: float | None
+    other_side: float | None
+    iou: tuple[float | None, ...]
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        known = [each for each in self.iou if each is not None]
+        of = "classes" if self.threshold is None else "channels"
+        if not known:
+            overlap = "none is above it"
+        elif len(known) == 1:
+            overlap = f"IoU {known[0]:.3f}"
+        else:
+            overlap = f"mean IoU {sum(known) / len(known):.3f} of {len(known)} {of}, the least {min(known):.3f}"
+        if self.threshold is None:
+            return overlap
+        return f"{self.other_side:.2%} of values are on the other side of {self.threshold:g} ({overlap})"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleDifference:
+    """How far windows are from the network on a whole sample, or on parts of one, of height x width pixels.
+
+    `error` and `mean_error` are the largest and the mean difference relative to the range of the network's values, None
+    for whole numbers. `agreement` is the share of pixels with the same class, or largest channel; None for one channel,
+    and for whole numbers that are the same everywhere in both, of which no difference can be seen. `foreground` is of a
+    map of classes, or of a threshold that was given.
+    """
+
+    sample: str
+    height: int
+    width: int
+    error: float | None
+    mean_error: float | None
+    agreement: float | None
+    foreground: Foreground | None = field(default=None, metadata=LATER)
+
+    @property
+    def of_one_class(self) -> bool:
+        """Whether all pixels had one class, so that nothing was measured."""
+        return self.error is None and self.agreement is None
+
+    def __str__(self) -> str:
+        """Return it in words: what was measured, and on what."""
+        parts = []
+        if self.of_one_class:
+            parts.append("all pixels have one class, so that nothing is known of the difference")
+        if self.error is not None:
+            parts.append(f"values differ by at most {self.error:.1e} of their range, {self.mean_error:.1e} on average")
+        if self.agreement is not None:
+            parts.append(f"{1 - self.agreement:.2%} of pixels have another class")
+        if self.foreground is not None:
+            parts.append(str(self.foreground))
+        return f"on {self.sample}, {self.height:,} x {self.width:,} pixels, {', and '.join(parts)}"

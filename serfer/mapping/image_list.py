@@ -30,11 +30,6 @@ def is_many(images: Sequence[str], out: str) -> bool:
     return len(images) != 1 or _is_folder(images[0]) or _is_folder(out)
 
 
-def images_of(images: Sequence[str], out: str) -> list[str]:
-    """Return the images that are meant by files, folders and prefixes, without those in the folder of results."""
-    return [image for given in images for image, _ in _named(given, out)]
-
-
 def map_items(images: Sequence[str], out: str, suffix: str) -> list[MapItem]:
     """Return the images that are meant, and where in the folder or prefix `out` the result of each is to be.
 

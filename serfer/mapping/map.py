@@ -17,7 +17,7 @@ from serfer.mapping.boxes import decoder_of
 from serfer.mapping.chosen_plan import chosen_plan
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.image_job import Mapper, MapWatcher
-from serfer.mapping.image_list import images_of, map_items
+from serfer.mapping.image_list import map_items
 from serfer.mapping.many_images import ManyImages, ManyReport
 from serfer.mapping.options import MapOptions, NoData
 from serfer.mapping.report import MapProgress, MapReport
@@ -32,6 +32,7 @@ from serfer.wiring.options import workers_of
 
 _IN_FLIGHT_BYTES = 512 * 1024 * 1024
 _DEFAULT = MapOptions()
+_SUFFIX = ".tif"
 _SHARE = 4  # of an account's concurrency, one part is for maps
 
 
@@ -158,7 +159,7 @@ def map_many(  # noqa: PLR0913 - what can be chosen, by name
     out: Path | str | None = None,
     *,
     network: Any = None,  # noqa: ANN401 - as MapNetwork.model, or one
-    suffix: str = ".tif",
+    suffix: str = _SUFFIX,
     options: MapOptions = _DEFAULT,
     store: str | None = None,
     workers: str | None = None,
@@ -202,7 +203,11 @@ def _plan(
 ) -> Path:
     """Return the directory of the plan that was given, or of the network's."""
     named, deployed = [str(image) for image in images], workers == "aws"
-    return chosen_plan(plan, network, lambda: images_of(named, str(out)), settings, deployed=deployed).directory
+
+    def meant() -> list[str]:
+        return [item.image for item in map_items(named, str(out), _SUFFIX)]
+
+    return chosen_plan(plan, network, meant, settings, deployed=deployed).directory
 
 
 class Opening:

@@ -95,7 +95,9 @@ def kept_map_plan(
 
     def plan(wanted: Sequence[Size] | str) -> Path:
         def make(directory: Path) -> None:
-            what = "any size" if wanted == ANY else " and ".join(f"{height} x {width} pixels" for height, width in wanted)
+            what = (
+                "any size" if wanted == ANY else " and ".join(f"{height} x {width} pixels" for height, width in wanted)
+            )
             progress(f"planning {network.called} for images of {what}, once: the plan stays in {directory.parent}")
             _make(network, wanted, directory, settings, progress)
 
@@ -128,14 +130,16 @@ def _kept_refusal(path: Path) -> str:
 
 
 def _not_taken(plan: Plan, sizes: Iterable[Size]) -> str:
-    """Say why a plan for any size takes none of the images; empty where it takes one."""
+    """Say why a plan for any size takes none of the images; empty where it takes one, or there are none."""
     windows, unit = plan.windows, plan.boxes.multiple if plan.boxes else 1
     assert windows is not None and windows.rules is not None  # noqa: S101, PT018 - of a plan for any size
-    for given in sizes:
-        height, width = (-(-side // unit) * unit for side in given)
+    given = False
+    for size in sizes:
+        height, width = (-(-side // unit) * unit for side in size)
         if windows.rules.of(height, width) is not None:
             return ""
-    return f"that plan takes {windows.rules}"
+        given = True
+    return f"that plan takes {windows.rules}" if given else ""
 
 
 def _distinct(sizes: Iterable[Size], refused: str) -> list[Size]:
@@ -173,7 +177,6 @@ def _make(
 
 def _parts(network: MapNetwork, settings: Settings) -> tuple[str, dict[str, Any]]:
     """Return what the network is called, and the JSON values that its plan depends on."""
-    called, parts = _network_parts(network.model)
     description = Description.of(
         network.preprocess,
         network.labels,
@@ -182,6 +185,7 @@ def _parts(network: MapNetwork, settings: Settings) -> tuple[str, dict[str, Any]
         name=network.name,
         resized=False,
     )
+    called, parts = _network_parts(network.model)
     memory = network.memory_mb
     prices = repr((settings.facts(), settings.profiles(None, 0.0)))
     return called, {

@@ -180,7 +180,7 @@ def map_images(
     Whatever stops it, the same command goes on with what is missing. Exit code 1 where windows or images failed for
     good, or --max-cost-usd was reached: what is done is kept.
     """
-    from serfer.mapping.image_list import images_of, is_many, read_list  # noqa: PLC0415 - the command line starts fast
+    from serfer.mapping.image_list import is_many, map_items, read_list  # noqa: PLC0415 - the command line starts fast
     from serfer.mapping.map import Opening  # noqa: PLC0415 - same
     from serfer.offline.notify.targets import parse_targets  # noqa: PLC0415 - same
     from serfer.wiring.options import workers_of  # noqa: PLC0415 - same
@@ -216,7 +216,12 @@ def map_images(
         labels=labels,
         memory=memory,
     )
-    directory = plan_to_map_by(plan, described, lambda: images_of(named, result), deployed=workers == "aws")
+    directory = plan_to_map_by(
+        plan,
+        described,
+        lambda: [item.image for item in map_items(named, result, suffix)],
+        deployed=workers == "aws",
+    )
     opening = Opening(directory, store, workers, engine, object_store, stack)
     targets = [] if dry_run else parse_targets(notify or (), load_settings().webhook_secret.get_secret_value())
     job = OfflineJob("map", answer_digest(load_plan(directory)), named, result, new_run())

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from serfer.splitter.whole import whole_plan as whole_plan
     from serfer.variants.register import Registered as Registered
     from serfer.variants.register import register as register
+    from serfer.wiring.map_network import MapNetwork as MapNetwork
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
@@ -122,6 +123,7 @@ __all__ = [
     "LambdaThrottledError",
     "LambdaUnavailableError",
     "ManyReport",
+    "MapNetwork",
     "MapOptions",
     "MapReport",
     "MissingExtraError",
@@ -191,6 +193,7 @@ _HOMES = {
     "ImageStatistics": ("serfer.core.plan.image_normalisation", "ImageStatistics"),
     "Job": ("serfer.client.sync_client", "Job"),
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
+    "MapNetwork": ("serfer.wiring.map_network", "MapNetwork"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
     "NamedModel": ("serfer.splitter.network.by_name.named_model", "NamedModel"),

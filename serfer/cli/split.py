@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +17,7 @@ from serfer.cli.shared.options import (
     NameOption,
     PerMonthOption,
     ProfilesOption,
+    memory_in,
     share,
     status_line,
 )
@@ -343,15 +343,6 @@ def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int
     from serfer.wiring import local  # noqa: PLC0415 - imports what local workers need
 
     return max(DEPENDENCY_ALLOWANCE, local.dependency_bytes(settings, progress))
-
-
-def memory_in(text: str) -> list[int] | None:
-    """Read --memory: auto, a number or several."""
-    if text == "auto":
-        return None
-    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
-        raise UsageError(f"--memory is auto or MB such as 1769 or 1769,3538, not {text!r}")
-    return [int(size) for size in text.split(",")]
 
 
 def _names_in(text: str | None) -> list[str]:

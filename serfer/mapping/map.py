@@ -8,12 +8,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.mapping.boxes import decoder_of
+from serfer.mapping.chosen_plan import chosen_plan
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.image_job import Mapper, MapWatcher
 from serfer.mapping.image_list import map_items
@@ -31,6 +32,7 @@ from serfer.wiring.options import workers_of
 
 _IN_FLIGHT_BYTES = 512 * 1024 * 1024
 _DEFAULT = MapOptions()
+_SUFFIX = ".tif"
 _SHARE = 4  # of an account's concurrency, one part is for maps
 
 
@@ -49,9 +51,10 @@ class Silent:
 
 def map_image(  # noqa: PLR0913 - what can be chosen, by name
     image: Path | str,
-    plan: Path | str,
-    out: Path | str,
+    plan: Path | str | None = None,
+    out: Path | str | None = None,
     *,
+    network: Any = None,  # noqa: ANN401 - as MapNetwork.model, or one
     bands: tuple[int, ...] = (),
     full_scale: float | None = None,
     no_data: NoData = "auto",
@@ -83,9 +86,12 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
 
     Args:
         image: a TIFF, BigTIFF, cloud-optimised GeoTIFF, PNG or JPEG: a path, or `s3://BUCKET/KEY`.
-        plan: a map plan's directory, for images of this size.
+        plan: a map plan's directory, for images of this size; or None with a `network`.
         out: the result, a path or `s3://BUCKET/KEY` that ends in .tif, .png or .npy; of a network with several outputs
             there is a file of each, out.NAME.tif. Boxes of a detector's plan end in .geojson or .json (COCO).
+        network: in place of a plan an ONNX file, "module.py:factory", "timm:NAME", "torchvision:NAME" or an nn.Module,
+            or a `serfer.MapNetwork`, which says more of it. Its plan is made, for images of any size or else for this
+            one's, and kept in the cache: the next map finds it there.
         bands: the image's bands that are the network's channels, from 1; all of them, unless given.
         full_scale: the value that counts as 255 does in a picture of 8 bits; by default the largest of the image's
             type, and 1.0 for floating point.
@@ -116,6 +122,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
     Raises:
         InputError: the image, the plan, the parts of an earlier run or the result's place do not go together.
         UsageError: options that do not, or more dollars predicted than may be spent.
+        ModelError: the network has no plan.
         IncompleteMapError: windows failed for good, or the dollars are spent; what is done is kept.
         UnavailableError: the disk is full, or S3, the store or the functions cannot be reached.
     """
@@ -139,17 +146,20 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         yield_utilisation=yield_utilisation,
         yield_latency=yield_latency,
     )
-    opening = Opening(Path(plan), store, workers, driver, object_store, stack)
+    out, settings = _place(out), settings or load_settings()
+    directory = _plan(plan, network, [image], out, settings, workers_of(workers, stack))
+    opening = Opening(directory, store, workers, driver, object_store, stack)
     with open_mapper(opening, options, Silent(), settings) as mapper:
         return mapper.map(image, out)
 
 
 def map_many(  # noqa: PLR0913 - what can be chosen, by name
     images: Sequence[Path | str],
-    plan: Path | str,
-    out: Path | str,
+    plan: Path | str | None = None,
+    out: Path | str | None = None,
     *,
-    suffix: str = ".tif",
+    network: Any = None,  # noqa: ANN401 - as MapNetwork.model, or one
+    suffix: str = _SUFFIX,
     options: MapOptions = _DEFAULT,
     store: str | None = None,
     workers: str | None = None,
@@ -161,17 +171,43 @@ def map_many(  # noqa: PLR0913 - what can be chosen, by name
     """Map images, folders and prefixes `s3://BUCKET/PREFIX/` into a folder or prefix, one image after the other.
 
     What fails is in the report's `failed`, the others go on. The same call does what is left: `out` has a manifest of
-    what is done. Results have `suffix`: .tif, .png or .npy. `options` are those of `map`, for each image; the dollars
-    that may be spent are for all together. Store, workers and the like are as `serfer.open`. Raises UsageError for
-    results of one name, and for more dollars predicted than may be spent; UnavailableError where that has come of
+    what is done. Results have `suffix`: .tif, .png or .npy. `network`, in place of a plan, is as that of `map`, whose
+    plan is for the sizes of all images here where it is not for any. `options` are those of `map`, for each image; the
+    dollars that may be spent are for all together. Store, workers and the like are as `serfer.open`. Raises UsageError
+    for results of one name, and for more dollars predicted than may be spent; UnavailableError where that has come of
     several images in a row.
     """
-    opening = Opening(Path(plan), store, workers, driver, object_store, stack)
+    out, settings = _place(out), settings or load_settings()
+    directory = _plan(plan, network, images, out, settings, workers_of(workers, stack))
+    opening = Opening(directory, store, workers, driver, object_store, stack)
     items = map_items([str(image) for image in images], str(out), suffix)
     with open_mapper(opening, options, Silent(), settings) as mapper:
         many = ManyImages(replace(mapper, start_below_ceiling=False), str(out), lambda _: None)
         many.check_dollars(items)
         return many.run(items)
+
+
+def _place(out: Path | str | None) -> Path | str:
+    if out is None:
+        raise UsageError("say where the result is to be: out=PATH")
+    return out
+
+
+def _plan(
+    plan: Path | str | None,
+    network: Any,  # noqa: ANN401 - as above
+    images: Sequence[Path | str],
+    out: Path | str,
+    settings: Settings,
+    workers: str,
+) -> Path:
+    """Return the directory of the plan that was given, or of the network's."""
+    named, deployed = [str(image) for image in images], workers == "aws"
+
+    def meant() -> list[str]:
+        return [item.image for item in map_items(named, str(out), _SUFFIX)]
+
+    return chosen_plan(plan, network, meant, settings, deployed=deployed).directory
 
 
 class Opening:

@@ -61,14 +61,16 @@ def plan_of_file(
     that cannot be written.
     """
     description = description or Description()
-    called, parts = _of_name(network) if isinstance(network, NamedModel) else _of_file(network)
+    called, parts = of_name(network) if isinstance(network, NamedModel) else of_file(network)
     what = f"building {network}" if isinstance(network, NamedModel) else f"reading {network.name}"
 
     def make(directory: Path) -> None:
         progress(f"{what}, once: its plan stays in {directory.parent}")
         _make(network, example, description, sizes, directory, progress)
 
-    return cached_plan(settings.cache_dir, _name(called, parts, example, description, sizes), make)
+    given = None if example is None else [example.shape, hashlib.sha256(example.tobytes()).hexdigest()]
+    parts = {**parts, "example": given, "description": unstructure(description), "sizes": sizes}
+    return cached_plan(settings.cache_dir, plan_name(called, parts), make)
 
 
 def assumed_preprocess(plan: Plan) -> Preprocess | None:
@@ -136,13 +138,13 @@ def _check(file: Path) -> None:
         raise ModelError(f"{str(file)!r} cannot be read: {getattr(error, 'strerror', error)}") from error
 
 
-def _of_file(file: Path) -> tuple[str, dict[str, Any]]:
+def of_file(file: Path) -> tuple[str, dict[str, Any]]:
     """Return what a file is called, and what its plan depends on."""
     _check(file)
     return file.stem, {"name": file.name, "files": [_sha256(file), *(_sha256(path) for path in _outside_files(file))]}
 
 
-def _of_name(model: NamedModel) -> tuple[str, dict[str, Any]]:
+def of_name(model: NamedModel) -> tuple[str, dict[str, Any]]:
     """Return what a named network is called, and what its plan depends on; the hubs' files are known by the name.
 
     Whether these were here or are fetched makes no difference.
@@ -165,22 +167,12 @@ def _version(distribution: str) -> str:
         return ""
 
 
-def _name(
-    called: str,
-    parts: dict[str, Any],
-    example: NDArray[np.float32] | None,
-    description: Description,
-    sizes: str | None,
-) -> str:
-    """Return the name of a network's plan in the cache, which changes with whatever the plan depends on."""
-    given = None if example is None else [example.shape, hashlib.sha256(example.tobytes()).hexdigest()]
-    parts = {
-        **parts,
-        "example": given,
-        "description": unstructure(description),
-        "code": code_stamp(("serfer.splitter", "serfer.core")),
-        "sizes": sizes,
-    }
+def plan_name(called: str, parts: dict[str, Any]) -> str:
+    """Return the name of a network's plan in the cache: it changes with the JSON values that the plan depends on.
+
+    And with the splitter's own code.
+    """
+    parts = {**parts, "code": code_stamp(("serfer.splitter", "serfer.core"))}
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_KEY]
     return f"{_UNNAMED.sub('-', called)[:_SHOWN]}-{key}"
 

@@ -11,7 +11,8 @@ from serfer.files import locked
 from serfer.packaging.build_cache import assembled, cache_of, in_use
 from serfer.plan_directory import check_artefacts, load_plan
 
-_PLANS = "plans"
+PLANS = "plans"
+"""The folder of plans in the cache."""
 
 
 def cached_plan(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
@@ -19,7 +20,7 @@ def cached_plan(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
 
     A cache that cannot be written serves the plans that it has. Raises UnavailableError where it cannot be used.
     """
-    target = cache / _PLANS / name
+    target = cache / PLANS / name
     with cache_of(cache):
         if not _is_kept(target):
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -160,7 +160,7 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_i
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):
         given = _given(example)  # said before the file's imports, which may take long
-        module = _call_factory(Path(path), factory)
+        module = call_factory(Path(path), factory)
         source, example = _from_module(module, given, factory, f"from {Path(path).name}", any_size=any_size)
         return replace(source, name=Path(path).stem), example  # a function is called make, or network, in any project
     raise ModelError(_unknown(text))
@@ -224,7 +224,8 @@ def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | 
     return described, example
 
 
-def _call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
+def call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to be a module by the caller
+    """Return what a function of a Python file does; raises ModelError for whatever goes wrong in it."""
     if not path.exists():
         raise ModelError(f"{path} does not exist: give the Python file that has {factory}()")
     installed("torch")  # or else the user's own import of it would fail, and name no extra

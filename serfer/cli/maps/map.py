@@ -10,6 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from serfer.cli.shared.map_display import MapDisplay, print_estimate, print_many, print_report, watching
+from serfer.cli.shared.map_network_options import (
+    BoxesOption,
+    ImageChannelsOption,
+    MapLabelsOption,
+    MapPreprocessOption,
+    MemoryOption,
+    NetworkOption,
+    ReduceOption,
+    SampleOption,
+    StatisticsOption,
+    ThresholdOption,
+    WindowOption,
+    map_network,
+    plan_to_map_by,
+)
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
 from serfer.cli.shared.offline import (
     Ending,
     NotifyOption,
@@ -54,8 +70,10 @@ def map_images(
     ] = None,
     *,
     plan: Annotated[
-        Path, typer.Option("--plan", metavar="DIR", help="A map plan for images of this size, from serfer map-plan.")
-    ],
+        Path | None,
+        typer.Option("--plan", metavar="DIR", help="A map plan for images of this size, from serfer map-plan."),
+    ] = None,
+    network: NetworkOption = None,
     result: Annotated[
         str,
         typer.Option(
@@ -135,6 +153,19 @@ def map_images(
         str | None,
         typer.Option(metavar="DIR", help="Where finished windows are kept; by default RESULT.parts, until the end."),
     ] = None,
+    weights_file: WeightsFileOption = None,
+    random: RandomOption = False,
+    download: DownloadOption = False,
+    window: WindowOption = "auto",
+    channels: ImageChannelsOption = 3,
+    reduce: ReduceOption = None,
+    output: BoxesOption = None,
+    statistics: StatisticsOption = "auto",
+    threshold: ThresholdOption = None,
+    sample: SampleOption = None,
+    preprocess: MapPreprocessOption = None,
+    labels: MapLabelsOption = None,
+    memory: MemoryOption = "auto",
     store: StoreOption = None,
     object_store: ObjectStoreOption = None,
     workers: WorkersOption = None,
@@ -151,7 +182,7 @@ def map_images(
     Whatever stops it, the same command goes on with what is missing. Exit code 1 where windows or images failed for
     good, or --max-cost-usd was reached: what is done is kept.
     """
-    from serfer.mapping.image_list import is_many, read_list  # noqa: PLC0415 - the command line starts fast
+    from serfer.mapping.image_list import is_many, map_items, read_list  # noqa: PLC0415 - the command line starts fast
     from serfer.mapping.map import Opening  # noqa: PLC0415 - same
     from serfer.offline.notify.targets import parse_targets  # noqa: PLC0415 - same
     from serfer.wiring.options import workers_of  # noqa: PLC0415 - same
@@ -173,9 +204,30 @@ def map_images(
     named = [*(images or ()), *(read_list(images_from) if images_from else ())]
     if not named:
         raise UsageError("no image was given: name files, folders or s3://BUCKET/KEY")
-    opening = Opening(plan, store, workers_of(workers, stack, "local"), engine, object_store, stack)
+    workers = workers_of(workers, stack, "local")
+    described = map_network(
+        network,
+        WeightsFrom(weights_file, random, download),
+        window=window,
+        channels=channels,
+        reduce=reduce,
+        output=output,
+        statistics=statistics,
+        threshold=threshold,
+        sample=sample,
+        preprocess=preprocess,
+        labels=labels,
+        memory=memory,
+    )
+    directory = plan_to_map_by(
+        plan,
+        described,
+        lambda: [item.image for item in map_items(named, result, suffix)],
+        deployed=workers == "aws",
+    )
+    opening = Opening(directory, store, workers, engine, object_store, stack)
     targets = [] if dry_run else parse_targets(notify or (), load_settings().webhook_secret.get_secret_value())
-    job = OfflineJob("map", answer_digest(load_plan(plan)), named, result, new_run())
+    job = OfflineJob("map", answer_digest(load_plan(directory)), named, result, new_run())
     with notifying(job, targets) as ending, _mapper(opening, options) as (mapper, watcher):
         try:
             if images_from or is_many(named, result):

@@ -12,11 +12,24 @@ import typer
 from serfer.cli.explain import print_plan_json
 from serfer.cli.shared.display import counted, plain
 from serfer.cli.shared.map_display import dollars, duration, passes_line
-from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
+from serfer.cli.shared.map_network_options import (
+    BoxesOption,
+    ImageChannelsOption,
+    MapLabelsOption,
+    MapPreprocessOption,
+    MemoryOption,
+    ReduceOption,
+    SampleOption,
+    StatisticsOption,
+    ThresholdOption,
+    WindowOption,
+    map_network,
+)
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
 from serfer.cli.shared.options import JsonOption, NameOption, ProfilesOption, status_line
 from serfer.cli.shared.plan_summary import chosen_line
 from serfer.cli.shared.terminal import complain, out
-from serfer.cli.split import dependency_bytes, memory_in
+from serfer.cli.split import dependency_bytes
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
 
@@ -49,26 +62,10 @@ def map_plan(
     weights_file: WeightsFileOption = None,
     random: RandomOption = False,
     download: DownloadOption = False,
-    window: Annotated[
-        str,
-        typer.Option(help="Side of windows in pixels of the result, or auto: the cheapest that functions can hold."),
-    ] = "auto",
-    channels: Annotated[int, typer.Option(min=1, max=4096, help="The images' channels.")] = 3,
-    reduce: Annotated[
-        str | None,
-        typer.Option(
-            metavar="[OUTPUT=]KIND",
-            help="What is made of the map's channels: argmax (classes), softmax or sigmoid. Of a network with several "
-            "outputs, name the one.",
-        ),
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            metavar="boxes[:FAMILY][,score=S][,iou=I]",
-            help="The network is a detector: its maps are boxes of the whole image (docs/how-to/detect.md).",
-        ),
-    ] = None,
+    window: WindowOption = "auto",
+    channels: ImageChannelsOption = 3,
+    reduce: ReduceOption = None,
+    output: BoxesOption = None,
     approximate: Annotated[
         int | None,
         typer.Option(
@@ -77,36 +74,12 @@ def map_plan(
             "look at the whole image. The difference is measured on a sample.",
         ),
     ] = None,
-    sample: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="IMAGE",
-            help="With --approximate or --statistics sample: an image such as those that will be mapped; by default a "
-            "generated one.",
-        ),
-    ] = None,
-    statistics: Annotated[
-        str,
-        typer.Option(
-            help="For a network that takes means, variances or maxima of the whole image: exact, by passes before the "
-            "map; sample, those of a sample; or auto, exact unless that is more than three times the work of the map."
-        ),
-    ] = "auto",
-    threshold: Annotated[
-        float | None,
-        typer.Option(
-            metavar="T",
-            help="With --statistics sample: what share of the map's values these statistics move across T, and the IoU "
-            "of what is above it.",
-        ),
-    ] = None,
-    preprocess: Annotated[
-        Path | None, typer.Option(help="A TOML file: how pixels become the input (docs/how-to/preprocess.md).")
-    ] = None,
-    labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
-    memory: Annotated[
-        str, typer.Option(help="MB of the function, several to choose from, or auto: 1 to 4 vCPUs or all there are.")
-    ] = "auto",
+    sample: SampleOption = None,
+    statistics: StatisticsOption = "auto",
+    threshold: ThresholdOption = None,
+    preprocess: MapPreprocessOption = None,
+    labels: MapLabelsOption = None,
+    memory: MemoryOption = "auto",
     store: Annotated[str, typer.Option(help="What predictions are for: redis, s3 or valkey.")] = "redis",
     profiles: ProfilesOption = None,
     name: NameOption = None,
@@ -120,27 +93,32 @@ def map_plan(
     """
     settings = load_settings()
     from serfer.splitter.map_plan import map_plan as make  # noqa: PLC0415 - the command line starts fast
-    from serfer.splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - same
 
+    network = map_network(
+        model,
+        WeightsFrom(weights_file, random, download),
+        window=window,
+        channels=channels,
+        reduce=reduce,
+        output=output,
+        statistics=statistics,
+        threshold=threshold,
+        sample=sample,
+        preprocess=preprocess,
+        labels=labels,
+        memory=memory,
+        name=name,
+    )
+    assert network is not None  # noqa: S101 - there is a model
     with status_line() as progress:
         plan = make(
-            named_model(model, weights_file, random, download),
+            network.model,
             _sizes(sizes),
             directory,
-            window=window,
-            channels=channels,
-            reduce=reduce,
-            output=output,
+            **network.options,
             approximate=approximate,
-            sample=sample,
-            statistics=statistics,
-            threshold=threshold,
             store=store,
-            memory_mb=memory_in(memory),
             dependency_bytes=lambda: dependency_bytes(settings, progress),
-            preprocess=read_preprocess(preprocess, resized=False) if preprocess else None,
-            labels=read_labels(labels) if labels else (),
-            name=name,
             facts=settings.facts(),
             profiles=settings.profiles(profiles, 0.0),
             progress=progress,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -149,6 +150,15 @@ BY_ARGUMENT = (
     "an .onnx file, a plan directory from serfer split, timm:NAME, torchvision:NAME, or --model NAME of the zoo"
 )
 """Those of a command that also takes it among its arguments."""
+
+
+def memory_in(text: str) -> list[int] | None:
+    """Read --memory: auto, a number or several."""
+    if text == "auto":
+        return None
+    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
+        raise UsageError(f"--memory is auto or MB such as 1769 or 1769,3538, not {text!r}")
+    return [int(size) for size in text.split(",")]
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from serfer.splitter.network.by_name.torchvision_models import card
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import imagenet_labels
 from serfer.variants.register import _network_name
-from serfer.wiring.network_file import _of_name, plan_of_file
+from serfer.wiring.network_file import of_name, plan_of_file
 
 PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
 SMALL = "torchvision:shufflenet_v2_x0_5"
@@ -312,7 +312,7 @@ def test_the_plan_of_a_named_network_is_made_once_for_its_weights(timm, tmp_path
 
 
 def test_weights_that_are_fetched_are_those_of_the_cache():
-    kept, fetched, drawn = (_of_name(NamedModel("timm:tiny", weights)) for weights in ("cache", "download", "random"))
+    kept, fetched, drawn = (of_name(NamedModel("timm:tiny", weights)) for weights in ("cache", "download", "random"))
     assert kept == fetched != drawn
 
 

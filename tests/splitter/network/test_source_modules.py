@@ -25,7 +25,7 @@ def test_a_factory_file_may_use_dataclasses_and_its_neighbours(tmp_path):
     (tmp_path / "net.py").write_text(FACTORY)
     (tmp_path / "neighbour.py").write_text("def build(width):\n    return ['built', width]\n")
     before = list(sys.path)
-    assert source._call_factory(tmp_path / "net.py", "make") == ["built", 3]
+    assert source.call_factory(tmp_path / "net.py", "make") == ["built", 3]
     assert sys.path == before
 
 

@@ -1,0 +1,225 @@
+"""`serfer map --network`: a network's plan is made when it is first mapped with, and found afterwards."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import serfer as package
+from serfer.core.errors import ModelError, UsageError
+from serfer.plan_directory import load_plan
+from serfer.settings import Settings
+from serfer.splitter.network.module_digest import module_digest
+from serfer.wiring.map_network import MapNetwork, kept_map_plan
+from tests.mapping.plans import PREPROCESS, network
+from tests.mapping.whole import assert_equal, expected
+from tests.raster.files import pixels, write
+
+WINDOW = 64
+PIXELS = """
+mean = [0.5, 0.4, 0.3]
+std = [0.2, 0.3, 0.25]
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def settings(cache, monkeypatch):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))
+    return Settings(cache_dir=cache)
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    path = tmp_path_factory.mktemp("networks") / "dense.onnx"
+    path.write_bytes(network())
+    return path
+
+
+@pytest.fixture(scope="module")
+def pooled(tmp_path_factory):
+    """A network that multiplies by a mean of the whole image, so that it has no plan for any size."""
+    weights = numpy_helper.from_array(np.random.default_rng(0).normal(0, 0.3, (2, 3, 3, 3)).astype(np.float32), "w")
+    nodes = [
+        helper.make_node("Conv", ["image", "w"], ["c"], pads=[1] * 4),
+        helper.make_node("GlobalAveragePool", ["c"], ["m"]),
+        helper.make_node("Mul", ["c", "m"], ["map"]),
+    ]
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, "H", "W"])
+        for name, channels in (("image", 3), ("map", 2))
+    ]
+    graph = helper.make_graph(nodes, "pooled", tensors[:1], tensors[1:], [weights])
+    path = tmp_path_factory.mktemp("networks") / "pooled.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture
+def described(tmp_path):
+    """How pixels become the input of the network, and the side of its windows."""
+    (tmp_path / "pixels.toml").write_text(PIXELS)
+    return ("--preprocess", tmp_path / "pixels.toml", "--window", WINDOW, "--workers", "inprocess")
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def kept(settings, said):
+    """The plan of a network for an image, and whether it was made now."""
+
+    def find(model, sizes=((150, 170),), **options):
+        del said[:]
+        found = kept_map_plan(MapNetwork(model, **{"window": WINDOW, **options}), lambda: sizes, settings, said.append)
+        return found, any(step.startswith("planning") for step in said)
+
+    return find
+
+
+def test_a_network_is_planned_once_for_images_of_any_size(serfer, settings, dense, described, tmp_path):
+    values = pixels(150, 170)
+    image, out = write(tmp_path / "image.tif", values), tmp_path / "result.npy"
+    command = ("map", image, "--network", dense, "--out", out, *described)
+    done = serfer(*command, "--json")
+    assert done.code == 0, done.err
+    assert_equal(np.load(out), expected(values))
+    assert f"planning {dense} for images of any size, once" in done.err
+    assert f"the plan of {dense} is kept in {settings.cache_dir}/plans/dense-" in done.err
+    assert "for images of any size, heights and widths of" in done.err
+    other = pixels(201, 133)
+    done = serfer(
+        "map", write(tmp_path / "other.tif", other), "--network", dense, "--out", out, *described[:-2], "--overwrite"
+    )
+    assert done.code == 0, done.err
+    assert_equal(np.load(out), expected(other))
+    assert "planning" not in done.err
+
+
+def test_the_python_functions_take_a_network(settings, dense, tmp_path):
+    mapped_by = MapNetwork(str(dense), window=WINDOW, preprocess=PREPROCESS)
+    values = pixels(150, 170)
+    image, out = write(tmp_path / "image.tif", values), tmp_path / "result.npy"
+    report = package.map(image, network=mapped_by, out=out, settings=settings)
+    assert_equal(np.load(out), expected(values))
+    again = package.map_many([image], network=mapped_by, out=tmp_path / "results", suffix=".npy", settings=settings)
+    assert [each.plan for each in again.done] == [report.plan]
+    with pytest.raises(UsageError, match="say where the result is to be"):
+        package.map(image, network=mapped_by, settings=settings)
+
+
+def test_a_changed_file_or_option_is_planned_again(kept, dense, tmp_path):
+    first, _ = kept(dense, window=128)
+    assert kept(dense, window=128) == (first, False)
+    copy = tmp_path / dense.name
+    copy.write_bytes(dense.read_bytes())
+    assert kept(copy, window=128) == (first, False)
+    for options in ({"reduce": "argmax"}, {"labels": ("sea", "land")}):
+        changed, made = kept(dense, window=128, **options)
+        assert made
+        assert changed.directory != first.directory
+    model = onnx.load(copy)
+    model.graph.initializer[0].raw_data = bytes(len(model.graph.initializer[0].raw_data))
+    onnx.save(model, copy)
+    assert kept(copy, window=128)[1]
+
+
+@pytest.mark.usefixtures("settings")
+def test_a_network_of_the_whole_image_is_planned_for_the_sizes_of_a_folder(serfer, pooled, described, tmp_path):
+    (tmp_path / "scans").mkdir()
+    for number, (height, width) in enumerate([(90, 100), (91, 100)]):
+        write(tmp_path / "scans" / f"{number}.tif", pixels(height, width))
+    (tmp_path / "scans" / "no.tif").write_bytes(b"no image")
+    command = ("map", tmp_path / "scans", "--network", pooled, "--out", tmp_path / "results", *described)
+    done = serfer(*command)
+    assert done.code == 1
+    assert "for images of 90 or 91 x 100 pixels and not for any size: the network looks at the whole image" in done.err
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
+        "0.tif", "1.tif", "manifest.jsonl", "retry.txt",
+    ]  # fmt: skip
+    again = serfer(*command)
+    assert "planning" not in again.err
+    assert "0 images mapped" in again.out
+
+
+def test_an_image_that_is_too_small_for_the_rules_has_a_plan_of_its_own_size(kept, dense):
+    small, _ = kept(dense, sizes=[(20, 30)])
+    assert "that plan takes heights and widths of" in small.refused
+    assert load_plan(small.directory).windows.first.rows.size == 20
+    assert kept(dense, sizes=[(20, 30), (150, 170)])[0].refused == ""
+
+
+def test_more_sizes_than_a_plan_is_made_for_are_refused(kept, pooled):
+    with pytest.raises(UsageError, match=r"more than 16 sizes.*looks at the whole image"):
+        kept(pooled, sizes=[(90 + number, 100) for number in range(17)])
+
+
+def test_of_several_at_once_one_makes_the_plan(settings, dense):
+    steps = []
+    described = MapNetwork(dense, window=192)
+    with ThreadPoolExecutor(3) as threads:
+        found = [*threads.map(lambda _: kept_map_plan(described, lambda: (), settings, steps.append), range(3))]
+    assert len({one.directory for one in found}) == 1
+    assert sum(step.startswith("planning") for step in steps) == 1
+
+
+def test_an_interrupted_plan_leaves_nothing(tmp_path, dense, monkeypatch):
+    def interrupted(_model, _sizes, out, **_options):
+        (out / "plan.json").write_text("{")
+        raise KeyboardInterrupt
+
+    settings = Settings(cache_dir=tmp_path / "cache")
+    described = MapNetwork(dense, window=128)
+    monkeypatch.setattr("serfer.splitter.map_plan.map_plan", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kept_map_plan(described, lambda: (), settings, lambda _: None)
+    assert [path for path in (settings.cache_dir / "plans").iterdir() if path.suffix != ".lock"] == []
+    monkeypatch.undo()
+    assert load_plan(kept_map_plan(described, lambda: (), settings, lambda _: None).directory).windows
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        ((), 2, "there is nothing to map with: give --plan DIR"),
+        (("--plan", "x", "--network", "y"), 2, "--plan and --network exclude each other"),
+        (("--plan", "x", "--reduce", "argmax", "--random"), 2, "--reduce and --random describe a network, --network"),
+        (("--network", "nowhere.onnx"), 3, "nowhere.onnx does not exist"),
+        (("--network", "net.pt"), 3, "net.pt holds weights"),
+        (("--network", "net.onnx", "--weights-file", "x"), 2, "--weights-file says where the weights of timm:NAME"),
+        (("--network", "net.onnx", "--workers", "aws"), 2, "net.onnx has no functions in AWS: write a plan"),
+        (("--network", "net.onnx", "--reduce", "most"), 2, "--reduce is argmax, softmax or sigmoid"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("settings")
+def test_what_cannot_be_meant_is_refused(serfer, image, tmp_path, monkeypatch, options, code, message):
+    monkeypatch.chdir(tmp_path)
+    refused = serfer("map", image, "--out", tmp_path / "result.tif", *options)
+    assert refused.code == code, refused.err
+    assert message in refused.err
+    assert not (tmp_path / "result.tif.parts").exists()
+
+
+def test_a_module_is_known_by_its_weights_settings_and_code():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 3), torch.nn.Upsample(scale_factor=2)).eval()
+    digests = [module_digest(module)]
+    assert module_digest(module) == digests[0]
+    module[1].scale_factor = 3
+    digests.append(module_digest(module))
+    module[0].weight.data[0, 0, 0, 0] += 1
+    digests.append(module_digest(module))
+    module[1] = torch.nn.Identity()
+    digests.append(module_digest(module))
+    assert len({*digests}) == len(digests)
+    with pytest.raises(ModelError, match=r"list is not a torch\.nn\.Module"):
+        module_digest([])

@@ -96,9 +96,8 @@ def kept_map_plan(
 
     def plan(wanted: Sequence[Size] | str) -> Path:
         def make(directory: Path) -> None:
-            what = (
-                "any size" if wanted == ANY else " and ".join(f"{height} x {width} pixels" for height, width in wanted)
-            )
+            sizes = [] if isinstance(wanted, str) else [f"{height} x {width} pixels" for height, width in wanted]
+            what = " and ".join(sizes) or "any size"
             progress(f"planning {network.called} for images of {what}, once: the plan stays in {directory.parent}")
             _make(network, wanted, directory, settings, progress)
 
@@ -195,6 +194,7 @@ def _parts(network: MapNetwork, settings: Settings) -> tuple[str, dict[str, Any]
         "window": str(network.window),
         "channels": network.channels,
         "statistics": network.statistics,
+        "threshold": network.threshold,
         "sample": None if network.sample is None else _sha256(Path(network.sample)),
         "memory": memory if memory is None or isinstance(memory, int) else [*memory],
         "prices": hashlib.sha256(prices.encode()).hexdigest(),

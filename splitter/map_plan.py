@@ -108,8 +108,6 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     overlap = approximation(approximate, sample, statistics)
     if overlap[0] is not None and isinstance(wanted_sizes, AnySize):
         raise UsageError("--approximate is for images of certain sizes: give them, --size HEIGHTxWIDTH")
-    if overlap[1] is not None and isinstance(wanted_sizes, AnySize):
-        raise UsageError("--sample is for images of certain sizes: give them, --size HEIGHTxWIDTH")
     check_threshold(threshold, statistics)
     with named_extras():
         if callable(dependency_bytes):

@@ -8,8 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.plan.statistics import MAX, MEAN, SUM, VARIANCE, MapStatistics
+from serfer.core.plan.windows import ImageWindow
 
 Partial = NDArray[np.float32]
+
+
+def told(statistics: bytes, window: ImageWindow) -> bytes:
+    """Return the vector of statistics, float32, as a window of a pass has it: it ends in what windows before it own."""
+    skipped = np.array(window.skipped, "<f4").tobytes()
+    return statistics[: -len(skipped)] + skipped if any(window.skipped) else statistics
 
 
 class StatisticsSum:

@@ -23,6 +23,7 @@ from serfer.core.errors import (
 )
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.windows import ImageWindow, ImageWindows
+from serfer.core.statistics_sum import told
 from serfer.drivers.driver import RequestContext
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.input import WindowInput
@@ -207,7 +208,7 @@ class Engine:
         batch = task.input.batch(pixels[:, *seen], hidden)
         del pixels
         try:
-            result = self._query(batch, window.tile, usd)
+            result = self._query(batch, window, usd)
         except (PlanError, UsageError):
             raise
         except LambdaThrottledError as error:
@@ -249,14 +250,16 @@ class Engine:
             self.outcome.partly_missing += counts[1]
         return missing if missing.any() else None
 
-    def _query(self, batch: Any, tile: int, usd: float) -> Result:  # noqa: ANN401 - an array
+    def _query(self, batch: Any, window: ImageWindow, usd: float) -> Result:  # noqa: ANN401 - an array
         """Run one window's query, and count its dollars however it ends: none where Lambda had no room for it."""
         measured, refused = None, False
         try:
+            task = self._task
+            statistics = task.statistics if task.number is None else told(task.statistics, window)
             context = RequestContext(
-                window=tile, background=True, statistics=self._task.statistics, levels=self._task.input.levels
+                window=window.tile, background=True, statistics=statistics, levels=task.input.levels
             )
-            query = self._task.pipeline.submit(batch, deadline_s=DEADLINE_S, context=context)
+            query = task.pipeline.submit(batch, deadline_s=DEADLINE_S, context=context)
             with self._guard:
                 self._queries.add(query)
                 stopped = self._stop.is_set() and self._error is not None

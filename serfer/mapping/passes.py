@@ -35,8 +35,9 @@ class PartialForm:
     @classmethod
     def of(cls, one: StatisticsPass, windows: ImageWindows) -> PartialForm:
         """Return the form of a pass over an image with such windows."""
-        rows, cols = (Axis(tuple(range(size + 1))) for size in (windows.height, windows.width))
-        dims = one.partial_size, windows.height, windows.width
+        height, width = (len(axis.windows) for axis in (windows.rows, windows.cols))
+        rows, cols = (Axis(tuple(range(size + 1))) for size in (height, width))
+        dims = one.partial_size, height, width
         return cls(ChunkedArray("statistics", "float32", dims, 1, one.partial_size, rows, cols, flat=False))
 
 

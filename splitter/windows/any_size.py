@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import lcm, prod
 
-from serfer.core.errors import UsageError
+from serfer.core.errors import ModelError, UsageError
 from serfer.core.plan import NO_TILE, SizeRules, WindowRules, Windows
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS
 from serfer.splitter.windows.any_size_checks import SizeGraphs, check_middle, following
@@ -26,22 +26,22 @@ _LEAST_SIDE = 32
 """Pixels of the image that the smallest windows stand for, at least."""
 
 
-def any_size_tiles(network: AnySizeNetwork, side: int) -> WindowTiles:
+def any_size_tiles(network: AnySizeNetwork, side: int, parts: int = 1) -> WindowTiles:
     """Return rules for windows of `side` pixels and smaller ones, and their tiles.
 
-    The pixels are those of the finest output.
-
-    Raises ModelError where what the network computes depends on the image's size, UsageError for windows that are not
-    multiples of the network's stride, or are of too many kinds.
+    The pixels are those of the finest output, or of a pass those of the image. The map and its passes are so many
+    `parts` of the plan, which share the room for tiles. Raises ModelError where what the network computes depends on
+    the image's size, UsageError for windows that are not multiples of the network's stride, or are of too many kinds.
     """
-    check_step(side, *network.known, network.rows.finest(network.graph.outputs))
+    if network.network.number is None:
+        check_step(side, *network.known, network.rows.finest(network.graph.outputs))
     (high, why), (wide, other) = (network.axes(axis) for axis in (ROW_AXIS, COL_AXIS))
     graphs = SizeGraphs(network, (high, wide), why or other)
-    sides = _sides(graphs, side)
+    sides = _sides(graphs, side, MOST_TILES // parts)
     check_middle(graphs, sides)
     graphs = graphs.with_lengths(sides)
     if (left := following(graphs, sides)) is not graphs:
-        sides = _sides(left, side)
+        sides = _sides(left, side, MOST_TILES // parts)
         graphs = left.with_lengths(sides)
     rules = SizeRules(tuple(WindowRules(down.rule, across.rule) for down, across in sides), graphs.refused)
     kinds = [(row, col) for down, across in sides for row in down.kinds for col in across.kinds]
@@ -51,13 +51,12 @@ def any_size_tiles(network: AnySizeNetwork, side: int) -> WindowTiles:
         rule.at(each.size) for rule, each in zip((rules.sides[0].rows, rules.sides[0].cols), graphs.first, strict=True)
     )
     assert rows is not None and cols is not None  # noqa: S101, PT018 - the rules are made for such images
-    output = network.graph.output
     windows = Windows(
         (rows,),
         (cols,),
         _table(sides),
-        stride=lcm(*(each.stride for each in network.known)),
-        stride_written=lcm(*(each.of(output) for each in network.known)),
+        stride=lcm(*(each.unit for each in (rules.sides[0].rows, rules.sides[0].cols))),
+        stride_written=lcm(*(each.unit_written for each in (rules.sides[0].rows, rules.sides[0].cols))),
         rules=rules,
     )
     return WindowTiles(windows, tuple(replace(tile, own=own) for tile in tiles))
@@ -76,19 +75,19 @@ def _table(sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> tuple[tuple[int, ...
     return tuple(map(tuple, table))
 
 
-def _sides(graphs: SizeGraphs, side: int) -> list[tuple[RuledAxis, RuledAxis]]:
+def _sides(graphs: SizeGraphs, side: int, most: int) -> list[tuple[RuledAxis, RuledAxis]]:
     """Return the rules of windows of `side` and of halves of it: as many as there is room for, evenly chosen."""
     network, axes = graphs.network, graphs.axes
     wanted, largest = [*_halves(network, side)], (_ruled(each, side, 0) for each in axes)
     tiles = prod(len(each.kinds) for each in largest)
-    if tiles > MOST_TILES:
-        more = _fewer_residues(network, axes)
+    if tiles > most:
+        more = _fewer_residues(network, axes, most)
         raise UsageError(
-            f"windows of images of any size are of {tiles:,} kinds, and a plan has at most {MOST_TILES:,}: make one "
+            f"windows of images of any size are of {tiles:,} kinds, and a plan has at most {most:,}: make one "
             f"for sizes that are multiples of a number of pixels, such as --size any,multiple={more}, or give the "
             "sizes of your images"
         )
-    count = min(len(wanted), MOST_TILES // tiles)
+    count = min(len(wanted), most // tiles)
     wanted = [wanted[round((number + 0.5) * len(wanted) / count - 0.5)] for number in range(count)]
     sides, counts, tiles = list[tuple[RuledAxis, RuledAxis]](), [0, 0], 0
     for each in wanted:
@@ -99,7 +98,7 @@ def _sides(graphs: SizeGraphs, side: int) -> list[tuple[RuledAxis, RuledAxis]]:
                 raise
             break  # too small for the network's reach
         tiles += prod(len(one.kinds) for one in pair)
-        if sides and tiles > MOST_TILES:
+        if sides and tiles > most:
             break
         sides.append(pair)
         counts = [count + len(one.kinds) for count, one in zip(counts, pair, strict=True)]
@@ -122,9 +121,26 @@ def _halves(network: AnySizeNetwork, side: int) -> Iterator[int]:
             return
 
 
-def _fewer_residues(network: AnySizeNetwork, axes: Sequence[Mapping[int, NetworkAxis]]) -> int:
+def _fewer_residues(network: AnySizeNetwork, axes: Sequence[Mapping[int, NetworkAxis]], tiles: int) -> int:
     """Return the least multiple of pixels for which about half as many kinds of windows as there may be are left."""
-    most = (MOST_TILES / 2) ** 0.5
+    most = (tiles / 2) ** 0.5
     unit, residues = network.rows.stride, max(len(each) for each in axes)
     multiples = (each for each in range(2, unit + 1) if unit % each == 0 and residues * network.multiple / each <= most)
     return next(multiples, unit)
+
+
+def with_common_sizes(rules: Sequence[SizeRules]) -> list[SizeRules]:
+    """Return the rules of a map and its passes with the sizes that all of them take; raises ModelError for none."""
+    parts = [list(each.sides) for each in rules]
+    for name in ("rows", "cols"):
+        axes = [[getattr(side, name) for side in sides] for sides in parts]
+        leasts = [{end.residue: end.least for end in sides[-1].ends} for sides in axes]
+        least = {each: max(one[each] for one in leasts) for each in leasts[0] if all(each in one for one in leasts)}
+        if not least:
+            raise ModelError("no image has a size that all passes over it take: give the sizes of your images")
+        for number, sides in enumerate(axes):
+            for place, rule in enumerate(sides):
+                ends = (replace(e, least=max(e.least, least[e.residue])) for e in rule.ends if e.residue in least)
+                parts[number][place] = replace(parts[number][place], **{name: replace(rule, ends=tuple(ends))})
+    refused = next((each.refused for each in rules if each.refused), "")
+    return [SizeRules(tuple(sides), refused) for sides in parts]

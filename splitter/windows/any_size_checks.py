@@ -15,6 +15,7 @@ from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.windows.any_size_network import ONE_A_SIZE, AnySizeNetwork, check_extents, shortened
 from serfer.splitter.windows.axis_rules import NetworkAxis, RuledAxis, WindowKind
 from serfer.splitter.windows.map_plan import WindowTile
+from serfer.splitter.windows.pass_windows import PassTile
 from serfer.splitter.windows.same_windows import check_alike, check_equal, weights_by_size
 from serfer.splitter.windows.wanted_sizes import MOST_PIXELS
 from serfer.splitter.windows.window_kinds import AxisSpans
@@ -50,7 +51,7 @@ class SizeGraphs:
 
     def of(self, size: tuple[int, int]) -> Graph:
         """Return the graph of an image's size."""
-        graph = self.network.network.checked(size)
+        graph = self.network.checked(size)
         if not any(graph is each for each in self.made):
             self.made.append(graph)
         return graph
@@ -64,7 +65,7 @@ class SizeGraphs:
             check_extents(graph, axis, (length - axis.size) // axis.known.stride)
         return graph
 
-    def tile(self, row: WindowKind, col: WindowKind, past: tuple[int, int] | None = None) -> WindowTile:
+    def tile(self, row: WindowKind, col: WindowKind, past: tuple[int, int] | None = None) -> WindowTile | PassTile:
         """Return the tile of a kind of rows and one of columns, of images of a residue where they say none."""
         residues, found = [], []
         for number, (kind, axes) in enumerate(zip((row, col), self.axes, strict=True)):
@@ -72,12 +73,16 @@ class SizeGraphs:
             axis = axes[residues[-1]]
             shift = 0 if kind.past is None else (self.lengths[number][kind.past] - axis.size) // axis.known.stride
             found.append(kind.at(kind.units + shift, axis.known))
-        return _tile(self.at(residues), *found)
+        return self.tile_of(self.at(residues), *found)
 
-
-def _tile(graph: Graph, row: WindowKind, col: WindowKind) -> WindowTile:
-    regions = {name: Rect(span, col.rows[name]) for name, span in row.rows.items()}
-    return WindowTile(graph, regions, tuple(Rect(span, col.made[name]) for name, span in row.made.items()))
+    def tile_of(self, graph: Graph, row: WindowKind, col: WindowKind) -> WindowTile | PassTile:
+        """Return the tile of a window of rows and one of columns of an image's graph."""
+        regions = {name: Rect(span, col.rows[name]) for name, span in row.rows.items()}
+        made = {name: Rect(span, col.made[name]) for name, span in row.made.items()}
+        number = self.network.network.number
+        if number is None:
+            return WindowTile(graph, regions, tuple(made.values()))
+        return PassTile(graph, regions, made, number, units=self.network.known)
 
 
 def check_middle(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> None:
@@ -173,10 +178,10 @@ def _check_size(
     rows, cols = found
     for number in range(max(len(rows), len(cols))):
         (row, known_row), (col, known_col) = rows[number % len(rows)], cols[number % len(cols)]
-        _compare(graphs.tile(known_row, known_col, past), _tile(graph, row, col), network.base)
+        _compare(graphs.tile(known_row, known_col, past), graphs.tile_of(graph, row, col), network.base)
 
 
-def _compare(one: WindowTile, other: WindowTile, size: int) -> None:
+def _compare(one: WindowTile | PassTile, other: WindowTile | PassTile, size: int) -> None:
     """Refuse an operator whose graph or constants differ in two tiles."""
     if one.graph is other.graph:
         return

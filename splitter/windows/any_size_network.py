@@ -11,7 +11,9 @@ from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from serfer.splitter.network.unsupported import CannotSplitError, refuse
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.axis_rules import NetworkAxis
+from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import Network
+from serfer.splitter.windows.owned_elements import with_skipped
 from serfer.splitter.windows.strides import LONGER, Strides, check_shifts
 from serfer.splitter.windows.wanted_sizes import AnySize
 
@@ -42,30 +44,19 @@ class AnySizeNetwork:
     cols: Strides
     multiple: int
 
-    @classmethod
-    def of(cls, network: Network, wanted: AnySize) -> AnySizeNetwork:
-        """Return the network with its units; raises ModelError where it looks at more than neighbourhoods."""
-        base, past, graph = base_size(wanted), *_taken(network, wanted)
-        if graph.statistics:
-            raise ModelError("the network looks at the whole image: give the sizes of your images, --size HEIGHTxWIDTH")
-        known = network.strides(graph)
-        rows, cols = (replace(each, stride=lcm(each.stride, wanted.multiple)) for each in known)
-        if max(rows.stride, cols.stride) > _MOST_UNIT or base % rows.stride or base % cols.stride:
-            raise ModelError(
-                f"the network's strides of {rows.stride:,} and {cols.stride:,} pixels are too unusual for images of "
-                "any size: give the sizes of your images, --size HEIGHTxWIDTH"
-            )
-        return cls(network, base, past, rows, cols, wanted.multiple)
-
     def for_side(self, side: int) -> AnySizeNetwork:
         """Return the network on images that have several windows of a side, in pixels as `NetworkAxis.pixels`."""
         needed = max(_WINDOWS * side / (each.units * each.pixels) for each in self.large)
         return replace(self, base=self.base * ceil(needed))
 
+    def checked(self, size: tuple[int, int]) -> Graph:
+        """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods."""
+        return self.network.checked(size).once(with_skipped)
+
     @property
     def graph(self) -> Graph:
         """The network on a large image."""
-        return self.network.checked((self.base + self.past, self.base + self.past))
+        return self.checked((self.base + self.past, self.base + self.past))
 
     @property
     def large(self) -> tuple[NetworkAxis, NetworkAxis]:
@@ -85,7 +76,7 @@ class AnySizeNetwork:
         """Return an axis of the network at a size; raises ModelError for one that it does not take as others."""
         height, width = size
         self._check_way((2 * height, width) if axis == COL_AXIS else (height, 2 * width))
-        graph = self.network.checked(size)
+        graph = self.checked(size)
         known = self.known[axis - ROW_AXIS]
         missing = next((node for node in graph.nodes if node.output not in known.rates), None)
         if missing is not None:
@@ -133,6 +124,27 @@ class AnySizeNetwork:
         if not taken:
             raise errors[self.past % unit]
         return taken, shortened(next(iter(errors.values()))) if errors else ""
+
+
+def any_size_networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork, ...]:
+    """Return the network with its units, and each of the passes before it, if there are any, with the same ones.
+
+    Raises ModelError where it looks at more than neighbourhoods and statistics of the whole image.
+    """
+    base, (past, graph) = base_size(wanted), _taken(network, wanted)
+    parts = [network, *(replace(network, number=number) for number in range(passes_of(graph)))]
+    known = [part.strides(part.checked((base + past, base + past))) for part in parts]
+    units = [lcm(wanted.multiple, *(each.stride for each in axis)) for axis in zip(*known, strict=True)]
+    if max(units) > _MOST_UNIT or any(base % unit for unit in units):
+        raise ModelError(
+            f"the network's strides of {units[0]:,} and {units[1]:,} pixels are too unusual for images of any size: "
+            "give the sizes of your images, --size HEIGHTxWIDTH"
+        )
+    rows, cols = units
+    return tuple(
+        AnySizeNetwork(part, base, past, replace(down, stride=rows), replace(across, stride=cols), wanted.multiple)
+        for part, (down, across) in zip(parts, known, strict=True)
+    )
 
 
 def _taken(network: Network, wanted: AnySize) -> tuple[int, Graph]:

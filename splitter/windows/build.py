@@ -15,6 +15,7 @@ from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference
 from serfer.core.plan import ZIP, Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
+from serfer.core.plan.statistics import SKIPPED
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.graph import Graph
@@ -26,7 +27,7 @@ from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.windows.any_size import any_size_tiles
-from serfer.splitter.windows.any_size_network import AnySizeNetwork, base_size
+from serfer.splitter.windows.any_size_network import any_size_networks, base_size
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.global_statistics import passes_of
@@ -39,7 +40,7 @@ from serfer.splitter.windows.map_plan import (
     window_tiles,
     write_map_plan,
 )
-from serfer.splitter.windows.passes import check_times, with_passes
+from serfer.splitter.windows.passes import check_times, with_passes, with_ruled_passes
 from serfer.splitter.windows.sample import measured, sample_of
 from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.wanted_sizes import AnySize
@@ -51,6 +52,8 @@ _SMALL = 192
 _SMALL_WINDOW = 48
 _AUTO, _SAMPLE = "auto", "sample"
 _ANY_MB = 1 << 30
+_SKIPS_NOTHING = (0.0,) * SKIPPED
+"""The end of the vector of statistics of a plan for images of any size."""
 _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 
 
@@ -122,7 +125,7 @@ def build_map_plan(
     if description.reduction and description.reduction.output is None:
         check_one_to_reduce(network.of_maps(small).output_tensors)
     if isinstance(sizes, AnySize):
-        cut, choice = made.any_size(sizes, wanted.side)
+        cut, choice = made.any_size(sizes, wanted)
     else:
         cut, choice = made.exact(wanted) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
     with appearing_whole(place) as directory:
@@ -171,13 +174,24 @@ class _Making:
                 )
         return cut, choice
 
-    def any_size(self, sizes: AnySize, window: int | None) -> tuple[WindowTiles, WindowChoice]:
+    def any_size(self, sizes: AnySize, wanted: WindowRequest) -> tuple[WindowTiles, WindowChoice]:
         """Return windows by rules, for images of any size."""
         self.progress("finding what shifts with the image")
-        network = AnySizeNetwork.of(self.network, sizes)
-        choice = choose_windows(network.graph, network.known, self.budget, window)
+        network, *passes = any_size_networks(self.network, sizes)
+        choice = choose_windows(network.graph, network.known, self.budget, wanted.side)
         self.progress("finding windows for images of any size")
-        cut = any_size_tiles(network.for_side(choice.step), choice.step)
+        cut = any_size_tiles(network.for_side(choice.step), choice.step, 1 + len(passes))
+        if wanted.statistics == _SAMPLE and passes:
+            self.progress("adding up statistics of a sample")
+            parts = parts_of_sample(
+                self.network, (network.base + network.past,) * 2, self.example.shape[1], wanted.sample
+            )
+            windows = with_sampled_statistics(self.network, cut.windows, parts, wanted.threshold)
+            cut = replace(cut, windows=replace(windows, known=(*windows.known, *_SKIPS_NOTHING)))
+        else:
+            cut = with_ruled_passes(passes, cut, choice)
+        if wanted.statistics == _AUTO:
+            check_times(cut, choice, self.budget)
         self.progress("checking windows against the whole network")
         self.notes.extend(_check_rules(self.network, cut, self.example))
         return cut, choice
@@ -244,15 +258,19 @@ def _check(network: Network, example: Array) -> list[str]:
     expected = _check_reading(network, graph, example)
     notes = [_one_class("a random image, on which windows were checked,")] if of_one_class(expected) else []
     try:
-        local = network.checked((height, width))
-        known = network.strides(local)
-        step = rounded_step(_SMALL_WINDOW, *known, known[0].finest(local.outputs))
-        cut = window_tiles(network, [(height, width)], step)
-        cut = with_passes(network, [(height, width)], cut, WindowChoice(step, _ANY_MB, ZIP))
+        cut = _small_windows(network, (height, width))
     except ModelError:
         return notes
-    _compare(cut, example, expected)
+    _compare(WindowSessions(cut).run(example), cut, example, expected)
     return notes
+
+
+def _small_windows(network: Network, size: tuple[int, int]) -> WindowTiles:
+    """Return small windows of a small image, and of the passes before; raises ModelError where it cannot be cut."""
+    local = network.checked(size)
+    known = network.strides(local)
+    step = rounded_step(_SMALL_WINDOW, *known, known[0].finest(local.outputs))
+    return with_passes(network, [size], window_tiles(network, [size], step), WindowChoice(step, _ANY_MB, ZIP))
 
 
 def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str]:
@@ -267,7 +285,13 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
         expected = _check_reading(network, network.of_maps(size), image)
         if of_one_class(expected):
             notes.append(_one_class("a random image, on which windows were checked,"))
-        _compare(cut, image, expected)
+        sessions = WindowSessions(cut)
+        if cut.windows.known:  # of a sample: the image's own ones show whether windows are right
+            own = WindowSessions(_small_windows(network, size)).statistics_of([image])
+            maps = sessions.map(image, np.append(own, _SKIPS_NOTHING).astype(np.float32))
+        else:
+            maps = sessions.run(image)
+        _compare(maps, cut, image, expected)
     return notes
 
 
@@ -280,8 +304,7 @@ def _check_other(network: Network, example: Array) -> list[str]:
     return _check(network, example)
 
 
-def _compare(cut: WindowTiles, example: Array, expected: Answer) -> None:
-    maps = WindowSessions(cut).run(example)
+def _compare(maps: list[Array], cut: WindowTiles, example: Array, expected: Answer) -> None:
     tensors = [  # a tile may be of an image of another size
         replace(tensor, dims=(*tensor.dims[:-2], *made.shape[2:]))
         for tensor, made in zip(cut.tiles[0].graph.output_tensors, maps, strict=True)

@@ -16,13 +16,14 @@ import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect, Span
-from serfer.core.plan.statistics import MAX, MEAN, SUM, VARIANCE, partial_form
+from serfer.core.plan.statistics import MAX, MEAN, MIN, SUM, VARIANCE, partial_form
 from serfer.splitter.network.graph import NCHW, STATISTICS, Axes, Graph, Statistic
 from serfer.splitter.plan_dir.emit import TileGraph, output_name, tile_graph
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import Regions
 from serfer.splitter.tiling.tiling_rule import extent
+from serfer.splitter.windows.owned_elements import OwnedElements
 from serfer.splitter.windows.same_windows import inlined
 from serfer.splitter.windows.strides import Strides
 from serfer.splitter.windows.window_kinds import AxisSpans, spans_that_make
@@ -30,7 +31,7 @@ from serfer.splitter.windows.window_kinds import AxisSpans, spans_that_make
 _NUMBER = "the window's number"
 _PARTIAL = "serfer.partial"
 _BATCH = f"{_PARTIAL}.batch"
-_REDUCTIONS = {MEAN: "ReduceMean", SUM: "ReduceSum", MAX: "ReduceMax"}
+_REDUCTIONS = {MEAN: "ReduceMean", VARIANCE: "ReduceSum", SUM: "ReduceSum", MAX: "ReduceMax", MIN: "ReduceMin"}
 
 
 def owned(tensor: str) -> str:
@@ -65,7 +66,8 @@ def pass_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
 class PassTile:
     """One kind of windows of a pass: the regions that its partial result depends on, and the `parts` that it owns.
 
-    `own` is as of other windows (map_plan.py).
+    `own` is as of other windows (map_plan.py). Where windows overlap, `units` are those of rows and columns that the
+    window is told how many to skip of its parts (owned_elements.py).
     """
 
     graph: Graph
@@ -73,6 +75,7 @@ class PassTile:
     parts: Mapping[str, Rect]
     number: int
     own: frozenset[str] = frozenset()
+    units: tuple[Strides, Strides] | None = None
 
     @classmethod
     def of(cls, graph: Graph, spans: Mapping[str, Rect], number: int, own: frozenset[str]) -> PassTile:
@@ -105,6 +108,14 @@ class PassTile:
         tile = tile_graph(graph, graph.nodes, self.regions | whole, inputs, self.parts)
         return inlined(self._with_partial_result(tile), self.own)
 
+    def _owned(self, builder: OnnxBuilder, source: str, part: str) -> OwnedElements | None:
+        """Append which elements of a part are the window's own; None where all are."""
+        if self.units is None:
+            return None
+        graph, (rows, cols) = self.graph, self.units
+        axes, units = graph.axes(source) or NCHW, (rows.of(source), cols.of(source))
+        return OwnedElements.of(builder, graph, part, len(graph.shapes[source]), axes, self.parts[source], units)
+
     def _with_partial_result(self, tile: TileGraph) -> TileGraph:
         """Return a graph with the parts that a window owns, and what is made of them as its output in their place."""
         graph, builder = self.graph, OnnxBuilder(self.graph)
@@ -114,7 +125,9 @@ class PassTile:
             number = graph.outputs.index(statistic.source)
             part, area = _part(number), self.parts[statistic.source].area
             axes = graph.axes(statistic.source) or NCHW
-            found += _partial(builder, part, axes, statistic.values.kinds, area)
+            found += _partial(
+                builder, part, axes, statistic.values.kinds, area, self._owned(builder, statistic.source, part)
+            )
         size = sum(each.values.partial_size for each in self.statistics)
         [written] = self.written
         rows, cols = written.rows.size, written.cols.size
@@ -158,19 +171,23 @@ def _renamed(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
     return node
 
 
-def _partial(builder: OnnxBuilder, part: str, axes: Axes, kinds: Sequence[str], area: int) -> list[str]:
+def _partial(
+    builder: OnnxBuilder, part: str, axes: Axes, kinds: Sequence[str], area: int, owned: OwnedElements | None
+) -> list[str]:
     """Append the partial result of a map, and return its values: vectors, the number of elements first."""
-    values = [_same(builder, f"{part}.count", 1, area)]
+    values = [owned.count if owned else _same(builder, f"{part}.count", 1, area)]
     mean = ""
     for kind in kinds:
-        name = f"{part}.{kind}"
+        name, source, reduction = f"{part}.{kind}", part, _REDUCTIONS[kind]
         if kind == VARIANCE:
             apart = builder.append("Sub", [part, mean], f"{name}.apart")
-            square = builder.append("Mul", [apart, apart], f"{name}.square")
-            reduced = _reduced(builder, square, axes, "ReduceSum", name)
-        else:
-            reduced = _reduced(builder, part, axes, _REDUCTIONS.get(kind, "ReduceMin"), name)
-            mean = reduced if kind == MEAN else mean
+            source = builder.append("Mul", [apart, apart], f"{name}.square")
+        if owned:
+            source = owned.only(source, kind, name)
+            reduction = _REDUCTIONS[SUM] if kind == MEAN else reduction
+        reduced = _reduced(builder, source, axes, reduction, name)
+        if kind == MEAN:
+            mean = reduced = builder.append("Div", [reduced, owned.mean_count], f"{name}.mean") if owned else reduced
         flat = builder.constant(f"{name}.form", np.array([0, -1]))
         values.append(builder.append("Reshape", [reduced, flat], f"{name}.flat"))
     return values

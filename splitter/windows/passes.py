@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import lcm
 
 from serfer.core.errors import UsageError
-from serfer.core.plan import ImageWindows, StatisticsPass
+from serfer.core.plan import NO_TILE, ImageWindows, StatisticsPass
+from serfer.splitter.network.graph import Graph
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.cuts import weight_bytes
 from serfer.splitter.tiling.regions import tile_macs
+from serfer.splitter.windows.any_size import any_size_tiles, with_common_sizes
+from serfer.splitter.windows.any_size_network import AnySizeNetwork
 from serfer.splitter.windows.global_statistics import passes_of, with_statistics
 from serfer.splitter.windows.map_plan import Network, WindowChoice, WindowTiles, window_tiles, window_usd
 from serfer.splitter.windows.memory import window_mb
@@ -28,17 +32,54 @@ def with_passes(network: Network, sizes: Sequence[_Size], cut: WindowTiles, choi
     Windows of a pass are as large on the image as those of the map, or smaller, where the map's function would not hold
     them. Raises what `window_tiles` raises, and UsageError for a function that holds no window of a pass.
     """
-    count = passes_of(network.of_maps(sizes[0]).once(with_statistics))
-    tiles, passes = [*cut.tiles], list[StatisticsPass]()
-    pixels = choice.step * cut.windows.stride // cut.windows.stride_written
-    for number in range(count):
+    made = []
+    for number in range(passes_of(network.of_maps(sizes[0]).once(with_statistics))):
         part = replace(network, number=number)
-        made = _fitting(part, sizes, pixels, choice)
-        first, windows = len(tiles), made.windows
-        numbers = tuple(tuple(tile + first for tile in row) for row in windows.tiles)
-        maps = tuple(each.values for each in made.tiles[0].graph.statistics if each.number == number)
-        passes.append(StatisticsPass(windows.heights, windows.widths, numbers, maps))
-        tiles += made.tiles
+        graph = part.checked(sizes[0])
+        cut_part = partial(window_tiles, part, sizes)
+        made.append(_fitting(cut_part, graph, _stride(part.strides(graph)), _pixels(cut, choice), choice))
+    return _joined(cut, made)
+
+
+def with_ruled_passes(parts: Sequence[AnySizeNetwork], cut: WindowTiles, choice: WindowChoice) -> WindowTiles:
+    """Return the same for windows by rules, of the passes in order; raises as `any_size_tiles` besides."""
+
+    def cut_part(part: AnySizeNetwork, side: int) -> WindowTiles:
+        return any_size_tiles(part.for_side(side), side, 1 + len(parts))
+
+    pixels = _pixels(cut, choice)
+    made = [_fitting(partial(cut_part, part), part.graph, _stride(part.known), pixels, choice) for part in parts]
+    return _joined(*_of_common_sizes([cut, *made])) if made else cut
+
+
+def _of_common_sizes(parts: Sequence[WindowTiles]) -> tuple[WindowTiles, list[WindowTiles]]:
+    """Return a map and its passes for the sizes that all of them take, explained by an image of one size."""
+    given = [each.windows for each in parts]
+    rules = with_common_sizes([each.rules for each in given if each.rules])
+    smallest = rules[0].sides[-1]
+    size = smallest.rows.near(given[0].heights[0].size), smallest.cols.near(given[0].widths[0].size)
+    made = []
+    for part, own in zip(parts, rules, strict=True):
+        axes = own.of(*size)
+        assert axes is not None  # noqa: S101 - all take such an image
+        made.append(replace(part, windows=replace(part.windows, rules=own, heights=axes[:1], widths=axes[1:])))
+    return made[0], made[1:]
+
+
+def _pixels(cut: WindowTiles, choice: WindowChoice) -> int:
+    """Return the pixels of the image that a side of the map's windows stands for."""
+    return choice.step * cut.windows.stride // cut.windows.stride_written
+
+
+def _joined(cut: WindowTiles, made: Sequence[WindowTiles]) -> WindowTiles:
+    """Return the windows of a map behind passes, whose tiles come behind the map's."""
+    tiles, passes = [*cut.tiles], list[StatisticsPass]()
+    for number, each in enumerate(made):
+        windows = each.windows
+        numbers = tuple(tuple(tile if tile == NO_TILE else tile + len(tiles) for tile in row) for row in windows.tiles)
+        maps = tuple(one.values for one in each.tiles[0].graph.statistics if one.number == number)
+        passes.append(StatisticsPass(windows.heights, windows.widths, numbers, maps, windows.rules))
+        tiles += each.tiles
     return WindowTiles(replace(cut.windows, passes=tuple(passes)), tuple(tiles)) if passes else cut
 
 
@@ -70,17 +111,17 @@ def _work(cut: WindowTiles, image: ImageWindows, choice: WindowChoice, budget: B
     return macs, usd
 
 
-def _fitting(part: Network, sizes: Sequence[_Size], pixels: int, choice: WindowChoice) -> WindowTiles:
-    """Return the windows of a pass of about so many pixels that a function holds."""
-    graph = part.checked(sizes[0])
-    unit = _stride(part.strides(graph))
+def _fitting(
+    cut: Callable[[int], WindowTiles], graph: Graph, unit: int, pixels: int, choice: WindowChoice
+) -> WindowTiles:
+    """Return the windows of a pass, cut by their side, a multiple of a unit, of about so many pixels as fit."""
     weights = weight_bytes(graph, 0, len(graph.nodes))
     while True:
         side = max(unit, pixels // unit * unit)
-        cut = window_tiles(part, sizes, side)
-        needed = max(window_mb(each.graph, each.regions, weights, choice.weights_in) for each in cut.tiles)
+        made = cut(side)
+        needed = max(window_mb(each.graph, each.regions, weights, choice.weights_in) for each in made.tiles)
         if needed <= choice.memory_mb:
-            return cut
+            return made
         if side == unit:
             raise UsageError(
                 f"windows of {side} pixels, in which statistics over the whole image are added up, take about "

@@ -8,7 +8,7 @@ import numpy as np
 from onnxruntime import InferenceSession
 
 from serfer.core.plan import ImageWindow
-from serfer.core.statistics_sum import StatisticsSum
+from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.core.units import MIB
 from serfer.splitter.network.onnx_models import session_of
 from serfer.splitter.network.source import Array
@@ -54,7 +54,8 @@ class WindowSessions:
             total = StatisticsSum(one.maps)
             for image in images:
                 for window in sorted(one.of(*image.shape[2:]), key=lambda each: each.tile):
-                    total.add(self._compute(image, window, statistics)[0].reshape(-1))
+                    known = np.frombuffer(told(statistics.tobytes(), window), np.float32)
+                    total.add(self._compute(image, window, known)[0].reshape(-1))
             values, start = total.values(), one.maps[0].start
             statistics[start : start + values.size] = values
         return statistics

@@ -129,6 +129,24 @@ def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, networks, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
 
 
+def test_one_plan_has_the_statistics_of_each_image_of_a_folder(serfer, networks, tmp_path):
+    file, scans = networks["gated"][0], tmp_path / "scans"
+    sizes = {"a": (97, 61), "b": (98, 61), "c": (64, 201), "small": (20, 97)}
+    scans.mkdir()
+    for name, size in sizes.items():
+        write(scans / f"{name}.tif", pixels(*size))
+    planned = serfer("map-plan", file, "--size", "any", "--window", 32, "--out", tmp_path / "plan")
+    assert planned.code == 0, planned.err
+    assert "for images of any size: heights and widths of 36 pixels or more" in planned.out
+    assert "2 passes over the image, " in planned.out
+    done = serfer("map", scans, "--plan", tmp_path / "plan", "--out", tmp_path / "out", "--workers", "inprocess")
+    assert done.code == 1
+    assert "make a plan with --size 20x97" in done.err
+    for name in ("a", "b", "c"):
+        expected = run(file, pixels(*sizes[name]).astype(np.float32)[None])[0]
+        assert_equal(read(tmp_path / "out" / f"{name}.tif"), expected)
+
+
 def test_the_statistics_do_not_depend_on_which_window_comes_first(serfer, networks, tmp_path):
     command, results = command_of(image_of(tmp_path), networks["gated"][1], tmp_path), []
     for concurrency in (1, 4):

@@ -18,6 +18,10 @@ from math import isqrt
 MEAN, VARIANCE, SUM, MAX, MIN = KINDS = ("mean", "variance", "sum", "max", "min")
 """What is known of each channel; a variance is the mean of squares of differences from the mean, which comes before."""
 
+SKIPPED = 2
+"""Values behind those of the statistics in the vector of a plan for images of any size: how many units of rows and of
+columns at the beginning of a pass's window are owned by windows before it. For the map they are 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class MapStatistics:

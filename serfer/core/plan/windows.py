@@ -24,7 +24,7 @@ from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.sample_difference import SampleDifference
-from serfer.core.plan.statistics import MapStatistics
+from serfer.core.plan.statistics import SKIPPED, MapStatistics
 
 NO_TILE = -1
 """What stands for a kind of rows and a kind of columns that never meet."""
@@ -239,12 +239,14 @@ class StatisticsPass:
 
     Heights, widths and tiles are as those of `Windows`: row r and column c of the result are the partial result of
     window (r, c), which its tile writes as channels, rows and columns of the map's own form, zeros behind its values.
+    With `rules` the pass is over images of any size, and what windows write counts units: those that they own.
     """
 
     heights: tuple[AxisWindows, ...]
     widths: tuple[AxisWindows, ...]
     tiles: tuple[tuple[int, ...], ...]
     maps: tuple[MapStatistics, ...]
+    rules: SizeRules | None = field(default=None, metadata=LATER)
 
     @property
     def partial_size(self) -> int:
@@ -253,6 +255,11 @@ class StatisticsPass:
 
     def of(self, height: int, width: int) -> ImageWindows:
         """Return the windows of an image of a size that the plan is for."""
+        if self.rules is not None:
+            axes = self.rules.of(height, width)
+            if axes is None:
+                raise InputError(self.rules.reason(height, width))
+            return ImageWindows(*axes, self.tiles)
         [rows], [cols] = (
             [axis for axis in axes if axis.size == size]
             for axes, size in ((self.heights, height), (self.widths, width))
@@ -272,7 +279,8 @@ class Windows:
 
     Where the network looks at the whole image, `passes` come before the map, in order, and every window has the
     statistics of all of them as a second input: one vector, in which those that are not known yet are 0. In place of
-    passes there may be `known` statistics, those of a sample; `difference` says how much depends on them.
+    passes there may be `known` statistics, those of a sample; `difference` says how much depends on them. With `rules`
+    the vector has SKIPPED values more.
     """
 
     heights: tuple[AxisWindows, ...]
@@ -289,7 +297,10 @@ class Windows:
     @property
     def statistics(self) -> int:
         """How many values the vector of statistics has; 0 where the network looks at neighbourhoods alone."""
-        return max((each.stop for one in self.passes for each in one.maps), default=len(self.known))
+        if not self.passes:
+            return len(self.known)
+        values = max(each.stop for one in self.passes for each in one.maps)
+        return values if self.rules is None else values + SKIPPED
 
     def pass_of(self, tile: int) -> StatisticsPass | None:
         """Return the pass that a tile belongs to, None for a tile of the map."""
@@ -344,6 +355,11 @@ class ImageWindow:
     read: Rect
     written: Rect
     made: Rect
+
+    @property
+    def skipped(self) -> tuple[int, int]:
+        """Rows and columns at the beginning of what it makes that windows before it write."""
+        return self.written.rows.start - self.made.rows.start, self.written.cols.start - self.made.cols.start
 
     @property
     def kept(self) -> tuple[slice, slice]:

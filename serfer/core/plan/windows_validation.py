@@ -17,6 +17,7 @@ from serfer.core.plan.windows import (
     AxisRule,
     AxisWindow,
     AxisWindows,
+    SizeRules,
     StatisticsPass,
     Windows,
 )
@@ -25,6 +26,8 @@ MOST_STATISTICS = 2**20
 """The most values of a vector of statistics, 4 MiB: each window of a map carries it."""
 _LARGEST_STEP = 1e9
 _NOWHERE = "plan.json has a result of windows that lies nowhere on its image"
+_NO_IMAGE = "plan.json has a rule of windows for no image"
+_OTHER_IMAGES = "plan.json has a pass that is not over the map's images"
 _Sizes = dict[int, tuple[int, int]]
 
 
@@ -56,7 +59,7 @@ def _check_rules(plan: Plan, windows: Windows, widest: int) -> None:
     if windows.rules is None:
         return
     outputs = len(plan.stages[0].outputs)
-    if not windows.rules.sides or windows.statistics:
+    if not windows.rules.sides:
         raise PlanError("plan.json has no rule of windows")
     for each in windows.rules.sides:
         down, across = [*_examples(each.rows, outputs)], [*_examples(each.cols, outputs)]
@@ -74,9 +77,28 @@ def _check_tiles(plan: Plan, output: int, windows: Windows, rows: _Sizes, cols: 
         _check_tile(plan, output, windows.tiles[row][col], height, width)
 
 
-def _kinds(windows: Windows | StatisticsPass) -> tuple[_Sizes, _Sizes]:
-    down, across = len(windows.tiles), len(windows.tiles[0]) if windows.tiles else 0
-    return _kind_sizes(windows.heights, down), _kind_sizes(windows.widths, across)
+def _kinds(one: StatisticsPass) -> Iterator[tuple[_Sizes, _Sizes]]:
+    """Yield what kinds of rows and of columns read that meet in a pass: by each of its rules, if it has any."""
+    down, across = len(one.tiles), len(one.tiles[0])
+    yield _kind_sizes(one.heights, down), _kind_sizes(one.widths, across)
+    for side in one.rules.sides if one.rules else ():
+        yield _kind_sizes(_examples(side.rows, 1), down), _kind_sizes(_examples(side.cols, 1), across)
+
+
+def _check_common(windows: Windows, one: StatisticsPass) -> None:
+    """Refuse a pass over other sizes of images than the map is for."""
+    if (windows.rules is None) != (one.rules is None):
+        raise PlanError(_OTHER_IMAGES)
+    if windows.rules and one.rules and _takes(windows.rules) != _takes(one.rules):
+        raise PlanError(_OTHER_IMAGES)
+
+
+def _takes(rules: SizeRules) -> list[tuple[int, dict[int, int]]]:
+    """Return, of rows and of columns, the unit and the shortest axis of each residue."""
+    if not rules.sides:
+        raise PlanError(_NO_IMAGE)
+    smallest = rules.sides[-1]
+    return [(rule.unit, {end.residue: end.least for end in rule.ends}) for rule in (smallest.rows, smallest.cols)]
 
 
 def _check_passes(plan: Plan, windows: Windows) -> None:
@@ -91,10 +113,11 @@ def _check_passes(plan: Plan, windows: Windows) -> None:
         widest = len(one.tiles[0]) if one.tiles else 0
         alike = [[axis.size for axis in axes] for axes in (one.heights, one.widths)] == sides
         if not (alike and widest and one.maps) or any(len(numbers) != widest for numbers in one.tiles):
-            raise PlanError("plan.json has a pass that is not over the map's images")
-        rows, cols = _kinds(one)
-        for row, col in product(rows, cols):
-            _check_partial(plan, one, one.tiles[row][col], rows[row][0], cols[col][0])
+            raise PlanError(_OTHER_IMAGES)
+        for rows, cols in _kinds(one):
+            for row, col in product(rows, cols):
+                _check_partial(plan, one, one.tiles[row][col], rows[row][0], cols[col][0])
+        _check_common(windows, one)
 
 
 def _check_partial(plan: Plan, one: StatisticsPass, number: int, height: int, width: int) -> None:
@@ -114,13 +137,13 @@ def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
     sound = sound and rule.middle.written.size >= 1 and all(end.windows for end in rule.ends)
     sound = sound and all(_are_results(end.others, outputs) for end in rule.ends)
     if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
-        raise PlanError("plan.json has a rule of windows for no image")
+        raise PlanError(_NO_IMAGE)
     units = ceil(rule.middle.written.size / rule.unit_written)
     for end in rule.ends:
         for more in (0, 1, units, 5 * units + 1):
             axis = rule.at(end.least + more * rule.unit)
             if axis is None:
-                raise PlanError("plan.json has a rule of windows for no image")
+                raise PlanError(_NO_IMAGE)
             yield axis
 
 

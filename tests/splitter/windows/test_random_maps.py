@@ -23,7 +23,7 @@ from torch import nn
 import serfer
 from serfer.core.errors import InputError, SerferError
 from serfer.core.exactness import TOLERANCE, relative_error
-from serfer.core.statistics_sum import StatisticsSum
+from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.plan_directory import load_plan
 from tests.splitter.windows.random_maps import draw
 
@@ -43,24 +43,25 @@ def seed():
 def by_windows(directory, batch):
     """Return the map of an image (1, C, H, W) that the graphs of a plan make, window by window: no driver, no store."""
     plan, result, sessions = load_plan(directory), None, {}
-    statistics = np.zeros((1, plan.windows.statistics), np.float32)
+    statistics = np.array([plan.windows.known or [0.0] * plan.windows.statistics], np.float32)
 
-    def compute(window):
+    def compute(window, known):
         graph = plan.stages[0].tiles[window.tile].graph
         if graph not in sessions:
             sessions[graph] = session(Path(directory) / graph)
         inputs = {"input0": np.ascontiguousarray(batch[:, :, *window.read.slices])}
-        return sessions[graph].run(None, inputs | ({"input1": statistics} if statistics.size else {}))[0]
+        return sessions[graph].run(None, inputs | ({"input1": known} if known.size else {}))[0]
 
     windows = plan.windows.of(*batch.shape[2:])
     for one in plan.windows.passes:
         total = StatisticsSum(one.maps)
         for window in one.of(*batch.shape[2:]):
-            total.add(compute(window).reshape(-1))
+            known = np.frombuffer(told(statistics.tobytes(), window), np.float32)[None]
+            total.add(compute(window, known).reshape(-1))
         values, start = total.values(), one.maps[0].start
         statistics[0, start : start + values.size] = values
     for window in windows:
-        values = compute(window)
+        values = compute(window, statistics)
         if result is None:
             result = np.full((*values.shape[:-2], windows.height, windows.width), np.nan, values.dtype)
         result[..., *window.written.slices] = values[..., *window.kept]

@@ -34,7 +34,8 @@ def map_plan(
         typer.Argument(
             help="An .onnx file whose height and width are free, or module.py:factory, a function without arguments "
             "that returns the nn.Module (the file is imported and run, so it must be one that you trust); or timm:NAME "
-            "or torchvision:NAME."
+            "or torchvision:NAME; or a model package of bioimage.io, a .zip or its directory, which brings channels, "
+            "preprocessing and postprocessing."
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],
@@ -59,7 +60,7 @@ def map_plan(
         typer.Option(
             metavar="[OUTPUT=]KIND",
             help="What is made of the map's channels: argmax (classes), softmax or sigmoid. Of a network with several "
-            "outputs, name the one.",
+            "outputs, name the one. Of a package: none for the map as its network gives it.",
         ),
     ] = None,
     output: Annotated[

@@ -21,6 +21,8 @@ from serfer.splitter.windows.wanted_sizes import AnySize, checked_sizes
 
 STATISTICS = ("auto", "exact", "sample")
 """Where statistics over the whole image come from."""
+AS_IT_IS = "none"
+"""What stands for a map as the network gives it, whatever a package makes of it."""
 MOST_OVERLAP = 8_192
 """Pixels that windows may have around what they write."""
 
@@ -57,16 +59,19 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
     Args:
         model: An nn.Module in evaluation mode, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a
-            `NamedModel`), or the path of an ONNX file whose height and width are free. It makes maps of an image,
-            (N, C, H, W) or (N, H, W), perhaps of several strides. It looks at neighbourhoods, and of the whole image at
-            statistics alone (global pooling, squeeze-and-excite, group and instance norm), where it makes one map.
+            `NamedModel`), or the path of an ONNX file whose height and width are free, or of a model package of
+            bioimage.io (a zip or a directory), which brings channels, preprocessing and `reduce`. It makes maps of an
+            image, (N, C, H, W) or (N, H, W), perhaps of several strides. It looks at neighbourhoods, and of the whole
+            image at statistics alone (global pooling, squeeze-and-excite, group and instance norm), where it makes one
+            map.
         sizes: (height, width) of the images; or "any", or "any,multiple=8" for sizes that are multiples of 8 pixels.
         out: The plan directory; an empty directory or a plan there is replaced.
         window: The side of windows in pixels of the result, of several the finest, a multiple of the network's stride,
             or "auto": the cheapest for a pixel that functions of `memory_mb` hold.
         channels: Of an image.
         reduce: "argmax", "softmax" or "sigmoid", over the channels of the map; "argmax" makes its results a hundredth
-            as large. Of a network with several outputs "NAME=argmax" and so on.
+            as large. Of a network with several outputs "NAME=argmax" and so on. "none" is for a package's map as its
+            network gives it.
         output: "boxes", with a family and thresholds as `split` has them, for a detector: maps of it are boxes of the
             whole image (docs/how-to/detect.md). A file whose metadata say so needs none.
         approximate: Pixels around what windows write (rounded up to the network's stride), for networks that look at
@@ -99,7 +104,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         WrongAnswerError: windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
-    description = Description.of(preprocess, labels, output, Reduction.of(reduce, None), name=name, resized=False)
+    reduction = Reduction.of(None if reduce == AS_IT_IS else reduce, None)
+    description = Description.of(preprocess, labels, output, reduction, name=name, resized=False)
     if output is not None and description.boxes is None:
         raise UsageError(f"--output is boxes, of a detector: maps are reduced by --reduce, not by {output!r:.40}")
     facts = facts or shipped_aws()
@@ -117,7 +123,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         from serfer.splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
 
         progress = progress or (lambda _step: None)
-        wanted = WindowRequest(side, *overlap, statistics, threshold)
+        wanted = WindowRequest(side, *overlap, statistics, threshold, as_published=reduce is None)
         plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import lcm
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,12 @@ from serfer.core.plan.statistics import SKIPPED
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.graph import Graph
-from serfer.splitter.network.reductions import check_one_to_reduce, of_one_class, with_reduction
+from serfer.splitter.network.reductions import check_one_to_reduce, of_one_class
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array, ImageNotTakenError, Progress, Source, load
 from serfer.splitter.plan_dir.check import whole_runner
 from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
-from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.windows.any_size import any_size_tiles
 from serfer.splitter.windows.any_size_network import any_size_networks, base_size
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
@@ -41,6 +39,7 @@ from serfer.splitter.windows.map_plan import (
     write_map_plan,
 )
 from serfer.splitter.windows.passes import check_times, with_passes, with_ruled_passes
+from serfer.splitter.windows.published import notes_on_package, published_reduction
 from serfer.splitter.windows.sample import measured, sample_of
 from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.wanted_sizes import AnySize
@@ -65,6 +64,7 @@ class WindowRequest:
     whole on an image file `sample`, or a generated one; without it they are exact. `statistics` over the whole image
     are "exact", "sample": those of the sample, or "auto": exact where that takes at most a few times the work of the
     map alone. `threshold` is of the map's values: sampled statistics are measured by what they move across it, too.
+    Outputs are reduced `as_published` with a package, or as it is asked for.
     """
 
     side: int | None = None
@@ -72,6 +72,7 @@ class WindowRequest:
     sample: Path | None = None
     statistics: str = "auto"
     threshold: float | None = None
+    as_published: bool = True
 
 
 def build_map_plan(
@@ -94,7 +95,7 @@ def build_map_plan(
     small = _small(first)
     example = _example(channels, small)
     source, example = _load(model, example, first)
-    detector = None
+    detector, notes = None, [*source.notes] if source.package else []
     if is_detector(source, description) and wanted.overlap is None:
         progress("finding the heads of the detector")
         detector = detector_of(source, channels, description)
@@ -104,20 +105,17 @@ def build_map_plan(
         large = [*dict.fromkeys(detector.padded(size) for size in large)]
         source, example = detector.trunk, example_of(detector, channels, large[0], _SMALL)
     small = example.shape[2], example.shape[3]
+    if source.package and wanted.as_published:
+        description = replace(description, reduction=published_reduction(source.package, source))
+        notes.extend(notes_on_package(source, progress))
     source = replace(
-        with_reduction(source, description.reduction),
+        source,
         name=description.name or source.name,
         preprocess=description.preprocess or source.preprocess,
         labels=description.labels or source.labels,
     )
-
-    @cache
-    def at(height: int, width: int, like: tuple[int, int] | None = None) -> Graph:
-        model = source.at(like or (height, width))
-        return from_onnx(model, height, width, source.outputs, description.reduction, any_size=True)
-
-    network = Network(source, at)
-    made = _Making(network, large, small, example, budget, progress)
+    network = Network.of(source, description.reduction)
+    made = _Making(network, large, small, example, budget, progress, notes)
     if source.preprocess:
         reference = network.of_maps(small)
         check_channels(source.preprocess, reference.shape(reference.input))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from math import lcm
 from pathlib import Path
@@ -42,7 +42,9 @@ from serfer.core.plan.layout import UNSPLIT, stage_directory
 from serfer.core.plan.window_plan import commonest_window, query_plan
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import write_plan
+from serfer.splitter.network.description import Reduction
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, STATISTICS, Graph
+from serfer.splitter.network.reductions import with_reduction
 from serfer.splitter.network.source import Source
 from serfer.splitter.network.unsupported import refuse
 from serfer.splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
@@ -52,6 +54,7 @@ from serfer.splitter.planning.ort_kernels import tile_works
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.cuts import weight_bytes
+from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.regions import Regions, tile_macs
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.global_statistics import part_of, with_statistics
@@ -90,6 +93,17 @@ class Network:
     source: Source
     at: Callable[..., Graph]
     number: int | None = None
+
+    @classmethod
+    def of(cls, source: Source, reduction: Reduction | None) -> Network:
+        """Return the network of a source, whose answers are reduced here and in its graphs."""
+
+        @cache
+        def at(height: int, width: int, like: tuple[int, int] | None = None) -> Graph:
+            model = source.at(like or (height, width))
+            return from_onnx(model, height, width, source.outputs, reduction, any_size=True)
+
+        return cls(with_reduction(source, reduction), at)
 
     def checked(self, size: _Size) -> Graph:
         """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods.

@@ -43,7 +43,7 @@ ReduceOption = Annotated[
         "--reduce",
         metavar="[OUTPUT=]KIND",
         help="What is made of the map's channels: argmax (classes), softmax or sigmoid. Of a network with several "
-        "outputs, name the one.",
+        "outputs, name the one. Of a package: none for the map as its network gives it.",
     ),
 ]
 BoxesOption = Annotated[

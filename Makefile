@@ -90,8 +90,9 @@ slow: setup
 	TEST_SEED=$(SEED) $(BIN)/python -m pytest -m "slow and not weekly" --hypothesis-seed=$(SEED) --timeout 2400 -n 3 $(BY_FILE)
 
 # What is exhaustive, in shards of an hour at most: hours. What passed is not run again at the same commit (tests/weekly.py).
-# SHARD=NAME runs those with that in their name.
+# SHARD=NAME runs those with that in their name. Records of results whose files have changed since are listed first.
 weekly: setup
+	$(BIN)/serfer bench results --check
 	$(BIN)/python tests/weekly.py $(SHARD)
 
 weekly-clean:

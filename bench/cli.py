@@ -163,6 +163,7 @@ infless = parts(
             "serfer_bench.papers.infless.command:figure_12",
             "Throughput per resource, under loads as well.",
         ),
+        "--figure 12b": ("serfer_bench.papers.infless.command:figure_12b", "Throughput per resource by SLO alone."),
         "--figure 15": ("serfer_bench.papers.infless.command:loads", "SLOs missed under loads."),
         "--figure 16": ("serfer_bench.papers.infless.figure16:command", "LSTH, hybrid histograms and fixed windows."),
         "--figure 17": ("serfer_bench.papers.infless.command:figure_17", "Decisions and fragments at scale."),
@@ -204,6 +205,7 @@ COMMANDS = {
     "networks": ("serfer_bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
     "policies": ("serfer_bench.cli:policies", "Routing policies against the optimum, and against MArk tuned."),
     "simulator": ("serfer_bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
+    "results": ("serfer_bench.records.command:command", "Write pages' tables from records; run these again."),
     "paper": ("serfer_bench.cli:paper", "The evaluations of SerFer, MArk, INFaaS and INFless redone."),
 }
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import re
 import types
 from collections import Counter
@@ -325,16 +324,6 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cell.strip().replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-def recorded(name: str) -> Iterator[str]:
-    """Write a recorded result as a table, with its command, date and machine."""
-    result = json.loads((DOCS / "results" / "data" / f"{name}.json").read_text(encoding="utf-8"))
-    rows = [
-        tuple(value if isinstance(value, str) else f"{value:,}" for value in row.values()) for row in result["rows"]
-    ]
-    yield _table(tuple(result["rows"][0]), rows)
-    yield f"`{result['command']}`, {result['date']}; {result['machine']}.\n"
-
-
 PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "reference/commands.md": {"commands": commands},
     "reference/settings.md": {"settings": settings, "driver variables": partial(settings, DriverSettings)},
@@ -346,10 +335,6 @@ PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
         "gang-transitions": partial(transitions, GANG_TRANSITIONS),
     },
     "adr/index.md": {"records": records},
-    "results/bench.md": {
-        name: partial(recorded, name) for name in ("orchestration", "gangs", "gangs-equal-cores", "bursts")
-    },
-    "results/chaos.md": {"chaos": partial(recorded, "chaos")},
 }
 
 

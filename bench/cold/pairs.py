@@ -9,6 +9,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import median
 
+from serfer.cli.shared.tables import Table
 from serfer.core.costs.cold_queries import ColdPrice, price_cold
 from serfer.core.costs.cost_model import Platform
 from serfer.core.errors import UsageError
@@ -18,7 +19,6 @@ from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer_bench.cold.functions import Bench
 from serfer_bench.cold.query import FirstAnswer, measure_first_answer
 from serfer_bench.core.quantiles import median_interval
-from serfer_bench.core.results import Table
 
 _MILLION = 1_000_000
 

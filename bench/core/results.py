@@ -5,100 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
 
-import typer
-from rich.console import Console
-from rich.markup import escape
-
-from serfer.cli.shared.display import columns
-from serfer.cli.shared.options import print_json
-from serfer.cli.shared.terminal import out
+from serfer.cli.shared.tables import Results, Row, Table, publish, table_of
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, SerferError
 from serfer.files import write_whole
 from serfer_bench.core.stamp import Stamp, make_stamp
 
 RESULT_FILE, ROWS_FILE = "result.json", "rows.csv"
-_UNLIMITED = 100_000  # columns
-
-
-class Row(Protocol):
-    """A frozen dataclass with a measurement."""
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-
-    @property
-    def shown(self) -> dict[str, str]:
-        """Its cells by column, for people."""
-        ...
-
-
-@dataclass(frozen=True)
-class Table:
-    """The cells of a table."""
-
-    head: Sequence[str]
-    body: Sequence[Sequence[str]]
-
-    def text(self, width: int = _UNLIMITED) -> str:
-        """Align the cells for a terminal of so many columns."""
-        texts = [number for number in range(len(self.head)) if not all(_is_number(row[number]) for row in self.body)]
-        grid = columns(*map(escape, self.head), left=texts)
-        for row in self.body:
-            grid.add_row(*map(escape, row))
-        console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-        with console.capture() as capture:
-            console.print(grid)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
-
-    def markdown(self) -> str:
-        """Write the table in Markdown."""
-        return "\n".join(f"| {' | '.join(row)} |" for row in (self.head, ["---"] * len(self.head), *self.body))
-
-
-def _is_number(cell: str) -> bool:
-    return cell in ("", "-", "none") or re.fullmatch(r"[+\-$x]?[\d,]+(\.\d+)?[%x*]?", cell) is not None
-
-
-def table_of(rows: Sequence[Row]) -> Table:
-    """Return the table that rows show."""
-    return Table([*rows[0].shown], [[*row.shown.values()] for row in rows])
-
-
-@dataclass(frozen=True)
-class Results:
-    """One JSON object for each of `records`; `tables` and `notes` say the same for people."""
-
-    records: Iterable[Mapping[str, Any]]
-    tables: Sequence[Table]
-    notes: Sequence[str] = ()
-
-    def text(self, width: int = _UNLIMITED) -> str:
-        """Write tables and notes for a terminal of so many columns."""
-        return "\n\n".join([*(table.text(width) for table in self.tables), "\n".join(self.notes)]).rstrip()
-
-    def markdown(self) -> str:
-        """Write tables, and notes as a list, in Markdown."""
-        notes = "\n".join(f"- {note.strip()}" for note in self.notes)
-        return "\n\n".join([*(table.markdown() for table in self.tables), notes]).rstrip()
-
-
-def publish(results: Results, *, as_json: bool, as_markdown: bool = False) -> None:
-    """Print results as text, as JSON lines or in Markdown."""
-    if as_json:
-        for record in results.records:
-            print_json(record)
-    elif as_markdown:
-        typer.echo(results.markdown())
-    else:
-        typer.echo(results.text(out.width if out.is_terminal else _UNLIMITED))
 
 
 def publish_rows(

@@ -11,6 +11,7 @@ from typing import Annotated, Protocol
 import typer
 
 from serfer.cli.shared.options import status_line
+from serfer.cli.shared.tables import publish
 from serfer.core.errors import QueryError
 from serfer.pictures import draw_charts
 from serfer.pictures.charts import Chart
@@ -18,7 +19,7 @@ from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.options import network
-from serfer_bench.core.results import publish, stamp_now
+from serfer_bench.core.results import stamp_now
 from serfer_bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, write_result
 from serfer_bench.load.rounds import Plan, measure_rounds, results, summaries
 from serfer_bench.load.systems import ORDERS, SERFER, UNSPLIT, Setup, examples, open_systems

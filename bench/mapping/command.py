@@ -20,9 +20,10 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.cli.shared.options import JsonOption, status_line
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer.core.plan import Preprocess
-from serfer_bench.core.results import Results, Table, publish, stamp_now
+from serfer_bench.core.results import stamp_now
 from serfer_bench.mapping.images import Comparison, compare, strip, write_image
 from serfer_bench.mapping.rate import WindowRate, window_rate
 from serfer_bench.mapping.runs import MapRun, kept_parts, kill, run

@@ -18,6 +18,7 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.cli.shared.options import JsonOption, status_line
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UsageError
 from serfer.core.exactness import relative_error
 from serfer.splitter.network.graph import Graph
@@ -29,7 +30,6 @@ from serfer.splitter.tiling.regions import tile_macs, whole_regions
 from serfer.splitter.windows.map_plan import Network, WindowTile, window_tiles
 from serfer.splitter.windows.pass_windows import PassTile
 from serfer.splitter.windows.window_sessions import WindowSessions
-from serfer_bench.core.results import Results, Table, publish
 
 Array = NDArray[np.float32]
 _SMALL, _SAMPLE = 64, 256

@@ -17,6 +17,7 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import SerferError, UnavailableError
@@ -32,7 +33,6 @@ from serfer.splitter.tiling.cuts import Cut, cut_points
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import ONE, parse_grids
-from serfer_bench.core.results import Results, Table, publish
 
 HELD_OUT = (
     *("alexnet", "efficientnet-lite0", "efficientnet-lite2", "googlenet", "inception-v3"),

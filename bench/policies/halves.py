@@ -23,6 +23,7 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import DEFAULT
 from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
 from serfer.control.policy import Policy
@@ -37,8 +38,16 @@ from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace, scale_factor
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.results import Results, Table, publish
-from serfer_bench.policies.policies import SCALES, Case, Options, ScenariosOption, cases, measure
+from serfer_bench.policies.policies import (
+    SCALES,
+    SCENARIOS,
+    Case,
+    Options,
+    ScenariosOption,
+    TracesOption,
+    cases,
+    measure,
+)
 
 LOADS: Final = ("twitter_2021-08_per_minute", "nasa", "diurnal", "mmpp:hours=240,row_s=10")
 TUNED: Final = "mark"
@@ -185,7 +194,7 @@ def results(outcomes: Sequence[Outcome]) -> Results:
     return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], summary(outcomes))
 
 
-def halves(traces: Path, scenarios: Path, options: Options, *, spot: bool) -> list[HalvesCase]:
+def halves(traces: Path | None, scenarios: Path, options: Options, *, spot: bool) -> list[HalvesCase]:
     """Return the cases; raises InputError where there is nothing, or with `spot` no type that has a spot price."""
     every = cases(traces, scenarios, options)
     for world in dict.fromkeys(one.scenario for one in every) if spot else ():
@@ -195,8 +204,8 @@ def halves(traces: Path, scenarios: Path, options: Options, *, spot: bool) -> li
 
 
 def command(
-    traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
-    scenarios: ScenariosOption,
+    traces: TracesOption = None,
+    scenarios: ScenariosOption = SCENARIOS,
     policy: Annotated[
         list[str] | None, typer.Option(help=f"To compare with MArk; may be repeated. [default: {DEFAULT}]")
     ] = None,

@@ -15,6 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
@@ -22,18 +23,28 @@ from serfer.core.errors import InputError
 from serfer.settings import load_settings
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.generators import GENERATORS, OF_ONE_FUNCTION, is_generator, parameters_of
+from serfer.sim.policy_suite import PRICES
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.results import Results, Table, publish
 from serfer_bench.policies.memoryless import NAME as PEER
 from serfer_bench.policies.memoryless import MemorylessOptimum
 
 POLICIES: Final = ("break-even", "target-tracking", "target-tracking-stepwise", "serverless", "instances")
 SCALES: Final = ("S", "M")
-ScenariosOption = Annotated[
-    Path, typer.Option(metavar="DIR or FILE", help="A folder of scenarios: TOML files; or one of them.")
+TracesOption = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md); without it generated loads."),
 ]
+ScenariosOption = Annotated[
+    Path,
+    typer.Option(
+        metavar="DIR or FILE",
+        help="A folder of scenarios: TOML files; or one of them. By default the prices of serfer study policy.",
+        show_default=False,
+    ),
+]
+SCENARIOS: Final = PRICES[0].parent
 PREDICTABLE: Final = ("twitter", "nasa", "diurnal", "infless_periodic")
 SAVING: Final = ("twitter", "nasa", "diurnal")
 YARDSTICK: Final = "target-tracking-stepwise"  # what earlier papers compare with; earlier tables did, too
@@ -102,20 +113,19 @@ class _WithPeer(RunOptions):
         return super().new_policy(name, scenario, factor)
 
 
-def cases(traces: Path, scenarios: Path, options: Options) -> list[Case]:
+def cases(traces: Path | None, scenarios: Path, options: Options) -> list[Case]:
     """Return what there is to run: CSV files of `traces` and the generators, in TOML files of `scenarios`, or that one.
 
     Raises InputError where there is nothing.
     """
     own = [name for name in options.only if is_generator(name) and ":" in name]
     parts = [name for name in options.only if name not in own]
-    loads = [str(path) for path in sorted(traces.glob("*.csv"))] + [
-        name for name in GENERATORS if name not in OF_ONE_FUNCTION
-    ]
+    loads = [str(path) for path in sorted(traces.glob("*.csv"))] if traces else []
+    loads += [name for name in GENERATORS if name not in OF_ONE_FUNCTION]
     loads = [name for name in loads if not options.only or any(part in Path(name).name for part in parts)] + own
     worlds = [scenarios] if scenarios.is_file() else sorted(scenarios.glob("*.toml"))
     for what, files, where in (
-        ("loads", loads, f"--traces {traces}"),
+        ("loads", loads, f"--traces {traces or '(none)'}"),
         ("scenarios", worlds, f"--scenarios {scenarios}"),
     ):
         if not files:
@@ -239,8 +249,8 @@ def results(outcomes: Sequence[Outcome]) -> Results:
 
 
 def command(
-    traces: Annotated[Path, typer.Option(metavar="DIR", help="A folder of CSV traces (docs/how-to/simulate.md).")],
-    scenarios: ScenariosOption,
+    traces: TracesOption = None,
+    scenarios: ScenariosOption = SCENARIOS,
     policy: Annotated[list[str] | None, typer.Option(help="A policy's name; may be repeated. By default five.")] = None,
     load: Annotated[
         list[str] | None,
@@ -266,7 +276,7 @@ def command(
     as_markdown: MarkdownOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run policies on all loads of a folder and all generators, in all scenarios, and compare with the optimum."""
+    """Run policies on all generators, and on a folder of loads, in all scenarios, and compare with the optimum."""
     options = Options(
         policies=policy or POLICIES,
         run_options=RunOptions(period_s=period_s, overflow=overflow, trainer=value_trainer(learn=learn)),

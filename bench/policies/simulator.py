@@ -17,6 +17,7 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import POLICIES, make_policy
 from serfer.control.policy import fleet_of
 from serfer.control.router import Endpoint, Router
@@ -35,7 +36,6 @@ from serfer.sim.tasks import TasksRun, alone, service_times
 from serfer.sim.traces import Trace
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import MarkdownOption, plan_of
-from serfer_bench.core.results import Results, Table, publish
 
 Progress = Callable[[str], None]
 _MS, _US, _MINUTE_S = 1000.0, 1e6, 60.0

@@ -33,6 +33,7 @@ import typer
 from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UnavailableError
 from serfer.local.lambda_.access import random_access
 from serfer.local.servers.redis import RedisServer
@@ -41,7 +42,6 @@ from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import plan_of
 from serfer_bench.core.processes import processor_s
-from serfer_bench.core.results import Results, Table, publish
 from serfer_bench.serving.overload import Overload, overload, overload_table
 
 _MS_PER_S = 1000

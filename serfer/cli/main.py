@@ -73,6 +73,7 @@ study_group = group(
     "Study loads, policies and this machine.",
     {
         "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
+        "policy": ("serfer.cli.policy_suite:policy", "Hold a policy against the published ones, on fixed loads."),
         "tune": ("serfer.cli.instance:tune", "Measure batch sizes for an instance."),
         "profile": ("serfer.cli.costs:profile", "Measure operators here, for split --profiles."),
         "train-forecaster": (

@@ -98,6 +98,7 @@ class Evaluation:
     comparable: bool
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
+    optimum_usd: Spread | None = None
     recommended: bool = False
     reason: str | None = None
 
@@ -237,6 +238,7 @@ def _evaluation(candidate: Candidate, comparison: Comparison, outcomes: Sequence
         queries=spread(lambda one: one.queries),
         cost_usd=spread(lambda one: one.cost_usd),
         ratio=None if candidate.memory_mb else spread(lambda one: one.ratio),
+        optimum_usd=None if candidate.memory_mb else spread(lambda one: one.optimum_usd),
         window_usd=spread(lambda one: one.window_usd),
         window_ratio=spread(lambda one: one.window_ratio),
         slo_met=slo_met,

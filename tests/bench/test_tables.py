@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import SerferError
 from serfer_bench.cli import COMMANDS
-from serfer_bench.core.results import Results, Table, publish, require_at_most
+from serfer_bench.core.results import require_at_most
 
 TABLE = Table(("system", "ms", "plan"), [("a", "1.5", "x" * 300), ("longer [b]", "1,200.0", "-"), ("c", "-", "2x2, 1")])
 

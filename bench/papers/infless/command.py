@@ -43,6 +43,11 @@ def figure_12(*, hours: _HoursOption = None, directory: RowsOption = None, as_js
     _publish((throughput.figure_12b,), hours, directory, loads=True, as_json=as_json)
 
 
+def figure_12b(*, directory: RowsOption = None, as_json: JsonOption = False) -> None:
+    """Redo figure 12b: throughput per resource by SLO."""
+    _publish((throughput.figure_12b,), None, directory, as_json=as_json)
+
+
 def loads(*, hours: _HoursOption = None, directory: RowsOption = None, as_json: JsonOption = False) -> None:
     """Redo what runs under changing loads: figures 12a and 15a and Table 4."""
     _publish((), hours, directory, loads=True, as_json=as_json)

@@ -19,6 +19,7 @@ import onnxruntime as ort
 import typer
 
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.infless.measured import measured_profile
 from serfer.control.infless.profiles import Configuration
 from serfer.core.costs.operator_costs import Profiles
@@ -31,7 +32,6 @@ from serfer.splitter.plan_dir.emit import in_one_piece
 from serfer.splitter.profiling.profile import NETWORKS, given_to, timed, worker_session
 from serfer.splitter.profiling.whole_network import whole_works
 from serfer.splitter.tiling.from_onnx import from_onnx
-from serfer_bench.core.results import Results, Table, publish
 from serfer_bench.planner.prediction import ErrorOption, check_error
 
 WHOLE: Final = ("alexnet", "efficientnet-lite0", "mobilenet-v2", "resnet18", "squeezenet")

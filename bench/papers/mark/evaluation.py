@@ -21,6 +21,7 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_lines
+from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import ALONE, make_policy
 from serfer.control.policies.mark.policy import Mark, MarkOptions
 from serfer.control.policy import InstanceGroup, InstanceState
@@ -35,7 +36,6 @@ from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.results import Results, Table, publish
 
 PERIOD_S: Final = 5.0
 TWITTER: Final = "twitter_2021-08_per_minute.csv"
@@ -118,21 +118,45 @@ MODELS: Final = (
 
 
 @dataclass(frozen=True)
+class Several:
+    """A value for each seed, shown as the least to the largest."""
+
+    values: tuple[float, ...]
+
+    def __format__(self, spec: str) -> str:
+        least, most = format(min(self.values), spec), format(max(self.values), spec)
+        return least if least == most else f"{least} to {most}"
+
+
+@dataclass(frozen=True)
 class Row:
-    """A figure of an experiment: as published, in words, and here; `values` are for programs."""
+    """A figure of an experiment: as published, in words, and here; `form` has names of `values` in braces."""
 
     experiment: str
     model: str
     load: str
     figure: str
     published: str
-    here: str
+    form: str
     values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def here(self) -> str:
+        """What was found here."""
+        return self.form.format(**self.values)
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells of its line."""
         return self.experiment, self.model, self.load, self.figure, self.published, self.here
+
+
+def over_seeds(found: Sequence[Sequence[Row]]) -> list[Row]:
+    """Return the rows of one seed with the values of all seeds."""
+    return [
+        replace(same[0], values={key: Several(tuple(one.values[key] for one in same)) for key in same[0].values})
+        for same in zip(*found, strict=True)
+    ]
 
 
 def _model(name: str) -> tuple[Model, Scenario]:
@@ -142,10 +166,10 @@ def _model(name: str) -> tuple[Model, Scenario]:
     return model, model.scenario
 
 
-def cost_rows(
+def twitter_rows(
     twitter: Path, window_s: float, seed: int, progress: Callable[[str], None], most: float = _MOST
 ) -> Iterator[Row]:
-    """Run the paper's cost experiments: eight hours of Twitter after ten days of history, four hours of MMPP."""
+    """Run the paper's cost experiment on eight hours of Twitter, after ten days of history."""
     spec = LoadSpec(str(twitter), skip_zeros_over_s=1200.0)
     whole = spec.read()
     middle = whole.begin_s + _HISTORY_DAYS * _DAY_S
@@ -157,6 +181,10 @@ def cost_rows(
         if model.scenario is not None:
             progress(f"{model.name}, Twitter")
             yield from _costs(model, model.scenario, "Twitter", judged, whole.cut(until_s=middle), window_s, seed, most)
+
+
+def mmpp_rows(window_s: float, seed: int, progress: Callable[[str], None], most: float = _MOST) -> Iterator[Row]:
+    """Run it on four hours of a Markov-modulated process, after a day of another one."""
     model, scenario = _model("Inception-v3")
     progress(f"{model.name}, MMPP")
     loads = [LoadSpec(f"mmpp:row_s=5,hours={hours}").read(seed + number) for number, hours in enumerate((4, 24))]
@@ -180,11 +208,12 @@ def _costs(
         one, figure = found[name], f"SageMaker / {NAMES[name]}"
         paper = f"{value:.2f}" if load == "Twitter" else "-"
         reached = sagemaker.cost_usd / one.cost_usd
-        yield Row("cost", model.name, load, figure, paper, f"{reached:.2f}", {"factor": reached, **_dollars(one)})
+        yield Row("cost", model.name, load, figure, paper, "{factor:.2f}", {"factor": reached, **_dollars(one)})
     for name, one in found.items():
         paper = {"sagemaker": "below 98%"}.get(name, "98% or more")
-        here = f"{one.slo_met or 0:.2%}, p50 {one.latency_ms.p50 if one.latency_ms else 0:,.0f} ms"
-        yield Row("SLO", model.name, load, NAMES[name], paper, here, {"slo_met": one.slo_met, **_dollars(one)})
+        p50_ms = one.latency_ms.p50 if one.latency_ms else 0.0
+        values = {"slo_met": one.slo_met or 0.0, "p50_ms": p50_ms, **_dollars(one)}
+        yield Row("SLO", model.name, load, NAMES[name], paper, "{slo_met:.2%}, p50 {p50_ms:,.0f} ms", values)
 
 
 def _dollars(one: Outcome) -> dict[str, Any]:
@@ -206,11 +235,11 @@ def surge_rows(seed: int, progress: Callable[[str], None], surges: Sequence[floa
             ms = run.latencies_s * _MS
             late = float((ms > scenario.slo_ms).mean())
             usd = run.usd(scenario)
-            here = f"{late:.2%} late, mean {ms.mean():.0f} ms, p99 {np.quantile(ms, 0.99):.0f} ms, ${usd:.3f}"
+            form = "{late:.2%} late, mean {mean_ms:.0f} ms, p99 {p99_ms:.0f} ms, ${usd:.3f}"
             paper = "latency capped by Lambda" if name == "mark" else "queues build up"
             label = NAMES.get(name, "MArk")
             values = {"late": late, "mean_ms": float(ms.mean()), "p99_ms": float(np.quantile(ms, 0.99)), "usd": usd}
-            yield Row("surge", model.name, f"+{more:.0%}", label, paper, here, values)
+            yield Row("surge", model.name, f"+{more:.0%}", label, paper, form, values)
 
 
 def interruption_rows(
@@ -227,22 +256,22 @@ def interruption_rows(
         for span, window in zip(("before", "meanwhile", "after"), pairwise(bounds), strict=True)
     }
     for share in shares:
-        values: dict[str, Any] = {}
+        values, met = {}, []
         for span, window in spans.items():
             progress(f"{model.name}, {share:.0%} lost, {span}")
             trace = Trace("steady", np.array([window.end_s]), np.array([19.0 * scenario.instance.qps]))
             fleet = _Fleet(scenario, "mark-spot", 20, Market.SPOT)
             run = fleet.run(trace, window, seed, SpotLosses(shares=((lost_s, share),)))
-            met = float((run.latencies_s <= scenario.slo_ms / _MS).mean())
-            on_lambda = run.on_serverless / run.queries
-            values[span] = {"mean_ms": float(run.latencies_s.mean()) * _MS, "slo_met": met, "on_lambda": on_lambda}
-        means = " / ".join(f"{values[span]['mean_ms']:.0f}" for span in spans)
-        worst = min(values[span]["slo_met"] for span in spans)
-        here = (
-            f"{means} ms, SLO met by {worst:.2%} at least, {values['meanwhile']['on_lambda']:.1%} on Lambda meanwhile"
+            met.append(float((run.latencies_s <= scenario.slo_ms / _MS).mean()))
+            values[f"{span}_ms"] = float(run.latencies_s.mean()) * _MS
+            values[f"{span}_on_lambda"] = run.on_serverless / run.queries
+        form = (
+            "{before_ms:.0f} / {meanwhile_ms:.0f} / {after_ms:.0f} ms, SLO met by {slo_met:.2%} at least, "
+            "{meanwhile_on_lambda:.1%} on Lambda meanwhile"
         )
         figure = "mean latency before / meanwhile / after"
-        yield Row("interruption", model.name, f"{share:.0%} lost", figure, "lower meanwhile", here, values)
+        values["slo_met"] = min(met)
+        yield Row("interruption", model.name, f"{share:.0%} lost", figure, "lower meanwhile", form, values)
 
 
 @dataclass(frozen=True)
@@ -265,14 +294,19 @@ class _Fleet:
         return run.over(steps_of(trace, PERIOD_S), 0.0, window)
 
 
-def results(rows: Sequence[Row]) -> Results:
+def results(rows: Sequence[Row], seeds: Sequence[int]) -> Results:
     """Return the figures side by side, and what of their inputs is constructed."""
-    notes = [f"{one.name}: {one.constructed}" for one in MODELS if one.constructed]
+    notes = [f"{len(seeds)} seeds from {seeds[0]} on" + (": the least to the largest" if len(seeds) > 1 else "")]
+    notes += [f"{one.name}: {one.constructed}" for one in MODELS if one.constructed]
     notes.append(
         "SageMaker's instances cost what EC2's do here; by AWS's list prices of 2019 they cost 1.4 times as much, "
         "which is in the paper's factors"
     )
-    records = ({name: getattr(row, name) for name in (*_RECORDED, "values")} for row in rows)
+    records = (
+        {name: getattr(row, name) for name in _RECORDED}
+        | {"values": {key: list(value.values) for key, value in row.values.items()}}
+        for row in rows
+    )
     return Results(records, [Table(HEAD, [row.cells for row in rows])], notes)
 
 
@@ -280,19 +314,28 @@ _RECORDED: Final = ("experiment", "model", "load", "figure", "published", "here"
 
 
 def command(
-    traces: Annotated[Path, typer.Option(metavar="DIR", help=f"A folder with {TWITTER}.")],
+    traces: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help=f"A folder with {TWITTER}; without it, no rows of Twitter."),
+    ] = None,
     window_s: Annotated[
         float, typer.Option(min=60, help="Seconds of the busiest and the median window that are run query by query.")
     ] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="Of MMPP, arrivals and losses.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="How many, from --seed on: their least to largest.")] = 1,
     as_markdown: MarkdownOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Redo MArk's evaluation in the simulator: its factors as published beside those reached here."""
+    numbers = range(seed, seed + seeds)
     with status_lines() as progress:
-        rows = [
-            *cost_rows(traces / TWITTER, window_s, seed, progress),
-            *surge_rows(seed, progress),
-            *interruption_rows(seed, progress),
+        found = [
+            [
+                *(twitter_rows(traces / TWITTER, window_s, number, progress) if traces else ()),
+                *mmpp_rows(window_s, number, progress),
+                *surge_rows(number, progress),
+                *interruption_rows(number, progress),
+            ]
+            for number in numbers
         ]
-    publish(results(rows), as_json=as_json, as_markdown=as_markdown)
+    publish(results(over_seeds(found), numbers), as_json=as_json, as_markdown=as_markdown)

@@ -1,0 +1,1 @@
+"""Records of results, and the tables of pages that are written from them."""

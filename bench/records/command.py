@@ -1,0 +1,117 @@
+"""`serfer bench results`: tables of pages are written from records, and records by the commands that they name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from serfer.cli.main import app
+from serfer.cli.shared.tables import captured
+from serfer.cli.shared.terminal import err, out
+from serfer.core.errors import InputError, SerferError, UsageError
+from serfer.doctor.machine import this_machine
+from serfer_bench.records.pages import chosen, read_pages
+from serfer_bench.records.record import FOLDER, Figures, Record, commit_of, differences, digest, read_records
+
+
+def run_again(record: Record) -> tuple[Figures, ...]:
+    """Run a record's command in this process, and return its tables; raises what it raises."""
+    program, *words = shlex.split(record.command)
+    if program != "serfer":
+        raise InputError(f"a record's command is one of serfer's, not {record.command!r:.80}")
+    with captured() as found:
+        code = typer.main.get_command(app).main(words, prog_name="serfer", standalone_mode=False)
+    tables = [table for results in found for table in results.tables]
+    if code or not tables:
+        raise SerferError(f"{record.command!r} ended with {code or 0} and {len(tables)} tables")
+    return tuple(Figures(tuple(one.head), tuple(tuple(row) for row in one.body)) for one in tables)
+
+
+def recorded(record: Record, root: Path) -> Record:
+    """Return the record with the figures that its command gives now, here."""
+    missing = [name for name in record.files if not (root / name).is_file()]
+    if missing:
+        raise InputError(f"files of a record are not there: {', '.join(missing)}")
+    commit, tables = commit_of(root), run_again(record)  # what is edited meanwhile is of another commit
+    return replace(
+        record,
+        tables=tables,
+        files={name: digest(root / name) for name in record.files},
+        date=datetime.now(UTC).date().isoformat(),
+        commit=commit,
+        machine=str(this_machine()),
+    )
+
+
+def stale_lines(records: Mapping[str, Record], root: Path) -> Iterator[str]:
+    """Yield a line for each stale record: what has changed, and how it is run again."""
+    for name, record in records.items():
+        if changed := record.stale(root):
+            again = f"serfer bench results --run {name}" if record.cheap else record.command
+            yield f"stale: {name}: {', '.join(changed)} changed since, or not recorded; again: {again}"
+
+
+def check_pages(records: Mapping[str, Record], root: Path, page: str | None) -> None:
+    """Raise SerferError that names the pages whose tables are not those of their records, and records on no page."""
+    pages = read_pages(root)
+    unused = records.keys() - {name for one in pages for name in one.records}
+    if unused:
+        raise SerferError(f"no page shows {', '.join(sorted(unused))}")
+    differing = [str(one.path) for one in (chosen(pages, page) if page else pages) if one.differs(records, root)]
+    if differing:
+        raise SerferError(f"{', '.join(differing)}: not what the records say: run serfer bench results")
+
+
+def write_pages(records: Mapping[str, Record], root: Path, page: str | None) -> None:
+    """Write the tables of pages anew, and name the pages that changed."""
+    pages = read_pages(root)
+    texts = [(one, one.rendered(records, root)) for one in (chosen(pages, page) if page else pages)]
+    for one, text in texts:
+        if one.write(text, root):
+            err.print(f"wrote {one.path}", soft_wrap=True)
+
+
+def _named(records: Mapping[str, Record], names: Sequence[str]) -> dict[str, Record]:
+    if unknown := [name for name in names if name not in records]:
+        raise UsageError(f"there is no record {unknown[0]!r:.80}: there are {', '.join(records)}")
+    return {name: records[name] for name in names}
+
+
+def command(
+    page: Annotated[str | None, typer.Argument(help="A page by its name, as mark.md; all by default.")] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run a record's command first, and record what it gives; may be repeated."),
+    ] = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Write nothing: exit with 1 where pages, or with --run figures, differ."),
+    ] = False,
+    checkout: Annotated[
+        Path, typer.Option(metavar="DIR", help="The checkout with docs/results/data and the pages.")
+    ] = Path(),
+) -> None:
+    """Write the tables of pages from records (docs/results/data), or run their commands again.
+
+    Stale records are listed: one of the files that set the figures has changed since.
+    """
+    records = read_records(checkout)
+    for name, record in _named(records, run or ()).items():
+        now = recorded(record, checkout)
+        if not check:
+            now.write(checkout / FOLDER / f"{name}.json")
+            records[name] = now
+        elif changes := [*differences(record.tables, now.tables)]:
+            raise SerferError(f"{name}: {len(changes)} figures differ: {'; '.join(changes[:5])}")
+    if check:
+        check_pages(records, checkout, page)
+    else:
+        write_pages(records, checkout, page)
+    for line in stale_lines(records, checkout):
+        out.print(line, soft_wrap=True, markup=False)

@@ -1,0 +1,96 @@
+"""Pages whose tables are written from records.
+
+    <!-- record: NAME table: 1 -->
+    what `serfer bench results` writes
+    <!-- end -->
+
+The table is the record's first, second and so on; below it stand its kind, command, date, machine, commit, seeds and
+samples, and whether the record is stale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from serfer.core.errors import InputError
+from serfer.files import read_text, write_whole
+from serfer_bench.records.record import Record
+
+_MAX_BYTES: Final = 1 << 20
+_PART: Final = re.compile(r"(<!-- record: ([\w-]+) table: (\d+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_MARK: Final = re.compile(r"^<!-- (?:record:.*|end) -->$", re.MULTILINE)
+_STALE: Final = re.compile(r"\*\*Stale\*\*, .*\n\n")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of a checkout, and the names of the records that it shows."""
+
+    path: Path
+    text: str
+
+    @property
+    def records(self) -> list[str]:
+        """The names of its records, in its order."""
+        return list(dict.fromkeys(found[2] for found in _PART.finditer(self.text)))
+
+    def rendered(self, records: Mapping[str, Record], root: Path) -> str:
+        """Return its text with each table written anew; raises InputError that names the page."""
+
+        def part(found: re.Match[str]) -> str:
+            begin, name, number, _, end = found.groups()
+            if name not in records:
+                raise InputError(f"{self.path}: there is no record {name!r}: there are {', '.join(records)}")
+            try:
+                table = records[name].markdown(int(number))
+            except InputError as error:
+                raise InputError(f"{self.path}: {name}: {error}") from error
+            changed = records[name].stale(root)
+            stale = (
+                f"**Stale**, as these have changed since or were not recorded: {_listed(changed)}.\n\n"
+                if changed
+                else ""
+            )
+            return f"{begin}\n{table}\n\n{stale}{end}"
+
+        if len(_MARK.findall(self.text)) != 2 * len(_PART.findall(self.text)):
+            raise InputError(
+                f"{self.path}: a comment that begins a table lacks its <!-- end -->, or has none before it"
+            )
+        return _PART.sub(part, self.text)
+
+    def differs(self, records: Mapping[str, Record], root: Path) -> bool:
+        """Whether a table is not its record's; what has become stale since the page was written makes no difference."""
+        return _STALE.sub("", self.rendered(records, root)) != _STALE.sub("", self.text)
+
+    def write(self, text: str, root: Path) -> bool:
+        """Write a page whose text is now another; return whether it is."""
+        if text == self.text:
+            return False
+        write_whole(root / self.path, text.encode())
+        return True
+
+
+def read_pages(root: Path) -> list[Page]:
+    """Read the pages of a checkout that show records: README.md and those of docs."""
+    paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    pages = [Page(path.relative_to(root), read_text(path, _MAX_BYTES)) for path in paths if path.is_file()]
+    return [page for page in pages if _MARK.search(page.text)]
+
+
+def chosen(pages: Sequence[Page], name: str) -> list[Page]:
+    """Return the page of a name: `mark`, `mark.md`, `docs/results/mark.md`; raises InputError where none is."""
+    found = [page for page in pages if name in (page.path.stem, page.path.name, str(page.path))]
+    if not found:
+        raise InputError(
+            f"no page {name!r:.80} has tables of records: {', '.join(str(page.path) for page in pages)} have"
+        )
+    return found
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

@@ -1,0 +1,109 @@
+"""Tables that a command prints for people, beside records for programs."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import Field, dataclass
+from typing import Any, ClassVar, Protocol
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from serfer.cli.shared.display import columns
+from serfer.cli.shared.options import print_json
+from serfer.cli.shared.terminal import out
+
+_UNLIMITED = 100_000  # columns
+
+
+class Row(Protocol):
+    """A frozen dataclass with a measurement."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Its cells by column, for people."""
+        ...
+
+
+@dataclass(frozen=True)
+class Table:
+    """The cells of a table."""
+
+    head: Sequence[str]
+    body: Sequence[Sequence[str]]
+
+    def text(self, width: int = _UNLIMITED) -> str:
+        """Align the cells for a terminal of so many columns."""
+        texts = [number for number in range(len(self.head)) if not all(_is_number(row[number]) for row in self.body)]
+        grid = columns(*map(escape, self.head), left=texts)
+        for row in self.body:
+            grid.add_row(*map(escape, row))
+        console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+        with console.capture() as capture:
+            console.print(grid)
+        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+    def markdown(self) -> str:
+        """Write the table in Markdown."""
+        return "\n".join(f"| {' | '.join(row)} |" for row in (self.head, ["---"] * len(self.head), *self.body))
+
+
+def _is_number(cell: str) -> bool:
+    return cell in ("", "-", "none") or re.fullmatch(r"[+\-$x]?[\d,]+(\.\d+)?[%x*]?", cell) is not None
+
+
+def table_of(rows: Sequence[Row]) -> Table:
+    """Return the table that rows show."""
+    return Table([*rows[0].shown], [[*row.shown.values()] for row in rows])
+
+
+@dataclass(frozen=True)
+class Results:
+    """One JSON object for each of `records`; `tables` and `notes` say the same for people."""
+
+    records: Iterable[Mapping[str, Any]]
+    tables: Sequence[Table]
+    notes: Sequence[str] = ()
+
+    def text(self, width: int = _UNLIMITED) -> str:
+        """Write tables and notes for a terminal of so many columns."""
+        return "\n\n".join([*(table.text(width) for table in self.tables), "\n".join(self.notes)]).rstrip()
+
+    def markdown(self) -> str:
+        """Write tables, and notes as a list, in Markdown."""
+        notes = "\n".join(f"- {note.strip()}" for note in self.notes)
+        return "\n\n".join([*(table.markdown() for table in self.tables), notes]).rstrip()
+
+
+_captured: ContextVar[list[Results] | None] = ContextVar("captured", default=None)
+
+
+@contextmanager
+def captured() -> Iterator[list[Results]]:
+    """Collect what commands publish meanwhile, in place of printing it."""
+    found: list[Results] = []
+    token = _captured.set(found)
+    try:
+        yield found
+    finally:
+        _captured.reset(token)
+
+
+def publish(results: Results, *, as_json: bool, as_markdown: bool = False) -> None:
+    """Print results as text, as JSON lines or in Markdown."""
+    if (found := _captured.get()) is not None:
+        found.append(results)
+    elif as_json:
+        for record in results.records:
+            print_json(record)
+    elif as_markdown:
+        typer.echo(results.markdown())
+    else:
+        typer.echo(results.text(out.width if out.is_terminal else _UNLIMITED))

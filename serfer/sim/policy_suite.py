@@ -1,0 +1,105 @@
+"""Policies on fixed loads at fixed prices, each over the clairvoyant optimum: what two papers can compare.
+
+loads from seeds x price files x policies ──> dollars over the optimum's, the mean and the range of the seeds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from serfer.control.policies import ALONE, POLICIES, SEVERAL_TYPES
+from serfer.control.scenario_files import read_scenario
+from serfer.core.errors import UsageError
+from serfer.sim.rates import Progress, silent
+from serfer.sim.recommend import Comparison, Evaluation, LambdaChoice, Spread, evaluate
+from serfer.sim.simulate import LoadSpec, RunOptions, policy_names
+
+LOADS: Final = (
+    "diurnal:hours=48",
+    "bursty-days:hours=48",
+    "mmpp:hours=24,row_s=10",
+    "flash:hours=24,row_s=10",
+    "poisson:hours=6,row_s=10",
+)
+QUICK_LOADS: Final = ("diurnal:hours=4", "mmpp:hours=2,row_s=10")
+"""Too short to learn anything from: to see that a policy runs."""
+SEEDS: Final = 5
+PERIOD_S: Final = 10.0
+_FOLDER: Final = Path(__file__).parent / "prices"  # a link to examples/prices
+PRICES: Final = tuple(_FOLDER / f"{name}.toml" for name in ("aws", "google-cloud", "azure"))
+PUBLISHED: Final = tuple(name for name in POLICIES if name not in ALONE | SEVERAL_TYPES)
+"""The policies that can be held against the optimum: of the first instance type, all load served."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """What to run; loads that name no seed are made for each of `seeds` seeds from 0 on."""
+
+    policies: Sequence[str]
+    loads: Sequence[str] = LOADS
+    prices: Sequence[Path] = PRICES
+    scale: str = "M"
+    seeds: int = SEEDS
+    period_s: float = PERIOD_S
+
+    def comparisons(self) -> list[Comparison]:
+        """Return a comparison for each load and price file; raises UsageError and InputError for what cannot be."""
+        names = [path.stem for path in self.prices]
+        if len({*names}) != len(names):
+            raise UsageError(f"two price files have the same name: {', '.join(names)}")
+        worlds = {path.stem: read_scenario(path) for path in self.prices}
+        policies = [name for world in worlds.values() for name in policy_names(self.policies, world)]
+        return [
+            Comparison(
+                LoadSpec(load),
+                name,
+                world,
+                self.scale,
+                list(dict.fromkeys(policies)),
+                every_type=False,
+                options=RunOptions(self.period_s),
+                lambdas=[LambdaChoice(world.serverless, None)],
+                seeds=self.seeds,
+            )
+            for load in self.loads
+            for name, world in worlds.items()
+        ]
+
+
+@dataclass(frozen=True)
+class SuiteRow:
+    """A load at prices: dollars of the optimum, and of each policy over them; None where some load was not served."""
+
+    load: str
+    prices: str
+    seeds: int
+    optimum_usd: Spread | None
+    ratios: dict[str, Spread | None]
+
+
+def run(suite: Suite, workers: int, progress: Progress = silent) -> list[SuiteRow]:
+    """Run all policies on all loads at all prices, on `workers` processes; raises as `Suite.comparisons` does."""
+    comparisons = suite.comparisons()
+    rows = []
+    for number, one in enumerate(comparisons, 1):
+        progress(f"{number} of {len(comparisons)}: {one.load.name} at the prices of {one.scenario_name}")
+        found = {each.policy: each for each in evaluate(one, workers)}
+        rows.append(_row(one, [found[policy] for policy in one.policies]))
+    return rows
+
+
+def _row(one: Comparison, found: Sequence[Evaluation]) -> SuiteRow:
+    ratios = {each.policy: each.ratio if each.comparable else None for each in found}
+    optimum = next((each.optimum_usd for each in found if each.optimum_usd), None)
+    return SuiteRow(one.load.name, one.scenario_name, one.seeds, optimum, ratios)
+
+
+def over_all(rows: Sequence[SuiteRow]) -> dict[str, Spread | None]:
+    """Return of each policy the mean of its means over all rows, and the least and the largest of them."""
+    return {
+        policy: Spread.of([ratio.mean if (ratio := row.ratios[policy]) else None for row in rows])
+        for policy in rows[0].ratios
+    }

@@ -1,0 +1,180 @@
+"""Tables of pages are written from records, and records by their commands: `serfer bench results`."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from serfer.cli.main import app
+from serfer.core.errors import InputError
+from serfer_bench.records.command import recorded
+from serfer_bench.records.record import FOLDER, Figures, Layout, Record, differences, digest, read_records
+
+ROOT = Path(__file__).parents[2]
+COMMAND = "serfer bench policies sharing --seconds 5 --rate 2"
+PAGE = "# Page\n\nText.\n\n<!-- record: shared table: 1 -->\nold\n<!-- end -->\n\nMore.\n"
+FIGURES = Figures(("system", "load", "ms", "share"), (("a", "low", "1,200", "50.0%"), ("b", "low", "3", "")))
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A checkout with a record that has no figures yet, its file, and a page that shows it."""
+    (tmp_path / FOLDER).mkdir(parents=True)
+    (tmp_path / "rule.py").write_text("one = 1\n")
+    Record(COMMAND, "simulated", "0", "5 s", {"rule.py": ""}).write(tmp_path / FOLDER / "shared.json")
+    (tmp_path / "docs" / "page.md").write_text(PAGE)
+    return tmp_path
+
+
+def results(checkout, *options):
+    return CliRunner().invoke(app, ["bench", "results", *options, "--checkout", str(checkout)])
+
+
+def test_a_record_is_run_and_its_table_written_with_what_a_reader_needs(checkout):
+    done = results(checkout, "--run", "shared")
+    assert done.exit_code == 0, done.output
+    assert "stale" not in done.output
+    page = (checkout / "docs" / "page.md").read_text()
+    assert page.startswith("# Page\n\nText.\n\n<!-- record: shared table: 1 -->\n\n| tasks/s | slots |")
+    assert page.endswith("<!-- end -->\n\nMore.\n")
+    assert re.search(rf"\*Simulated\*: `{COMMAND}`; 20\d\d-\d\d-\d\d; .*; seeds 0; 5 s\.\n", page)
+    assert results(checkout, "--check").exit_code == 0
+    assert results(checkout, "--run", "shared", "--check").exit_code == 0
+
+
+def test_a_stale_record_is_listed_and_says_so_on_the_page_but_fails_nothing(checkout):
+    results(checkout, "--run", "shared")
+    (checkout / "rule.py").write_text("one = 2\n")
+    checked = results(checkout, "--check")
+    assert checked.exit_code == 0
+    assert "stale: shared: rule.py changed since" in checked.output
+    assert "**Stale**" not in (checkout / "docs" / "page.md").read_text()
+    results(checkout)
+    assert (
+        "**Stale**, as these have changed since or were not recorded: `rule.py`."
+        in (checkout / "docs" / "page.md").read_text()
+    )
+    assert results(checkout, "--check").exit_code == 0
+
+
+def test_a_table_that_was_edited_by_hand_fails_the_check_and_is_put_right(checkout):
+    results(checkout, "--run", "shared")
+    page = checkout / "docs" / "page.md"
+    right = page.read_text()
+    page.write_text(right.replace("at once", "at twice"))
+    assert "docs/page.md: not what the records say" in str(results(checkout, "--check").exception)
+    assert results(checkout, "page").exit_code == 0
+    assert page.read_text() == right
+
+
+def test_figures_that_a_command_no_longer_gives_fail_the_check_and_change_nothing(checkout):
+    results(checkout, "--run", "shared")
+    file = checkout / FOLDER / "shared.json"
+    file.write_text(file.read_text().replace("at once", "at twice"))
+    before = file.read_text()
+    failed = results(checkout, "--run", "shared", "--check")
+    assert "rule was at twice, gather meanwhile, is at once, gather meanwhile" in str(failed.exception)
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("record: shared", "record: other", "there is no record 'other'"),
+        ("table: 1", "table: 7", "table 7: there are 1"),
+        ("<!-- end -->", "", "lacks its <!-- end -->"),
+    ],
+)
+def test_a_page_that_names_what_is_not_there_is_refused_by_its_name(checkout, old, new, fault):
+    results(checkout, "--run", "shared")
+    page = checkout / "docs" / "page.md"
+    page.write_text(page.read_text().replace(old, new))
+    assert re.search(rf"docs/page.md: .*{re.escape(fault)}", str(results(checkout).exception))
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"kind": "guessed"}, "kind should be measured, modelled, simulated, assumed"),
+        ({"files": {}}, "files are 1 to 10"),
+        ({"files": {f"{number}.py": "" for number in range(11)}}, "files are 1 to 10"),
+        ({"tables": [{"head": ["a"], "rows": [["1", "2"]]}]}, "a row has not as many cells"),
+        (
+            {"layout": {"rows": ["a"], "column": "b", "cell": "{c}"}, "tables": [{"head": ["a"], "rows": []}]},
+            "names b, c",
+        ),
+    ],
+)
+def test_a_record_with_a_fault_is_refused_by_its_file(checkout, change, fault):
+    file = checkout / FOLDER / "shared.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(InputError, match=f"shared.json: .*{fault}"):
+        read_records(checkout)
+
+
+def test_a_folder_without_records_is_no_checkout(tmp_path):
+    assert "run this in a checkout of SerFer" in str(results(tmp_path).exception)
+
+
+def test_a_record_that_no_page_shows_fails_the_check(checkout):
+    results(checkout, "--run", "shared")
+    (checkout / FOLDER / "shared.json").rename(checkout / FOLDER / "lonely.json")
+    (checkout / "docs" / "page.md").write_text("# Page\n")
+    assert "no page shows lonely" in str(results(checkout, "--check").exception)
+
+
+def test_only_commands_of_serfer_run(checkout):
+    with pytest.raises(InputError, match="one of serfer's, not 'rm -r'"):
+        recorded(Record("rm -r", "measured", "", "", {"rule.py": ""}), checkout)
+
+
+def test_a_layout_makes_columns_of_rows_and_leaves_empty_brackets_out():
+    table = Layout(("load",), "system", "{ms} ({share})").of(FIGURES)
+    assert (table.head, table.body) == (["load", "a", "b"], [["low", "1,200 (50.0%)", "3"]])
+
+
+def test_records_survive_being_written(tmp_path):
+    record = Record(
+        COMMAND, "modelled", "", "", {"a": "b"}, tables=(FIGURES,), layout=Layout(("load",), "system", "{ms}")
+    )
+    record.write(tmp_path / "a.json")
+    assert Record.read(tmp_path / "a.json") == record
+    assert '["a", "low", "1,200", "50.0%"],\n' in (tmp_path / "a.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("row", "count"),
+    [
+        (("a", "low", "1,210", "50.1%"), 0),  # within 1%, and one in the last place
+        (("a", "low", "1,300", "50.0%"), 1),
+        (("a", "low", "1,200", "52.0%"), 1),
+        (("a", "low", "1,200", ""), 1),
+        (("a", "high", "1,200", "50.0%"), 1),
+    ],
+)
+def test_figures_differ_beyond_their_rounding(row, count):
+    now = Figures(FIGURES.head, (row, FIGURES.rows[1]))
+    assert len([*differences([FIGURES], [now])]) == count
+
+
+def test_other_columns_or_rows_are_a_difference():
+    assert [*differences([FIGURES], [])] == ["the tables have other columns, or not as many rows"]
+
+
+def test_the_tables_of_all_pages_are_those_of_their_records():
+    done = results(ROOT, "--check")
+    assert done.exit_code == 0, f"run serfer bench results: {done.exception}"
+
+
+def test_the_files_of_all_records_exist():
+    records = read_records(ROOT)
+    assert {name: file for name, one in records.items() for file in one.files if not digest(ROOT / file)} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, one in read_records(ROOT).items() if one.cheap])
+def test_cheap_records_are_what_their_commands_give(name):
+    record = read_records(ROOT)[name]
+    assert [*differences(record.tables, recorded(record, ROOT).tables)] == []

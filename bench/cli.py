@@ -93,6 +93,7 @@ maps = parts(
             "serfer_bench.mapping.command:command",
             "serfer map on a large image: exactness, time, memory, kills.",
         ),
+        "peers": ("serfer_bench.mapping.peers:command", "serfer map beside MONAI's sliding windows."),
     },
 )
 planner = parts(

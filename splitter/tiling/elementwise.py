@@ -32,8 +32,9 @@ class Elementwise(Rule):
         """Return where the operands that are maps have theirs, if constants and small maps can be broadcast to that."""
         size, names = graph.shapes[node.output], graph.activations(node)
         maps = {axes for name in names if (axes := graph.axes(name)) and graph.shape(name).whole.area > 1}
-        axes = maps.pop() if maps else NCHW
-        if maps or max(axes) >= len(size) or any(len(graph.shapes[name]) != len(size) for name in names):
+        places = maps or {graph.axes(name) or NCHW for name in names}  # those of one position are where they were
+        axes = next(iter(places)) if len(places) == 1 else NCHW
+        if len(maps) > 1 or max(axes) >= len(size) or any(len(graph.shapes[name]) != len(size) for name in names):
             return None
         shapes = [graph.shapes[name] for name in names] + [graph.weights[name].shape for name in graph.constants(node)]
         return axes if all(_broadcasts(shape, size, axes) for shape in shapes) else None

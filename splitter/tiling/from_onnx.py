@@ -24,7 +24,7 @@ from serfer.splitter.network.outputs import with_described_outputs
 from serfer.splitter.network.source import Array, Source
 from serfer.splitter.network.unsupported import CannotSplitError
 from serfer.splitter.network.whole_network import image_by_image, whole_network
-from serfer.splitter.tiling.operators import axes_of_output
+from serfer.splitter.tiling.operators import axes_of_output, reduced_axes
 
 
 def from_onnx(
@@ -121,7 +121,8 @@ def _with_axes(graph: Graph) -> Graph:
     """Follow rows and columns through transposes, reshapes and the like."""
     axes: dict[str, Axes] = {}
     for node in graph.nodes:
-        own = axes_of_output(replace(graph, places=axes), node)
+        known = replace(graph, places=axes)
+        own = axes_of_output(known, node) or reduced_axes(known, node)
         default = NCHW if len(graph.shapes[node.output]) == MAP_RANK else None
         if own is not None and own != default:
             axes[node.output] = own

@@ -150,6 +150,13 @@ def axes_of_output(graph: Graph, node: Node) -> Axes | None:
     return rule.axes(graph, node) if rule and graph.activations(node) else None
 
 
+def reduced_axes(graph: Graph, node: Node) -> Axes | None:
+    """Return the axes of one row and one column each that a reduction over all of them keeps, None of any other."""
+    gone = given_axes(graph, node) if node.kind.startswith("Reduce") and node.attributes.get("keepdims", 1) else None
+    axes = graph.axes(node.inputs[0]) if gone else None
+    return axes if axes and {*axes} <= {*(gone or ())} else None
+
+
 def tileable(graph: Graph, node: Node) -> bool:
     """Return whether a rectangle of the operator's output needs only a rectangle of each input map.
 

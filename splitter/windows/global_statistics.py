@@ -81,10 +81,10 @@ def _with_sums(graph: Graph) -> Graph:
         source, kind = node.inputs[0], _OF_SUMS[node.kind]
         inputs = (source,) if kind == "Abs" else (source, source)
         shape = graph.shapes[source]
-        parts = rewriter.add(Node(f"{node.name}.parts", kind, inputs, f"{node.output}.parts"), shape)
+        parts = rewriter.add(Node(f"{node.name}.parts", kind, inputs, f"{node.output}.parts"), shape, source)
         summed = node.output if node.kind != "ReduceL2" else f"{node.output}.sum"
         total = replace(node, kind="ReduceSum", inputs=(parts, *node.inputs[1:]), output=summed)
-        rewriter.add(total, graph.shapes[node.output])
+        rewriter.add(total, graph.shapes[node.output], source)
         if summed != node.output:
             rewriter.nodes.append(Node(f"{node.name}.root", "Sqrt", (summed,), node.output))
     return rewriter.done()
@@ -171,9 +171,10 @@ class _Cut:
             axes = self._to.constant(f"{node.output}.axes", [*found.others])
             shape = tuple(1 if axis in found.others else size for axis, size in enumerate(shape))
             more = Node(f"{node.name}.others", _AGAIN[found.kind], (value, axes), f"{node.output}.others")
-            value = self._add(more, shape)
+            value = self._add(more, shape, like=found.source)
         form = self._to.constant(f"{node.output}.form", [0, *self._graph.shapes[node.output][1:]])
-        self._add(Node(node.name, "Reshape", (value, form), node.output), self._graph.shapes[node.output])
+        reshaped = Node(node.name, "Reshape", (value, form), node.output)
+        self._add(reshaped, self._graph.shapes[node.output], like=node.output)
 
     def _whole(self, found: _Reduced) -> tuple[str, tuple[int, ...]]:
         """Return a tensor of a reduction over rows and columns alone, which keeps all axes, and its shape."""
@@ -183,13 +184,13 @@ class _Cut:
         source, middle = squares
         (mean, shape), (variance, _) = self._statistic(source, MEAN), self._statistic(source, VARIANCE)
         name = f"{found.source}.from"
-        off = self._add(Node(name, "Sub", (mean, middle), name), shape)
-        off = self._add(Node(f"{name}.square", "Mul", (off, off), f"{name}.square"), shape)
-        value = self._add(Node(f"{name}.mean", "Add", (variance, off), f"{name}.mean"), shape)
+        off = self._add(Node(name, "Sub", (mean, middle), name), shape, like=source)
+        off = self._add(Node(f"{name}.square", "Mul", (off, off), f"{name}.square"), shape, like=source)
+        value = self._add(Node(f"{name}.mean", "Add", (variance, off), f"{name}.mean"), shape, like=source)
         if found.kind == MEAN:
             return value, shape
         area = self._to.constant(f"{name}.area", np.float32(self._graph.shape(source).whole.area))
-        return self._add(Node(f"{name}.sum", "Mul", (value, area), f"{name}.sum"), shape), shape
+        return self._add(Node(f"{name}.sum", "Mul", (value, area), f"{name}.sum"), shape, like=source), shape
 
     def _squares(self, tensor: str) -> tuple[str, str] | None:
         """Return the map x and the small m of a tensor that is (x - m)^2, None for any other one."""
@@ -226,15 +227,15 @@ class _Cut:
             flat = Node(f"{name}.vector", "Slice", (STATISTICS, *places), f"{name}.vector")
             self._add(flat, (1, prod(shape[1:])), number)
             form = self._to.constant(f"{name}.form", [0, *shape[1:]])
-            self._add(Node(name, "Reshape", (f"{name}.vector", form), name), shape, number)
+            self._add(Node(name, "Reshape", (f"{name}.vector", form), name), shape, number, source)
         return name, shape
 
-    def _add(self, node: Node, shape: tuple[int, ...], passes: int | None = None) -> str:
+    def _add(self, node: Node, shape: tuple[int, ...], passes: int | None = None, like: str | None = None) -> str:
         """Append an operator on statistics; `passes` come before it, unless its inputs say so."""
         before = [self._passes[name] for name in node.inputs if name in self._passes]
         self._passes[node.output] = passes or max(before)
         self._fixed.add(node.output)
-        return self._to.add(node, shape)
+        return self._to.add(node, shape, like)
 
     def done(self) -> Graph:
         """Return the graph of what was written, with the places of all statistics."""

@@ -42,7 +42,13 @@ def seed():
 
 def by_windows(directory, batch):
     """Return the map of an image (1, C, H, W) that the graphs of a plan make, window by window: no driver, no store."""
-    plan, result, sessions = load_plan(directory), None, {}
+    [result] = all_by_windows(directory, batch)
+    return result
+
+
+def all_by_windows(directory, batch):
+    """Return the maps of all outputs."""
+    plan, sessions = load_plan(directory), {}
     statistics = np.array([plan.windows.known or [0.0] * plan.windows.statistics], np.float32)
 
     def compute(window, known):
@@ -50,22 +56,25 @@ def by_windows(directory, batch):
         if graph not in sessions:
             sessions[graph] = session(Path(directory) / graph)
         inputs = {"input0": np.ascontiguousarray(batch[:, :, *window.read.slices])}
-        return sessions[graph].run(None, inputs | ({"input1": known} if known.size else {}))[0]
+        return sessions[graph].run(None, inputs | ({"input1": known} if known.size else {}))
 
     windows = plan.windows.of(*batch.shape[2:])
     for one in plan.windows.passes:
         total = StatisticsSum(one.maps)
         for window in one.of(*batch.shape[2:]):
             known = np.frombuffer(told(statistics.tobytes(), window), np.float32)[None]
-            total.add(compute(window, known).reshape(-1))
+            total.add(compute(window, known)[0].reshape(-1))
         values, start = total.values(), one.maps[0].start
         statistics[0, start : start + values.size] = values
-    for window in windows:
-        values = compute(window, statistics)
-        if result is None:
-            result = np.full((*values.shape[:-2], windows.height, windows.width), np.nan, values.dtype)
-        result[..., *window.written.slices] = values[..., *window.kept]
-    return result
+    views = [windows.of_output(number) for number in range(len(plan.output_tensors))]
+    results = [None] * len(views)
+    for number, window in enumerate(windows):
+        for place, (view, values) in enumerate(zip(views, compute(window, statistics), strict=True)):
+            part = view[number]
+            if results[place] is None:
+                results[place] = np.full((*values.shape[:-2], view.height, view.width), np.nan, values.dtype)
+            results[place][..., *part.written.slices] = values[..., *part.kept]
+    return results
 
 
 def session(model):

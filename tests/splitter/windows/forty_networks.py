@@ -1,0 +1,364 @@
+"""Dense networks of the kinds that are in use, with random weights, and a size of images for each of them.
+
+Those of segmentation_models_pytorch are the package's own, which tests download (`smp`); the others are torchvision's,
+or written here in small.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from serfer.splitter.network.zoo import with_random_weights
+from tests.package_networks import SMP, unpacked
+from tests.splitter.dense_networks import (
+    CLASSES,
+    Depth,
+    Dilated,
+    Pyramid,
+    Residual,
+    Segmentation,
+    SuperResolution,
+    UNet,
+    block,
+    groups,
+    instances,
+)
+
+_SAMPLE = 128
+"""The side of the image by which random weights are scaled."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A network to be built, and (height, width) of an image of it.
+
+    `maps` says whether it has a map; one that has none is refused by an operator or a guard. `often` says how often it
+    is tried: at each commit, in `make slow` or in `make weekly`.
+    """
+
+    build: Callable[[], nn.Module]
+    size: tuple[int, int]
+    window: int = 96
+    maps: bool = True
+    often: str = "weekly"
+    package: bool = False
+
+
+def smp(folder: Path) -> None:
+    """Import segmentation_models_pytorch, with stand-ins for what it downloads weights by, which tests have not."""
+    if "segmentation_models_pytorch" in sys.modules:
+        return
+    import timm  # noqa: F401, PLC0415 - slow to import, and before there are stand-ins, which it would take
+
+    empty: dict[str, Any] = dict.fromkeys(("save_pretrained", "from_pretrained", "push_to_hub"))
+    empty["__new__"] = lambda kind, *_, **__: object.__new__(kind)
+    missing = {
+        "tqdm": ("tqdm",),
+        "huggingface_hub": ("PyTorchModelHubMixin", "ModelCard", "ModelCardData", "hf_hub_download"),
+    }
+    for name, words in missing.items():
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update({word: type(word, (), dict(empty)) for word in words})
+    sys.path.append(str(unpacked(SMP, folder)))
+    try:
+        import segmentation_models_pytorch  # noqa: F401, PLC0415 - only where it was downloaded
+    finally:
+        sys.path.pop()
+        for name in missing:
+            del sys.modules[name]
+
+
+def of_smp(
+    kind: str, encoder: str = "resnet18", depth: int = 5, norm: Callable[[int], nn.Module] | None = None, **more: Any
+) -> nn.Module:
+    """Build a network of segmentation_models_pytorch; `norm` stands in place of batch norm."""
+    library = sys.modules["segmentation_models_pytorch"]
+    net = getattr(library, kind)(encoder, encoder_depth=depth, encoder_weights=None, classes=CLASSES, **more)
+    return with_norm(net, norm) if norm else net
+
+
+def with_norm(net: nn.Module, norm: Callable[[int], nn.Module]) -> nn.Module:
+    """Replace batch norms."""
+    for name, child in net.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(net, name, norm(child.num_features))
+        else:
+            with_norm(child, norm)
+    return net
+
+
+class StarDist(nn.Module):
+    """A U-Net with two outputs: the probability of an object and the distances to its edge along rays."""
+
+    def __init__(self, rays=16):
+        super().__init__()
+        self.unet = UNet("nearest", nn.Identity)
+        self.unet.head = nn.Conv2d(8, 24, 3, padding=1)
+        self.prob, self.dist = nn.Conv2d(24, 1, 1), nn.Conv2d(24, rays, 1)
+
+    def forward(self, x):
+        features = self.unet(functional.max_pool2d(x, 2)).relu()
+        return self.prob(features).sigmoid(), self.dist(features)
+
+
+class Cellpose(nn.Module):
+    """A residual U-Net whose decoder is given a style: the image's mean features, divided by their length."""
+
+    def __init__(self, widths=(8, 12, 16)):
+        super().__init__()
+        pairs = [*zip((3, *widths), widths, strict=False)]
+        self.down = nn.ModuleList(self.batch_conv(a, b) for a, b in pairs)
+        self.more = nn.ModuleList(self.batch_conv(b, b) for _, b in pairs)
+        self.side = nn.ModuleList(nn.Conv2d(a, b, 1) for a, b in pairs)
+        pairs = [*zip((*widths, widths[-1])[1:], widths, strict=True)]
+        self.up = nn.ModuleList(self.batch_conv(a, b) for a, b in pairs)
+        self.left = nn.ModuleList(self.batch_conv(b, b) for _, b in pairs)
+        self.style = nn.ModuleList(nn.Linear(widths[-1], b) for b in widths)
+        self.head = self.batch_conv(widths[0], 3)
+
+    @staticmethod
+    def batch_conv(before, after):
+        return nn.Sequential(nn.BatchNorm2d(before), nn.ReLU(), nn.Conv2d(before, after, 3, padding=1))
+
+    def forward(self, x):
+        maps = []
+        for down, more, side in zip(self.down, self.more, self.side, strict=True):
+            x = functional.max_pool2d(x, 2) if maps else x
+            first = down(x)
+            x = side(x) + more(first)
+            maps.append(x)
+        style = functional.avg_pool2d(x, x.shape[2:]).flatten(1)
+        style = style / (style**2).sum(1, keepdim=True) ** 0.5
+        for number in range(len(maps) - 1, -1, -1):
+            x = self.up[number](functional.interpolate(x, scale_factor=2) if number < len(maps) - 1 else x)
+            x = x + self.left[number](x + maps[number] + self.style[number](style)[:, :, None, None])
+        return self.head(x)
+
+
+class Edges(nn.Module):
+    """HED: side outputs of several strides, enlarged to the image's size and joined."""
+
+    def __init__(self, mode="factor"):
+        super().__init__()
+        widths, self.mode = (3, 8, 12, 16), mode
+        self.stages = nn.ModuleList(
+            nn.Sequential(block(a, b, norm=nn.Identity), block(b, b, norm=nn.Identity)) for a, b in pairwise(widths)
+        )
+        self.sides = nn.ModuleList(nn.Conv2d(width, 1, 1) for width in widths[1:])
+        self.fuse = nn.Conv2d(3, 1, 1)
+
+    def forward(self, x):
+        size, sides = x.shape[2:], []
+        for number, (stage, side) in enumerate(zip(self.stages, self.sides, strict=True)):
+            x = stage(functional.max_pool2d(x, 2, ceil_mode=True) if number else x)
+            to = functional.interpolate(side(x), scale_factor=2**number, mode="bilinear")
+            sides.append(to[:, :, : size[0], : size[1]])
+        return (*(each.sigmoid() for each in sides), self.fuse(torch.cat(sides, 1)).sigmoid())
+
+
+class Denoiser(nn.Module):
+    """DnCNN: what is taken away from the image."""
+
+    def __init__(self, depth=6):
+        super().__init__()
+        inner = [block(12, 12) for _ in range(depth)]
+        self.layers = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), *inner, nn.Conv2d(12, 3, 3, padding=1))
+
+    def forward(self, x):
+        return x - self.layers(x)
+
+
+class ChannelAttention(nn.Module):
+    """RCAN: residual blocks with gates of global averages, and a larger image."""
+
+    def __init__(self, blocks=3):
+        super().__init__()
+        self.head = nn.Conv2d(3, 12, 3, padding=1)
+        self.inner = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1))
+            for _ in range(blocks)
+        )
+        self.gates = nn.ModuleList(
+            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(12, 3, 1), nn.ReLU(), nn.Conv2d(3, 12, 1), nn.Sigmoid())
+            for _ in range(blocks)
+        )
+        self.tail = nn.Sequential(nn.Conv2d(12, 48, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(12, 3, 3, padding=1))
+
+    def forward(self, x):
+        first = x = self.head(x)
+        for inner, gate in zip(self.inner, self.gates, strict=True):
+            values = inner(x)
+            x = x + values * gate(values)
+        return self.tail(x + first)
+
+
+class Generator(nn.Module):
+    """SRResNet, or with instance norm and halvings CycleGAN's generator."""
+
+    def __init__(self, norm=nn.BatchNorm2d, halvings=0, padding_mode="zeros"):
+        super().__init__()
+        widths = [8 * 2**number for number in range(halvings + 1)]
+        stem = nn.Conv2d(3, 8, 9, padding=4, padding_mode=padding_mode)
+        down = [nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1), norm(b), nn.ReLU()) for a, b in pairwise(widths)]
+        self.head = nn.Sequential(stem, norm(8), nn.PReLU(), *down)
+        last = widths[-1]
+        self.inner = nn.ModuleList(
+            nn.Sequential(
+                block(last, last, norm=norm, padding_mode=padding_mode),
+                nn.Conv2d(last, last, 3, padding=1, padding_mode=padding_mode),
+                norm(last),
+            )
+            for _ in range(2)
+        )
+        up = [
+            nn.Sequential(nn.ConvTranspose2d(b, a, 3, stride=2, padding=1, output_padding=1), norm(a), nn.ReLU())
+            for a, b in reversed([*pairwise(widths)])
+        ]
+        larger = [nn.Conv2d(8, 32, 3, padding=1), nn.PixelShuffle(2), nn.PReLU()] if not halvings else []
+        self.tail = nn.Sequential(*up, *larger, nn.Conv2d(8, 3, 9, padding=4, padding_mode=padding_mode), nn.Tanh())
+
+    def forward(self, x):
+        x = self.head(x)
+        for each in self.inner:
+            x = x + each(x)
+        return self.tail(x)
+
+
+class Heads(nn.Module):
+    """YOLOv8's: maps of three strides, boxes and classes, as they are before they are decoded."""
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.stem = nn.Sequential(self.conv(3, 8, 2), self.conv(8, width, 2))
+        self.down = nn.ModuleList(self.conv(width, width, 2) for _ in range(3))
+        self.pool = nn.Conv2d(4 * width, width, 1)
+        self.up = nn.ModuleList(self.conv(2 * width, width) for _ in range(2))
+        self.again = nn.ModuleList(self.conv(width, width, 2) for _ in range(2))
+        self.join = nn.ModuleList(self.conv(2 * width, width) for _ in range(2))
+        self.box = nn.ModuleList(nn.Conv2d(width, 16, 1) for _ in range(3))
+        self.classes = nn.ModuleList(nn.Conv2d(width, 7, 1) for _ in range(3))
+
+    @staticmethod
+    def conv(before, after, stride=1):
+        conv = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        return nn.Sequential(conv, nn.BatchNorm2d(after), nn.SiLU())
+
+    def forward(self, x):
+        maps = [self.stem(x)]
+        for layer in self.down:
+            maps.append(layer(maps[-1]))
+        _, fine, middle, coarse = maps
+        pooled = [coarse]
+        for _ in range(3):
+            pooled.append(functional.max_pool2d(pooled[-1], 5, stride=1, padding=2))
+        coarse = self.pool(torch.cat(pooled, 1))
+        middle = self.up[0](torch.cat([functional.interpolate(coarse, scale_factor=2), middle], 1))
+        fine = self.up[1](torch.cat([functional.interpolate(middle, scale_factor=2), fine], 1))
+        middle = self.join[0](torch.cat([self.again[0](fine), middle], 1))
+        coarse = self.join[1](torch.cat([self.again[1](middle), coarse], 1))
+        return [
+            torch.cat([box(each), classes(each)], 1)
+            for box, classes, each in zip(self.box, self.classes, (fine, middle, coarse), strict=True)
+        ]
+
+
+class ConvNext(nn.Module):
+    """ConvNeXt V2's blocks: large kernels by channel, layer norm over channels, and norms over the whole image."""
+
+    def __init__(self, width=12, *, whole=True):
+        super().__init__()
+        self.stem, self.whole = nn.Conv2d(3, width, 4, stride=4), whole
+        self.deep = nn.ModuleList(nn.Conv2d(width, width, 7, padding=3, groups=width) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.wide = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(2))
+        self.narrow = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(2))
+        self.head = nn.Sequential(nn.Conv2d(width, 16 * CLASSES, 1), nn.PixelShuffle(4))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for deep, norm, wide, narrow in zip(self.deep, self.norms, self.wide, self.narrow, strict=True):
+            values = functional.gelu(wide(norm(deep(x).permute(0, 2, 3, 1))))
+            if self.whole:
+                lengths = torch.linalg.vector_norm(values, dim=(1, 2), keepdim=True)
+                values = values * (lengths / (lengths.mean(-1, keepdim=True) + 1e-6)) + values
+            x = x + narrow(values).permute(0, 3, 1, 2)
+        return self.head(x)
+
+
+NETWORKS: dict[str, Dense] = {
+    "U-Net, transposed": Dense(lambda: UNet("transposed"), (237, 214), often="slow"),
+    "U-Net, nearest": Dense(lambda: UNet("nearest"), (236, 212), often="slow"),
+    "U-Net, bilinear": Dense(lambda: UNet("bilinear"), (236, 212)),
+    "U-Net, nearest, of odd sizes": Dense(lambda: UNet("nearest"), (237, 214), maps=False),
+    "U-Net, bilinear, of odd sizes": Dense(lambda: UNet("bilinear"), (237, 214), maps=False),
+    "U-Net, instance norm": Dense(lambda: UNet("bilinear", instances), (180, 204)),
+    "U-Net, group norm": Dense(lambda: UNet("transposed", groups), (181, 203), often="slow"),
+    "StarDist": Dense(StarDist, (232, 216), often="slow"),
+    "Cellpose": Dense(Cellpose, (196, 212), often="slow"),
+    "HED": Dense(Edges, (213, 187), often="slow"),
+    "DnCNN": Dense(Denoiser, (151, 173), often="slow"),
+    "ESPCN": Dense(lambda: SuperResolution(3), (101, 117), often="commit"),
+    "EDSR": Dense(Residual, (103, 97), often="slow"),
+    "RCAN": Dense(ChannelAttention, (103, 121)),
+    "SRResNet": Dense(Generator, (97, 111)),
+    "CycleGAN's generator": Dense(lambda: Generator(nn.InstanceNorm2d, 2, "reflect"), (172, 204)),
+    "Monodepth2, nearest": Dense(lambda: Depth("nearest"), (232, 200)),
+    "dilated context": Dense(Dilated, (165, 143)),
+    "feature pyramid, aligned corners": Dense(Pyramid, (151, 144), maps=False),
+    "YOLOv8's heads": Dense(Heads, (288, 352), 16, often="slow"),
+    "ConvNeXt": Dense(lambda: ConvNext(whole=False), (221, 187)),
+    "ConvNeXt V2": Dense(ConvNext, (221, 187), often="commit"),
+    "fcn_resnet50": Dense(lambda: Segmentation("fcn_resnet50"), (288, 352)),
+    "deeplabv3_resnet50": Dense(lambda: Segmentation("deeplabv3_resnet50"), (288, 352)),
+    "deeplabv3_mobilenet_v3_large": Dense(lambda: Segmentation("deeplabv3_mobilenet_v3_large"), (288, 352)),
+    "lraspp_mobilenet_v3_large": Dense(lambda: Segmentation("lraspp_mobilenet_v3_large"), (288, 352)),
+}
+
+
+SMALL = "tu-test_resnet"
+"""timm's networks for tests, which have the operators of those that they are called after."""
+
+
+def _smp(
+    kind: str, encoder: str = SMALL, size: tuple[int, int] = (288, 352), *, maps: bool = True, **more: Any
+) -> Dense:
+    return Dense(lambda: of_smp(kind, encoder, **more), size, maps=maps, package=True)
+
+
+NETWORKS |= {
+    "smp Unet, resnet18": _smp("Unet", "resnet18"),
+    "smp Unet, small resnet, of odd sizes": _smp("Unet", size=(287, 351), maps=False),
+    "smp Unet, small resnet, group norm": _smp("Unet", depth=3, decoder_channels=(32, 16, 8), norm=groups),
+    "smp Unet, small resnet, instance norm": _smp("Unet", depth=3, decoder_channels=(32, 16, 8), norm=instances),
+    "smp Unet, mobilenet_v2": _smp("Unet", "mobilenet_v2", depth=4, decoder_channels=(64, 32, 16, 8)),
+    "smp Unet, efficientnet-b0": _smp("Unet", "efficientnet-b0", depth=3, decoder_channels=(32, 16, 8)),
+    "smp Unet, small convnext": _smp("Unet", "tu-test_convnext", maps=False),
+    "smp Unet, small resnet, scSE": _smp("Unet", decoder_attention_type="scse"),
+    "smp Unet++, small resnet": _smp("UnetPlusPlus"),
+    "smp Linknet, small resnet": _smp("Linknet"),
+    "smp FPN, small resnet": _smp("FPN", maps=False),
+    "smp PAN, small resnet": _smp("PAN", maps=False),
+    "smp MAnet, small resnet": _smp("MAnet", maps=False),
+    "smp DeepLabV3, small resnet": _smp("DeepLabV3", maps=False),
+    "smp DeepLabV3+, small resnet": _smp("DeepLabV3Plus", maps=False),
+    "smp PSPNet, small resnet": _smp("PSPNet", depth=3, maps=False),
+    "smp UPerNet, small resnet": _smp("UPerNet", maps=False),
+    "smp Segformer, small resnet": _smp("Segformer", maps=False),
+    "smp Segformer, mit_b0": _smp("Segformer", "mit_b0", maps=False),
+}
+
+
+def network(name: str) -> nn.Module:
+    """Return a network in evaluation mode with random weights under which every layer counts."""
+    torch.manual_seed(0)
+    return with_random_weights(NETWORKS[name].build().eval(), _SAMPLE)

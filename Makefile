@@ -8,7 +8,7 @@ DEMO_STAMP := .venv/.demo
 DOCS_STAMP := .venv/docs/.set-up
 BY_FILE := --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test lint unit python313 docs slow weekly weekly-clean browser bench chaos deploy-check release clean
+.PHONY: setup demo demo-map test lint unit python313 docs slow weekly weekly-clean browser bench chaos deploy-check release clean
 
 setup: $(STAMP)
 
@@ -45,6 +45,19 @@ $(STAMP): $(DEMO_STAMP) requirements-ministack.txt requirements-sam.txt bench/py
 
 demo: $(DEMO_STAMP)
 	$(BIN)/serfer classify --demo examples/images/chelsea.png examples/images/coffee.png --compare
+
+# A detector of text over a page of 10,000 pixels, exact and in windows of fixed overlaps; it takes minutes and 9 GB.
+RAPIDOCR := .venv/rapidocr
+PAGE ?= --rows 10016 --cols 5024
+
+demo-map: setup $(RAPIDOCR)/.set-up
+	mkdir -p build
+	$(BIN)/serfer bench maps page $(RAPIDOCR)/rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx $(PAGE) --draw build/demo-map.png
+
+$(RAPIDOCR)/.set-up: requirements-demo-map.txt | $(STAMP)
+	rm -rf $(RAPIDOCR)
+	$(PIP) --no-compile --no-deps --require-hashes --only-binary :all: --target $(RAPIDOCR) -r requirements-demo-map.txt
+	touch $@
 
 # Types are checked while tests wait for their processes.
 test: setup

@@ -88,12 +88,15 @@ instance = parts(
 maps = parts(
     "Measure maps of images that no function holds.",
     {
-        "windows": ("serfer_bench.pipeline.maps:command", "Exact windows of an image against fixed overlaps."),
         "large": (
             "serfer_bench.mapping.command:command",
             "serfer map on a large image: exactness, time, memory, kills.",
         ),
         "peers": ("serfer_bench.mapping.peers:command", "serfer map beside MONAI's sliding windows."),
+        "page": (
+            "serfer_bench.mapping.demonstration:command",
+            "A page's text, exact and in SAHI's and MONAI's windows.",
+        ),
     },
 )
 planner = parts(
@@ -201,7 +204,7 @@ COMMANDS = {
     "service": ("serfer_bench.cli:service", "Price HTTP and the balancer; overload and flood the service."),
     "instance": ("serfer_bench.cli:instance", "Load instances: batches, several networks, batch sizes."),
     "route": ("serfer_bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
-    "maps": ("serfer_bench.cli:maps", "Exact windows of an image, and maps of large ones."),
+    "maps": ("serfer_bench.cli:maps", "Maps of large images, and a page in exact and fixed windows."),
     "planner": ("serfer_bench.cli:planner", "Plans against others, weights' places, predictions."),
     "networks": ("serfer_bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
     "policies": ("serfer_bench.cli:policies", "Routing policies against the optimum, and against MArk tuned."),

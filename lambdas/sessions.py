@@ -60,6 +60,7 @@ _WEIGHTS_IN = "session.model_external_initializers_file_folder_path"
 _FATAL = 4  # of ONNX Runtime's severities: all others are also exceptions
 _SHOWN = 300  # characters of what ONNX Runtime says
 _NO_MEMORY = re.compile(r"Failed to allocate memory for requested buffer of size (\d+)")
+_NO_ROOM = "std::bad_alloc"
 Array = NDArray[np.float32]
 
 
@@ -89,7 +90,9 @@ class SessionCache:
     """ONNX Runtime sessions of one or more stages, by tile graph; the least recently used goes where memory ends.
 
     All together take about `most_bytes` (`session_bytes`), the newest one in any case. A run may take `longest_run_s`;
-    None: as long as the function's own timeout, which Lambda keeps. Graphs are in `directory`, and so are weights,
+    None: as long as the function's own timeout, which Lambda keeps. With `one_block` a session computes in one block
+    of memory from its second run on: 0.1 ms less for a network of 350 operators, but that block comes on top of what
+    the first run took, a gigabyte for windows of 2,400 pixels. Graphs are in `directory`, and so are weights,
     unless `source` fetches them. Any number of threads may use it: a thread that needs a session which is being built
     waits for that one, and no other thread waits. Over fetched weights one session is built at a time.
     """
@@ -101,9 +104,12 @@ class SessionCache:
         most_bytes: float = math.inf,
         source: WeightSource | None = None,
         longest_run_s: float | None = None,
+        *,
+        one_block: bool = True,
     ) -> None:
         self._directory = directory
         self._threads = threads
+        self._one_block = one_block
         self._most_bytes = most_bytes
         self._source = source
         self._longest_run_s = longest_run_s
@@ -245,6 +251,7 @@ class SessionCache:
     def _options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
         options.log_severity_level = _FATAL
+        options.enable_mem_pattern = self._one_block
         set_threads(options, self._threads)
         share_arena(ort, options)
         return options
@@ -303,5 +310,10 @@ def _not_computed(graph: str, error: Exception) -> PlanError:
         return PlanError(
             f"{graph} cannot be computed: one of its tensors takes {int(match[1]):,} bytes, more memory than there is; "
             "ask about fewer images, or split the model again with more --memory"
+        )
+    if _NO_ROOM in text:
+        return PlanError(
+            f"{graph} cannot be computed: the function has too little memory; make the plan again with more --memory, "
+            "or with a smaller --window for a map"
         )
     return PlanError(f"{graph} cannot be computed: {' '.join(text.split())[:_SHOWN]}; split the model again")

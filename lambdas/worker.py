@@ -113,7 +113,8 @@ class Worker:
         self._plan = plan
         self._store = store
         self._results = results
-        self._sessions = SessionCache(directory, threads, session_bytes, source, longest_run_s)
+        small = plan.windows is None  # windows are as large as memory allows, and take seconds
+        self._sessions = SessionCache(directory, threads, session_bytes, source, longest_run_s, one_block=small)
         self._exchange: Exchange | None = None
         self._members: dict[tuple[int, int], Member] = {}
         self._environment = environment

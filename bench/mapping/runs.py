@@ -28,7 +28,7 @@ class MapRun:
 
     `processor_s` is the processor time of it and of all below it, but for up to 0.1 s of each that ended.
     `largest_worker_bytes` is the peak of that process below the driver that had most: workers and, if there is one, the
-    store. Pages that several share count in each.
+    store; `all_bytes` are the peaks of all processes added up. Pages that several share count in each.
     """
 
     report: dict[str, Any]
@@ -36,6 +36,7 @@ class MapRun:
     processor_s: float
     driver_bytes: int
     largest_worker_bytes: int
+    all_bytes: int
 
 
 @dataclass
@@ -52,7 +53,7 @@ class _Peaks:
 
     def sample(self) -> None:
         for pid in (self.root, *(process.pid for process in descendants(self.root))):
-            if peak := _peak(pid):
+            if peak := peak_bytes(pid):
                 self.peaks[pid] = peak
             with suppress(NoSuchProcess):
                 self.used_s[pid] = used_s([Process(pid)]) or self.used_s.get(pid, 0.0)
@@ -62,7 +63,7 @@ class _Peaks:
             self.sample()
 
 
-def _peak(pid: int) -> int:
+def peak_bytes(pid: int) -> int:
     """Return the most bytes that a process has had resident; 0 for one that has ended."""
     with suppress(OSError, IndexError, ValueError):
         return int(Path(f"/proc/{pid}/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
@@ -97,17 +98,17 @@ def run(words: Sequence[str], *, timeout_s: float | None = None) -> MapRun:
     if process.returncode:
         raise UnavailableError(f"{words[2]} ended with exit code {process.returncode}, and says why above")
     below = [peak for pid, peak in peaks.peaks.items() if pid != process.pid]
-    used = sum(peaks.used_s.values())
-    return MapRun(json.loads(output), seconds, used, peaks.peaks[process.pid], max(below, default=0))
+    driver, used = peaks.peaks[process.pid], sum(peaks.used_s.values())
+    return MapRun(json.loads(output), seconds, used, driver, max(below, default=0), driver + sum(below))
 
 
 def kept_parts(parts: Path) -> int:
-    """Return how many windows a map has kept in its directory of parts so far."""
-    return len([*parts.glob("c.*")])
+    """Return how many windows a map and its passes have kept in the directory of parts, and in those beside it."""
+    return sum(1 for _ in parts.parent.glob(f"{parts.name}*/c.*"))
 
 
 def kill(words: Sequence[str], parts: Path, kept: int, later_s: float) -> None:
-    """Start a map and kill it some seconds after its directory of parts has `kept` windows; wait for all below it.
+    """Start a map and kill it some seconds after it has kept so many windows (kept_parts); wait for all below it.
 
     Raises UnavailableError for a map that ends before.
     """

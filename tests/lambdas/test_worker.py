@@ -476,6 +476,12 @@ class TestRefused:
         with pytest.raises(PlanError, match=rf"{last.graph} cannot be computed: .* takes 1[0-9,]+ bytes"):
             Worker(plan, tmp_path / "plan", store, "e", 1, 0.0).run(task(plan, 2, 0))
 
+    def test_a_function_without_room_for_what_onnx_runtime_takes_besides(self):
+        error = RuntimeError("[ONNXRuntimeError] : 1 : FAIL : std::bad_alloc")
+        said = str(sessions._not_computed("stage-0/a.onnx", error))
+        assert said.startswith("stage-0/a.onnx cannot be computed: the function has too little memory")
+        assert "--memory" in said
+
     def test_a_graph_that_onnx_runtime_refuses(self, plan, directory, store, tmp_path):
         shutil.copytree(directory, tmp_path / "plan")
         last = plan.stages[-1].tiles[0]

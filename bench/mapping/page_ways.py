@@ -1,0 +1,152 @@
+"""The ways to run a network over a page, each in its own process: at once, in SAHI's and MONAI's windows, by SerFer."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import serfer
+from serfer.core.errors import UnavailableError
+from serfer.core.plan import Preprocess
+from serfer.splitter.network.onnx_models import session_of
+from serfer_bench.mapping.fixed_windows import Image, Map, Network, blended, sliced
+from serfer_bench.mapping.page import read
+from serfer_bench.mapping.runs import command, kept_parts, kill, peak_bytes, run
+from serfer_bench.mapping.text_boxes import Boxes, text_boxes
+
+PREPROCESS = Preprocess(
+    resize=None, interpolation="bilinear", channels="BGR", scale=1 / 255, mean=(0.5,) * 3, std=(0.5,) * 3
+)
+_KILLED_AT = 0.6
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a way made of a page: boxes, the map (None where it has boxes alone), resident bytes at their peak, seconds.
+
+    Both are of all its processes, from their start to their end.
+    """
+
+    boxes: Boxes
+    values: Map | None
+    peak_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Killed:
+    """A map that was killed with `kept` of `windows` there, those of all passes; the next run found `resumed`."""
+
+    kept: int
+    windows: int
+    resumed: int
+
+
+def at_once(page: Path, network: Path, home: Path) -> Found:
+    """Run the network on the whole page."""
+    return _apart(_at_once, page, network, [home / "whole.npy"])[0]
+
+
+def sliced_boxes(page: Path, network: Path, home: Path, side: int) -> Found:
+    """Find boxes in SAHI's windows, and merge them."""
+    place = home / "sliced.npy"
+    peak, seconds = _measured(_sliced, page, network, side, place)
+    return Found(np.load(place), None, peak, seconds)
+
+
+def blended_maps(page: Path, network: Path, home: Path, side: int) -> list[Found]:
+    """Blend MONAI's windows, by equal weights and by bells; memory and seconds are those of both."""
+    places = [home / "constant.npy", home / "gaussian.npy"]
+    return _apart(_blended, page, network, places, side)
+
+
+def planned(network: Path, home: Path, size: tuple[int, int]) -> int:
+    """Make a map plan; return how many windows the page has, those of all passes. Raises as `serfer.map_plan`."""
+    plan = serfer.map_plan(network, [size], home / "plan", preprocess=PREPROCESS)
+    assert plan.windows is not None  # noqa: S101 - of a map plan
+    return len(plan.windows.of(*size)) + sum(len(one.of(*size)) for one in plan.windows.passes)
+
+
+def by_serfer(page: Path, home: Path, windows: int, progress: Callable[[str], None]) -> tuple[Found, Killed]:
+    """Map the page by the command line and the plan in `home`, kill that at 60% of its windows, and run it again."""
+    result = home / "map.tif"
+    parts, words = home / "map.tif.parts", command(page, home / "plan", result, ["--compression", "none"])
+    started = time.monotonic()
+    progress(f"serfer map, which is killed at {_KILLED_AT:.0%} of {windows} windows")
+    kill(words, parts, round(_KILLED_AT * windows), 0)
+    killed_s, kept = time.monotonic() - started, kept_parts(parts)
+    progress(f"serfer map again, which has {kept} of {windows} windows")
+    done = run(words)
+    values = read(result)[0]
+    found = Found(text_boxes(values), values, done.all_bytes, killed_s + done.seconds)
+    return found, Killed(kept, windows, int(done.report["resumed"]))
+
+
+def _apart(work: Callable[..., None], page: Path, network: Path, places: list[Path], *more: int) -> list[Found]:
+    """Run what writes maps to places in a process of its own."""
+    peak, seconds = _measured(work, page, network, places, *more)
+    maps = [np.load(place) for place in places]
+    return [Found(text_boxes(values), values, peak, seconds) for values in maps]
+
+
+def _measured(work: Callable[..., None], *arguments: object) -> tuple[int, float]:
+    """Run work in a new process; return its peak of memory and its seconds, the start of Python included."""
+    started = time.monotonic()
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            peak = pool.submit(_peak_of, work, arguments).result()
+    except BrokenProcessPool as error:
+        raise UnavailableError(
+            "a process ended before its result was there, as one does that has no memory: give a smaller page"
+        ) from error
+    return peak, time.monotonic() - started
+
+
+def _peak_of(work: Callable[..., None], arguments: tuple[object, ...]) -> int:
+    work(*arguments)
+    return peak_bytes(os.getpid())
+
+
+def _at_once(page: Path, network: Path, places: list[Path]) -> None:
+    np.save(places[0], _network(network)(read(page)))
+
+
+def _sliced(page: Path, network: Path, side: int, place: Path) -> None:
+    np.save(place, sliced(_network(network), read(page), side))
+
+
+def _blended(page: Path, network: Path, places: list[Path], side: int) -> None:
+    for place, values in zip(
+        places, blended(_network(network), read(page), side, ("constant", "gaussian")), strict=True
+    ):
+        np.save(place, values)
+
+
+def _network(path: Path) -> Network:
+    session = session_of(path)
+    name = session.get_inputs()[0].name
+
+    def run(image: Image) -> Map:
+        values: Map = session.run(None, {name: normalised(image)})[0][0, 0]
+        return values
+
+    return run
+
+
+def normalised(image: Image) -> NDArray[np.float32]:
+    """Return pixels (3, H, W) as the network takes them, (1, 3, H, W), by the numbers of PREPROCESS."""
+    values = np.empty((1, *image.shape), np.float32)
+    for band, (place, mean, std) in enumerate(zip((2, 1, 0), PREPROCESS.mean, PREPROCESS.std, strict=True)):
+        np.multiply(image[place], np.float32(PREPROCESS.scale), out=values[0, band])
+        values[0, band] -= np.float32(mean)
+        values[0, band] /= np.float32(std)
+    return values

@@ -1,0 +1,74 @@
+"""A session's memory stays what its first run took, where windows are as large as memory allows."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import serfer
+from serfer.lambdas.worker import Worker
+from serfer.plan_directory import load_plan
+from serfer.storage.memory import MemoryStore
+from tests.mapping.plans import make_map_plan
+
+SIDE, CHANNELS = 512, 8
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """The plan of a network of four convolutions, whose maps are 8 MiB."""
+    home = tmp_path_factory.mktemp("plan")
+    random = np.random.default_rng(0)
+    weights = [random.normal(0, 0.1, (CHANNELS, before, 3, 3)).astype(np.float32) for before in (3, *[CHANNELS] * 3)]
+    names = ["image", "a", "b", "c", "map"]
+    nodes = [helper.make_node("Conv", [names[n], f"w{n}"], [names[n + 1]], pads=[1] * 4) for n in range(len(weights))]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, SIDE, SIDE])
+        for name, channels in (("image", 3), ("map", CHANNELS))
+    ]
+    constants = [numpy_helper.from_array(values, f"w{n}") for n, values in enumerate(weights)]
+    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    (home / "net.onnx").write_bytes(model.SerializeToString())
+    example = np.zeros((1, 3, SIDE, SIDE), np.float32)
+    serfer.split(home / "net.onnx", example, out=home / "plan", grids=(1, 1), stages=1, cold_plan="never")
+    return home / "plan"
+
+
+@pytest.mark.parametrize("one_block", [False, True])
+def test_later_runs_of_a_session_take_no_more_memory_than_its_first(directory, one_block):
+    code = f"""
+import numpy as np
+from pathlib import Path
+from serfer.lambdas.sessions import SessionCache
+from serfer.plan_directory import load_plan
+def reserved():
+    return int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]) // 1024
+directory = Path({str(directory)!r})
+[stage] = load_plan(directory).stages
+[tile] = stage.tiles
+cache, taken = SessionCache(directory, 1, one_block={one_block}), []
+session = cache.get(stage, tile)
+image = {{session.get_inputs()[0].name: np.zeros((1, 3, {SIDE}, {SIDE}), np.float32)}}
+for _ in range(3):
+    cache.run(stage, tile, image)
+    taken.append(reserved())
+print(taken[2] - taken[0])
+"""
+    more_mb = int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+    if one_block:
+        assert more_mb > 8, "ONNX Runtime's block comes on top: else the worker need not do without it"
+    else:
+        assert more_mb < 2
+
+
+def test_windows_are_computed_without_a_block_of_all_memory_and_other_tiles_with_one(directory, tmp_path):
+    make_map_plan(tmp_path / "map")
+    for home, one_block in ((directory, True), (tmp_path / "map", False)):
+        plan = load_plan(home)
+        worker = Worker(plan, home, MemoryStore(), "here", threads=1, init_ms=0.0)
+        [stage] = plan.stages
+        session = worker._sessions.get(stage, stage.tiles[0])
+        assert session.get_session_options().enable_mem_pattern is one_block

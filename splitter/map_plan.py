@@ -21,8 +21,6 @@ from serfer.splitter.windows.wanted_sizes import AnySize, checked_sizes
 
 STATISTICS = ("auto", "exact", "sample")
 """Where statistics over the whole image come from."""
-AS_IT_IS = "none"
-"""What stands for a map as the network gives it, whatever a package makes of it."""
 MOST_OVERLAP = 8_192
 """Pixels that windows may have around what they write."""
 
@@ -104,8 +102,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         WrongAnswerError: windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
-    reduction = Reduction.of(None if reduce == AS_IT_IS else reduce, None)
-    description = Description.of(preprocess, labels, output, reduction, name=name, resized=False)
+    description = Description.of(preprocess, labels, output, Reduction.of(reduce, None), name=name, resized=False)
     if output is not None and description.boxes is None:
         raise UsageError(f"--output is boxes, of a detector: maps are reduced by --reduce, not by {output!r:.40}")
     facts = facts or shipped_aws()

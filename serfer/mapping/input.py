@@ -98,6 +98,12 @@ class WindowInput:
             values[:, :, missing] = 0.0
         return values
 
+    def values(self, pixels: NDArray[Any]) -> NDArray[np.float32]:
+        """Return pixels as the network takes them, (C, H, W), whoever normalises them in a map."""
+        own = replace(self, bytes_as_they_are=False)
+        values: NDArray[np.float32] = own.batch(pixels, None)[0]
+        return values
+
     def _by_image(self, pixels: NDArray[Any], preprocess: Preprocess, how: ImageNormalisation) -> NDArray[np.float32]:
         if self.statistics is None:
             raise PlanError("the image was not measured, and the plan normalises by the whole of it")

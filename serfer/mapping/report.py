@@ -83,7 +83,8 @@ class MapReport:
     this run's windows read it. Of a plan that is not `exact`, `difference` is that of its windows from the whole
     network on a sample. In `paused_s` of its `seconds` no window could start, beside online load. `statistics` are the
     image's, where the plan normalises by them. `usd_ratio` are the dollars of its queries relative to what was
-    predicted for them, None where none ran.
+    predicted for them, None where none ran. `unlike_sample` says in what the image is unlike the sample whose
+    statistics the plan has, so that its difference says little; empty where it is like it.
     """
 
     image: str
@@ -111,6 +112,7 @@ class MapReport:
     paused_s: float = 0.0
     statistics: ImageStatistics | None = None
     usd_ratio: float | None = None
+    unlike_sample: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

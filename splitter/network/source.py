@@ -36,7 +36,7 @@ from serfer.plan_directory import is_plan_directory
 from serfer.plug_ins import defined, file_module, in_one_line
 from serfer.splitter.network import zoo
 from serfer.splitter.network.bioimageio.package import Package, read_package
-from serfer.splitter.network.bioimageio.package_files import DESCRIPTIONS, is_package
+from serfer.splitter.network.bioimageio.package_files import is_package
 from serfer.splitter.network.by_name.named_model import NamedModel, build, is_named
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.given_input import GivenInput, with_usual_input
@@ -576,7 +576,7 @@ def _from_package(place: Path, example: Array | None, *, any_size: Size | None) 
         raise ModelError(f"{place} describes {len(package.outputs)} outputs, and its network has {outputs}")
     described = replace(
         source,
-        name=place.stem if place.name not in DESCRIPTIONS else place.absolute().parent.name,
+        name=package.called,
         weights=f"from {place.name}",
         preprocess=package.preprocess,
         labels=(),

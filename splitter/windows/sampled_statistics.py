@@ -14,7 +14,7 @@ import numpy as np
 
 from serfer.core.errors import InputError, UsageError
 from serfer.core.exactness import agreement, class_overlaps, overlap, relative_error
-from serfer.core.geometry import Rect, Span
+from serfer.core.pixel_look import look_of, places_of_parts
 from serfer.core.plan import ZIP, Foreground, SampleDifference, Windows
 from serfer.raster import open_raster
 from serfer.splitter.network.size_guards import CHECKED_STEP
@@ -41,13 +41,13 @@ def parts_of_sample(network: Network, size: _Size, channels: int, file: Path | N
     if file is None:
         height, width = _part(size, _SIDES[0])
         whole = network.source.like_images(generated(channels, 2 * height, 2 * width))
-        places = _places((2 * height, 2 * width), (height, width))
+        places = places_of_parts((2 * height, 2 * width), (height, width))
         return [Sample("a generated image", np.ascontiguousarray(whole[:, :, *place.slices])) for place in places]
     with open_raster(file) as source:
         if source.bands != channels:
             raise InputError(f"{file} has {source.bands} bands, and the network takes {channels} channels")
         sides = [_part(size, side) for side in _SIDES]
-        fitting = [part for part in sides if len(_places(source.size, part)) > 1]
+        fitting = [part for part in sides if len(places_of_parts(source.size, part)) > 1]
         if not fitting:
             least = " x ".join(f"{side:,}" for side in sides[-1])
             raise InputError(
@@ -55,26 +55,13 @@ def parts_of_sample(network: Network, size: _Size, channels: int, file: Path | N
                 f"{least}: give a larger one"
             )
         values = ImageValues.of_file(source, network.source.preprocess)
-        places = max((_places(source.size, part) for part in fitting), key=len)  # the first is of the largest
+        places = max((places_of_parts(source.size, part) for part in fitting), key=len)  # the first is of the largest
         return [Sample(file.name, values.of(source.read(place))) for place in places]
 
 
 def _part(size: _Size, side: int) -> _Size:
     height, width = (side + each % CHECKED_STEP for each in size)
     return height, width
-
-
-def _places(size: _Size, part: _Size) -> list[Rect]:
-    """Return up to four places of parts in an image, apart from one another, in the middle of its quarters."""
-    spans = []
-    for length, side in zip(size, part, strict=True):
-        if length < side:
-            return []
-        starts = [length // 2 - side // 2]
-        if length >= 2 * side:
-            starts = [length // 4 - side // 2, length - length // 4 - (side - side // 2)]
-        spans.append([Span(start, start + side) for start in starts])
-    return [Rect(rows, cols) for rows in spans[0] for cols in spans[1]]
 
 
 def with_sampled_statistics(
@@ -105,6 +92,9 @@ def with_sampled_statistics(
         difference = _of_values(name, exact[:, 0], other[:, 0], threshold)
     else:
         difference = _of_classes(name, exact, other)
+    looks = [look_of([each[0] for each in some]) for some in (values, values[::2], values[1::2])]
+    spread, _ = looks[1].apart(looks[2])
+    difference = replace(difference, look=looks[0], spread=spread)
     return replace(windows, known=tuple(known.tolist()), difference=difference)
 
 

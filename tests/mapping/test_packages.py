@@ -262,3 +262,18 @@ def test_verify_takes_no_images_for_a_package_and_needs_its_test(serfer, tmp_pat
     lacking = serfer("verify", folder)
     assert lacking.code == 3
     assert "has no test input" in lacking.err
+
+
+def test_a_package_maps_images_without_a_plan_of_the_users(serfer, tmp_path, monkeypatch):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
+    folder = make_package(tmp_path / "net", change=described(output={"postprocessing": BINARY}))
+    pixels = np.random.default_rng(2).integers(0, 4000, (1, 160, 152)).astype(np.uint16)
+    command = ("map", write(tmp_path / "image.tif", pixels), "--network", folder, "--workers", "inprocess")
+    command += ("--reduce", "none", "--overwrite", "--out", tmp_path / "out.tif")
+    first = serfer(*command)
+    assert first.code == 0, first.err
+    assert_equal(read(tmp_path / "out.tif"), network(folder / "weights.onnx", pixels.astype(np.float32)[None])[0])
+    again = serfer(*command)
+    assert again.code == 0, again.err
+    assert "planning" in first.err
+    assert "planning" not in again.err

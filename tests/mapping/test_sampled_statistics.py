@@ -131,3 +131,38 @@ def test_a_sample_is_normalised_by_the_whole_of_it_as_maps_are(serfer, tmp_path)
     parts = [image[:, top : top + 256, left : left + 256] for top in STARTS for left in STARTS]
     expected = (np.mean(parts) - low) / (high - low + 1e-6)
     assert load_plan(tmp_path / "plan").windows.known == pytest.approx([expected], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda image: image, ""),
+        (lambda image: image * 1.05, ""),
+        (lambda image: image + 2, " deviations higher. Values may differ"),
+        (lambda image: image * 0.1, "in channel 1 are 0.1 times as large"),
+        (lambda image: np.sort(image, axis=2), "differences at 1 px in channel 1 are 0.0"),
+    ],
+)
+def test_an_image_that_is_unlike_the_sample_is_a_warning_and_one_that_is_like_it_is_none(
+    serfer, tmp_path, change, what
+):
+    assert planned(serfer, tmp_path, 1, "--size", "520x520").code == 0
+    image = write(tmp_path / "image.tif", np.ascontiguousarray(change(sample_image(1)), np.float32))
+    command = ("map", image, "--plan", tmp_path / "plan", "--out", tmp_path / "out.tif", "--workers", "inprocess")
+    done = serfer(*command, "--json")
+    assert done.code == 0, done.err
+    unlike = json.loads(done.out)["unlike_sample"]
+    assert what in unlike
+    assert bool(what) == bool(unlike) == ("unlike the sample that the plan has its statistics from" in done.err)
+
+
+def test_parts_without_data_say_nothing_of_likeness(serfer, tmp_path):
+    assert planned(serfer, tmp_path, 1, "--size", "520x520").code == 0
+    image = sample_image(1)
+    image[:, :300] = -9
+    image[:, 300:310, ::100] = -9
+    write(tmp_path / "image.tif", image, nodata=-9)
+    command = ("map", tmp_path / "image.tif", "--plan", tmp_path / "plan", "--out", tmp_path / "out.tif")
+    done = serfer(*command, "--workers", "inprocess", "--json")
+    assert done.code == 0, done.err
+    assert not json.loads(done.out)["unlike_sample"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from serfer.core.dataclass_codec import LATER
+from serfer.core.plan.pixel_look import PixelLook
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class SampleDifference:
     `error` and `mean_error` are the largest and the mean difference relative to the range of the network's values, None
     for whole numbers. `agreement` is the share of pixels with the same class, or largest channel; None for one channel,
     and for whole numbers that are the same everywhere in both, of which no difference can be seen. `foreground` is of a
-    map of classes, or of a threshold that was given.
+    map of classes, or of a threshold that was given. `look` is how the sample's values look that the network takes, and
+    `spread` how far apart its own halves look; None for what says nothing of other images.
     """
 
     sample: str
@@ -51,6 +53,8 @@ class SampleDifference:
     mean_error: float | None
     agreement: float | None
     foreground: Foreground | None = field(default=None, metadata=LATER)
+    look: PixelLook | None = field(default=None, metadata=LATER)
+    spread: float = field(default=0.0, metadata=LATER)
 
     @property
     def of_one_class(self) -> bool:

@@ -164,6 +164,7 @@ def _check_difference(windows: Windows) -> None:
     found = [measured.agreement, *((foreground.other_side, *foreground.iou) if foreground else ())]
     shares = [each for each in found if each is not None]
     sound = all(isfinite(each) and each >= 0 for each in errors) and all(0 <= each <= 1 for each in shares)
+    sound = sound and isfinite(measured.spread) and (measured.look is None or measured.look.sound)
     if foreground and foreground.threshold is not None:
         sound = sound and isfinite(foreground.threshold) and foreground.other_side is not None
     if not sound or len(errors) == 1:

@@ -21,14 +21,13 @@ from serfer.core.errors import InputError, MissingExtraError, ModelError
 from serfer.core.plan import Preprocess
 from serfer.core.units import MIB
 from serfer.extras import pip_command
-from serfer.splitter.network.bioimageio.package_files import PackageFiles
+from serfer.splitter.network.bioimageio.package_files import DESCRIPTIONS, PackageFiles
 from serfer.splitter.network.bioimageio.processing import Step, preprocess_of, reduction_of
 
 FORMATS = ("0.4", "0.5")
 _AXES = "bcyx"
 _MOST_DESCRIPTION_BYTES = MIB
 _MOST_ONNX_BYTES = 2 * 1024 * MIB - 1
-_MOST_WEIGHT_BYTES = 16 * 1024 * MIB
 _MOST_TEST_BYTES = 1024 * MIB
 _MOST_CHANNELS = 4096
 _MOST_TENSORS = 64
@@ -67,6 +66,12 @@ class Package:
     weights: str
     sha256: str | None
 
+    @property
+    def called(self) -> str:
+        """The package's name by its file or folder."""
+        place = self.files.place
+        return place.absolute().parent.name if place.name in DESCRIPTIONS else place.stem
+
     def network(self) -> Path:
         """Return the path of the ONNX file, the files of its weights beside it; raises ModelError."""
         path = self.files.path(self.weights, _MOST_ONNX_BYTES)
@@ -82,7 +87,7 @@ class Package:
         beside = PurePosixPath(self.weights).parent
         places = {ExternalDataInfo(each).location for each in model.graph.initializer if uses_external_data(each)}
         for place in sorted(places):
-            self.files.path(str(beside / place), _MOST_WEIGHT_BYTES)
+            self.files.path(str(beside / place))
         return path
 
     def test_image(self) -> NDArray[Any]:

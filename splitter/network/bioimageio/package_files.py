@@ -17,6 +17,8 @@ from serfer.core.units import MIB
 
 DESCRIPTIONS = ("bioimageio.yaml", "rdf.yaml")
 """What the description of a package is called, the newer name first."""
+MOST_BYTES = 16 * 1024 * MIB
+"""The most bytes of any file."""
 _MOST_FILES = 10_000
 _CHUNK = 4 * MIB
 _ENCRYPTED = 0x1
@@ -60,7 +62,7 @@ class PackageFiles:
         """Return the content of a file of at most `most` bytes."""
         return self.path(name, most).read_bytes()
 
-    def path(self, name: str, most: int) -> Path:
+    def path(self, name: str, most: int = MOST_BYTES) -> Path:
         """Return the path of a file of at most `most` bytes."""
         self._check_name(name)
         inside = self._root / PurePosixPath(name)

@@ -35,16 +35,23 @@ def model_of(
     return helper.make_model(graph, opset_imports=imports, ir_version=IR_VERSION)
 
 
+def plain_options() -> ort.SessionOptions:
+    """Return options of a session whose threads do not spin: that took two thirds of a small model's processor time.
+
+    It prints no warnings, such as that a resized map has another size than ONNX's shape inference says.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS
+    set_threads(options, threads=0)
+    return options
+
+
 def session_of(model: onnx.ModelProto | Path, options: ort.SessionOptions | None = None) -> ort.InferenceSession:
     """Return a session on the processor for a model or the file of one.
 
-    Without `options` its threads do not spin: that took two thirds of a small model's processor time; and it prints no
-    warnings, such as that a resized map has another size than ONNX's shape inference says.
+    Its `options` are `plain_options` unless given.
     """
-    if options is None:
-        options = ort.SessionOptions()
-        options.log_severity_level = _ERRORS
-        set_threads(options, threads=0)
+    options = options or plain_options()
     source = model if isinstance(model, Path) else model.SerializeToString()
     return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from onnxruntime import InferenceSession
+from onnxruntime import OrtValue
 
 from serfer.core.plan import ImageWindow
 from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.core.units import MIB
-from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.onnx_models import plain_options, session_of
 from serfer.splitter.network.source import Array
-from serfer.splitter.plan_dir.emit import input_name, output_name
+from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name
+from serfer.splitter.plan_dir.weights import WeightsFile
 from serfer.splitter.windows.map_plan import WindowTiles
 
+_WEIGHTS = "weights"
 _MOST_BYTES = 512 * MIB
 """Of models whose sessions stay open: a plan for images of any size has hundreds of kinds of windows."""
 
@@ -24,23 +26,24 @@ class WindowSessions:
 
     def __init__(self, cut: WindowTiles) -> None:
         self._cut = cut
-        self._sessions: dict[int, InferenceSession] = {}
+        self._sessions: dict[int, _Session] = {}
         self._bytes = 0
 
     def run(self, image: Array) -> list[Array]:
         """Return the whole map (1, K, H, W) of each output for an image (1, C, H, W)."""
         return self.map(image, self.statistics_of([image]))
 
-    def map(self, image: Array, statistics: Array) -> list[Array]:
-        """Return the same with given statistics over the whole image, one vector."""
+    def map(self, image: Array, statistics: Array, chosen: Collection[int] | None = None) -> list[Array]:
+        """Return the same with given statistics over the whole image, one vector; of `chosen` windows alone."""
         windows = self._cut.windows.of(*image.shape[2:])
         graph = self._cut.tiles[0].graph
         views = [windows.of_output(number) for number in range(len(graph.outputs))]
         results = [
-            np.empty((1, graph.shape(name).channels, view.height, view.width), dtype=np.float32)
+            np.zeros((1, graph.shape(name).channels, view.height, view.width), dtype=np.float32)
             for name, view in zip(graph.outputs, views, strict=True)
         ]
-        for number, window in sorted(enumerate(windows), key=lambda each: each[1].tile):
+        numbers = range(len(windows)) if chosen is None else chosen
+        for number, window in sorted(((each, windows[each]) for each in numbers), key=lambda each: each[1].tile):
             values = self._compute(image, window, statistics, len(views))
             for result, view, value in zip(results, views, values, strict=True):
                 part = view[number]
@@ -65,16 +68,34 @@ class WindowSessions:
         if statistics.size:
             inputs[input_name(1)] = statistics[None]
         names = [output_name(each) for each in range(outputs)]
-        values: list[Array] = self._session(window.tile).run(names, inputs)
-        return values
+        return self._session(window.tile).run(names, inputs)
 
-    def _session(self, tile: int) -> InferenceSession:
+    def _session(self, tile: int) -> _Session:
         """Return the session of a tile, one that is open or a new one; each has all weights, so few stay open."""
         if tile not in self._sessions:
-            model = self._cut.tiles[tile].write().model({})
-            if self._bytes + model.ByteSize() > _MOST_BYTES:
+            graph = self._cut.tiles[tile].write()
+            size = sum(value.nbytes for value in graph.weights.values())
+            if self._bytes + size > _MOST_BYTES:
                 self._sessions.clear()
                 self._bytes = 0
-            self._bytes += model.ByteSize()
-            self._sessions[tile] = session_of(model)
+            self._bytes += size
+            self._sessions[tile] = _Session(graph)
         return self._sessions[tile]
+
+
+class _Session:
+    """Runs a graph, with large weights as they lie in memory: writing them into a model takes most time."""
+
+    def __init__(self, tile: TileGraph) -> None:
+        inside = {name for names in tile.inside.values() for name in names}
+        file = WeightsFile(_WEIGHTS, {name: tile.weights[name] for name in tile.weights.keys() - inside}, frozenset())
+        names = [name for name in tile.weights if name in file]
+        self._weights = [np.ascontiguousarray(tile.weights[name]) for name in names]  # of which a session has no copy
+        options = plain_options()
+        options.add_external_initializers(names, [OrtValue.ortvalue_from_numpy(each) for each in self._weights])
+        self._session = session_of(tile.model({_WEIGHTS: file}), options)
+
+    def run(self, names: Sequence[str], inputs: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs of these names."""
+        values: list[Array] = self._session.run(names, inputs)
+        return values

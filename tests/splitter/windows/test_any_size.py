@@ -18,10 +18,12 @@ from torch import nn
 from torch.nn import functional
 
 import serfer
-from serfer.core.errors import InputError, ModelError, PlanError, SerferError, UsageError
+from serfer.core.errors import InputError, ModelError, PlanError, SerferError, UsageError, WrongAnswerError
 from serfer.core.geometry import Span
 from serfer.core.plan import dump_plan, parse_plan, sealed
 from serfer.plan_directory import load_plan
+from serfer.splitter.windows.build import crossing
+from serfer.splitter.windows.map_plan import WindowTile
 from tests.splitter.windows.random_maps import draw
 from tests.splitter.windows.test_map_plan import Unet, layers
 from tests.splitter.windows.test_random_maps import (
@@ -94,6 +96,28 @@ def test_a_plan_for_any_size_is_read_again_and_says_what_it_takes(coarse_plan):
     plan = load_plan(coarse_plan)
     assert parse_plan(dump_plan(plan)).windows == plan.windows
     assert str(plan.windows.rules) in plan.why
+
+
+def test_windows_of_each_row_and_each_column_are_compared_with_the_network(coarse_plan):
+    windows = load_plan(coarse_plan).windows.of(1603, 1622)
+    places = {divmod(number, len(windows.cols.windows)) for number in crossing(windows)}
+    assert {row for row, _ in places} == {*range(len(windows.rows.windows))}
+    assert {col for _, col in places} == {*range(len(windows.cols.windows))}
+    assert len(places) < len(windows) / 2
+
+
+def test_a_window_that_differs_from_the_network_is_found(exported, tmp_path, monkeypatch):
+    write = WindowTile.write
+
+    def broken(tile):
+        graph = write(tile)
+        first = not tile.written[0].cols.start
+        return replace(graph, weights={name: value * (1.5 if first else 1) for name, value in graph.weights.items()})
+
+    monkeypatch.setattr(WindowTile, "write", broken)
+    with pytest.raises(WrongAnswerError, match="differ from the network on the whole image"):
+        serfer.map_plan(exported(Unet)[1], "any", tmp_path / "plan", window=64)
+    assert not (tmp_path / "plan").exists()
 
 
 def _least(rules):

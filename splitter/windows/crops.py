@@ -140,8 +140,9 @@ def _compared(
         axis = side.axis.of_output(number)
         axes.append(CropAxis(pixels, result, axis.step, unit, axis.reach))
     rows, cols = axes
-    place = Rect(rows.made(part.rows, one.shape[2]), cols.made(part.cols, one.shape[3]))
-    return place, Rect(rows.compared(part.rows), cols.compared(part.cols))
+    high, wide = one.shape[2:]
+    place = Rect(rows.made(part.rows, high), cols.made(part.cols, wide))
+    return place, Rect(rows.compared(part.rows, high), cols.compared(part.cols, wide))
 
 
 def _run(graph: Graph, image: Array, statistics: Array) -> list[Array]:

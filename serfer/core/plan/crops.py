@@ -34,8 +34,8 @@ class CropAxis:
         """Return the axis of an image with such windows."""
         return cls(axis.size, axis.result, axis.step, unit, axis.reach)
 
-    def compared(self, part: Span) -> Span:
-        """Return the pixels of the result that the network makes of a part of the image, too; perhaps none."""
+    def compared(self, part: Span, rows: int) -> Span:
+        """Return the pixels of the result that the network makes of a part, too, among its `rows`; perhaps none."""
         if part == Span(0, self.size):
             return Span(0, self.result)
         if self.reach is None or part.start % self.unit:
@@ -43,7 +43,7 @@ class CropAxis:
         before, behind = self.reach
         first = 0 if part.start == 0 else ceil((part.start + before + self.unit) / self.step)
         last = self.result if part.stop == self.size else floor((part.stop - behind - self.unit) / self.step)
-        return Span(first, max(first, min(last, self.result)))
+        return Span(first, max(first, min(last, self.result, self.made(part, rows).stop)))
 
     def made(self, part: Span, rows: int) -> Span:
         """Return where the result of a part lies, of which there are `rows`."""

@@ -6,7 +6,7 @@
     │   ├── TaskFailedError                    a task failed for good
     │   │   └── BrokenPlanError         3      because of its plan (also a PlanError)
     │   ├── GangAbortedError                   the driver aborted a gang
-    │   ├── IncompleteMapError                 windows of a map failed, or its dollars are spent: it can be resumed
+    │   ├── IncompleteMapError                 windows of a map failed, it is wrong, or its dollars are spent
     │   ├── NotFiniteError                     the network's answer is NaN or infinite
     │   └── DeadlineError                      the query's time ran out
     ├── UsageError                      2      the request contradicts itself
@@ -71,7 +71,7 @@ class GangAbortedError(QueryError):
 
 
 class IncompleteMapError(QueryError):
-    """Windows of a map failed for good, or its dollars are spent: what is done is kept.
+    """Windows of a map failed for good, its dollars are spent, or it is not the network's: what is done is kept.
 
     `report` is the `MapReport`, or a list of them, of what has been done.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import filecmp
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,18 +18,19 @@ from serfer.core.frame_decoder import FrameDecoder
 from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.core.plan.windows import ImageWindows, Windows
+from serfer.mapping.comparison import NotComparedError, Whole, compare
 from serfer.mapping.engine import MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
+from serfer.mapping.job import Job, all_done, what_is_left, what_is_wrong
 from serfer.mapping.likeness import unlike_sample
 from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.padding import padded
-from serfer.mapping.passes import ImagePasses, kept_in
-from serfer.mapping.report import MapProgress, MapReport, percentiles
+from serfer.mapping.passes import ImagePasses
+from serfer.mapping.report import MapProgress, MapReport, MapResult
 from serfer.mapping.results import (
-    MapFile,
     is_there,
     parts_directories,
     parts_directory,
@@ -45,12 +45,15 @@ from serfer.raster.place import parse_place
 from serfer.raster.results.parts import reserved
 from serfer.system import give_back
 
-_MOST_NAMED = 5
-
 
 def no_decoder() -> FrameDecoder:
     """Raise PlanError: the plan was not opened with its directory."""
     raise PlanError("the plan's directory is not known, in which the decoder of its boxes lies")
+
+
+def no_whole() -> Whole:
+    """Raise NotComparedError: the plan was not opened with its directory."""
+    raise NotComparedError("the plan's directory is not known, in which the whole network lies")
 
 
 class MapWatcher(Protocol):
@@ -74,7 +77,7 @@ class Mapper:
     """Maps images by one plan. `pipeline` opens it, or returns the open one; `concurrency` is for windows of a size.
 
     All images spend from the same `spending`, and pass the same `gate`. With `start_below_ceiling`, none
-    starts that is predicted to pass it. `decoder` returns that of a plan with boxes.
+    starts that is predicted to pass it. `decoder` returns that of a plan with boxes, `whole` the network in one piece.
     """
 
     plan: Plan
@@ -87,6 +90,7 @@ class Mapper:
     gate: OfflineGate
     start_below_ceiling: bool = True
     decoder: Callable[[], FrameDecoder] = no_decoder
+    whole: Callable[[], Whole] = no_whole
 
     @property
     def windows(self) -> Windows:
@@ -110,7 +114,7 @@ class Mapper:
             missing = [*range(len(job.windows))]
             if all(file.directory.exists() for file in job.files) and not self.options.restart:
                 with ExitStack() as opened:
-                    missing = sorted({*missing} - _done(job.parts(opened)))
+                    missing = sorted({*missing} - all_done(job.parts(opened)))
             passes = ImagePasses.left_of(self.windows, job.source.size, job.files[0].directory, job.identity)
             return self._estimate(job, missing, passes)
 
@@ -128,7 +132,8 @@ class Mapper:
     ) -> MapReport:
         """Map one image to a result; `finished` is called when that is written, before the parts are deleted.
 
-        Raises IncompleteMapError where windows failed or the dollars are spent: what is done is kept.
+        Raises IncompleteMapError where windows failed, the dollars are spent, or the result is not what the network
+        makes of the image: what is done is kept.
         """
         started = time.monotonic()
         with ExitStack() as stack:
@@ -166,22 +171,22 @@ class Mapper:
             _remove(parts)
             return report
 
-    def _nothing(self, job: _Job) -> Estimate:
+    def _nothing(self, job: Job) -> Estimate:
         return self._estimate(job, ())
 
     def _estimate(
-        self, job: _Job, missing: Sequence[int], passes: Sequence[tuple[ImageWindows, Sequence[int]]] = ()
+        self, job: Job, missing: Sequence[int], passes: Sequence[tuple[ImageWindows, Sequence[int]]] = ()
     ) -> Estimate:
         estimate = self.prices.estimate(job.windows, missing, job.size, job.concurrency, passes)
         return replace(estimate, pixel_m2=job.source.georeference.pixel_m2)
 
     def _run(
-        self, job: _Job, parts: Sequence[ResultParts], passes: ImagePasses, written: set[int], started: float
+        self, job: Job, parts: Sequence[ResultParts], passes: ImagePasses, written: set[int], started: float
     ) -> MapReport:
         for file, own in zip(job.files, parts, strict=True):
             if warning := file.space(own):
                 self.watcher.note(warning)
-        missing = sorted({*range(len(job.windows))} - _done(parts))
+        missing = sorted({*range(len(job.windows))} - all_done(parts))
         left = passes.left
         estimate = self._estimate(job, missing, left if missing else [(cut, ()) for cut, _ in left])
         resumed = estimate.windows - estimate.missing
@@ -224,26 +229,37 @@ class Mapper:
             usd_ratio=self._ratio(measured, predicted),
         )
         if not report.results:
-            raise IncompleteMapError(_what_is_left(report, job), report)
+            raise IncompleteMapError(what_is_left(report, job), report)
         job.source.check_unchanged()
+        if self.options.check:
+            watch(outcome, "comparing with the network")
+            report = self._compared(report, job, parts, passes)
         watch(outcome, "writing the result")
-        results = [*report.results]
         give_back()
         with self._saying_what_is_kept(job, parts, passes):
-            for number, (file, own) in enumerate(zip(job.files, parts, strict=True)):
-                if number not in written:
-                    boxes = file.write(file.out, own, job.source, job.size, overwrite=False)
-                    results[number] = replace(results[number], boxes=boxes)
-        return replace(report, results=tuple(results), seconds=time.monotonic() - started)
+            results = _written(job, parts, report.results, written)
+        return replace(report, results=results, seconds=time.monotonic() - started)
+
+    def _compared(self, report: MapReport, job: Job, parts: Sequence[ResultParts], passes: ImagePasses) -> MapReport:
+        """Return the report with how far the result is from the network; raises IncompleteMapError where it is wrong.
+
+        This comes before the result is written, so that nobody takes a wrong one for the network's.
+        """
+        with self._saying_what_is_kept(job, parts, passes):
+            found = compare(job, parts, self.windows, self.whole, passes.statistics())
+        report = replace(report, compared=found)
+        if found.wrong:
+            raise IncompleteMapError(what_is_wrong(report, job), replace(report, result=None, results=()))
+        return report
 
     @contextmanager
-    def _saying_what_is_kept(self, job: _Job, parts: Sequence[ResultParts], passes: ImagePasses) -> Iterator[None]:
+    def _saying_what_is_kept(self, job: Job, parts: Sequence[ResultParts], passes: ImagePasses) -> Iterator[None]:
         """Say of whatever ends the block what is kept and how to go on, unless the error says it itself."""
         try:
             yield
         except (KeyboardInterrupt, SerferError) as error:
             windows = len(job.windows) + sum(len(cut) for cut, _ in passes.left)
-            done = len(_done(parts)) + sum(len(cut) - len(missing) for cut, missing in passes.left)
+            done = len(all_done(parts)) + sum(len(cut) - len(missing) for cut, missing in passes.left)
             if done and job.kept not in str(error):
                 self.watcher.note(
                     f"{done:,} of {windows:,} windows are kept in {job.kept}: run the same command again, it resumes"
@@ -255,7 +271,7 @@ class Mapper:
         now, then = self.spending.measured
         return (now - measured) / (then - predicted) if then > predicted else None
 
-    def _statistics(self, job: _Job, parts: ResultParts, say: Callable[[str], None]) -> ImageStatistics | None:
+    def _statistics(self, job: Job, parts: ResultParts, say: Callable[[str], None]) -> ImageStatistics | None:
         """Return the image's statistics where the plan normalises by them, as kept with the parts or measured now."""
         how = job.input.by_image
         if how is None:
@@ -274,7 +290,7 @@ class Mapper:
         """Return where the files of a result will be."""
         return result_places(self.plan, out, self.options)
 
-    def _task(self, job: _Job, parts: Sequence[ResultParts]) -> MapTask:
+    def _task(self, job: Job, parts: Sequence[ResultParts]) -> MapTask:
         return MapTask(
             pipeline=self.pipeline(),
             source=job.source,
@@ -288,7 +304,7 @@ class Mapper:
             concurrency=job.concurrency,
         )
 
-    def _check_ceiling(self, estimate: Estimate, job: _Job) -> None:
+    def _check_ceiling(self, estimate: Estimate, job: Job) -> None:
         ceiling = self.options.max_cost_usd
         if (
             ceiling is None
@@ -304,7 +320,7 @@ class Mapper:
             "resumed"
         )
 
-    def _job(self, image: str | Path, out: str | Path, stack: ExitStack, *, check: bool = True) -> _Job:
+    def _job(self, image: str | Path, out: str | Path, stack: ExitStack, *, check: bool = True) -> Job:
         """Open an image, and check it, the plan and the result's place against one another."""
         windows_of_plan, options = self.windows, self.options
         _check_apart(image, out)
@@ -325,7 +341,7 @@ class Mapper:
         if check:
             for file in files:
                 file.check(overwrite=begun and is_there(file))
-        return _Job(
+        return Job(
             mapper=self,
             source=source,
             size=size,
@@ -338,121 +354,22 @@ class Mapper:
         )
 
 
-@dataclass(frozen=True)
-class _Job:
-    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them."""
-
-    mapper: Mapper
-    source: RasterSource
-    size: tuple[int, int]
-    windows: ImageWindows
-    files: Sequence[MapFile]
-    input: WindowInput
-    gaps: Gaps
-    exists: bool
-    concurrency: int
-
-    def measured(self, statistics: ImageStatistics | None) -> _Job:
-        """Return the same with the image's statistics."""
-        return replace(self, input=self.input.measured(statistics, self.source.dtype))
-
-    def parts(self, stack: ExitStack) -> list[ResultParts]:
-        """Open the parts of each file, until the end of `stack`."""
-        return [stack.enter_context(file.open(self.identity)) for file in self.files]
-
-    def written(self, parts: Sequence[ResultParts]) -> set[int]:
-        """Return the numbers of the files that an earlier run has written, and not yet deleted the parts.
-
-        Those of the first file are marked when all files are written, and deleted last.
-        """
-        there = {number for number, file in enumerate(self.files) if is_there(file)}
-        if parts[0].written and len(there) == len(parts):
-            return there
-        return {
-            number
-            for number in there
-            if parts[number].done() == {*range(len(self.windows))}
-            and _written_before(self.files[number], parts[number], self)
-        }
-
-    @property
-    def identity(self) -> dict[str, object]:
-        """What a resumed job must have in common with the first."""
-        return self.mapper.identity(self.source)
-
-    @property
-    def kept(self) -> str:
-        """Where the parts are, in words."""
-        first, *others = (file.directory for file in self.files)
-        return ", ".join([kept_in(self.mapper.windows, first), *map(str, others)])
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What of the image is not used or not kept."""
-        georeference = self.source.georeference
-        lost = georeference.not_kept
-        kept = (f"not kept in the result: {', '.join(lost)}",) if lost else ()
-        nowhere = [file.out for file in self.files if file.form.place is None]
-        if nowhere and (georeference.transform or georeference.crs):
-            which = "the result" if len(self.files) == 1 else ", ".join(nowhere)
-            kept = (*kept, f"{which} has no georeference: {NO_PLACE}")
-        return (*self.source.notes, *self.gaps.notes(self.source), *kept)
-
-    def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
-        """Return what has been done."""
-        plan, made = self.mapper.plan, [file.result(self.size) for file in self.files]
-        first = made[0]
-        stopped = ""
-        if outcome.over_ceiling:
-            stopped = f"more would pass --max-cost-usd {self.mapper.options.max_cost_usd:g}"
-        results = () if outcome.failures or stopped else tuple(made)
-        return MapReport(
-            image=self.source.name,
-            result=results[0].path if results else None,
-            results=results,
-            height=first.height,
-            width=first.width,
-            channels=first.channels,
-            dtype=first.dtype,
-            plan=plan.digest,
-            exact=self.mapper.windows.exact,
-            difference=self.mapper.windows.difference,
-            windows=estimate.windows,
-            resumed=resumed,
-            computed=outcome.computed,
-            empty=outcome.empty,
-            failures=tuple(sorted(outcome.failures, key=lambda failure: failure.window)),
-            stopped=stopped,
-            seconds=seconds,
-            cost_usd=usd,
-            window_ms=percentiles(outcome.latencies_ms),
-            estimate=estimate,
-            no_data_pixels=outcome.missing,
-            notes=(*self.notes, *_partly(outcome, self.mapper.options)),
-            statistics=self.input.statistics,
-        )
+def _written(
+    job: Job, parts: Sequence[ResultParts], results: Sequence[MapResult], before: set[int]
+) -> tuple[MapResult, ...]:
+    """Write each result that was not written `before`, and return them with the boxes that they have."""
+    written = [*results]
+    for number, (file, own) in enumerate(zip(job.files, parts, strict=True)):
+        if number not in before:
+            boxes = file.write(file.out, own, job.source, job.size, overwrite=False)
+            written[number] = replace(results[number], boxes=boxes)
+    return tuple(written)
 
 
 def _kept_statistics(parts: ResultParts) -> ImageStatistics | None:
     """Return what was measured of the image of some parts, None for nothing; raises InputError for another record."""
     kept = parts.measured
     return None if kept is None else structure(ImageStatistics, kept, f"{parts.directory}", error=InputError)
-
-
-def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
-    """Say how many pixels have the value for no data in some bands alone, which reached the network."""
-    if not outcome.partly_missing or options.no_data_bands == "any":
-        return ()
-    note = (
-        f"{outcome.partly_missing:,} pixels have the value for no data in some of the bands alone: it reached the "
-        "network as any other; --no-data-bands any takes them as without data"
-    )
-    return (note,)
-
-
-def _done(parts: Sequence[ResultParts]) -> set[int]:
-    """Return the windows of which every file has its part."""
-    return set.intersection(*(each.done() for each in parts))
 
 
 def _remove(parts: Sequence[ResultParts]) -> None:
@@ -472,17 +389,6 @@ def _check_apart(image: str | Path, out: str | Path) -> None:
         raise UsageError(f"the result {out} would replace its image: choose another --out")
 
 
-def _written_before(file: MapFile, parts: ResultParts, job: _Job) -> bool:
-    """Whether a result is what its parts make: one that was killed had written it, and not yet deleted the parts."""
-    place = Path(file.out)
-    again = place.with_name(f".{place.stem}.{parts.digest[:8]}.again{place.suffix}")
-    try:
-        file.write(str(again), parts, job.source, job.size, overwrite=True)
-        return filecmp.cmp(place, again, shallow=False)
-    finally:
-        again.unlink(missing_ok=True)
-
-
 def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -> int:
     """Return about how many bytes of memory a window takes: as read, as sent (array, crop, payload), and its values."""
     [stage] = plan.stages
@@ -493,25 +399,3 @@ def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -
     )
     stored = read * source.bands * np.dtype(source.dtype).itemsize
     return stored + 5 * read * plan.input.channels * window_input.value_bytes + 3 * 4 * written
-
-
-def _what_is_left(report: MapReport, job: _Job) -> str:
-    """Say in one line what an incomplete map lacks, and how to go on."""
-    left = report.windows - report.resumed - report.computed - report.empty
-    kept = f"{report.windows - left:,} of {report.windows:,} windows are kept in {job.kept}"
-    if report.stopped:
-        return (
-            f"{report.image}: {report.stopped}, ${report.cost_usd:.6f} are spent; {kept}: run the same command again "
-            "with more to spend, it resumes"
-        )
-    failed = report.failures
-    first = failed[0]
-    named = ", ".join(str(each.window) for each in failed[:_MOST_NAMED]) + (
-        ", ..." if len(failed) > _MOST_NAMED else ""
-    )
-    of = "the result's" if first.in_pass is None else f"in pass {first.in_pass + 1} over the image, its"
-    return (
-        f"{report.image}: {len(failed):,} windows failed ({named}), the first ({of} rows {first.rows[0]} to "
-        f"{first.rows[1]}, columns {first.cols[0]} to {first.cols[1]}) with: {first.error}; {kept}: run the same "
-        "command again, it computes those that are missing"
-    )

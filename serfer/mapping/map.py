@@ -15,6 +15,7 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.mapping.boxes import decoder_of
 from serfer.mapping.chosen_plan import chosen_plan
+from serfer.mapping.comparison import whole_of
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.image_job import Mapper, MapWatcher
 from serfer.mapping.image_list import map_items
@@ -73,6 +74,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
     yield_to: Sequence[str] = (),
     yield_utilisation: float = _DEFAULT.yield_utilisation,
     yield_latency: float = _DEFAULT.yield_latency,
+    check: bool = True,
     store: str | None = None,
     workers: str | None = None,
     driver: str = "push",
@@ -112,6 +114,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         yield_to: URLs of running services: no window starts while one of them has more online load than the next two.
         yield_utilisation: the share in use, of what answers a service's queries, above which no window starts.
         yield_latency: the latency of its queries, as a multiple of their profile, above which no window starts.
+        check: compare the result with the network on parts of the image, for a few seconds, before it is written.
         store: as `serfer.open`.
         workers: as `serfer.open`.
         driver: as `serfer.open`.
@@ -123,7 +126,8 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         InputError: the image, the plan, the parts of an earlier run or the result's place do not go together.
         UsageError: options that do not, or more dollars predicted than may be spent.
         ModelError: the network has no plan.
-        IncompleteMapError: windows failed for good, or the dollars are spent; what is done is kept.
+        IncompleteMapError: windows failed for good, the dollars are spent, or the result is not what the network makes
+            of parts of the image; what is done is kept.
         UnavailableError: the disk is full, or S3, the store or the functions cannot be reached.
     """
     options = MapOptions(
@@ -145,6 +149,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         yield_to=tuple(yield_to),
         yield_utilisation=yield_utilisation,
         yield_latency=yield_latency,
+        check=check,
     )
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, [image], out, settings, workers_of(workers, stack))
@@ -282,6 +287,7 @@ def open_mapper(
             watcher=watcher,
             gate=gate,
             decoder=cache(lambda: decoder_of(plan, opening.directory)),
+            whole=lambda: whole_of(plan, opening.directory),
         )
 
 

@@ -37,6 +37,7 @@ class MapOptions:
         yield_to: URLs of running services: no window starts while one of them has more online load than the next two.
         yield_utilisation: the share in use, of what answers a service's queries, above which no window starts.
         yield_latency: the latency of its queries, as a multiple of their profile, above which no window starts.
+        check: compare the result with the network on parts of the image, for a few seconds, before it is written.
     """
 
     bands: tuple[int, ...] = ()
@@ -57,6 +58,7 @@ class MapOptions:
     yield_to: tuple[str, ...] = ()
     yield_utilisation: float = Thresholds.utilisation
     yield_latency: float = Thresholds.latency
+    check: bool = True
 
     def __post_init__(self) -> None:
         Thresholds(self.yield_utilisation, self.yield_latency)

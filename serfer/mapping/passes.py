@@ -155,6 +155,15 @@ class ImagePasses:
             each.add_up(statistics)
         return outcome + Engine(replace(task, statistics=statistics.tobytes()), _behind(outcome, watch)).run(missing)
 
+    def statistics(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """Return the statistics of the whole image, empty where the network takes none; None where some are missing."""
+        if any(each.missing for each in self._passes):
+            return None
+        statistics = np.array(self._windows.known or [0.0] * self._windows.statistics, np.float32)
+        for each in self._passes:
+            each.add_up(statistics)
+        return statistics
+
     def remove(self) -> None:
         """Delete what is kept."""
         for each in self._passes:

@@ -72,6 +72,26 @@ class MapResult:
 
 
 @dataclass(frozen=True)
+class MapComparison:
+    """How far a map is from the network itself, which was run in one piece on `parts` of the image.
+
+    Of `pixels` of the results on these, `error` is the largest difference relative to the range of values, None where
+    they are classes; `other_classes` are those of another class, unless its score is as large but for rounding.
+    `wrong` says that this is more than rounding, worst in window `worst_window`. Nothing was compared where `skipped`
+    says why.
+    """
+
+    parts: int = 0
+    pixels: int = 0
+    error: float | None = None
+    other_classes: int = 0
+    seconds: float = 0.0
+    wrong: bool = False
+    worst_window: int | None = None
+    skipped: str = ""
+
+
+@dataclass(frozen=True)
 class MapReport:
     """What a map of one image did.
 
@@ -84,7 +104,8 @@ class MapReport:
     network on a sample. In `paused_s` of its `seconds` no window could start, beside online load. `statistics` are the
     image's, where the plan normalises by them. `usd_ratio` are the dollars of its queries relative to what was
     predicted for them, None where none ran. `unlike_sample` says in what the image is unlike the sample whose
-    statistics the plan has, so that its difference says little; empty where it is like it.
+    statistics the plan has, so that its difference says little; empty where it is like it. `compared` says how far
+    results are from the network on parts of the image, None where that was not asked for or comes too early.
     """
 
     image: str
@@ -113,6 +134,7 @@ class MapReport:
     statistics: ImageStatistics | None = None
     usd_ratio: float | None = None
     unlike_sample: str = ""
+    compared: MapComparison | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -27,6 +27,7 @@ from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.windows.any_size import any_size_tiles
 from serfer.splitter.windows.any_size_network import any_size_networks, base_size
 from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
+from serfer.splitter.windows.crops import crops_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import (
@@ -128,10 +129,13 @@ def build_map_plan(
         cut, choice = made.any_size(sizes, wanted)
     else:
         cut, choice = made.exact(wanted) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
+    crops = crops_of(network, cut.windows, example.shape[1])
+    cut = replace(cut, windows=replace(cut.windows, crops=crops.size if crops else None))
     with appearing_whole(place) as directory:
         progress(f"writing {len(cut.tiles)} kinds of windows")
         finish = detector.written if detector else (lambda plan, _: plan)
-        plan = write_map_plan(network, cut, choice, network.of_maps(small), budget, directory, finish)
+        reference = crops.graph if crops else network.of_maps(small)
+        plan = write_map_plan(network, cut, choice, reference, budget, directory, finish)
     return plan, tuple(dict.fromkeys(made.notes))
 
 
@@ -333,7 +337,7 @@ def _compare(
             view, computed = cut.windows.of(*size).of_output(number), np.zeros(values.shape[-2:], bool)
             for window in chosen:
                 computed[view[window].written.slices] = True
-            outputs[name] = np.where(computed, values, known[name])
+            outputs[name] = np.where(computed, values, np.asarray(known[name]))
     got = as_answer(outputs)
     deviation = difference(got, expected)
     if not deviation.exact:

@@ -47,7 +47,7 @@ from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, STATISTICS, Graph
 from serfer.splitter.network.reductions import with_reduction
 from serfer.splitter.network.source import Source
 from serfer.splitter.network.unsupported import refuse
-from serfer.splitter.plan_dir.emit import TileGraph, in_one_piece, tile_graph
+from serfer.splitter.plan_dir.emit import TileGraph, tile_graph
 from serfer.splitter.plan_dir.functions import artefact, write_functions
 from serfer.splitter.planning.limits import room_in
 from serfer.splitter.planning.ort_kernels import tile_works
@@ -63,6 +63,7 @@ from serfer.splitter.windows.pass_windows import PassTile, pass_spans
 from serfer.splitter.windows.position import place_of, placed
 from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
 from serfer.splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
+from serfer.splitter.windows.whole_tile import whole_tile
 from serfer.splitter.windows.window_kinds import (
     AxisKinds,
     AxisSpans,
@@ -420,7 +421,7 @@ def write_map_plan(
     directory: Path,
     finished: Callable[[Plan, Path], Plan],
 ) -> Plan:
-    """Write a map plan into an empty directory and return it; `reference` is the network at a small size.
+    """Write a map plan into an empty directory and return it; `reference` is the network at a part's size (crops.py).
 
     `finished` adds what the plan has besides windows.
     """
@@ -429,7 +430,7 @@ def write_map_plan(
     result_area = graph.shape(graph.output).whole.area  # less than the image's where windows are images of their own
     written = write_functions(cut.graphs, [list(range(len(cut.tiles)))], directory / stage_directory(0))
     files = {f"{stage_directory(0)}/{file.name}": file for file in written.weights}
-    unsplit = inlined(in_one_piece(reference), weights_by_size([graph, reference]))
+    unsplit = inlined(whole_tile(reference), weights_by_size([graph, reference]))
     (directory / UNSPLIT).write_bytes(unsplit.model(files).SerializeToString())
     tiles = tuple(_tile(each, path, budget) for each, path in zip(cut.tiles, written.graphs, strict=True))
     image, *results = (

@@ -51,7 +51,7 @@ def axis(count):
     return AxisWindows(size, size, tuple(windows), start=0.0)
 
 
-def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS):
+def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS, crops=(3 * WINDOW, 3 * WINDOW)):
     """Write a map plan for images of `rows` windows by `cols` windows."""
     example = np.zeros((1, 3, 3 * WINDOW, 3 * WINDOW), np.float32)
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS):
         for tile in stage.tiles
     )
     heights, widths = (tuple(axis(count) for count in counts) for counts in (rows, cols))
-    windows = Windows(heights, widths, ((0, 1, 2), (3, 4, 5), (6, 7, 8)), 1, 1)
+    windows = Windows(heights, widths, ((0, 1, 2), (3, 4, 5), (6, 7, 8)), 1, 1, crops=crops)
     image = replace(plan.input, height=WINDOW + 2 * HALO, width=WINDOW + 2 * HALO)
     output = replace(plan.output, height=WINDOW, width=WINDOW)
     inputs = (replace(stage.inputs[0], shape=image),)

@@ -153,6 +153,13 @@ def map_images(
         str | None,
         typer.Option(metavar="DIR", help="Where finished windows are kept; by default RESULT.parts, until the end."),
     ] = None,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check/--no-check",
+            help="Before the result is written, compare it with the network, run in one piece on parts of the image.",
+        ),
+    ] = True,
     weights_file: WeightsFileOption = None,
     random: RandomOption = False,
     download: DownloadOption = False,
@@ -196,6 +203,7 @@ def map_images(
         one_file=one_file,
         min_score=min_score,
         max_iou=max_iou,
+        check=check,
     )
     if not dry_run:
         options = replace(

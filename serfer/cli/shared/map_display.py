@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import columns, counted, plain
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import complain, err, out
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from serfer.core.plan.image_normalisation import ImageStatistics
     from serfer.mapping.estimate import Estimate
     from serfer.mapping.many_images import ManyReport
-    from serfer.mapping.report import MapProgress, MapReport, MapResult
+    from serfer.mapping.report import MapComparison, MapProgress, MapReport, MapResult
 
 _EVERY_S = 30.0  # a line of progress, where no terminal is watched,
 _LATER = 0.05  # or after so much of the time so far: some 100 lines in ten hours
@@ -180,6 +180,8 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
     )
     if report.usd_ratio is not None and abs(report.usd_ratio - 1) > _UNLIKE:
         out.print(_why_not_as_predicted(report.usd_ratio))
+    if report.compared:
+        out.print(plain(_compared(report.compared)), soft_wrap=True)
     if report.no_data_pixels:
         share = report.no_data_pixels / report.estimate.height / report.estimate.width
         seen = " that these windows read" if report.resumed else ""
@@ -201,6 +203,19 @@ def _why_not_as_predicted(ratio: float) -> str:
     return (
         f"dollars are for time: a window took {longer} as long as predicted for the processors of Lambda (local "
         "workers are as fast as this machine)"
+    )
+
+
+def _compared(found: MapComparison) -> str:
+    """Say how far a map is from the network itself."""
+    if found.skipped:
+        return f"not compared with the network: {found.skipped}"
+    far = [] if found.error is None else [f"values differ by at most {found.error:.1e} of their range"]
+    if found.error is None or found.other_classes:
+        far.append(f"{found.other_classes:,} have another class")
+    return (
+        f"compared with the network in one piece on {counted(found.parts, 'part')} of the image, {found.pixels:,} "
+        f"pixels: {', '.join(far)} ({duration(found.seconds)})"
     )
 
 

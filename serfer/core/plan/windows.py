@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, floor
 
 from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
@@ -80,6 +80,20 @@ class AxisWindows:
     start: float | None = None
     step: float = 1.0
     others: tuple[AxisResult, ...] = field(default=(), metadata=LATER)
+
+    @property
+    def reach(self) -> tuple[int, int] | None:
+        """How many pixels of the image are read, at most, before those that a window's result lies on, and behind.
+
+        None where every window reads up to an end of the image.
+        """
+        before = [ceil(each.computed.start * self.step) - each.read.start for each in self.windows if each.read.start]
+        behind = [
+            each.read.stop - floor(each.computed.stop * self.step)
+            for each in self.windows
+            if each.read.stop < self.size
+        ]
+        return (max(0, *before), max(0, *behind)) if before and behind else None
 
     def of_output(self, number: int) -> AxisWindows:
         """Return the windows with what they write of output `number`, from 0, alone."""
@@ -281,6 +295,9 @@ class Windows:
     statistics of all of them as a second input: one vector, in which those that are not known yet are 0. In place of
     passes there may be `known` statistics, those of a sample; `difference` says how much depends on them. With `rules`
     the vector has SKIPPED values more.
+
+    `crops` are the height and width of parts of an image on which unsplit.onnx makes what the network makes of the
+    whole, but for what lies near a part's ends (crops.py): results are compared with it. None where there are none.
     """
 
     heights: tuple[AxisWindows, ...]
@@ -293,6 +310,7 @@ class Windows:
     passes: tuple[StatisticsPass, ...] = field(default=(), metadata=LATER)
     known: tuple[float, ...] = field(default=(), metadata=LATER)
     rules: SizeRules | None = field(default=None, metadata=LATER)
+    crops: tuple[int, int] | None = field(default=None, metadata=LATER)
 
     @property
     def statistics(self) -> int:

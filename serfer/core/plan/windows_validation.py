@@ -39,6 +39,8 @@ def check_windows(plan: Plan, windows: Windows) -> None:
     sound = widest and windows.stride >= 1 and windows.stride_written >= 1 and windows.overlap >= 0
     if not sound or any(len(numbers) != widest for numbers in windows.tiles):
         raise PlanError("plan.json has windows of no kind, or of an impossible stride or overlap")
+    if windows.crops is not None and min(windows.crops) < 1:
+        raise PlanError("plan.json has parts of an image to compare of no pixels")
     _check_difference(windows)
     outputs = len(plan.stages[0].outputs)
     axes = (*windows.heights, *windows.widths)

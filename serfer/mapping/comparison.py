@@ -1,0 +1,301 @@
+"""The result of a map beside the network itself, run in one piece on parts of the image before the result is written.
+
+unsplit.onnx computes a part of the image at once. What it makes there, but for what lies near the part's own ends, is
+compared with what windows made, as it is kept for the result: what was read of the image, the windows' graphs, the
+workers and the way of their values are all in it. Statistics of the whole image are those that the passes found.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.costs.sessions import set_threads
+from serfer.core.errors import PlanError
+from serfer.core.exactness import TOLERANCE
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan import Plan
+from serfer.core.plan.crops import CropAxis
+from serfer.core.plan.windows import AxisWindows, ImageWindows, Windows
+from serfer.mapping.boxes import BoxFile
+from serfer.mapping.job import Job
+from serfer.mapping.places import places_of
+from serfer.mapping.report import MapComparison
+from serfer.mapping.results import ResultFile
+from serfer.plan_directory import file_sha256
+from serfer.raster import ResultParts
+
+MOST_S = 5.0
+"""Seconds after which no other part is begun."""
+_MOST_THREADS = 4
+_FLAT = 0.1
+"""Of the largest magnitude, the least that counts as the range of values: that of a flat image is all rounding."""
+_NO_CROPS = (
+    "its plan has no network for parts of an image: it was made by an earlier version, or what a pixel becomes depends "
+    "on where in the image it is"
+)
+_Array = NDArray[Any]
+Whole = Callable[[_Array, _Array], Sequence[_Array]]
+"""The network on a part of an image (1, C, H, W) float32, with statistics (S,) float32: its outputs, and scores."""
+
+
+class NotComparedError(PlanError):
+    """There is nothing to compare a map with; says why."""
+
+
+def whole_of(plan: Plan, directory: Path) -> Whole:
+    """Open a map plan's unsplit.onnx; raises NotComparedError where it is not there, or is not the plan's."""
+    import onnxruntime  # noqa: PLC0415 - takes a while
+
+    path = directory / plan.unsplit.path
+    if not path.is_file() or file_sha256(path) != plan.unsplit.sha256:
+        raise NotComparedError(f"{path} is missing, or was changed")
+    options = onnxruntime.SessionOptions()
+    set_threads(options, threads=min(_MOST_THREADS, os.cpu_count() or 1))
+    options.enable_cpu_mem_arena = False  # the process goes on without it
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def run(image: _Array, statistics: _Array) -> Sequence[_Array]:
+        given = {"input0": image} | ({"input1": statistics[None]} if statistics.size else {})
+        values: Sequence[_Array] = session.run(None, given)
+        return [each.reshape(-1, *each.shape[-2:]) for each in values]
+
+    return run
+
+
+def compare(
+    job: Job, parts: Sequence[ResultParts], windows: Windows, whole: Callable[[], Whole], statistics: _Array | None
+) -> MapComparison:
+    """Compare what is kept of an image with the network on parts of it, for about MOST_S seconds.
+
+    `statistics` of the whole image are None where they are not known. Raises what reading the image or the parts
+    raises.
+    """
+    started = time.monotonic()
+    try:
+        outputs = [*_outputs(job, parts)]
+        places = _places(job, windows, statistics)
+        network = whole()
+    except NotComparedError as error:
+        return MapComparison(skipped=str(error))
+    assert statistics is not None  # noqa: S101 - else it is not compared
+    done = 0
+    for place in places:
+        image, hidden = _read(job, place)
+        if hidden is not None and hidden.all():
+            continue
+        values = network(image, statistics)
+        for output in outputs:
+            output.add(place, values, windows.stride)
+        done += 1
+        if time.monotonic() - started > MOST_S:
+            break
+    worst = max(outputs, key=lambda output: output.badness)
+    return MapComparison(
+        parts=done,
+        pixels=sum(output.pixels for output in outputs),
+        error=max((output.error for output in outputs if output.of_floats), default=None),
+        other_classes=sum(output.other_classes for output in outputs),
+        seconds=time.monotonic() - started,
+        wrong=worst.wrong,
+        worst_window=worst.window if worst.wrong else None,
+    )
+
+
+def _places(job: Job, windows: Windows, statistics: _Array | None) -> Sequence[Rect]:
+    if windows.overlap:
+        raise NotComparedError("its windows are images of their own")
+    if windows.crops is None:
+        raise NotComparedError(_NO_CROPS)
+    if statistics is None:
+        raise NotComparedError("what was added up of the whole image is gone")
+    places = places_of(job.windows, windows.crops, windows.stride)
+    if not places:
+        height, width = windows.crops
+        raise NotComparedError(f"the image is smaller than the {height:,} x {width:,} pixels that are compared at once")
+    return places
+
+
+def _read(job: Job, place: Rect) -> tuple[_Array, NDArray[np.bool_] | None]:
+    """Return a part of the image as the network takes it, and which of its pixels have no data."""
+    pixels, masked = job.source.read_masked(place) if job.gaps.mask else (job.source.read(place), None)
+    hidden = job.gaps.missing(pixels, masked)[0] if job.gaps.possible else None
+    taken = replace(job.input, bytes_as_they_are=False)  # normalised here, whatever workers do
+    return taken.batch(pixels, hidden if hidden is not None and hidden.any() else None), hidden
+
+
+def _outputs(job: Job, parts: Sequence[ResultParts]) -> Iterator[_Output]:
+    """Yield the network's outputs as they are kept; raises NotComparedError for boxes, which are no maps."""
+    tensors = job.mapper.plan.output_tensors
+    names, scores = [tensor.name for tensor in tensors], len(tensors)
+    of_scores = {}
+    for tensor in tensors:
+        if not tensor.dtype.startswith("float"):
+            of_scores[tensor.name] = scores
+            scores += 1
+    for file, own in zip(job.files, parts, strict=True):
+        if isinstance(file, BoxFile) or not isinstance(file, ResultFile):
+            raise NotComparedError("boxes are compared when a plan is made, and not on each image")
+        first = 0
+        for name in file.form.outputs:
+            number = names.index(name)
+            channels = job.mapper.plan.stages[0].outputs[number].channels
+            kept = _Kept(file.form.windows, own, first, channels, file.form.no_data)
+            yield _Output(number, job.windows.of_output(number), kept, of_scores.get(name))
+            first += channels
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An output as windows made it, in some channels of the parts of a file; `no_data` stands for pixels without."""
+
+    windows: ImageWindows
+    parts: ResultParts
+    first: int
+    channels: int
+    no_data: float | None
+
+    def values(self, channel: int, place: Rect) -> _Array:
+        """Return a rectangle of the result, (rows, cols)."""
+        values = np.empty((place.rows.size, place.cols.size), self.parts.array.dtype)
+        across = len(self.windows.cols.windows)
+        for row in _touched(self.windows.rows, place.rows):
+            for col in _touched(self.windows.cols, place.cols):
+                number = row * across + col
+                rect = self.parts.rects[number]
+                shared = rect.overlap(place)
+                assert shared is not None  # noqa: S101 - as they touch
+                inside = shared.within(rect)
+                read = self.parts.rows(number, self.first + channel, inside.rows)
+                values[shared.within(place).slices] = read[:, inside.cols.start : inside.cols.stop]
+        return values
+
+    def missing(self, values: _Array) -> NDArray[np.bool_]:
+        """Return which values stand for no data."""
+        if self.no_data is None:
+            return np.zeros(values.shape, bool)
+        found: NDArray[np.bool_] = np.isnan(values) if np.isnan(self.no_data) else values == self.no_data
+        return found
+
+
+def _touched(axis: AxisWindows, span: Span) -> range:
+    """Return the numbers of the windows along an axis that write some of a span of the result."""
+    starts = [each.written.start for each in axis.windows]
+    return range(bisect_right(starts, span.start) - 1, bisect_right(starts, span.stop - 1))
+
+
+@dataclass
+class _Output:
+    """An output of the network: how far what is kept of it is from what the network makes of parts of the image.
+
+    `scores` is the number of the values, behind the outputs, whose largest channel it names, if it is of classes.
+    """
+
+    number: int
+    windows: ImageWindows
+    kept: _Kept
+    scores: int | None
+    pixels: int = 0
+    other_classes: int = 0
+    largest: float = 0.0
+    window: int | None = None
+    _ends: tuple[float, float] = field(default=(np.inf, -np.inf))
+
+    @property
+    def of_floats(self) -> bool:
+        """Whether its values are no whole numbers."""
+        return self.scores is None
+
+    @property
+    def error(self) -> float:
+        """The largest difference, relative to the range of the values seen."""
+        return self.largest / _range(*self._ends)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it differs by more than rounding does."""
+        return self.error > TOLERANCE or self.other_classes > 0
+
+    @property
+    def badness(self) -> tuple[bool, float]:
+        """Sorts outputs by how far they are off."""
+        return self.wrong, self.error
+
+    def add(self, place: Rect, values: Sequence[_Array], unit: int) -> None:
+        """Compare a part of the image, of which the network makes `values`, (K, rows, cols) of each output."""
+        own = values[self.number]
+        rows, cols = CropAxis.of(self.windows.rows, unit), CropAxis.of(self.windows.cols, unit)
+        high, wide = own.shape[1:]
+        told = Rect(rows.compared(place.rows, high), cols.compared(place.cols, wide))
+        if not told.area:
+            return
+        made = Rect(rows.made(place.rows, high), cols.made(place.cols, wide))
+        inside = told.within(made).slices
+        first = self.kept.values(0, told)
+        there = ~self.kept.missing(first)
+        self.pixels += int(there.sum())
+        if self.of_floats:
+            for channel in range(self.kept.channels):
+                kept = first if channel == 0 else self.kept.values(channel, told)
+                self._add_values(kept, own[channel][inside], there, told)
+        elif self.scores is not None and self.scores < len(values):
+            self._add_classes(first, own[0][inside], values[self.scores][:, *inside], there, told)
+        else:
+            self._add_numbers(first, own[0][inside], there, told)
+
+    def _add_values(self, kept: _Array, own: _Array, there: NDArray[np.bool_], told: Rect) -> None:
+        seen = own[there & np.isfinite(own)]
+        if seen.size:
+            low, high = self._ends
+            self._ends = min(low, float(seen.min())), max(high, float(seen.max()))
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            far = np.abs(np.subtract(kept, own, dtype=np.float64))
+        far[(kept == own) | (np.isnan(kept) & np.isnan(own)) | ~there] = 0.0
+        far[np.isnan(far)] = np.inf
+        if (largest := float(far.max())) > self.largest:
+            self.largest = largest
+            self._at(told, int(far.argmax()))
+
+    def _add_classes(self, kept: _Array, own: _Array, scores: _Array, there: NDArray[np.bool_], told: Rect) -> None:
+        """Count pixels of another class whose score is less than the largest one by more than rounding."""
+        other = there & (kept != np.rint(own))
+        if not other.any():
+            return
+        known = np.clip(kept.astype(np.int64), 0, len(scores) - 1)
+        chosen = np.take_along_axis(scores, known[None], axis=0)[0]
+        gap = scores.max(axis=0) - chosen
+        wrong = other & ((gap > TOLERANCE * _range(float(scores.min()), float(scores.max()))) | (known != kept))
+        self._count(wrong, told)
+
+    def _add_numbers(self, kept: _Array, own: _Array, there: NDArray[np.bool_], told: Rect) -> None:
+        """Count pixels of another whole number, but for as many as may be a matter of rounding."""
+        other = there & (kept != np.rint(own))
+        if int(other.sum()) - 1 > TOLERANCE * other.size:
+            self._count(other, told)
+
+    def _count(self, wrong: NDArray[np.bool_], told: Rect) -> None:
+        if wrong.any():
+            self.other_classes += int(wrong.sum())
+            self._at(told, int(wrong.argmax()))
+
+    def _at(self, told: Rect, place: int) -> None:
+        """Note the window of a pixel of what was compared."""
+        row, col = divmod(place, told.cols.size)
+        [down] = _touched(self.windows.rows, Span(told.rows.start + row, told.rows.start + row + 1))
+        [across] = _touched(self.windows.cols, Span(told.cols.start + col, told.cols.start + col + 1))
+        self.window = down * len(self.windows.cols.windows) + across
+
+
+def _range(low: float, high: float) -> float:
+    """Return the range of values, or a share of their magnitude where they are all alike."""
+    if low > high:
+        return 1.0
+    return max(high - low, _FLAT * max(abs(low), abs(high))) or 1.0

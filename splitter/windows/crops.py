@@ -1,0 +1,153 @@
+"""The whole network on a part of an image: what the result of a map is compared with (serfer/mapping/comparison.py).
+
+It is the network as it was read, in one piece, at the size of a part: padding stands at the part's ends, and further
+from these than the network reads it makes what it makes of the image. Statistics of the whole image are an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import lcm
+
+import numpy as np
+
+from serfer.core.errors import ModelError
+from serfer.core.exactness import difference
+from serfer.core.geometry import Rect, Span
+from serfer.core.plan import AxisRule, AxisWindows, Windows
+from serfer.core.plan.crops import CropAxis
+from serfer.core.units import MIB
+from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.size_guards import CHECKED_STEP
+from serfer.splitter.network.source import Array
+from serfer.splitter.plan_dir.emit import input_name
+from serfer.splitter.tiling.regions import whole_regions
+from serfer.splitter.windows.map_plan import Network
+from serfer.splitter.windows.memory import peak_bytes
+from serfer.splitter.windows.whole_tile import whole_tile
+
+SIDE = 128
+"""Pixels of a part that are compared, along an axis, where it ends nowhere with the image."""
+_MOST_BYTES = 1024 * MIB
+"""Of the network's maps on a part, which the process that maps has in memory."""
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Crops:
+    """The size of parts of an image, and the network's graph for one."""
+
+    size: Size
+    graph: Graph
+
+
+def crops_of(network: Network, windows: Windows, channels: int) -> Crops | None:
+    """Return the parts that results are compared on; None where a part does not tell what the whole image's result is.
+
+    So it is of windows that are images of their own, where the network does not take images of a part's size, where it
+    is too large, and where what a pixel becomes depends on where in the image it is.
+    """
+    if windows.overlap:
+        return None
+    sides = _Side.of(windows.heights, windows), _Side.of(windows.widths, windows)
+    rules = windows.rules.sides[-1] if windows.rules else None
+    size = (sides[0].of_rule(rules.rows), sides[1].of_rule(rules.cols)) if rules else (sides[0].length, sides[1].length)
+
+    def at(height: int, width: int) -> Graph:
+        return network.checked((height, width)) if windows.statistics else network.of_maps((height, width))
+
+    try:
+        crops = Crops(size, at(*size))
+        larger = at(*(side.larger(length) for side, length in zip(sides, size, strict=True)))
+        graphs = crops.graph, larger
+        small = all(peak_bytes(each, whole_regions(each, each.nodes)) <= _MOST_BYTES for each in graphs)
+        return crops if small and _tells(network, crops, larger, sides, windows, channels) else None
+    except ModelError:
+        return None
+
+
+@dataclass(frozen=True)
+class _Side:
+    """An axis of the images: the windows along the longest one, the shortest one's pixels, and the network's stride."""
+
+    axis: AxisWindows
+    shortest: int
+    stride: int
+
+    @classmethod
+    def of(cls, axes: Sequence[AxisWindows], windows: Windows) -> _Side:
+        longest = max(axes, key=lambda axis: axis.size)
+        return cls(longest, min(axis.size for axis in axes), windows.stride)
+
+    @property
+    def unit(self) -> int:
+        """Pixels by which images may differ that the network takes alike."""
+        return lcm(self.stride, CHECKED_STEP)
+
+    @property
+    def wanted(self) -> int:
+        """Pixels of a part of which SIDE are compared."""
+        return sum(self.axis.reach or (0, 0)) + 2 * self.stride + SIDE
+
+    @property
+    def length(self) -> int:
+        """Pixels of a part: as far past a multiple of the unit as the image, so that both may end together."""
+        if self.axis.reach is None:
+            return self.shortest
+        return self.shortest - max(0, self.shortest - self.wanted) // self.unit * self.unit
+
+    def of_rule(self, rule: AxisRule) -> int:
+        """Return the same for images of any size: of those that end in the first of the ways in which they may."""
+        end = rule.ends[0]
+        return max(end.least, end.residue - (end.residue - self.wanted) // rule.unit * rule.unit)
+
+    def larger(self, length: int) -> int:
+        """Return the pixels of an image that has parts of a length."""
+        return length if self.axis.reach is None else length + self.unit
+
+
+def _tells(
+    network: Network, crops: Crops, larger: Graph, sides: tuple[_Side, _Side], windows: Windows, channels: int
+) -> bool:
+    """Whether what the network makes of parts of a random image, at two corners, is what it makes of all of it."""
+    shape = larger.shape(larger.input)
+    random = np.random.default_rng(0)
+    noise = random.standard_normal((1, channels, shape.height, shape.width), dtype=np.float32)
+    image, known = network.source.like_images(noise), np.abs(random.standard_normal(windows.statistics, np.float32))
+    whole = _run(larger, image, known)
+    for far in (False, True):
+        parts = [
+            Span(size - length, size) if far else Span(0, length)
+            for size, length in zip((shape.height, shape.width), crops.size, strict=True)
+        ]
+        part = Rect(*parts)
+        made = _run(crops.graph, np.ascontiguousarray(image[:, :, *part.slices]), known)
+        for number, (one, other) in enumerate(zip(made, whole, strict=True)):
+            place, told = _compared(part, one, other, (shape.height, shape.width), sides, windows.stride, number)
+            if not told.area or not difference(one[:, :, *told.within(place).slices], other[:, :, *told.slices]).exact:
+                return False
+    return True
+
+
+def _compared(
+    part: Rect, one: Array, other: Array, size: Size, sides: tuple[_Side, _Side], unit: int, number: int
+) -> tuple[Rect, Rect]:
+    """Return where a part's output lies in that of the whole image, and what of it is the same there."""
+    axes = []
+    for side, pixels, result in zip(sides, size, other.shape[2:], strict=True):
+        axis = side.axis.of_output(number)
+        axes.append(CropAxis(pixels, result, axis.step, unit, axis.reach))
+    rows, cols = axes
+    high, wide = one.shape[2:]
+    place = Rect(rows.made(part.rows, high), cols.made(part.cols, wide))
+    return place, Rect(rows.compared(part.rows, high), cols.compared(part.cols, wide))
+
+
+def _run(graph: Graph, image: Array, statistics: Array) -> list[Array]:
+    """Return the outputs of the whole network, (1, K, H, W) each."""
+    inputs = {input_name(0): image} | ({input_name(1): statistics[None]} if statistics.size else {})
+    tile = whole_tile(graph)
+    values: list[Array] = session_of(tile.model({})).run(None, inputs)
+    return [each.reshape(1, -1, *each.shape[-2:]) for each in values[: len(graph.outputs)]]

@@ -1,0 +1,282 @@
+"""A map is compared with the network itself, in one piece on parts of the image, before its result is written."""
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+import serfer as package
+from serfer.core.geometry import Span
+from serfer.core.plan.crops import CropAxis
+from serfer.core.plan.windows import ImageWindows
+from serfer.mapping import image_job
+from serfer.mapping.places import places_of
+from serfer.mapping.results import RasterTarget
+from tests.mapping.networks import Network
+from tests.mapping.plans import WINDOW, axis, make_map_plan
+from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.raster.files import pixels, write
+
+SIZE = (210, 240)
+
+
+def compared(done):
+    assert done.code == 0, done.err
+    return json.loads(done.out)["compared"]
+
+
+@pytest.fixture
+def altered(monkeypatch):
+    """Have a window's values altered after they were computed, as a broken worker or a wrong window would."""
+
+    def alter(number, change):
+        keep = RasterTarget.keep
+
+        def altering(target, window, outputs, empty):
+            if window == number:
+                outputs = {name: change(values.copy()) for name, values in outputs.items()}
+            keep(target, window, outputs, empty)
+
+        monkeypatch.setattr(RasterTarget, "keep", altering)
+
+    return alter
+
+
+def save(path, nodes, outputs, constants):
+    """Write an ONNX network of images of three channels with such outputs, by their channels."""
+    shapes = [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, "H", "W"])]
+    shapes += [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, f"{name}h", f"{name}w"])
+        for name, channels in outputs.items()
+    ]
+    weights = [numpy_helper.from_array(np.asarray(values, np.float32), name) for name, values in constants.items()]
+    graph = helper.make_graph(nodes, "net", shapes[:1], shapes[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("comparison")
+
+
+@pytest.fixture(scope="module")
+def weights():
+    return np.random.default_rng(1).normal(0, 0.3, (4, 3, 3, 3)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def two_maps(folder, weights):
+    """A plan of two outputs, one of them of half the rows and columns."""
+    nodes = [
+        helper.make_node("Conv", ["image", "w"], ["fine"], pads=[1] * 4),
+        helper.make_node("MaxPool", ["fine"], ["coarse"], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    path = save(folder / "two.onnx", nodes, {"fine": 4, "coarse": 4}, {"w": weights})
+    package.map_plan(path, [SIZE], folder / "two", window=64)
+    return folder / "two"
+
+
+@pytest.fixture(scope="module")
+def pooled(folder, weights):
+    """A plan of a network that takes a mean of the whole image."""
+    nodes = [
+        helper.make_node("Conv", ["image", "w"], ["c"], pads=[1] * 4),
+        helper.make_node("GlobalAveragePool", ["c"], ["m"]),
+        helper.make_node("Mul", ["c", "m"], ["map"]),
+    ]
+    package.map_plan(
+        save(folder / "pooled.onnx", nodes, {"map": 4}, {"w": weights}), [SIZE], folder / "pooled", window=64
+    )
+    return folder / "pooled"
+
+
+@pytest.fixture(scope="module")
+def classes(folder, weights):
+    """A plan of classes, of which 0 and 1 always have equal scores."""
+    same = weights.copy()
+    same[1] = same[0]
+    nodes = [helper.make_node("Conv", ["image", "w"], ["map"], pads=[1] * 4)]
+    path = save(folder / "classes.onnx", nodes, {"map": 4}, {"w": same})
+    package.map_plan(path, [SIZE], folder / "classes", window=64, reduce="argmax")
+    return folder / "classes"
+
+
+@pytest.fixture
+def map_of(serfer, tmp_path):
+    """Map an image by a plan in this process."""
+
+    image = write(tmp_path / "image.tif", pixels(*SIZE, dtype="float32"))
+
+    def run(plan, *options):
+        out = tmp_path / "result.tif"
+        return serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json", *options)
+
+    return run
+
+
+def test_a_map_is_compared_and_says_so(serfer, command):
+    found = compared(serfer(*command, "--json"))
+    assert found["parts"] >= 4
+    assert found["pixels"] > HEIGHT * WIDTH / 2
+    assert found["error"] < 1e-6
+    assert not found["wrong"]
+    said = serfer(*command, "--overwrite").out
+    assert "compared with the network in one piece on" in said
+    assert json.loads(serfer(*command, "--overwrite", "--no-check", "--json").out)["compared"] is None
+
+
+@pytest.mark.parametrize("number", [0, 7, 19])
+def test_a_wrong_window_is_named_and_nothing_is_written(serfer, command, tmp_path, altered, monkeypatch, number):
+    altered(number, lambda values: values + 0.01)
+    refused = serfer(*command, "--json")
+    assert refused.code == 1
+    assert f"most so in window {number}, rows" in refused.err
+    assert "nothing was written, the windows are kept in" in refused.err
+    report = json.loads(refused.out)
+    assert report["result"] is None
+    assert report["compared"]["worst_window"] == number
+    assert not (tmp_path / "result.tif").exists()
+    monkeypatch.undo()
+    assert serfer(*command).code == 1  # what is kept is still wrong
+    assert compared(serfer(*command, "--restart", "--json"))["error"] < 1e-6
+    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
+
+
+def test_a_wrong_map_is_written_where_it_is_not_checked(serfer, command, tmp_path, altered):
+    altered(7, lambda values: values + 0.01)
+    assert serfer(*command).code == 1
+    done = serfer(*command, "--no-check", "--json")
+    assert json.loads(done.out)["resumed"] == 20
+    assert (tmp_path / "result.tif").exists()
+
+
+def test_of_many_images_a_wrong_one_fails_by_itself(serfer, plan, tmp_path, altered):
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.tif", pixels(HEIGHT, WIDTH))
+    wrong = iter([True])
+    altered(7, lambda values: values + 0.01 * next(wrong, False))
+    done = serfer(
+        "map",
+        tmp_path / "a.tif",
+        tmp_path / "b.tif",
+        "--plan",
+        plan,
+        "--out",
+        tmp_path / "out",
+        "--workers",
+        "inprocess",
+    )
+    assert done.code == 1
+    assert "a.tif: the result is wrong" in done.err
+    assert (tmp_path / "out" / "retry.txt").read_text().split() == [str(tmp_path / "a.tif")]
+    assert (tmp_path / "out" / "b.tif").exists()
+
+
+def test_pixels_without_data_are_left_out(serfer, plan, tmp_path):
+    values = np.maximum(pixels(HEIGHT, WIDTH), 1)
+    values[:, :40, :50] = 0
+    image = write(tmp_path / "image.tif", values, nodata=0)
+    command = ("map", image, "--plan", plan, "--out", tmp_path / "out.tif", "--workers", "inprocess", "--json")
+    found = compared(serfer(*command))
+    assert found["error"] < 1e-6
+    everything = compared(serfer(*command, "--no-data", "none", "--overwrite"))
+    assert 0 < found["pixels"] < everything["pixels"]
+
+
+def test_each_output_is_compared_at_its_own_stride(map_of, two_maps, altered):
+    found = compared(map_of(two_maps))
+    assert found["pixels"] > 1.2 * SIZE[0] * SIZE[1] / 2
+    assert found["error"] < 1e-6
+    altered(4, lambda values: values + 0.5 * (values.shape[-1] < 64))
+    refused = map_of(two_maps, "--overwrite")
+    assert refused.code == 1
+    assert "most so in window 4" in refused.err
+
+
+def test_statistics_of_the_whole_image_are_those_of_the_passes_also_when_it_is_resumed(map_of, pooled, monkeypatch):
+    def stopped(*_arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(image_job, "compare", stopped)
+    assert map_of(pooled).code == 130
+    monkeypatch.undo()
+    done = map_of(pooled)
+    report = json.loads(done.out)
+    assert report["computed"] == 0
+    assert report["compared"]["parts"] >= 4
+    assert report["compared"]["error"] < 1e-6
+
+
+def test_another_class_is_wrong_unless_its_score_is_as_large(map_of, classes, altered, monkeypatch):
+    found = compared(map_of(classes))
+    assert (found["error"], found["other_classes"]) == (None, 0)
+    altered(4, lambda values: np.where(values == 0, 1, values).astype(values.dtype))
+    assert compared(map_of(classes, "--overwrite"))["other_classes"] == 0
+    monkeypatch.undo()
+    altered(4, lambda values: np.where(values == 0, 2, values).astype(values.dtype))
+    refused = map_of(classes, "--overwrite")
+    assert refused.code == 1
+    assert "pixels have another class), most so in window 4" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("build", "size"),
+    [
+        (lambda net: net.conv("image", (5, 3), stride=(2, 2)), (301, 290)),  # without padding, any rest
+        (lambda net: net.enlarge(net.pool(net.conv("image", (3, 3), pads=(1,) * 4), (2, 2), (2, 2)), 2), (300, 280)),
+        (lambda net: net.crop(net.conv("image", (3, 3)), top=2, left=3, bottom=1, right=2), (261, 300)),
+    ],
+)
+def test_networks_of_many_shapes_are_compared(serfer, tmp_path, build, size):
+    net = Network()
+    build(net)
+    package.map_plan(net.save(tmp_path / "net.onnx"), [size], tmp_path / "plan", window=64, channels=1)
+    image = write(tmp_path / "image.tif", pixels(*size, bands=1, dtype="float32"))
+    done = serfer(
+        "map", image, "--plan", tmp_path / "plan", "--out", tmp_path / "out.tif", "--workers", "inprocess", "--json"
+    )
+    found = compared(done)
+    assert found["parts"] >= 4
+    assert found["error"] < 1e-6
+
+
+def test_what_cannot_be_compared_is_mapped_and_says_why(serfer, tmp_path):
+    make_map_plan(tmp_path / "plan", crops=None)  # as those of earlier versions
+    image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
+    done = serfer("map", image, "--plan", tmp_path / "plan", "--out", tmp_path / "out.tif", "--workers", "inprocess")
+    assert done.code == 0, done.err
+    assert "not compared with the network:" in done.out
+    assert "its plan has no network for parts of an image" in done.out
+    assert (tmp_path / "out.tif").exists()
+
+
+@given(st.integers(3, 9), st.integers(3, 9), st.integers(1, 3), st.integers(2, 3 * WINDOW))
+def test_parts_lie_within_the_image_and_start_where_the_network_shifts(rows, cols, unit, side):
+    windows = ImageWindows(axis(rows), axis(cols), ((0,),))
+    places = places_of(windows, (side, side), unit)
+    assert len({*places}) == len(places) <= 12
+    for place in places:
+        for span, size in ((place.rows, windows.rows.size), (place.cols, windows.cols.size)):
+            assert span.start % unit == 0
+            assert 0 <= span.start < span.stop <= size
+            assert span.size == side
+
+
+@given(
+    st.integers(1, 4), st.integers(0, 9), st.integers(0, 9), st.integers(0, 8), st.integers(0, 60), st.integers(0, 20)
+)
+def test_what_a_part_tells_depends_on_none_of_its_own_ends(unit, before, behind, start, length, rest):
+    """Each pixel of the result lies on one of the image, and reads those around the unit that it is in."""
+    begin, size = start * unit, start * unit + length + rest
+    crop = Span(begin, begin + length)
+    told = CropAxis(size, size, 1.0, unit, (before, behind)).compared(crop, length)
+    for pixel in range(told.start, told.stop):
+        first = pixel // unit * unit - before
+        last = (pixel // unit + 1) * unit + behind
+        assert max(0, first) >= crop.start
+        assert min(size, last) <= crop.stop

@@ -136,10 +136,17 @@ def read_records(root: Path) -> dict[str, Record]:
 
 
 def commit_of(root: Path) -> str:
-    """Return the commit that a checkout is at, with + where files have changed; nothing where git does not know."""
-    command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)  # noqa: S603 - ours
-    return done.stdout.strip()
+    """Return the commit of a checkout, with + where files but the pages have changed; nothing where git has none."""
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    return f"{commit}+" if commit and _git(root, "status", "--porcelain", "--", ".", ":!docs") else commit
+
+
+def _git(root: Path, *words: str) -> str:
+    try:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)  # noqa: S603, S607
+    except OSError:  # it is not installed
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def differences(before: Sequence[Figures], now: Sequence[Figures]) -> Iterator[str]:

@@ -94,8 +94,7 @@ def _notes(suite: Suite) -> Iterator[str]:
         f"dollars over those of the clairvoyant optimum with the first instance type on demand, at the level of rates, "
         f"scale {suite.scale}, a decision every {suite.period_s:g} s"
     )
-    yield (
-        f"the mean of {suite.seeds} seeds from 0 on, the least and the largest; all: the mean of the means above, the "
-        "least and the largest of them"
-    )
+    if suite.seeds > 1:
+        yield f"of a generated load the mean of {suite.seeds} seeds from 0 on, the least and the largest"
+    yield "all: the mean of the means above, the least and the largest of them"
     yield "Lambda takes what instances cannot, so every query is answered; values are not learnt; boots cost Lambda"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 from serfer.cli.main import app
 from serfer.core.errors import InputError
 from serfer_bench.records.command import recorded
-from serfer_bench.records.record import FOLDER, Figures, Layout, Record, differences, digest, read_records
+from serfer_bench.records.record import FOLDER, Figures, Layout, Record, commit_of, differences, digest, read_records
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "serfer bench policies sharing --seconds 5 --rate 2"
@@ -128,6 +129,26 @@ def test_a_record_that_no_page_shows_fails_the_check(checkout):
 def test_only_commands_of_serfer_run(checkout):
     with pytest.raises(InputError, match="one of serfer's, not 'rm -r'"):
         recorded(Record("rm -r", "measured", "", "", {"rule.py": ""}), checkout)
+
+
+def test_a_commit_is_marked_where_files_have_changed_but_not_for_pages_or_without_git(tmp_path, monkeypatch):
+    def git(*words):
+        names = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        subprocess.run(["git", *names, *words], cwd=tmp_path, check=True, capture_output=True)  # noqa: S607
+
+    assert commit_of(tmp_path) == ""
+    git("init")
+    (tmp_path / "rule.py").write_text("one = 1\n")
+    git("add", ".")
+    git("commit", "-m", "one")
+    assert re.fullmatch(r"[0-9a-f]{12}", commit_of(tmp_path))
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text("text\n")
+    assert re.fullmatch(r"[0-9a-f]{12}", commit_of(tmp_path))
+    (tmp_path / "rule.py").write_text("one = 2\n")
+    assert re.fullmatch(r"[0-9a-f]{12}\+", commit_of(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    assert commit_of(tmp_path) == ""
 
 
 def test_a_layout_makes_columns_of_rows_and_leaves_empty_brackets_out():

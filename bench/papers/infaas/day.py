@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 from serfer.core.errors import UsageError
-from serfer.sim.loads.reading import read_load
+from serfer.sim.simulate import LoadSpec
 
 _S_PER_DAY = 86_400.0
 _MINUTES: Final = 1440
@@ -18,13 +18,19 @@ _HOUR: Final = 60
 Rates = NDArray[np.float64]
 
 
-def read_day(path: Path, number: int, progress: Callable[[str], None]) -> Rates:
-    """Return the mean rate of each minute of a trace's day, counted from 0: (1440,); raises UsageError without it."""
-    trace = read_load(path, progress)
+GENERATED: Final = "bursty-days:hours=48"
+DayLoadOption = Annotated[
+    str, typer.Option("--trace", metavar="LOAD", help="A load of at least a day: a file, as Twitter's, or a generator.")
+]
+
+
+def read_day(load: str, number: int, seed: int, progress: Callable[[str], None]) -> Rates:
+    """Return the mean rate of each minute of a load's day, counted from 0: (1440,); raises UsageError without it."""
+    trace = LoadSpec(load).read(seed, progress)
     edges = number * _S_PER_DAY + np.linspace(0.0, _S_PER_DAY, _MINUTES + 1)
     starts = trace.starts_s
     if edges[-1] > starts[-1]:
-        raise UsageError(f"{path} has no whole day {number}: it lasts {starts[-1] / _S_PER_DAY:.1f} days")
+        raise UsageError(f"{load} has no whole day {number}: it lasts {starts[-1] / _S_PER_DAY:.1f} days")
     counted = np.concatenate(([0.0], np.cumsum(trace.durations_s * trace.rates)))
     return np.diff(np.interp(edges, starts, counted)) * _MINUTES / _S_PER_DAY
 

@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import mean, median
 from typing import Annotated, Final
 
@@ -27,7 +26,7 @@ from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
 from serfer_bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
-from serfer_bench.papers.infaas.day import FORMS, Rates, arrivals, pressed, read_day
+from serfer_bench.papers.infaas.day import FORMS, GENERATED, DayLoadOption, Rates, arrivals, pressed, read_day
 from serfer_bench.papers.infaas.table8 import ARCHITECTURES, IMAGES, Architecture
 
 INFAAS, HEEDING = "INFaaS", "INFaaS, overload heeded"
@@ -236,20 +235,21 @@ def _result(load: str, measured: Measured, ours: Measured) -> ProductionResult:
 
 def command(
     *,
-    trace: Annotated[Path, typer.Option(metavar="FILE", help="A load of at least a day, as Twitter's.")],
+    trace: DayLoadOption = GENERATED,
     day: Annotated[int, typer.Option(min=0, help="Which day of it, from 0.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the arrivals, and of a generated load.")] = 0,
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Redo INFaaS' figure 5 in a simulation: 22 networks under a day of a trace, pressed into minutes."""
     with status_line() as progress:
-        minutes = read_day(trace, day, progress)
+        minutes = read_day(trace, day, seed, progress)
         rows: list[ProductionResult] = []
         for load, form in FORMS.items():
             progress(load)
             rows += run(load, form(minutes), seed)
     notes = [
+        f"day {day} of {trace}",
         "published: INFaaS' throughput over the baseline's; the baseline's violations and dollars over INFaaS'",
         "constructed: speeds from multiply-accumulates, loading times, boots, GPUs shared by time",
     ]

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Annotated, Final
 
@@ -24,7 +23,7 @@ from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
 from serfer_bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
-from serfer_bench.papers.infaas.day import FORMS, Rates, arrivals, pressed, read_day
+from serfer_bench.papers.infaas.day import FORMS, GENERATED, DayLoadOption, Rates, arrivals, pressed, read_day
 
 LARGE, SMALL = "Inception-ResNetV2", "MobileNetV1"
 INFAAS, CLIPPER = "INFaaS", "Clipper+"
@@ -152,21 +151,24 @@ def _p99(ms: Sequence[float]) -> float:
 
 def command(
     *,
-    trace: Annotated[Path, typer.Option(metavar="FILE", help="A load of at least a day, as Twitter's.")],
+    trace: DayLoadOption = GENERATED,
     day: Annotated[int, typer.Option(min=0, help="Which day of it, from 0.")] = 0,
     sharing: Annotated[
         float, typer.Option(min=0.0, max=10.0, help="How much longer a query takes beside a busy copy (assumed).")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the arrivals, and of a generated load.")] = 0,
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Redo INFaaS' figure 7 in a simulation: two networks on shared GPUs, by an assumed model of interference."""
     with status_line() as progress:
-        minutes = read_day(trace, day, progress)
+        minutes = read_day(trace, day, seed, progress)
         rows: list[SharingResult] = []
         for load, form in FORMS.items():
             progress(load)
             rows += run(load, form(minutes), seed, sharing)
-    notes = ["assumed: copies on a GPU share it by time; constructed: speeds, loading, the SLO"]
+    notes = [
+        f"day {day} of {trace}",
+        "assumed: copies on a GPU share it by time; constructed: speeds, loading, the SLO",
+    ]
     publish_rows(rows, directory, as_json=as_json, notes=notes)

@@ -20,6 +20,7 @@ _NOTES: Final = (
     "profiles: authors, fitted to what they measured (LSTM-2365, DSSM-2389: constructed); flops, made from Table 1",
     "beta by: FLOPS, as in the paper (a thread is 0.45% of a GPU); scarcity, ours: a server's cores are worth its GPUs",
     "constructed, too: loads, networks and SLOs of figure 18, cold starts of 3 s, times up to 10% from their profiles",
+    "under loads infless has the windows of LSTH, openfaas-plus and batch 300 s, unless a name says another time",
     "published: figures 11, 12b and 18 by the authors' plotting scripts; ratios are over INFless'",
 )
 

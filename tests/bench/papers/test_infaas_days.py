@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from serfer.cli.main import app
 from serfer.core.errors import UsageError
 from serfer_bench.papers.infaas import figure5, figure7
-from serfer_bench.papers.infaas.day import pressed, read_day, smoothed
+from serfer_bench.papers.infaas.day import GENERATED, pressed, read_day, smoothed
 
 pytestmark = pytest.mark.weekly
 
@@ -37,9 +37,9 @@ def test_hours_means_keep_the_day_s_queries_and_take_its_jumps():
 
 
 def test_a_day_that_a_trace_does_not_have_is_refused_by_its_number(trace):
-    assert len(read_day(trace, 1, print)) == 1440
+    assert len(read_day(str(trace), 1, 0, print)) == 1440
     with pytest.raises(UsageError, match="has no whole day 2"):
-        read_day(trace, 2, print)
+        read_day(str(trace), 2, 0, print)
 
 
 def test_variants_that_scale_answer_as_much_as_each_baseline_and_cost_less():
@@ -54,6 +54,12 @@ def test_a_network_that_shares_a_gpu_is_slower_than_on_one_of_its_own():
     assert rows[figure7.INFAAS, figure7.SMALL].p99_ms > 1.2 * rows[figure7.CLIPPER, figure7.SMALL].p99_ms
     alone = {(row.system, row.network): row for row in figure7.run("a day", DAY, sharing=0.0, queries=16_000)}
     assert alone[figure7.INFAAS, figure7.SMALL].p99_ms < 1.2 * alone[figure7.CLIPPER, figure7.SMALL].p99_ms
+
+
+def test_without_a_trace_a_day_is_generated_from_the_seed():
+    days = [read_day(GENERATED, 1, seed, print) for seed in (0, 0, 1)]
+    assert np.array_equal(days[0], days[1])
+    assert not np.array_equal(days[0], days[2])
 
 
 def test_the_command_shows_both_systems_and_networks_under_both_forms_of_the_day(trace, monkeypatch):

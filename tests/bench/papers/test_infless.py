@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from serfer.control.infless.scenario import PolicyFacts
 from serfer.sim.rates import silent
 from serfer_bench.papers.infless.capacity import SYSTEMS, highest, placed
-from serfer_bench.papers.infless.loads import under_loads
+from serfer_bench.papers.infless.loads import COMPARED, under_loads
 from serfer_bench.papers.infless.paper import AUTHORS, BY_FLOPS, OSVT, QA_ROBOT, TABLE_4, World
 
 pytestmark = pytest.mark.weekly
@@ -62,8 +63,16 @@ def test_table_4_contradicts_its_own_price_of_infless():
         assert computed == pytest.approx(usd, rel=0.05) or (system == "infless" and computed > 3 * usd)
 
 
+def test_keep_alive_and_windows_are_what_a_system_s_name_says():
+    facts = {name: replace(PolicyFacts(), **one.facts) for name, one in COMPARED.items()}
+    assert (facts["batch"].keep_alive_s, facts["batch, 60 s"].keep_alive_s) == (300.0, 60.0)
+    assert (facts["infless"].windows, facts["infless, 300 s"].windows) == ("lsth", "")
+    assert (facts["infless, 300 s"].reserve_s, facts["infless, 60 s"].reserve_s) == (300.0, 60.0)
+
+
 def test_loads_have_rows_for_each_figure():
     rows = [*under_loads(silent, 0.1)]
     assert {one.figure for one in rows} == {"12a", "15a", "T4", "-"}
     assert {one.setting for one in rows} == {"sporadic", "periodic", "bursty", OSVT}
+    assert {one.system for one in rows} == {*COMPARED}
     assert all(one.value >= 0 for one in rows)

@@ -272,6 +272,54 @@ class Heads(nn.Module):
         ]
 
 
+class Gate(nn.Module):
+    """Squeeze-and-excite, as in MobileNetV3."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, 4, 1), nn.ReLU(), nn.Conv2d(4, width, 1))
+
+    def forward(self, x):
+        return x * functional.hardsigmoid(self.inner(x))
+
+
+class TextDetector(nn.Module):
+    """PP-OCR's (DBNet): gates in the encoder and in the pyramid, and the probability of text by transposed layers."""
+
+    def __init__(self, widths=(8, 12, 16, 20), width=12):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.Hardswish())
+        self.down = nn.ModuleList(self.stage(a, b) for a, b in pairwise((8, *widths)))
+        self.side = nn.ModuleList(nn.Sequential(nn.Conv2d(each, width, 1), Gate(width)) for each in widths)
+        self.smooth = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(width, width // 4, 3, padding=1), Gate(width // 4)) for _ in widths
+        )
+        self.head = nn.Sequential(
+            *(nn.Conv2d(width, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
+            *(nn.ConvTranspose2d(8, 8, 2, stride=2), nn.BatchNorm2d(8), nn.ReLU()),
+            *(nn.ConvTranspose2d(8, 1, 2, stride=2), nn.Sigmoid()),
+        )
+
+    @staticmethod
+    def stage(before, after):
+        deep = nn.Conv2d(before, before, 3, stride=2, padding=1, groups=before, bias=False)
+        return nn.Sequential(deep, nn.BatchNorm2d(before), nn.Hardswish(), Gate(before), nn.Conv2d(before, after, 1))
+
+    def forward(self, x):
+        maps = [self.stem(x)]
+        for stage in self.down:
+            maps.append(stage(maps[-1]))
+        top, joined = None, []
+        for side, each in reversed([*zip(self.side, maps[1:], strict=True)]):
+            top = side(each) if top is None else side(each) + functional.interpolate(top, scale_factor=2)
+            joined.append(top)
+        pyramid = [
+            functional.interpolate(smooth(each), scale_factor=2**number) if number else smooth(each)
+            for number, (smooth, each) in enumerate(zip(self.smooth, reversed(joined), strict=True))
+        ]
+        return self.head(torch.cat(pyramid[::-1], 1))
+
+
 class ConvNext(nn.Module):
     """ConvNeXt V2's blocks: large kernels by channel, layer norm over channels, and norms over the whole image."""
 
@@ -316,6 +364,7 @@ NETWORKS: dict[str, Dense] = {
     "dilated context": Dense(Dilated, (165, 143)),
     "feature pyramid, aligned corners": Dense(Pyramid, (151, 144), maps=False),
     "YOLOv8's heads": Dense(Heads, (288, 352), 16, often="slow"),
+    "PP-OCR's text detector": Dense(TextDetector, (192, 224)),
     "ConvNeXt": Dense(lambda: ConvNext(whole=False), (221, 187)),
     "ConvNeXt V2": Dense(ConvNext, (221, 187), often="commit"),
     "fcn_resnet50": Dense(lambda: Segmentation("fcn_resnet50"), (288, 352)),
@@ -330,14 +379,14 @@ SMALL = "tu-test_resnet"
 
 
 def _smp(
-    kind: str, encoder: str = SMALL, size: tuple[int, int] = (288, 352), *, maps: bool = True, **more: Any
+    kind: str, encoder: str = SMALL, size: tuple[int, int] = (192, 224), *, maps: bool = True, **more: Any
 ) -> Dense:
     return Dense(lambda: of_smp(kind, encoder, **more), size, maps=maps, package=True)
 
 
 NETWORKS |= {
-    "smp Unet, resnet18": _smp("Unet", "resnet18"),
-    "smp Unet, small resnet, of odd sizes": _smp("Unet", size=(287, 351), maps=False),
+    "smp Unet, resnet18": _smp("Unet", "resnet18", (288, 352)),
+    "smp Unet, small resnet, of odd sizes": _smp("Unet", size=(191, 223), maps=False),
     "smp Unet, small resnet, group norm": _smp("Unet", depth=3, decoder_channels=(32, 16, 8), norm=groups),
     "smp Unet, small resnet, instance norm": _smp("Unet", depth=3, decoder_channels=(32, 16, 8), norm=instances),
     "smp Unet, mobilenet_v2": _smp("Unet", "mobilenet_v2", depth=4, decoder_channels=(64, 32, 16, 8)),

@@ -51,6 +51,10 @@ class Case:
         return f"case {self.number} of seed {self.seed}: sizes {self.sizes}, window {self.window}: {story}"
 
 
+STATISTICS = ("norm", "gates", "context")
+"""Steps that take statistics of the whole image, of networks that have one output."""
+
+
 class Drawn:
     """A network that grows operator by operator; `name` and `channels` are the current map's."""
 
@@ -360,13 +364,16 @@ class Drawn:
         self.name = self.op("Concat", self.name, self.op("Expand", context, size), axis=1)
         self.channels *= 2
 
-    def model(self):
-        """Return the ONNX model."""
+    def model(self, more=()):
+        """Return the ONNX model, whose first output is the last map; `more` are others of its maps."""
         graph = helper.make_graph(
             self.nodes,
             "drawn",
             [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", self.first, "H", "W"])],
-            [helper.make_tensor_value_info(self.name, TensorProto.FLOAT, ["N", None, None, None])],
+            [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", None, None, None])
+                for name in (self.name, *more)
+            ],
             self.initializers,
         )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
@@ -385,8 +392,8 @@ def drawn_sizes(rng):
     return [*dict.fromkeys(sizes)]
 
 
-def draw(seed, number):
-    """Return case `number` of a seed."""
+def draw(seed, number, *, several=False):
+    """Return case `number` of a seed; with `several`, some networks have a second output."""
     rng = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
     if number % EACH == EACH - 1:
         module = random_modules.Drawn(rng, 3)
@@ -396,4 +403,9 @@ def draw(seed, number):
     net.grow(8)
     window = rng.choice([16, 24, 32, 48, 48, 64, 96, "auto"])
     reduce = rng.choice([None] * 5 + ["argmax"]) if net.channels > 1 else None
-    return Case(seed, number, net.model(), net.first, drawn_sizes(rng), window, reduce, net.story)
+    sizes = drawn_sizes(rng)
+    inner = [name for name, _ in net.kept if name not in ("x", net.name)]
+    several = several and reduce is None and not any(step.startswith(STATISTICS) for step in net.story)
+    more = [rng.choice(inner)] if several and inner and rng.random() < 0.3 else []
+    story = [*net.story, *(f"a second output {name}" for name in more)]
+    return Case(seed, number, net.model(more), net.first, sizes, window, reduce, story)

@@ -421,7 +421,7 @@ class Worker:
 
     def _statistics(self, task: Task) -> list[Array]:
         """Return what a window is told of the whole image, (N, values); nothing where its plan has no such input."""
-        values = self._plan.windows.statistics if self._plan.windows else 0
+        values = self._plan.windows.values if self._plan.windows else 0
         data = b"".join(part or b"" for part in task.parts)
         if len(data) != FLOAT_BYTES * values:
             raise InputError(f"the task carries {len(data)} bytes of statistics, its plan has {values} values")

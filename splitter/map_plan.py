@@ -17,12 +17,10 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.splitter.network.description import Description, Reduction
 from serfer.splitter.plan_dir.output_directory import place_for
 from serfer.splitter.planning.split_options import Budget, memory_choices, package_limit
-from serfer.splitter.windows.wanted_sizes import AnySize, checked_sizes
+from serfer.splitter.windows.wanted_sizes import checked_sizes
 
 STATISTICS = ("auto", "exact", "sample")
 """Where statistics over the whole image come from."""
-MOST_OVERLAP = 8_192
-"""Pixels that windows may have around what they write."""
 
 
 def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
@@ -34,7 +32,6 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     channels: int = 3,
     reduce: str | None = None,
     output: str | None = None,
-    approximate: int | None = None,
     sample: Path | str | None = None,
     statistics: str = "auto",
     threshold: float | None = None,
@@ -60,8 +57,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
             `NamedModel`), or the path of an ONNX file whose height and width are free, or of a model package of
             bioimage.io (a zip or a directory), which brings channels, preprocessing and `reduce`. It makes maps of an
             image, (N, C, H, W) or (N, H, W), perhaps of several strides. It looks at neighbourhoods, and of the whole
-            image at statistics alone (global pooling, squeeze-and-excite, group and instance norm), where it makes one
-            map.
+            image at statistics alone (global and pyramid pooling, squeeze-and-excite, group and instance norm), where
+            it makes one map.
         sizes: (height, width) of the images; or "any", or "any,multiple=8" for sizes that are multiples of 8 pixels.
         out: The plan directory; an empty directory or a plan there is replaced.
         window: The side of windows in pixels of the result, of several the finest, a multiple of the network's stride,
@@ -72,11 +69,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
             network gives it.
         output: "boxes", with a family and thresholds as `split` has them, for a detector: maps of it are boxes of the
             whole image (docs/how-to/detect.md). A file whose metadata say so needs none.
-        approximate: Pixels around what windows write (rounded up to the network's stride), for networks that look at
-            the whole image: windows are images of their own then.
-        sample: An image file (of which the middle is taken) on which the difference of these from the network on the
-            whole is measured; a generated image unless given. It is in the plan's `windows.difference`. Of "sample"
-            statistics, the image of which parts are taken for them.
+        sample: An image file of which parts are taken for "sample" statistics; a generated image unless given. What
+            depends on it is in the plan's `windows.difference`.
         statistics: Over the whole image, where the network has such: "exact", added up in passes over the image before
             the map; "sample", measured once, now; or "auto", exact where all passes take at most three times the
             multiply-accumulates of the map alone.
@@ -94,8 +88,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         progress: As `split`.
 
     Raises:
-        ModelError: the network looks at the whole image otherwise than by statistics (attention, pyramid pooling,
-            resizing with aligned corners) without `approximate`; the message names the operator.
+        ModelError: the network looks at the whole image otherwise than by statistics, as attention does; the message
+            names the operator.
         UsageError: options that are unknown or contradict each other; passes that take more than "auto" allows, with
             what both ways cost.
         InputError: `out` cannot be a plan's place, or the sample cannot be read or is too small.
@@ -108,9 +102,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     memory, side, wanted_sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)
-    overlap = approximation(approximate, sample, statistics)
-    if overlap[0] is not None and isinstance(wanted_sizes, AnySize):
-        raise UsageError("--approximate is for images of certain sizes: give them, --size HEIGHTxWIDTH")
+    check_statistics(statistics, sample)
     check_threshold(threshold, statistics)
     with named_extras():
         if callable(dependency_bytes):
@@ -120,30 +112,20 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         from serfer.splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
 
         progress = progress or (lambda _step: None)
-        wanted = WindowRequest(side, *overlap, statistics, threshold, as_published=reduce is None)
+        from_sample = None if sample is None else Path(sample)
+        wanted = WindowRequest(side, from_sample, statistics, threshold, as_published=reduce is None)
         plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return plan
 
 
-def approximation(
-    overlap: int | None, sample: Path | str | None, statistics: str = "auto"
-) -> tuple[int | None, Path | None]:
-    """Read the `approximate`, `sample` and `statistics` arguments; raises UsageError."""
+def check_statistics(statistics: str, sample: Path | str | None) -> None:
+    """Refuse `statistics` and `sample` arguments that are unknown or contradict each other; raises UsageError."""
     if statistics not in STATISTICS:
         raise UsageError(f"--statistics is {', '.join(STATISTICS[:-1])} or {STATISTICS[-1]}, not {statistics!r}")
-    if overlap is None and sample is not None and statistics != "sample":
-        raise UsageError(
-            "--sample is what --approximate OVERLAP or --statistics sample is measured on: give one of them, too"
-        )
-    if overlap is not None and statistics != "auto":
-        raise UsageError(
-            "with --approximate windows are images of their own, with their own statistics: leave --statistics out"
-        )
-    if overlap is not None and (type(overlap) is not int or not 1 <= overlap <= MOST_OVERLAP):
-        raise UsageError(f"--approximate is a number of pixels from 1 to {MOST_OVERLAP:,}, not {overlap!r}")
-    return overlap, None if sample is None else Path(sample)
+    if sample is not None and statistics != "sample":
+        raise UsageError("--sample is what --statistics sample is measured on: give that, too")
 
 
 def check_threshold(threshold: float | None, statistics: str) -> None:

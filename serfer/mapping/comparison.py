@@ -63,8 +63,10 @@ def whole_of(plan: Plan, directory: Path) -> Whole:
     options.enable_cpu_mem_arena = False  # the process goes on without it
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
+    known = [each.shape[1] for each in session.get_inputs()[1:]]  # statistics, without what is for windows alone
+
     def run(image: _Array, statistics: _Array) -> Sequence[_Array]:
-        given = {"input0": image} | ({"input1": statistics[None]} if statistics.size else {})
+        given = {"input0": image} | ({"input1": statistics[None, : known[0]]} if known else {})
         values: Sequence[_Array] = session.run(None, given)
         return [each.reshape(-1, *each.shape[-2:]) for each in values]
 
@@ -111,8 +113,6 @@ def compare(
 
 
 def _places(job: Job, windows: Windows, statistics: _Array | None) -> Sequence[Rect]:
-    if windows.overlap:
-        raise NotComparedError("its windows are images of their own")
     if windows.crops is None:
         raise NotComparedError(_NO_CROPS)
     if statistics is None:

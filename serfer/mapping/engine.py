@@ -81,6 +81,12 @@ class MapTask:
     statistics: bytes = b""
     number: int | None = None
 
+    def vector(self, window: ImageWindow) -> bytes:
+        """Return what a window is told of the image besides its pixels."""
+        plan = self.pipeline.plan.windows
+        statistics = self.statistics if self.number is None else told(self.statistics, window)
+        return plan.vector(statistics, window) if plan else b""
+
 
 @dataclass
 class Outcome:
@@ -255,9 +261,8 @@ class Engine:
         measured, refused = None, False
         try:
             task = self._task
-            statistics = task.statistics if task.number is None else told(task.statistics, window)
             context = RequestContext(
-                window=window.tile, background=True, statistics=statistics, levels=task.input.levels
+                window=window.tile, background=True, statistics=task.vector(window), levels=task.input.levels
             )
             query = task.pipeline.submit(batch, deadline_s=DEADLINE_S, context=context)
             with self._guard:

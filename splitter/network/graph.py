@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from math import prod
 from typing import Any, TypeVar, TypeVarTuple
@@ -39,19 +40,38 @@ class Node:
 
 
 STATISTICS = "serfer.statistics"
-"""The second input of a graph with statistics: one vector of all of them, (N, values)."""
+"""The second input of a graph with statistics: one vector of all of them, (N, values).
+
+Where weights depend on the place in the image, it ends with the first row and column of the image that a window reads.
+"""
+
+
+@dataclass(frozen=True)
+class Bins:
+    """The means of adaptive average pooling: `counts` rows and columns of them, of a map whose `sizes` are these.
+
+    One row of the image makes `growth[0]` rows of the map, and so for columns.
+    """
+
+    counts: tuple[int, int]
+    sizes: tuple[int, int]
+    growth: tuple[Fraction, Fraction]
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """What is known of a map `source` as a whole: `values`, and of which pass they are, the first being 0."""
+    """What is known of a map `source` as a whole: `values`, and of which pass they are, the first being 0.
+
+    They are of all of it, or sums that are the means of its `bins`.
+    """
 
     source: str
     number: int
     values: MapStatistics
+    bins: Bins | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """Operators in topological order; `shapes` holds every activation's, for one image.
 

@@ -160,7 +160,9 @@ def _write(views: _Views, node: Node) -> None:
     inputs = [names[name] for name in node.inputs]
     whole = is_replicated(graph, node) and node.kind != TILE_SUM
     rule = None if whole else rule_of(graph, node)
-    (rule or whole_rule(node)).write(views.builder, TileOperator(graph, node, region, reads, inputs))
+    (rule or whole_rule(node)).write(
+        views.builder, TileOperator(graph, node, region, reads, inputs, views.regions.get(graph.input))
+    )
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:

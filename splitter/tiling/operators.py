@@ -17,6 +17,7 @@ from serfer.splitter.network.as_is import AS_IS_OUTPUT
 from serfer.splitter.network.graph import VECTOR_RANK, Axes, Graph, Node
 from serfer.splitter.network.operator_kinds import BROADCAST, PER_VALUE, POOLS
 from serfer.splitter.tiling.as_is import AsIs, AsIsOutput, runs_as_it_is
+from serfer.splitter.tiling.by_position import RESIZE_BY_POSITION, ResizeByPosition
 from serfer.splitter.tiling.elementwise import (
     Channelwise,
     Elementwise,
@@ -95,6 +96,7 @@ _RULES: dict[str, Rule] = {
     "MaxPool": MaxPool(),
     "Pad": ConstantPad(),
     "Resize": Resize(),
+    RESIZE_BY_POSITION: ResizeByPosition(),
     "Slice": Slice(),
     "SpaceToDepth": SpaceToDepth(),
     TILE_POOL: TilePool(),
@@ -112,7 +114,7 @@ def tiled_kinds() -> dict[str, tuple[str, ...]]:
         "spread by output columns behind a vector": ("Gemm",),
     }
     named = {kind for kinds in about.values() for kind in kinds}
-    own = {TILE_POOL, TILE_SUM, AS_IS, AS_IS_OUTPUT}
+    own = {TILE_POOL, TILE_SUM, AS_IS, AS_IS_OUTPUT, RESIZE_BY_POSITION}
     about["tiled where rows and columns come through"] = _RULES.keys() - named - own
     return {how: tuple(sorted(kinds)) for how, kinds in about.items()}
 

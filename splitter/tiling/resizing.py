@@ -25,7 +25,7 @@ from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import ReceptiveField, tabulated
 from serfer.splitter.tiling.tiling_rule import Rule, TileOperator, append_slice
 
-_ROWS = 32
+MOST_ROWS = 32
 """Output rows (or columns) that one product computes."""
 _SAME = 1e-7
 """How far a crop's weights may be from the whole map's."""
@@ -51,10 +51,11 @@ class Resize(Rule):
             _mix(builder, tile)
 
 
-_Side = tuple[int, Interpolation, Span, Span]
+Side = tuple[int, Interpolation, Span, Span]
+"""The axis, its interpolation, the tile's part of the output, and what it reads."""
 
 
-def _sides(tile: TileOperator) -> list[_Side]:
+def _sides(tile: TileOperator) -> list[Side]:
     """Return, for rows and columns, the axis, its interpolation, the tile's part and what it reads."""
     need = tile.read.clipped
     spans = ((ROW_AXIS, tile.region.rows, need.rows), (COL_AXIS, tile.region.cols, need.cols))
@@ -83,7 +84,7 @@ def _resize_crop(builder: OnnxBuilder, tile: TileOperator) -> bool:
     return True
 
 
-def _crop_part(tile: TileOperator, side: _Side, *, scaled: bool) -> tuple[Span, Span] | None:
+def _crop_part(tile: TileOperator, side: Side, *, scaled: bool) -> tuple[Span, Span] | None:
     """Return the tile's rows among those of its resized crop, and the latter; None where their weights differ."""
     _, taps, out, have = side
     scale = taps.outputs / taps.inputs
@@ -110,13 +111,13 @@ def _mix(builder: OnnxBuilder, tile: TileOperator) -> None:
             chosen = builder.constant(f"{output}.{axis}.indices", taps.first[out.start : out.stop] - have.start)
             source = builder.append("Gather", [source, chosen], output, {"axis": axis})
         else:
-            source = _banded_product(builder, source, output, (axis, taps, out, have))
+            source = banded_product(builder, source, output, (axis, taps, out, have))
 
 
-def _banded_product(builder: OnnxBuilder, source: str, output: str, side: tuple[int, Interpolation, Span, Span]) -> str:
+def banded_product(builder: OnnxBuilder, source: str, output: str, side: tuple[int, Interpolation, Span, Span]) -> str:
     """Append products of a few rows each with what they read, and join them."""
     axis, taps, out, have = side
-    parts = even_parts(out.size, -(-out.size // _ROWS))
+    parts = even_parts(out.size, -(-out.size // MOST_ROWS))
     names = []
     for number, part in enumerate(parts):
         rows = Span(out.start + part.start, out.start + part.stop)

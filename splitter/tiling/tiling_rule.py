@@ -41,6 +41,7 @@ class TileOperator:
 
     `region` is the part of the operator's output that the tile computes, `reads` what that reads of each computed
     input. `inputs` are names in the tile's graph, in the operator's order: of exactly that part, or of a constant.
+    `image` is what the tile reads of the image, None where it reads nothing of it.
     """
 
     graph: Graph
@@ -48,6 +49,7 @@ class TileOperator:
     region: Rect
     reads: Mapping[str, InputRegion]
     inputs: Sequence[str]
+    image: Rect | None = None
 
     @property
     def read(self) -> InputRegion:

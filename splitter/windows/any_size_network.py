@@ -131,6 +131,7 @@ def any_size_networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork
 
     Raises ModelError where it looks at more than neighbourhoods and statistics of the whole image.
     """
+    network = replace(network, by_position=False)
     base, (past, graph) = base_size(wanted), _taken(network, wanted)
     parts = [network, *(replace(network, number=number) for number in range(passes_of(graph)))]
     known = [part.strides(part.checked((base + past, base + past))) for part in parts]

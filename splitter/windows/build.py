@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from serfer.core.errors import ModelError, WrongAnswerError
+from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference
 from serfer.core.plan import ZIP, ImageWindows, Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
@@ -26,7 +26,6 @@ from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.windows.any_size import any_size_tiles
 from serfer.splitter.windows.any_size_network import any_size_networks, base_size
-from serfer.splitter.windows.approximate import choose_overlapping, overlapping_tiles, steps_of
 from serfer.splitter.windows.crops import crops_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.global_statistics import passes_of
@@ -41,7 +40,6 @@ from serfer.splitter.windows.map_plan import (
 )
 from serfer.splitter.windows.passes import check_times, with_passes, with_ruled_passes
 from serfer.splitter.windows.published import notes_on_package, published_reduction
-from serfer.splitter.windows.sample import measured, sample_of
 from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.wanted_sizes import AnySize
 from serfer.splitter.windows.window_kinds import rounded_step
@@ -63,15 +61,13 @@ _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 class WindowRequest:
     """Windows as they are asked for: of `side` pixels of the result, None for the cheapest.
 
-    With an `overlap` they are images of their own that have so many pixels around what they write, compared with the
-    whole on an image file `sample`, or a generated one; without it they are exact. `statistics` over the whole image
-    are "exact", "sample": those of the sample, or "auto": exact where that takes at most a few times the work of the
-    map alone. `threshold` is of the map's values: sampled statistics are measured by what they move across it, too.
-    Outputs are reduced `as_published` with a package, or as it is asked for.
+    `statistics` over the whole image are "exact", "sample": those of an image file `sample`, or of a generated one; or
+    "auto": exact where that takes at most a few times the work of the map alone. `threshold` is of the map's values:
+    sampled statistics are measured by what they move across it, too. Outputs are reduced `as_published` with a package,
+    or as it is asked for.
     """
 
     side: int | None = None
-    overlap: int | None = None
     sample: Path | None = None
     statistics: str = "auto"
     threshold: float | None = None
@@ -99,7 +95,7 @@ def build_map_plan(
     example = _example(channels, small)
     source, example = _load(model, example, first)
     detector, notes = None, [*source.notes] if source.package else []
-    if is_detector(source, description) and wanted.overlap is None:
+    if is_detector(source, description):
         progress("finding the heads of the detector")
         detector = detector_of(source, channels, description)
         if isinstance(sizes, AnySize):  # images are padded to multiples of the strides
@@ -128,7 +124,7 @@ def build_map_plan(
     if isinstance(sizes, AnySize):
         cut, choice = made.any_size(sizes, wanted)
     else:
-        cut, choice = made.exact(wanted) if wanted.overlap is None else made.overlapping(wanted, wanted.overlap)
+        cut, choice = made.exact(wanted)
     crops = crops_of(network, cut.windows, example.shape[1])
     cut = replace(cut, windows=replace(cut.windows, crops=crops.size if crops else None))
     with appearing_whole(place) as directory:
@@ -161,6 +157,11 @@ class _Making:
         choice = choose_windows(graph, known, self.budget, wanted.side)
         self.progress("cutting windows")
         cut = window_tiles(network, self.sizes, choice.step)
+        if wanted.statistics == _SAMPLE and any(each.bins for each in graph.statistics):
+            raise UsageError(
+                "the network pools parts of the image, as pyramid pooling does, which a sample has no means of: leave "
+                "--statistics sample out"
+            )
         if wanted.statistics == _SAMPLE and passes_of(graph):
             self.progress("adding up statistics of a sample")
             parts = parts_of_sample(network, self.sizes[0], self.example.shape[1], wanted.sample)
@@ -199,23 +200,6 @@ class _Making:
         self.progress("checking windows against the whole network")
         self.notes.extend(_check_rules(self.network, cut, self.example))
         return cut, choice
-
-    def overlapping(self, wanted: WindowRequest, overlap: int) -> tuple[WindowTiles, WindowChoice]:
-        """Return windows that are images of their own, and measure what that makes of a sample."""
-        network, size = self.network, self.sizes[0]
-        self.progress("finding what shifts with the image")
-        steps = steps_of(network, self.small)
-        cut, choice = choose_overlapping(network, steps, size, overlap, self.budget, wanted.side)
-        self.progress("cutting windows")
-        tiles = overlapping_tiles(network, self.sizes, cut)
-        self.progress("comparing windows of a sample with the whole network")
-        _check_reading(network, network.of_one_map(self.small), self.example)
-        channels = self.example.shape[1]
-        sample = sample_of(network, cut, size, channels, wanted.sample, network.source.preprocess)
-        difference = measured(network, cut, sample)
-        if difference.of_one_class:
-            self.notes.append(_one_class(f"{difference.sample}, on which windows were compared,"))
-        return replace(tiles, windows=replace(tiles.windows, difference=difference)), choice
 
 
 def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Array]:  # noqa: ANN401 - as above

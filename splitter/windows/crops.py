@@ -18,7 +18,7 @@ from serfer.core.geometry import Rect, Span
 from serfer.core.plan import AxisRule, AxisWindows, Windows
 from serfer.core.plan.crops import CropAxis
 from serfer.core.units import MIB
-from serfer.splitter.network.graph import Graph
+from serfer.splitter.network.graph import STATISTICS, Graph
 from serfer.splitter.network.onnx_models import session_of
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array
@@ -46,10 +46,10 @@ class Crops:
 def crops_of(network: Network, windows: Windows, channels: int) -> Crops | None:
     """Return the parts that results are compared on; None where a part does not tell what the whole image's result is.
 
-    So it is of windows that are images of their own, where the network does not take images of a part's size, where it
-    is too large, and where what a pixel becomes depends on where in the image it is.
+    So it is where the network does not take images of a part's size, where it is too large, and where what a pixel
+    becomes depends on where in the image it is.
     """
-    if windows.overlap:
+    if windows.positioned:
         return None
     sides = _Side.of(windows.heights, windows), _Side.of(windows.widths, windows)
     rules = windows.rules.sides[-1] if windows.rules else None
@@ -147,7 +147,9 @@ def _compared(
 
 def _run(graph: Graph, image: Array, statistics: Array) -> list[Array]:
     """Return the outputs of the whole network, (1, K, H, W) each."""
-    inputs = {input_name(0): image} | ({input_name(1): statistics[None]} if statistics.size else {})
+    inputs = {input_name(0): image}
+    if graph.statistics:
+        inputs[input_name(1)] = statistics[None, : graph.shapes[STATISTICS][1]]  # what it skips is for windows
     tile = whole_tile(graph)
     values: list[Array] = session_of(tile.model({})).run(None, inputs)
     return [each.reshape(1, -1, *each.shape[-2:]) for each in values[: len(graph.outputs)]]

@@ -16,7 +16,7 @@ from math import prod
 
 import numpy as np
 
-from serfer.core.plan import MapStatistics
+from serfer.core.plan import POSITION, MapStatistics
 from serfer.core.plan.statistics import KINDS, MAX, MEAN, MIN, SUM, VARIANCE
 from serfer.splitter.network.canonicalize import Rewriter
 from serfer.splitter.network.graph import (
@@ -25,6 +25,7 @@ from serfer.splitter.network.graph import (
     STATISTICS,
     VECTOR_RANK,
     Axes,
+    Bins,
     Graph,
     Node,
     Statistic,
@@ -32,6 +33,7 @@ from serfer.splitter.network.graph import (
 )
 from serfer.splitter.tiling.elementwise import given_axes
 from serfer.splitter.tiling.normalization import with_pooled_norms
+from serfer.splitter.windows.positions import BINS, does_not_grow, with_positions
 
 _POOLS = {"GlobalAveragePool": MEAN, "GlobalMaxPool": MAX, "AveragePool": MEAN, "MaxPool": MAX}
 _REDUCTIONS = {"ReduceMean": MEAN, "ReduceSum": SUM, "ReduceMax": MAX, "ReduceMin": MIN}
@@ -40,15 +42,18 @@ _OF_SUMS = {"ReduceL1": "Abs", "ReduceL2": "Mul", "ReduceSumSquare": "Mul"}
 """Reductions that are sums of what an operator makes of the values."""
 
 
-def with_statistics(graph: Graph) -> Graph:
+def with_statistics(graph: Graph, other: Graph | None = None) -> Graph:
     """Return the graph without reductions over the whole image; itself where it has none.
 
-    Its operators make the outputs, and the sources of `statistics`.
+    Its operators make the outputs, and the sources of `statistics`. `other` is the network at a larger image, or at a
+    smaller one: with it, pooling into bins is cut out as well, and resizing may depend on the position (positions.py).
     """
     plainer = _with_sums(with_pooled_norms(graph))
-    if not any(_reduced(plainer, node) for node in plainer.nodes):
+    if other is not None:
+        plainer = with_positions(plainer, other)
+    if STATISTICS not in plainer.shapes and not any(_reduced(plainer, node) for node in plainer.nodes):
         return graph
-    cut = _Cut(plainer)
+    cut = _Cut(plainer, other)
     for node in plainer.nodes:
         cut.write(node)
     return cut.done()
@@ -132,27 +137,30 @@ def _axes(graph: Graph, node: Node) -> Iterable[int] | None:
 class _Cut:
     """Writes the operators of a graph one by one, reductions over the whole image as statistics."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph, self._to = graph, Rewriter(graph)
+    def __init__(self, graph: Graph, other: Graph | None) -> None:
+        self._graph, self._other, self._to = graph, other, Rewriter(graph)
         self._made = {node.output: node for node in graph.nodes}
         self._fixed = {STATISTICS}
         self._passes = {graph.input: 0, STATISTICS: 0}
         """Of each tensor, how many passes come before it is known."""
-        self._kinds: dict[str, list[str]] = {}
-        """Of each map that statistics are of, which."""
+        self._kinds: dict[tuple[str, Bins | None], list[str]] = {}
+        """Of each map that statistics are of, or of its bins, which."""
 
     def write(self, node: Node) -> None:
         """Write an operator."""
         graph = self._graph
         inputs = graph.activations(node)
         fixed = all(name in self._fixed for name in inputs)
+        if node.kind == BINS:
+            self._write_bins(node)
+            return
         found = None if fixed else _reduced(graph, node)
         if found:
             self._write_reduction(node, found)
             return
         axes = graph.axes(node.output)
-        small = axes is None or graph.shape(node.output).whole.area == 1
-        if fixed and not small and node.kind == "Resize":
+        small = axes is None or graph.shape(node.output).whole.area == 1 or does_not_grow(graph, self._other, node)
+        if fixed and not small and node.kind == "Resize" and self._graph.shape(node.inputs[0]).whole.area == 1:
             node = self._expanded(node)
         self._to.nodes.append(node)
         self._passes[node.output] = max(self._passes[name] for name in inputs)
@@ -163,6 +171,11 @@ class _Cut:
         """Write the resizing of one position, whose values are all alike, as what it is."""
         size = self._to.constant(f"{node.output}.size", [1, *self._graph.shapes[node.output][1:]])
         return Node(node.name, "Expand", (node.inputs[0], size), node.output)
+
+    def _write_bins(self, node: Node) -> None:
+        """Write the means of a map's bins: sums of what each element gives to them."""
+        value, _ = self._statistic(node.inputs[0], SUM, node.attributes[BINS])
+        self._add(Node(node.name, "Identity", (value,), node.output), self._graph.shapes[node.output])
 
     def _write_reduction(self, node: Node, found: _Reduced) -> None:
         """Write what a reduction is made of, in the form that it has."""
@@ -213,13 +226,14 @@ class _Cut:
             return exponent is not None and exponent.size == 1 and float(exponent.reshape(-1)[0]) == VECTOR_RANK
         return node.kind == "Mul" and node.inputs[0] == node.inputs[1]
 
-    def _statistic(self, source: str, kind: str) -> tuple[str, tuple[int, ...]]:
+    def _statistic(self, source: str, kind: str, bins: Bins | None = None) -> tuple[str, tuple[int, ...]]:
         """Return the tensor of a statistic, which has all axes of its source, and its shape."""
         graph = self._graph
         rows, cols = graph.axes(source) or NCHW
-        shape = tuple(1 if axis in (rows, cols) else size for axis, size in enumerate(graph.shapes[source]))
-        name = f"{source}.whole.{kind}"
-        kinds = self._kinds.setdefault(source, [])
+        high, wide = bins.counts if bins else (1, 1)
+        shape = tuple({rows: high, cols: wide}.get(axis, size) for axis, size in enumerate(graph.shapes[source]))
+        name = _name_of(source, kind, bins)
+        kinds = self._kinds.setdefault((source, bins), [])
         if kind not in kinds:
             kinds.append(kind)
             number = self._passes[source] + 1
@@ -240,17 +254,18 @@ class _Cut:
     def done(self) -> Graph:
         """Return the graph of what was written, with the places of all statistics."""
         statistics, start = list[Statistic](), 0
-        for source in sorted(self._kinds, key=lambda name: self._passes[name]):
-            kinds = tuple(kind for kind in KINDS if kind in self._kinds[source])
-            channels = self._graph.shape(source).channels
+        for source, bins in sorted(self._kinds, key=lambda known: self._passes[known[0]]):
+            kinds = tuple(kind for kind in KINDS if kind in self._kinds[source, bins])
+            channels = self._graph.shape(source).channels * (prod(bins.counts) if bins else 1)
             values = MapStatistics(start, channels, kinds)
             for number, kind in enumerate(kinds):
-                first = start + number * channels
-                self._to.constant(f"{source}.whole.{kind}.start", [first])
-                self._to.constant(f"{source}.whole.{kind}.stop", [first + channels])
-            statistics.append(Statistic(self._source(source), self._passes[source], values))
+                first, name = start + number * channels, _name_of(source, kind, bins)
+                self._to.constant(f"{name}.start", [first])
+                self._to.constant(f"{name}.stop", [first + channels])
+            statistics.append(Statistic(self._source(source), self._passes[source], values, bins))
             start = values.stop
-        self._to.shapes[STATISTICS] = (1, start)
+        positioned = STATISTICS in self._graph.shapes
+        self._to.shapes[STATISTICS] = (1, start + POSITION * positioned)
         graph = self._to.done()
         outputs = (*graph.outputs, *(each.source for each in statistics))
         cut = replace(graph, nodes=needed_for(graph.nodes, outputs), statistics=tuple(statistics))
@@ -258,7 +273,12 @@ class _Cut:
 
     def _source(self, tensor: str) -> str:
         """Return the tensor that a pass computes: of the image itself, which no operator makes, a copy."""
-        if tensor != self._graph.input:
-            return tensor
         copy = f"{tensor}.whole"
+        if tensor != self._graph.input or copy in self._to.shapes:
+            return tensor if tensor != self._graph.input else copy
         return self._to.add(Node(copy, "Identity", (tensor,), copy), self._graph.shapes[tensor])
+
+
+def _name_of(source: str, kind: str, bins: Bins | None) -> str:
+    of = f"bins{bins.counts[0]}x{bins.counts[1]}" if bins else "whole"
+    return f"{source}.{of}.{kind}"

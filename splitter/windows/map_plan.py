@@ -61,6 +61,7 @@ from serfer.splitter.windows.global_statistics import part_of, with_statistics
 from serfer.splitter.windows.memory import window_mb
 from serfer.splitter.windows.pass_windows import PassTile, pass_spans
 from serfer.splitter.windows.position import place_of, placed
+from serfer.splitter.windows.positions import is_positioned, may_depend, told_where
 from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
 from serfer.splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
 from serfer.splitter.windows.whole_tile import whole_tile
@@ -88,12 +89,14 @@ class Network:
 
     Or, where images of different sizes go different ways through its Python, that of images which go the way of those
     of the size that is its third argument. What `checked`, `larger` and `strides` are of is the part of it that makes
-    the map of statistics over the whole image, or that of a pass which adds up such (global_statistics.py).
+    the map of statistics over the whole image, or that of a pass which adds up such (global_statistics.py). Without
+    `by_position`, what depends on where in the image a window is is refused.
     """
 
     source: Source
     at: Callable[..., Graph]
     number: int | None = None
+    by_position: bool = True
 
     @classmethod
     def of(cls, source: Source, reduction: Reduction | None) -> Network:
@@ -112,7 +115,7 @@ class Network:
         What it has of the whole image are statistics alone, and then its result is one map.
         """
         given = self.of_maps(size)
-        graph = given.once(with_statistics)
+        graph = self.cut(size)
         if graph.output in graph.fixed:
             last = given.nodes[-1]
             raise refuse(
@@ -136,21 +139,24 @@ class Network:
             )
         return graph
 
-    def of_one_map(self, size: _Size) -> Graph:
-        """Return the graph at a size; raises ModelError where its result is not one map."""
-        graph = self.of_maps(size)
-        if len(graph.outputs) > 1:
-            raise ModelError(
-                f"--approximate is for networks of one output, and this one has {_in_words_of(graph)}; of several maps "
-                "make one, by torch.cat along their channels"
-            )
-        return graph
-
     def larger(self, size: _Size) -> Graph:
         """Return the graph of an image of LONGER more rows and columns, which goes the way of one of this size."""
         height, width = size
         larger: Graph = self.at(height + LONGER, width + LONGER, size)
-        return larger.once(with_statistics).once(part_of, self.number)
+        return larger.once(with_statistics, self._other(size)).once(part_of, self.number)
+
+    def cut(self, size: _Size) -> Graph:
+        """Return the graph at a size without reductions over the whole image, those of all passes in their place."""
+        graph: Graph = self.at(*size)
+        if self._other(size) is None:
+            return graph.once(with_statistics)
+        height, width = size
+        return graph.once(with_statistics, self.at(height + LONGER, width + LONGER, size))
+
+    def _other(self, size: _Size) -> Graph | None:
+        """Return the graph at a size where something in it may depend on the position, None for other networks."""
+        graph: Graph = self.at(*size)
+        return graph if self.by_position and graph.once(may_depend) else None
 
     def strides(self, graph: Graph) -> tuple[Strides, Strides]:
         """Return the strides of rows and columns; raises ModelError for an operator that does not shift by them."""
@@ -179,8 +185,7 @@ class WindowChoice:
 class WindowTile:
     """One kind of windows: what it writes of each output, and the regions that this depends on.
 
-    `graph` is that of an image which has such a window; of windows that are images of their own, that of the window.
-    Weights in `own` have other values in the graphs of other images.
+    `graph` is that of an image which has such a window. Weights in `own` have other values in those of other images.
     """
 
     graph: Graph
@@ -191,9 +196,9 @@ class WindowTile:
     def write(self) -> TileGraph:
         """Return the tile's graph."""
         graph = self.graph
-        inputs = [graph.input, *([STATISTICS] if graph.statistics else [])]
+        told = {STATISTICS: graph.shape(STATISTICS).whole} if STATISTICS in graph.shapes else {}
         written = dict(zip(graph.outputs, self.written, strict=True))
-        tile = tile_graph(graph, graph.nodes, self.regions, inputs, written)
+        tile = tile_graph(graph, graph.nodes, {**self.regions, **told}, [graph.input, *told], written)
         return inlined(tile, self.own)
 
 
@@ -306,6 +311,7 @@ def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowT
         tuple(tuple(range(row * len(tiles[0]), (row + 1) * len(tiles[0]))) for row in range(len(tiles))),
         stride=lcm(*(each.stride for each in first.known)),
         stride_written=lcm(*(each.of(first.graph.output) for each in first.known)),
+        positioned=is_positioned(first.graph),
     )
     return WindowTiles(windows, tuple(tile for row in tiles for tile in row))
 
@@ -352,6 +358,8 @@ def _images(network: Network, sizes: Sequence[_Size], step: int) -> dict[_Size, 
     }
     if len(scales) > 1:
         raise ModelError("results of images of these sizes differ in their scale: make a plan for each size")
+    if any(is_positioned(image.graph) for image in images.values()):
+        return {size: replace(image, graph=told_where(image.graph)) for size, image in images.items()}
     return images
 
 
@@ -427,7 +435,7 @@ def write_map_plan(
     """
     graph = cut.tiles[0].graph
     image_area = cut.windows.heights[0].result * cut.windows.widths[0].result
-    result_area = graph.shape(graph.output).whole.area  # less than the image's where windows are images of their own
+    result_area = graph.shape(graph.output).whole.area  # of another image's, where the plan is for any size
     written = write_functions(cut.graphs, [list(range(len(cut.tiles)))], directory / stage_directory(0))
     files = {f"{stage_directory(0)}/{file.name}": file for file in written.weights}
     unsplit = inlined(whole_tile(reference), weights_by_size([graph, reference]))

@@ -17,8 +17,9 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.statistics import MAX, MEAN, MIN, SUM, VARIANCE, partial_form
-from serfer.splitter.network.graph import NCHW, STATISTICS, Axes, Graph, Statistic
-from serfer.splitter.plan_dir.emit import TileGraph, output_name, tile_graph
+from serfer.splitter.network.graph import NCHW, STATISTICS, Axes, Bins, Graph, Statistic
+from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name, tile_graph
+from serfer.splitter.tiling.by_position import Place, append_bins
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import Regions
@@ -123,11 +124,13 @@ class PassTile:
         found = list[str]()
         for statistic in self.statistics:
             number = graph.outputs.index(statistic.source)
-            part, area = _part(number), self.parts[statistic.source].area
+            part, rect = _part(number), self.parts[statistic.source]
             axes = graph.axes(statistic.source) or NCHW
-            found += _partial(
-                builder, part, axes, statistic.values.kinds, area, self._owned(builder, statistic.source, part)
-            )
+            if statistic.bins is None:
+                owned_ones = self._owned(builder, statistic.source, part)
+                found += _partial(builder, part, axes, statistic.values.kinds, rect.area, owned_ones)
+            else:
+                found += self._bins(builder, part, statistic.bins, rect)
         size = sum(each.values.partial_size for each in self.statistics)
         [written] = self.written
         rows, cols = written.rows.size, written.cols.size
@@ -145,6 +148,17 @@ class PassTile:
             constants=tile.constants | builder.constants,
             outputs=(helper.make_tensor_value_info(output_name(0), TensorProto.FLOAT, shape),),
         )
+
+    def _bins(self, builder: OnnxBuilder, part: str, bins: Bins, rect: Rect) -> list[str]:
+        """Append what a map gives to its bins, and return the values: vectors, the number of elements first."""
+        name = f"{part}.bins{bins.counts[0]}x{bins.counts[1]}"
+        image = self.regions[self.graph.input]
+        sides = zip(NCHW, (rect.rows, rect.cols), (image.rows, image.cols), bins.growth, strict=True)
+        places = [Place(*side, input_name(1)) for side in sides]
+        means = append_bins(builder, part, name, bins, places)
+        flat = builder.constant(f"{name}.form", np.array([0, -1]))
+        count = _same(builder, f"{name}.count", 1, rect.area)
+        return [count, builder.append("Reshape", [means, flat], f"{name}.flat")]
 
 
 def _part(number: int) -> str:

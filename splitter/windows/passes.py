@@ -16,7 +16,7 @@ from serfer.splitter.tiling.cuts import weight_bytes
 from serfer.splitter.tiling.regions import tile_macs
 from serfer.splitter.windows.any_size import any_size_tiles, with_common_sizes
 from serfer.splitter.windows.any_size_network import AnySizeNetwork
-from serfer.splitter.windows.global_statistics import passes_of, with_statistics
+from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import Network, WindowChoice, WindowTiles, window_tiles, window_usd
 from serfer.splitter.windows.memory import window_mb
 from serfer.splitter.windows.strides import Strides
@@ -33,7 +33,7 @@ def with_passes(network: Network, sizes: Sequence[_Size], cut: WindowTiles, choi
     them. Raises what `window_tiles` raises, and UsageError for a function that holds no window of a pass.
     """
     made = []
-    for number in range(passes_of(network.of_maps(sizes[0]).once(with_statistics))):
+    for number in range(passes_of(network.cut(sizes[0]))):
         part = replace(network, number=number)
         graph = part.checked(sizes[0])
         cut_part = partial(window_tiles, part, sizes)

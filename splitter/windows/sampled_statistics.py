@@ -73,7 +73,7 @@ def with_sampled_statistics(
     one of a map of classes.
     """
     size: _Size = sample[0].values.shape[2:]
-    [tensor] = network.of_one_map(size).output_tensors
+    [tensor] = network.of_maps(size).output_tensors
     if threshold is not None and tensor.dtype != "float32":
         raise UsageError(
             "--threshold is of a map's values, and this one has whole numbers, of which the IoU of each is measured: "

@@ -22,14 +22,11 @@ from serfer.splitter.tiling.tiling_rule import extent
 LONGER = 11_520
 """Pixels by which a second image is larger: a multiple of every common stride, 2^8 x 3^2 x 5."""
 _LARGEST_DENOMINATOR = 64
-_GLOBAL = (
-    "it looks at the whole image, which no window has; use a network without it, or --approximate OVERLAP for windows "
-    "that are images of their own"
-)
+_REMEDY = "serfer split takes such networks, for images that functions hold"
+_GLOBAL = f"it looks at the whole image, which no window has; use a network without it ({_REMEDY})"
 
 _UNKNOWN = "there is no rule for windows"
 _WHOLE = frozenset({"GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "InstanceNormalization", "Attention"})
-_REMEDY = "--approximate OVERLAP takes windows for images of their own"
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def _why_not_local(graph: Graph, node: Node) -> str:
     if any(len(shape) > MAP_RANK for shape in shapes):
         return f"{_UNKNOWN} of tensors of {max(map(len, shapes))} axes; {_REMEDY}"
     if node.kind not in _WHOLE and not operators.has_rule(node.kind):
-        return f"{_UNKNOWN} of it; write it with other operators, or {_REMEDY}"
+        return f"{_UNKNOWN} of it; write it with other operators ({_REMEDY})"
     if graph.axes(node.output) == NCHW and node.kind not in _WHOLE and shapes[-1][2:] == shapes[0][2:] == (1, 1):
         return "its map has one position: the image is too small to have windows"
     return _GLOBAL
@@ -84,14 +81,17 @@ def strides(graph: Graph, larger: Graph, axis: int) -> Strides:
             if name not in larger.shapes:
                 raise refuse(node.name, node.kind, "whether the network has it depends on the image's size")
             more = extent(larger, name, axis) - extent(graph, name, axis)
-            rates[name] = _rate(more)
+            rates[name] = rate(more)
             if not more:
                 raise refuse(node.name, node.kind, _GLOBAL)
     return Strides(rates, lcm(*(rate.denominator for rate in rates.values())))
 
 
-def _rate(more: int) -> Fraction:
-    """Return how many rows one row of the image makes: a resizing by 0.7 may round one of the two images otherwise."""
+def rate(more: int) -> Fraction:
+    """Return how many rows one row of the image makes, where LONGER make so many.
+
+    A resizing by 0.7 may round one of the two images otherwise.
+    """
     exact = Fraction(more, LONGER)
     plain = exact.limit_denominator(_LARGEST_DENOMINATOR)
     return plain if LONGER % plain.denominator == 0 and abs(plain * LONGER - more) <= 1 else exact

@@ -65,8 +65,9 @@ class WindowSessions:
 
     def _compute(self, image: Array, window: ImageWindow, statistics: Array, outputs: int = 1) -> list[Array]:
         inputs = {input_name(0): np.ascontiguousarray(image[:, :, *window.read.slices])}
-        if statistics.size:
-            inputs[input_name(1)] = statistics[None]
+        if self._cut.windows.values:
+            vector = self._cut.windows.vector(statistics.tobytes(), window)
+            inputs[input_name(1)] = np.frombuffer(vector, np.float32)[None]
         names = [output_name(each) for each in range(outputs)]
         return self._session(window.tile).run(names, inputs)
 

@@ -100,29 +100,3 @@ def test_classes_are_a_palette_image_whose_largest_value_is_no_data(serfer, make
         classes = dataset.read(1)
     assert (classes[:40, :70] == 255).all()
     np.testing.assert_array_equal(classes[60:, 100:], whole(network, values)[:, 60:, 100:].argmax(0))
-
-
-class Gated(Net):
-    """Each channel times a number that depends on the whole image."""
-
-    def forward(self, x):
-        values = super().forward(x)
-        return values * values.mean((2, 3), keepdim=True).sigmoid()
-
-
-def test_an_approximate_map_says_how_far_off_it_is_before_and_after(serfer, make, tmp_path):
-    plan = make(Gated().eval(), [(152, 204)], window=64, approximate=16)
-    image = write(tmp_path / "image.tif", pixels(152, 204), crs=UTM, transform=WHERE)
-    command = ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
-    before = serfer(*command, "--dry-run")
-    assert "APPROXIMATE: each window is an image of its own, with 16 pixels around what it writes" in before.out
-    assert "on a generated image, 152 x 204 pixels, values differ by at most" in before.out
-    assert "Approximate: each window is an image of its own" in serfer("explain", plan).out
-    done = serfer(*command)
-    assert done.code == 0
-    assert "APPROXIMATE" in done.out
-    report = json.loads(serfer(*command, "--overwrite", "--json").out)
-    assert not report["exact"]
-    assert 0 < report["difference"]["error"] < 1
-    off = np.abs(read(tmp_path / "result.tif") - whole(Gated().eval(), pixels(152, 204)))
-    assert 0 < off.max() < 10 * report["difference"]["error"] * np.ptp(whole(Gated().eval(), pixels(152, 204)))

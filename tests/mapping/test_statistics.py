@@ -262,7 +262,6 @@ def test_statistics_of_a_sample_take_one_pass_and_say_how_much_depends_on_them(s
     ("given", "why"),
     [
         ({"statistics": "mean"}, "--statistics is auto, exact or sample, not 'mean'"),
-        ({"statistics": "sample", "approximate": 16}, "leave --statistics out"),
         ({"sample": "image.tif"}, "--statistics sample is measured on"),
     ],
 )

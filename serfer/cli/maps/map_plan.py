@@ -67,14 +67,6 @@ def map_plan(
     channels: ImageChannelsOption = 3,
     reduce: ReduceOption = None,
     output: BoxesOption = None,
-    approximate: Annotated[
-        int | None,
-        typer.Option(
-            metavar="OVERLAP",
-            help="Take windows for images of their own, with so many pixels around what they write: for networks that "
-            "look at the whole image. The difference is measured on a sample.",
-        ),
-    ] = None,
     sample: SampleOption = None,
     statistics: StatisticsOption = "auto",
     threshold: ThresholdOption = None,
@@ -88,9 +80,9 @@ def map_plan(
 ) -> None:
     """Make a plan that runs a network over images of any size, window by window, as if on the whole image.
 
-    Means, variances and maxima over the whole image (group and instance norm, squeeze-and-excite, global pooling) are
-    added up in passes before the map. A network that looks at the whole image otherwise is refused by name, or run with
-    --approximate.
+    Means, variances and maxima over the whole image (group and instance norm, squeeze-and-excite, global and pyramid
+    pooling) are added up in passes before the map. A network that looks at the whole image otherwise is refused by
+    name.
     """
     settings = load_settings()
     from serfer.splitter.map_plan import map_plan as make  # noqa: PLC0415 - the command line starts fast
@@ -117,7 +109,6 @@ def map_plan(
             _sizes(sizes),
             directory,
             **network.options,
-            approximate=approximate,
             store=store,
             dependency_bytes=lambda: dependency_bytes(settings, progress),
             facts=settings.facts(),

@@ -76,8 +76,7 @@ SampleOption = Annotated[
     typer.Option(
         "--sample",
         metavar="IMAGE",
-        help="With --approximate or --statistics sample: an image such as those that will be mapped; by default a "
-        "generated one.",
+        help="With --statistics sample: an image such as those that will be mapped; by default a generated one.",
     ),
 ]
 MapPreprocessOption = Annotated[

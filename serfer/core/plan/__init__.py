@@ -77,7 +77,7 @@ from serfer.core.plan.preprocess import (
 )
 from serfer.core.plan.sample_difference import Foreground, SampleDifference
 from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
-from serfer.core.plan.statistics import MapStatistics
+from serfer.core.plan.statistics import POSITION, MapStatistics
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     NO_TILE,
@@ -115,6 +115,7 @@ __all__ = [
     "OUTPUT_TYPES",
     "PAD_PLACES",
     "PATHS",
+    "POSITION",
     "SCORES",
     "WEIGHT_PLACES",
     "ZIP",

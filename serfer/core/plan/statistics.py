@@ -21,6 +21,8 @@ MEAN, VARIANCE, SUM, MAX, MIN = KINDS = ("mean", "variance", "sum", "max", "min"
 SKIPPED = 2
 """Values behind those of the statistics in the vector of a plan for images of any size: how many units of rows and of
 columns at the beginning of a pass's window are owned by windows before it. For the map they are 0."""
+POSITION = 2
+"""Values behind the statistics in windows of networks whose weights depend on the place: the first row and column."""
 
 
 @dataclass(frozen=True, slots=True)

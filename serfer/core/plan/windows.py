@@ -16,6 +16,7 @@ shifts. What such a window computes and one before it does, too, is cut off (`ma
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import ceil, floor
@@ -24,7 +25,7 @@ from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.sample_difference import SampleDifference
-from serfer.core.plan.statistics import SKIPPED, MapStatistics
+from serfer.core.plan.statistics import POSITION, SKIPPED, MapStatistics
 
 NO_TILE = -1
 """What stands for a kind of rows and a kind of columns that never meet."""
@@ -286,15 +287,15 @@ class Windows:
     """The windows of the images that a map plan is for: any of the heights with any of the widths.
 
     `tiles[r][c]` is the tile that computes row kind r and column kind c. Windows start at multiples of `stride` pixels,
-    of which the network makes `stride_written` pixels of the result. `overlap` is 0 where the result is exactly the
-    network's on the whole image; otherwise each window is taken for an image of its own, and so many pixels around
-    what it writes are read as well: `difference` says what that makes of a sample. With `rules` the plan is for images
-    of any size, and the heights and widths are those of one of them, by which it is explained.
+    of which the network makes `stride_written` pixels of the result. `overlap` is 0, but in refused plans of earlier
+    versions, whose windows are images of their own. With `rules` the plan is for images of any size, and the heights
+    and widths are those of one of them, by which it is explained.
 
     Where the network looks at the whole image, `passes` come before the map, in order, and every window has the
     statistics of all of them as a second input: one vector, in which those that are not known yet are 0. In place of
     passes there may be `known` statistics, those of a sample; `difference` says how much depends on them. With `rules`
-    the vector has SKIPPED values more.
+    the vector has SKIPPED values more. Where windows are `positioned`, which those by rules are not, it ends with the
+    first row and column of the image that the window reads.
 
     `crops` are the height and width of parts of an image on which unsplit.onnx makes what the network makes of the
     whole, but for what lies near a part's ends (crops.py): results are compared with it. None where there are none.
@@ -311,6 +312,17 @@ class Windows:
     known: tuple[float, ...] = field(default=(), metadata=LATER)
     rules: SizeRules | None = field(default=None, metadata=LATER)
     crops: tuple[int, int] | None = field(default=None, metadata=LATER)
+    positioned: bool = field(default=False, metadata=LATER)
+
+    @property
+    def values(self) -> int:
+        """How many values the second input of every window has; 0 where there is none."""
+        return self.statistics + POSITION * self.positioned
+
+    def vector(self, statistics: bytes, window: ImageWindow) -> bytes:
+        """Return the second input of a window: the statistics, little-endian float32, and where it is."""
+        corner = window.read.rows.start, window.read.cols.start
+        return statistics + struct.pack("<2f", *corner) if self.positioned else statistics
 
     @property
     def statistics(self) -> int:
@@ -327,17 +339,12 @@ class Windows:
     @property
     def exact(self) -> bool:
         """Whether results equal the network's on the whole image."""
-        return not self.overlap and not self.known
+        return not self.known
 
     @property
     def approximation(self) -> str:
         """In words, how results differ from the network's on the whole image; empty where they do not."""
-        if self.exact:
-            return ""
-        if self.known:
-            return f"statistics over the whole image are those of a sample; {self.difference}"
-        around = f"{self.overlap:,} pixels around what it writes"
-        return f"each window is an image of its own, with {around}; {self.difference}"
+        return "" if self.exact else f"statistics over the whole image are those of a sample; {self.difference}"
 
     @property
     def first(self) -> ImageWindows:

@@ -36,11 +36,15 @@ def check_windows(plan: Plan, windows: Windows) -> None:
     if len(plan.stages) != 1 or plan.gangs:
         raise PlanError("plan.json is a map plan of more than one stage")
     widest = len(windows.tiles[0]) if windows.tiles else 0
-    sound = widest and windows.stride >= 1 and windows.stride_written >= 1 and windows.overlap >= 0
+    sound = widest and windows.stride >= 1 and windows.stride_written >= 1
     if not sound or any(len(numbers) != widest for numbers in windows.tiles):
-        raise PlanError("plan.json has windows of no kind, or of an impossible stride or overlap")
+        raise PlanError("plan.json has windows of no kind, or of an impossible stride")
     if windows.crops is not None and min(windows.crops) < 1:
         raise PlanError("plan.json has parts of an image to compare of no pixels")
+    if windows.overlap:
+        raise PlanError(
+            "plan.json has windows that are images of their own, which are no more: use serfer map-plan again"
+        )
     _check_difference(windows)
     outputs = len(plan.stages[0].outputs)
     axes = (*windows.heights, *windows.widths)
@@ -61,7 +65,7 @@ def _check_rules(plan: Plan, windows: Windows, widest: int) -> None:
     if windows.rules is None:
         return
     outputs = len(plan.stages[0].outputs)
-    if not windows.rules.sides:
+    if not windows.rules.sides or windows.positioned:
         raise PlanError("plan.json has no rule of windows")
     for each in windows.rules.sides:
         down, across = [*_examples(each.rows, outputs)], [*_examples(each.cols, outputs)]
@@ -107,9 +111,9 @@ def _check_passes(plan: Plan, windows: Windows) -> None:
     """Refuse passes over other images than the map's, with another partial result than their tiles write."""
     sides = [[axis.size for axis in axes] for axes in (windows.heights, windows.widths)]
     maps = [each for one in windows.passes for each in one.maps]
-    known = all(map(isfinite, windows.known)) and not (windows.known and (windows.passes or windows.overlap))
-    sound = check_statistics(maps) and known and not (windows.passes and windows.overlap)
-    if not sound or windows.statistics > MOST_STATISTICS or (windows.passes and len(plan.stages[0].outputs) > 1):
+    known = all(map(isfinite, windows.known)) and not (windows.known and windows.passes)
+    sound = check_statistics(maps) and known
+    if not sound or windows.values > MOST_STATISTICS or (windows.passes and len(plan.stages[0].outputs) > 1):
         raise PlanError("plan.json has statistics that are not one vector of known kinds")
     for one in windows.passes:
         widest = len(one.tiles[0]) if one.tiles else 0

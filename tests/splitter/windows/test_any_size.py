@@ -216,11 +216,6 @@ def test_text_that_is_not_sizes_is_refused(sizes, tmp_path):
         serfer.map_plan("net.onnx", sizes, tmp_path / "plan")
 
 
-def test_windows_that_are_images_of_their_own_are_for_certain_sizes(tmp_path):
-    with pytest.raises(UsageError, match="--approximate is for images of certain sizes"):
-        serfer.map_plan("net.onnx", "any", tmp_path / "plan", approximate=32)
-
-
 def test_too_many_kinds_of_windows_are_refused_with_the_multiple_that_has_fewer(exported, tmp_path, monkeypatch):
     monkeypatch.setattr("serfer.splitter.windows.any_size.MOST_TILES", 20)
     with pytest.raises(UsageError, match=r"of 36 kinds, .* at most 20: .* --size any,multiple=2"):

@@ -95,7 +95,8 @@ def by_windows(directory, batch):
     with serfer.open(directory) as pipeline:
         for window in windows:
             part = np.ascontiguousarray(batch[:, :, *window.read.slices])
-            values = pipeline.submit(part, context=RequestContext(window=window.tile)).result().logits
+            context = RequestContext(window=window.tile, statistics=plan.windows.vector(b"", window))
+            values = pipeline.submit(part, context=context).result().logits
             if result is None:
                 result = np.empty((*values.shape[:-2], windows.height, windows.width), values.dtype)
             result[..., *window.written.slices] = values[..., *window.kept]
@@ -210,13 +211,6 @@ class MeansOfRows(Gated):
     axes = (3,)
 
 
-class Aligned(nn.Sequential):
-    def __init__(self):
-        torch.manual_seed(0)
-        larger = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True)
-        super().__init__(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ReLU(), larger, nn.Conv2d(8, 4, 3, padding=1))
-
-
 class Placed(nn.Module):
     """Adds the number of its row to each pixel."""
 
@@ -245,7 +239,6 @@ class Attention(nn.Module):
     ("net", "operator"),
     [
         (MeansOfRows, "ReduceMean"),
-        (Aligned, "Resize"),
         (Placed, "Add"),
         (Attention, "MatMul|Reshape|Transpose"),
         (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "ReduceMean|GlobalAveragePool|exported"),

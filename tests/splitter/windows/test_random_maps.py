@@ -60,7 +60,8 @@ def all_by_windows(directory, batch):
         if graph not in sessions:
             sessions[graph] = session(Path(directory) / graph)
         inputs = {"input0": np.ascontiguousarray(batch[:, :, *window.read.slices])}
-        return sessions[graph].run(None, inputs | ({"input1": known} if known.size else {}))
+        vector = np.frombuffer(plan.windows.vector(known.tobytes(), window), np.float32)[None]
+        return sessions[graph].run(None, inputs | ({"input1": vector} if vector.size else {}))
 
     windows = plan.windows.of(*batch.shape[2:])
     for one in plan.windows.passes:

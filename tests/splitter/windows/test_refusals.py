@@ -62,15 +62,6 @@ def test_outputs_that_end_far_from_one_another_have_no_common_windows(net, tmp_p
     assert "the outputs cover parts of the image that are too different" in text
 
 
-def test_windows_of_their_own_are_for_one_output(net, tmp_path):
-    x = net.conv("x", 3, 4, [3, 3])
-    model = net.model(net.op("Relu", x), dims=("N", "C", "Y", "X"))
-    model.graph.output.append(onnx.helper.make_tensor_value_info(x, onnx.TensorProto.FLOAT, [None] * 4))
-    onnx.save(model, tmp_path / "net.onnx")
-    with pytest.raises(ModelError, match="--approximate is for networks of one output"):
-        serfer.map_plan(tmp_path / "net.onnx", [(256, 256)], tmp_path / "plan", approximate=16)
-
-
 def test_a_size_whose_blocks_do_not_fit_is_refused_as_the_network_refuses_it(net, tmp_path):
     x = net.op("SpaceToDepth", net.conv("x", 3, 4, [3, 3]), blocksize=2)
     text = refusal(net, tmp_path, x, size=(256, 255))

@@ -103,7 +103,7 @@ def test_each_size_has_the_constants_of_its_own(how, tmp_path):
 @pytest.mark.parametrize("sizes", [*permutations([(320, 320), (310, 318)])])
 def test_a_size_that_is_refused_alone_is_refused_beside_others_by_its_numbers(sizes, tmp_path):
     with pytest.raises(ModelError, match=r"images of 3\d\d x 3\d\d pixels: operator 'resize_\d+' \(Resize\)"):
-        planned(pyramid(), sizes, tmp_path, window=32)
+        planned(pyramid(mode="nearest"), sizes, tmp_path, window=32)
     assert not (tmp_path / "plan").exists()
 
 
@@ -137,13 +137,3 @@ def test_a_window_in_which_a_selection_has_an_exception_is_of_a_kind_of_its_own(
 def test_a_selection_with_exceptions_in_many_windows_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"'gather_\d+' \(Gather\) .* depends on where in the image it is$"):
         planned(dead_lines(*range(70, 1000, 65)), [(64, 1000)], tmp_path)
-
-
-def test_windows_that_are_images_of_their_own_have_the_constants_of_their_size(tmp_path):
-    net = scaled("large weights", strides=[2, 2])
-    planned(net, [(201, 96)], tmp_path, window=32, approximate=16)
-    image = np.random.default_rng(0).standard_normal((1, 3, 201, 96), dtype=np.float32)
-    result, oracle = by_windows(tmp_path / "plan", image), session(tmp_path / "net.onnx")
-    for rows, part in ((slice(0, 5), image[:, :, :96]), (slice(-5, None), image[:, :, -97:])):
-        [expected] = oracle.run(None, {"x": np.ascontiguousarray(part)})
-        assert relative_error(result[:, :, rows], expected[:, :, rows]) <= EXACT

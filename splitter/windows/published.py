@@ -79,7 +79,7 @@ class PublishedHalo:
     """A published halo of an output, and the one that its network needs, both along rows and columns.
 
     They are in pixels of the output; `reads` are the pixels of the image that the network reads around one of the
-    output, at most. Without a `needed` one there is none that is enough: `why` says the reason.
+    output, at most. Without a `needed` one none is enough, or none is known, for the reason `why`.
     """
 
     name: str
@@ -99,7 +99,7 @@ class PublishedHalo:
         """Return it in words."""
         said = f"the package publishes a halo of {_sides(self.published)} for {self.name!r}"
         if self.needed is None or self.reads is None:
-            return f"{said}, and no halo is enough: {self.why}. Tools that cut images into tiles have seams"
+            return f"{said}, and {self.why}"
         reads = f"its network reads {_sides(self.reads)} pixels around a pixel"
         if self.enough:
             return f"{said}, which is enough: {reads} and needs {_sides(self.needed)}"
@@ -203,7 +203,8 @@ def check_package(place: Path, progress: Progress) -> PackageCheck:
         halos = tuple(_halos(network, package, graph, known))
     except ModelError as error:
         refused = str(error)
-        halos = tuple(PublishedHalo(each.name, each.halo, None, None, refused) for each in package.outputs)
+        why = "which one it needs is not known, as windows cannot be made of it"
+        halos = tuple(PublishedHalo(each.name, each.halo, None, None, why) for each in package.outputs)
     return PackageCheck(str(place), (height, width), answers, windows, refused, halos, source.notes)
 
 
@@ -256,7 +257,10 @@ def _windows_of(network: Network, known: tuple[Strides, Strides], image: Array) 
 def _halos(network: Network, package: Package, graph: Graph, known: tuple[Strides, Strides]) -> Sequence[PublishedHalo]:
     shape = graph.shape(graph.input)
     if graph.statistics:
-        why = "it takes statistics of the whole image, which a tile does not have"
+        why = (
+            "no halo is enough: it takes statistics of the whole image, which a tile does not have. Tools that cut "
+            "images into tiles have seams"
+        )
         return [PublishedHalo(each.name, each.halo, None, None, why) for each in package.outputs]
     larger = network.larger((shape.height, shape.width))
     found = []

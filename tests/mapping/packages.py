@@ -9,7 +9,7 @@ import yaml
 from onnx import TensorProto, helper, numpy_helper, save_model
 
 
-def write_unet(path, channels=1, classes=2, *, norm=False, external=False):
+def write_unet(path, channels=1, classes=2, *, norm=False, external=False, fixed=None):
     """A U-Net of two halvings: a pixel of its output reads up to 13 around it."""
     random, nodes, constants = np.random.default_rng(0), [], []
 
@@ -40,7 +40,7 @@ def write_unet(path, channels=1, classes=2, *, norm=False, external=False):
     first = conv(op("Concat", first, up(second, 6, 4), axis=1), 8, 4)
     last = op("Conv", first, weights(classes, 4, 1, 1), kernel_shape=[1, 1])
     ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", count, f"{name}y", f"{name}x"])
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", count, *(fixed or (f"{name}y", f"{name}x"))])
         for name, count in (("raw", channels), (last, classes))
     ]
     graph = helper.make_graph(nodes, "unet", ends[:1], ends[1:], constants)

@@ -5,6 +5,7 @@ import shutil
 import zipfile
 
 import numpy as np
+import onnx
 import pytest
 import yaml
 
@@ -136,6 +137,45 @@ def test_weights_in_a_file_of_their_own_are_unpacked_beside_the_network(serfer, 
     folder = nuclei(tmp_path / "nuclei", external=True)
     assert (folder / "weights.onnx.data").exists()
     assert serfer("verify", zipped(folder, tmp_path / "nuclei.zip")).code == 0
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_an_export_of_one_size_is_taken_for_others(serfer, tmp_path, external):
+    folder = nuclei(tmp_path / "nuclei", fixed=TEST.shape[1:], external=external)
+    done = serfer("verify", folder, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert [each["needed"] for each in found["halos"]] == [[NEEDED] * 2]
+    assert found["windows"] < 1e-5
+    package.map_plan(folder, [(120, 144)], tmp_path / "plan")
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["rdf.yaml", "test_input.npy", "test_output.npy", "weights.onnx", *["weights.onnx.data"] * external]
+    )
+
+
+def test_each_output_has_its_own_test_and_halo(serfer, tmp_path):
+    folder = nuclei(tmp_path / "two", "0.5", halo=12)
+    model = onnx.load(folder / "weights.onnx")
+    weight = onnx.numpy_helper.from_array(np.ones((1, 2, 1, 1), np.float32), "last")
+    model.graph.initializer.append(weight)
+    model.graph.node.append(onnx.helper.make_node("Conv", [model.graph.output[0].name, "last"], ["dist"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("dist", 1, ["b", 1, "y", "x"]))
+    onnx.save(model, folder / "weights.onnx")
+    table = yaml.safe_load((folder / "rdf.yaml").read_text())
+    del table["weights"]["onnx"]["sha256"]
+    other = json.loads(json.dumps(table["outputs"][0]))
+    other.update(id="distances", postprocessing=[], test_tensor={"source": "distances.npy"})
+    other["axes"][3]["halo"] = 4
+    table["outputs"].append(other)
+    (folder / "rdf.yaml").write_text(yaml.safe_dump(table))
+    scores = network(folder / "weights.onnx", by_percentiles(TEST).astype(np.float32)[None])
+    np.save(folder / "distances.npy", scores.sum(1, keepdims=True))
+    done = serfer("verify", folder)
+    assert done.code == 0, done.err
+    assert "publishes a halo of 12 for 'probabilities', which is enough" in done.out
+    assert "publishes a halo of 12 (rows) and 4 (columns) for 'distances', and 11 are needed" in done.out
+    plan = package.map_plan(folder, [(64, 80)], tmp_path / "plan")
+    assert len(plan.outputs) == 2
 
 
 def described(**changed):

@@ -7,6 +7,7 @@ several outputs with the axes batch, channel, y, x, in this order. Nothing of a 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -26,6 +27,7 @@ from serfer.splitter.network.bioimageio.processing import Step, preprocess_of, r
 
 FORMATS = ("0.4", "0.5")
 _AXES = "bcyx"
+_ROWS = _AXES.index("y")
 _MOST_DESCRIPTION_BYTES = MIB
 _MOST_ONNX_BYTES = 2 * 1024 * MIB - 1
 _MOST_TEST_BYTES = 1024 * MIB
@@ -86,9 +88,28 @@ class Package:
             raise ModelError(f"{self.files.place}: {self.weights} is not an ONNX model: {error!s:.200}") from error
         beside = PurePosixPath(self.weights).parent
         places = {ExternalDataInfo(each).location for each in model.graph.initializer if uses_external_data(each)}
-        for place in sorted(places):
-            self.files.path(str(beside / place))
-        return path
+        outside = {place: self.files.path(str(beside / place)) for place in sorted(places)}
+        return self._opened(model, outside) if _is_fixed(model) else path
+
+    def _opened(self, model: onnx.ModelProto, outside: Mapping[str, Path]) -> Path:
+        """Write a network that fixes the size of images, as exports do, without these sizes, and return its path.
+
+        Constants that depend on the size stay: the operators that have them are refused at other sizes.
+        """
+        del model.graph.value_info[:]
+        for value in (*model.graph.input, *model.graph.output):
+            for number, dim in enumerate(value.type.tensor_type.shape.dim):
+                if number >= _ROWS:
+                    dim.dim_param = f"{value.name}.{number}"
+        folder = self.files.scratch / "of-any-size"
+        for place, path in outside.items():
+            copy = folder / place
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / PurePosixPath(self.weights).name
+        onnx.save(model, target)
+        return target
 
     def test_image(self) -> NDArray[Any]:
         """Return the image of the package's test, (channels, rows, cols); raises ModelError where there is none."""
@@ -116,6 +137,13 @@ def read_package(place: Path) -> Package:
     except InputError as error:
         text = str(error)
         raise ModelError(text if text.startswith(str(place)) else f"{place}: {text}") from error
+
+
+def _is_fixed(model: onnx.ModelProto) -> bool:
+    """Return whether a network takes images of one size alone."""
+    constants = {each.name for each in model.graph.initializer}
+    images = [value for value in model.graph.input if value.name not in constants]
+    return any(dim.dim_value for value in images for dim in value.type.tensor_type.shape.dim[_ROWS:])
 
 
 def _parsed(files: PackageFiles) -> dict[str, Any]:

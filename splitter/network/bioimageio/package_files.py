@@ -42,13 +42,13 @@ class PackageFiles:
 
     def __init__(self, place: Path) -> None:
         self.place = place
+        self._scratch: Path | None = None
         self._zip = _open_zip(place) if place.suffix.lower() == ".zip" else None
         if self._zip is None:
             self._folder = place.parent if place.name in DESCRIPTIONS else place
             found = [name for name in DESCRIPTIONS if (self._folder / name).is_file()]
         else:
-            self._folder = Path(tempfile.mkdtemp(prefix="serfer-package-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder = self.scratch
             found = _descriptions(self._zip)
         if not found:
             raise ModelError(
@@ -57,6 +57,14 @@ class PackageFiles:
             )
         self._root = PurePosixPath(found[0]).parent
         self.description = PurePosixPath(found[0]).name
+
+    @property
+    def scratch(self) -> Path:
+        """A directory of its own, as long as this object lives."""
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="serfer-package-"))
+            weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        return self._scratch
 
     def read(self, name: str, most: int) -> bytes:
         """Return the content of a file of at most `most` bytes."""

@@ -264,14 +264,16 @@ def test_links_of_a_package_lead_nowhere(tmp_path):
         package.map_plan(tmp_path / "net.zip", [(64, 80)], tmp_path / "plan")
 
 
-def test_nothing_of_a_package_is_executed(tmp_path):
+def test_nothing_of_a_package_is_executed_or_multiplied(tmp_path):
     folder = make_package(tmp_path / "net")
     np.save(folder / "test_input.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ModelError, match="is not an array of numpy"):
         package.map_plan(folder, [(64, 80)], tmp_path / "plan")
-    (folder / "rdf.yaml").write_text("!!python/object/apply:os.system ['true']")
-    with pytest.raises(ModelError, match="is not YAML"):
-        package.map_plan(folder, [(64, 80)], tmp_path / "plan")
+    doubled = "".join(f"a{line + 1}: &a{line + 1} {{<<: [*a{line}, *a{line}]}}\n" for line in range(60))
+    for text in ("!!python/object/apply:os.system ['true']", f"a0: &a0 {{x: 1}}\n{doubled}"):
+        (folder / "rdf.yaml").write_text(text)
+        with pytest.raises(ModelError, match="is not YAML"):
+            package.map_plan(folder, [(64, 80)], tmp_path / "plan")
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut off", b"[" * 10_000])

@@ -46,7 +46,7 @@ $(STAMP): $(DEMO_STAMP) requirements-ministack.txt requirements-sam.txt bench/py
 demo: $(DEMO_STAMP)
 	$(BIN)/serfer classify --demo examples/images/chelsea.png examples/images/coffee.png --compare
 
-# A detector of text over a page of 10,000 pixels, exact and in windows of fixed overlaps; it takes minutes and 9 GB.
+# A detector of text over a page of 10,000 pixels, exact and in windows of fixed overlaps; it takes minutes and 12 GB.
 RAPIDOCR := .venv/rapidocr
 PAGE ?= --rows 10016 --cols 5024
 

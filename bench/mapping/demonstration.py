@@ -27,7 +27,7 @@ from serfer_bench.mapping.page_ways import Found, Killed, at_once, blended_maps,
 from serfer_bench.mapping.text_boxes import TEXT, Fates, fates
 
 _STRIDE = 32
-_BYTES_A_PIXEL = 180  # of the network on a whole page, as measured
+_BYTES_A_PIXEL = 240  # of the network on a whole page, as measured
 _MEGA, _GIGA = 1e6, 1e9
 
 

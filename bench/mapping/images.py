@@ -44,19 +44,25 @@ def strip(top: int, rows: int, cols: int) -> NDArray[np.uint8]:
     return np.clip((waves + 1.5) * 85, 0, 255).astype(np.uint8)
 
 
-def normalised(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return pixels (3, H, W) as a network takes them, (1, 3, H, W)."""
-    mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
-    values: NDArray[np.float32] = ((pixels.astype(np.float32) * np.float32(PREPROCESS.scale) - mean) / std)[None]
+def normalised(pixels: NDArray[np.uint8], preprocess: Preprocess = PREPROCESS) -> NDArray[np.float32]:
+    """Return pixels (3, H, W), red first, as a network takes them, (1, 3, H, W), by the numbers of `preprocess`."""
+    values = np.empty((1, *pixels.shape), np.float32)
+    for band, colour, mean, std in zip(values[0], preprocess.channels, preprocess.mean, preprocess.std, strict=True):
+        np.multiply(pixels["RGB".index(colour)], np.float32(preprocess.scale), out=band)
+        np.divide(np.subtract(band, np.float32(mean), out=band), np.float32(std), out=band)
     return values
+
+
+def tiled(size: tuple[int, int]) -> dict[str, Any]:
+    """Return the form, for rasterio, of a TIFF of three bands of uint8 and (height, width) pixels."""
+    form = {"driver": "GTiff", "count": 3, "dtype": "uint8", "height": size[0], "width": size[1]}
+    return {**form, "tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate", "zlevel": 1}
 
 
 def write_image(path: Path, size: tuple[int, int]) -> None:
     """Write the generated image of (height, width) pixels as a tiled GeoTIFF."""
     height, width = size
-    form: dict[str, Any] = {"driver": "GTiff", "count": 3, "dtype": "uint8", "height": height, "width": width}
-    tiles: dict[str, Any] = {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate", "zlevel": 1}
-    with rasterio.open(path, "w", **form, **tiles, crs=_SYSTEM, transform=_WHERE) as dataset:
+    with rasterio.open(path, "w", **tiled(size), crs=_SYSTEM, transform=_WHERE) as dataset:
         for top in range(0, height, _STRIP):
             rows = min(_STRIP, height - top)
             dataset.write(strip(top, rows, width), window=Window(0, top, width, rows))

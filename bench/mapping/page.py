@@ -20,6 +20,7 @@ from rasterio.errors import NotGeoreferencedWarning
 from rasterio.windows import Window
 
 from serfer_bench.mapping.broadside import CHARGES, CLOSING, HEADING, PREAMBLE, SIGNATURE
+from serfer_bench.mapping.images import tiled
 
 _MARGIN = 0.06  # of the width
 _LEADING = 1.45  # of the size
@@ -40,9 +41,7 @@ def write_page(path: Path, size: tuple[int, int]) -> None:
     small = -(-height // _STAIN), -(-width // _STAIN)
     stains = Image.fromarray(np.random.default_rng(_SEED).normal(0, _STAINS, small).astype(np.float32))
     paper = np.asarray(stains.resize((width, height), Image.Resampling.BICUBIC))
-    form: dict[str, Any] = {"driver": "GTiff", "count": 3, "dtype": "uint8", "height": height, "width": width}
-    tiles: dict[str, Any] = {"tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate", "zlevel": 1}
-    with _opened(path, "w", **form, **tiles, photometric="RGB") as dataset:
+    with _opened(path, "w", **tiled(size), photometric="RGB") as dataset:
         for top in range(0, height, _STRIP):
             rows = slice(top, min(height, top + _STRIP))
             window = Window(0, top, width, rows.stop - top)

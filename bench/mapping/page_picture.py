@@ -14,9 +14,9 @@ from PIL import Image
 from serfer_bench.mapping.page import read
 from serfer_bench.mapping.text_boxes import Boxes, Fates, belonging
 
-_PART = 0.136, 0.222  # of the page's height: the end of the heading, and the first lines
+_PART = 0.136, 0.206  # of the page's height: the end of the heading, and the first lines
 _SHOWN, _DPI, _COLOURS = 1200, 110, 96  # pixels of an image's width, dots an inch, colours of the file
-_SAME, _OTHER, _LOST = "#1a7f37", "#d1242f", "#8250df"
+_SAME, _OTHER, _LOST = "#1a7f37", "#d1242f", "#0550ae"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def draw(page: Path, drawn: Sequence[Drawn], path: Path) -> None:
     height, width = pixels.shape[:2]
     top, bottom = (round(share * height) for share in _PART)
     step = max(1, width // _SHOWN)
-    figure = Figure(figsize=(10.4, 5.6), layout="constrained")
+    figure = Figure(figsize=(10.4, 6.2), layout="constrained")
     whole, *parts = figure.subplot_mosaic(
         [["page", f"{number}"] for number in range(len(drawn))], width_ratios=[1, 3.4]
     ).values()
@@ -85,8 +85,9 @@ def _rectangle(box: Sequence[float] | Boxes, colour: str) -> Any:  # noqa: ANN40
     from matplotlib.patches import Rectangle  # noqa: PLC0415 - slow to import
 
     top, left, bottom, right = map(float, box)
-    style = "--" if colour == _LOST else "-"
-    return Rectangle((left, top), right - left, bottom - top, fill=False, color=colour, linewidth=0.9, linestyle=style)
+    style, width = ("--", 1.4) if colour == _LOST else ("-", 0.9)
+    sides = right - left, bottom - top
+    return Rectangle((left, top), *sides, fill=False, color=colour, linewidth=width, linestyle=style)
 
 
 def _show(axis: Any, pixels: np.ndarray[Any, Any], extent: tuple[int, int, int, int]) -> None:  # noqa: ANN401 - as above

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 import serfer
 from serfer.core.errors import UnavailableError
 from serfer.core.plan import Preprocess
 from serfer.splitter.network.onnx_models import session_of
 from serfer_bench.mapping.fixed_windows import Image, Map, Network, blended, sliced
+from serfer_bench.mapping.images import normalised
 from serfer_bench.mapping.page import read
 from serfer_bench.mapping.runs import command, kept_parts, kill, peak_bytes, run
 from serfer_bench.mapping.text_boxes import Boxes, text_boxes
@@ -136,17 +136,7 @@ def _network(path: Path) -> Network:
     name = session.get_inputs()[0].name
 
     def run(image: Image) -> Map:
-        values: Map = session.run(None, {name: normalised(image)})[0][0, 0]
+        values: Map = session.run(None, {name: normalised(image, PREPROCESS)})[0][0, 0]
         return values
 
     return run
-
-
-def normalised(image: Image) -> NDArray[np.float32]:
-    """Return pixels (3, H, W) as the network takes them, (1, 3, H, W), by the numbers of PREPROCESS."""
-    values = np.empty((1, *image.shape), np.float32)
-    for band, (place, mean, std) in enumerate(zip((2, 1, 0), PREPROCESS.mean, PREPROCESS.std, strict=True)):
-        np.multiply(image[place], np.float32(PREPROCESS.scale), out=values[0, band])
-        values[0, band] -= np.float32(mean)
-        values[0, band] /= np.float32(std)
-    return values

@@ -143,6 +143,12 @@ def of_one_class(answer: Answer) -> bool:
     return bool(masks) and all(mask.min() == mask.max() for mask in masks)
 
 
+def of_probabilities(graph: Graph) -> bool:
+    """Return whether all of a network's outputs are what sigmoids make."""
+    made = {node.output: node.kind for node in graph.nodes}
+    return all(made.get(name) == "Sigmoid" for name in graph.outputs)
+
+
 def with_reduction(source: Source, reduction: Reduction | None) -> Source:
     """Return a source whose own answers are reduced as the plan's are, by other code."""
     if reduction is None:

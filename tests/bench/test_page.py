@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer_bench.mapping.fixed_windows import blended, sliced, starts
+from serfer_bench.mapping.images import normalised
 from serfer_bench.mapping.page import read, write_page
-from serfer_bench.mapping.page_ways import PREPROCESS, normalised
+from serfer_bench.mapping.page_ways import PREPROCESS
 from serfer_bench.mapping.text_boxes import fates, merged, text_boxes
 from tests.package_networks import RAPIDOCR, unpacked
 
@@ -134,7 +135,7 @@ def test_pixels_reach_the_network_as_the_plan_has_them():
     image = np.random.default_rng(0).integers(0, 255, (3, 8, 8)).astype(np.uint8)
     wanted = ((image[::-1] * np.float32(PREPROCESS.scale) - 0.5) / 0.5)[None]
     assert PREPROCESS.channels == "BGR"
-    assert np.allclose(normalised(image), wanted, atol=1e-6)
+    assert np.allclose(normalised(image, PREPROCESS), wanted, atol=1e-6)
 
 
 @pytest.mark.slow

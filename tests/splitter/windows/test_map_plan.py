@@ -9,11 +9,12 @@ from torch import nn
 from torch.nn import functional
 
 import serfer
-from serfer.core.errors import InputError, ModelError, PlanError, UsageError
+from serfer.core.errors import InputError, ModelError, PlanError, UsageError, WrongAnswerError
 from serfer.core.exactness import relative_error
 from serfer.core.plan import parse_plan
 from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
+from serfer.splitter.windows.window_sessions import WindowSessions
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
 EXACT = 1e-5
@@ -335,3 +336,41 @@ def test_windows_that_no_splitter_writes_are_refused(change, map_directory):
     text = dump_plan(sealed(replace(plan, windows=change(plan.windows))))
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(text)
+
+
+class Doubtful(nn.Module):
+    """Probabilities that are all near 0, of scores in the thousands behind a gate of the whole image."""
+
+    def __init__(self, size):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 1, 3, padding=1)
+        self.shift = 0.0
+        checked = np.random.default_rng(0).standard_normal((1, 3, *size), dtype=np.float32)
+        with torch.inference_mode():
+            self.shift = float(self._scores(torch.from_numpy(checked)).max()) + 7
+
+    def _scores(self, image):
+        maps = self.first(image)
+        return 5000 * self.last(maps * maps.mean((2, 3), keepdim=True).sigmoid()) - self.shift
+
+    def forward(self, image):
+        return self._scores(image).sigmoid()
+
+
+class TestProbabilitiesNearZero:
+    """A detector finds nothing in the random image of the check, where rounding is large relative to what it says."""
+
+    size = (128, 128)
+
+    def test_rounding_before_the_sigmoid_is_no_difference(self, tmp_path):
+        network = Doubtful(self.size).eval()
+        image = np.random.default_rng(0).standard_normal((1, 3, *self.size), dtype=np.float32)
+        assert network(torch.from_numpy(image)).max() < 0.001
+        serfer.map_plan(network, [self.size], tmp_path / "plan", window=32)
+
+    def test_a_window_with_other_scores_is(self, tmp_path, monkeypatch):
+        run = WindowSessions.run
+        monkeypatch.setattr(WindowSessions, "run", lambda self, image: [2 * values for values in run(self, image)])
+        with pytest.raises(WrongAnswerError, match="differ from the network on the whole image"):
+            serfer.map_plan(Doubtful(self.size).eval(), [self.size], tmp_path / "plan", window=32)

@@ -26,6 +26,29 @@ def crc32c(data: bytes | bytearray | memoryview, crc: int = 0) -> int:
     return register ^ _ONES
 
 
+def crc32c_joined(first: int, second: int, size: int) -> int:
+    """Return the CRC-32C of bytes that have `first`, with `size` bytes behind them that have `second`."""
+    return _with_zeros(first, size) ^ second
+
+
+def crc32c_with_zeros(crc: int, size: int) -> int:
+    """Return the CRC-32C of bytes that have `crc`, with `size` zeros behind them."""
+    return _with_zeros(crc ^ _ONES, size) ^ _ONES
+
+
+def _with_zeros(register: int, size: int) -> int:
+    """Return the register after so many zeros: it is multiplied by a power of x, word by word, whose bits count."""
+    register = _few(bytes(size % 4), register)
+    np = _numpy()
+    if np is None:
+        return _few(bytes(size // 4 * 4), register)
+    word = np.array([register], "<u4")
+    for level in range((size // 4).bit_length()):
+        if size // 4 >> level & 1:
+            word = _times(_tables(level), word)
+    return int(word[0])
+
+
 def _few(data: bytes | memoryview, register: int) -> int:
     table = _byte_table()
     for byte in data:

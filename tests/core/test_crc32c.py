@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.core.crc32c import crc32c
+from serfer.core.crc32c import crc32c, crc32c_joined, crc32c_with_zeros
 
 RANDOM = bytes((7 * number * number) & 0xFF for number in range(70_001)) * 16
 
@@ -25,6 +25,13 @@ def test_any_length_is_googles(length, start):
     data = RANDOM[start : start + length]
     assert crc32c(data) == google_crc32c.value(data)
     assert crc32c(memoryview(data)[length // 3 :], crc32c(data[: length // 3])) == google_crc32c.value(data)
+
+
+@given(st.sampled_from([0, 1, 3, 2048, 4099, 100_000]), st.sampled_from([0, 1, 3, 4, 2049, 70_000]))
+def test_checksums_of_two_parts_make_that_of_both(first, second):
+    one, other = RANDOM[:first], RANDOM[first : first + second]
+    assert crc32c_joined(crc32c(one), crc32c(other), second) == google_crc32c.value(one + other)
+    assert crc32c_with_zeros(crc32c(one), second) == google_crc32c.value(one + bytes(second))
 
 
 def test_it_needs_no_numpy():

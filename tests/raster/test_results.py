@@ -256,6 +256,42 @@ class TestRefusals:
             assert parts.done() == {0, 1, 2, 3, 5}
         assert not (tmp_path / "a.tif").exists()
 
+    @pytest.mark.parametrize("name", ["a.tif", "a.npy", "a.png"])
+    def test_a_part_that_is_altered_while_others_are_read_leaves_no_result(self, tmp_path, monkeypatch, name):
+        with kept(tmp_path / "parts", pixels(600, 700)) as parts:
+            monkeypatch.setattr(ResultParts, "rows", altering(ResultParts.rows))
+            with pytest.raises(UnavailableError, match=r"1 of 6 parts in .* are missing, part 5 first"):
+                write_result(tmp_path / name, parts)
+            assert parts.done() == {0, 1, 2, 3, 4}
+        assert [path.name for path in tmp_path.iterdir()] == ["parts"]
+
+    @pytest.mark.parametrize(("name", "channels"), [("a.tif", 3), ("a.tif", 5), ("a.npy", 3), ("a.png", 3)])
+    def test_each_value_of_a_part_is_read_once(self, tmp_path, monkeypatch, name, channels):
+        counts, real = [], os.preadv
+
+        def preadv(*given):
+            counts.append(real(*given))
+            return counts[-1]
+
+        values = pixels(600, 700, channels)
+        with kept(tmp_path / "parts", values) as parts:
+            monkeypatch.setattr(os, "preadv", preadv)
+            monkeypatch.setattr(ResultParts, "verify", None)
+            write_result(tmp_path / name, parts)
+        assert sum(counts) == values.nbytes
+
+
+def altering(rows):
+    """Alter the last part once the first rows were read."""
+
+    def read(parts, number, *given):
+        path = parts.path(5)
+        if not number and path.read_bytes()[10] != 1:
+            path.write_bytes(path.read_bytes()[:10] + b"\1" + path.read_bytes()[11:])
+        return rows(parts, number, *given)
+
+    return read
+
 
 LIMITED = """
 import resource, signal, sys

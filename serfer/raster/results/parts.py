@@ -165,14 +165,21 @@ class ResultParts:
         return whole[:, : rect.rows.size, : rect.cols.size]
 
     def rows(self, number: int, channel: int, rows: Span) -> NDArray[Any]:
-        """Return some rows (rows, cols) of one channel of a part, without its checksum: `verify` comes first."""
+        """Return some rows (rows, columns of a whole chunk) of one channel of a part, not verified yet."""
         height, width = self.array.rows.chunk, self.array.cols.chunk
         values = np.empty((rows.size, width), self.array.dtype)
         with self.dropping(number), self.path(number).open("rb", buffering=0) as file:
             offset = (channel * height + rows.start) * width * values.itemsize
             if os.preadv(file.fileno(), [values.data.cast("B")], offset) != values.nbytes:
                 raise AlteredPieceError
-        return values[:, : self.rects[number].cols.size]
+        return values
+
+    def check_sum(self, number: int, crc: int) -> None:
+        """Compare the CRC-32C of a part's values with that in its file; raises AlteredPieceError."""
+        with self.dropping(number), self.path(number).open("rb", buffering=0) as file:
+            kept = os.pread(file.fileno(), CRC_BYTES + 1, self.array.chunk_bytes - CRC_BYTES)  # and nothing behind it
+            if kept != crc.to_bytes(CRC_BYTES, "little"):
+                raise AlteredPieceError
 
     @property
     def measured(self) -> Any:  # noqa: ANN401 - JSON values

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, UsageError
 from serfer.core.zarr import ChunkedArray
 from serfer.files import check_place
 from serfer.raster.durable import TEMPORARY, sync_folder
@@ -55,7 +55,7 @@ def write_result(
 ) -> None:
     """Write a result whose parts are all there as TIFF, PNG or .npy, by the suffix of `place`, in bounded memory.
 
-    All parts are verified first, and a TIFF is read back. The parts stay; `parts.remove()` deletes them.
+    All parts are verified as they are read, and a TIFF is read back. The parts stay; `parts.remove()` deletes them.
 
     Args:
         place: a path, or `s3://BUCKET/KEY`, where the result appears whole or not at all.
@@ -65,28 +65,41 @@ def write_result(
 
     Raises:
         UsageError, InputError: as `check_result`; parts are missing.
-        UnavailableError: the disk is full, or S3 does not answer: the parts are kept, and it can be called again.
+        UnavailableError: parts are gone or not what was put; the disk is full, or S3 does not answer: the others are
+            kept, and it can be called again.
     """
     check_result(place, parts.array, options)
 
     def write(file: Path) -> None:
-        _write(file, _suffix(parse_place(place)), Mosaic(parts), georeference, options)
+        mosaic = Mosaic(parts)
+        _write(file, _suffix(parse_place(place)), mosaic, georeference, options)
+        mosaic.verify()
 
     publish(place, parts, write, overwrite=options.overwrite)
 
 
 def publish(place: str | Path, parts: ResultParts, write: Callable[[Path], None], *, overwrite: bool) -> None:
-    """Have a result of parts, which are all there, written to a temporary file, and give it its place.
+    """Have a result of parts, which `write` verifies, written to a temporary file, and give it its place.
 
     Raises InputError for a result that exists, unless it may be replaced; UnavailableError where parts are missing, the
     disk is full, or S3 does not answer.
     """
-    where = parse_place(place)
-    if missing := parts.verify():
-        raise UnavailableError(
-            f"{len(missing):,} of {parts.count:,} parts in {parts.directory} are missing, part {min(missing)} first: "
-            "run the same command again, it resumes"
-        )
+    if missing := {*range(parts.count)} - parts.done():
+        raise _missing(parts, missing)
+    try:
+        _written(parse_place(place), parts, write, overwrite=overwrite)
+    except AlteredPieceError:
+        raise _missing(parts, parts.verify()) from None
+
+
+def _missing(parts: ResultParts, missing: set[int]) -> UnavailableError:
+    return UnavailableError(
+        f"{len(missing):,} of {parts.count:,} parts in {parts.directory} are missing, part {min(missing)} first: "
+        "run the same command again, it resumes"
+    )
+
+
+def _written(where: Path | S3Place, parts: ResultParts, write: Callable[[Path], None], *, overwrite: bool) -> None:
     if isinstance(where, S3Place):
         file = parts.directory / f".{ASSEMBLED}{TEMPORARY}"
         with _temporary(file, parts):

@@ -59,8 +59,12 @@ class SizeGuards:
 
     def broken(self, size: Size) -> str | None:
         """Return the first condition that an image's size does not meet, in words of Python; None if it meets all."""
-        given = dict(zip(self.symbols, size, strict=True))
-        return next((self._said(guard) for guard in self.conditions if not guard.subs(given)), None)
+        import sympy  # noqa: PLC0415 - as above
+
+        given = dict(
+            zip(self.symbols, map(sympy.Integer, size), strict=True)
+        )  # xreplace asks for no assumptions, as subs
+        return next((self._said(guard) for guard in self.conditions if not guard.xreplace(given)), None)
 
     def _said(self, condition: Any) -> str:  # noqa: ANN401 - sympy has no types
         import sympy  # noqa: PLC0415 - as above

@@ -94,6 +94,8 @@ def check_middle(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]
         down, across = _spans(rows, side[0].rule), _spans(cols, side[1].rule)
         check_alike(graph, *down, across[0], rows=True)
         check_alike(graph, *across, down[0], rows=False)
+    if network.network.number is not None:
+        return  # a pass goes the way of the map
     ends = [(end.least, each.rule.unit) for each in sides[-1] for end in each.rule.ends]
     lengths = sorted({least + more * unit for least, unit in ends for more in range(_LENGTHS)})
     doubled = (network.base << power for power in range((MOST_PIXELS // network.base).bit_length()))
@@ -146,7 +148,7 @@ def _check_residue(graphs: SizeGraphs, sides: tuple[RuledAxis, RuledAxis], numbe
     ):
         _check_size(graphs, sides, size, (rows.residue, cols.residue))
     down, across = (side.kinds[: len(side.rule.first) + 1] for side in sides)  # which all residues have
-    for row, col in ((row, col) for row in down for col in across):
+    for row, col in [*((row, across[-1]) for row in down), *((down[-1], col) for col in across[:-1])]:
         _compare(graphs.tile(row, col), graphs.tile(row, col, (rows.residue, cols.residue)), graphs.network.base)
 
 
@@ -163,18 +165,17 @@ def _check_size(
         check_extents(graph, large, (axis.size - large.size) // large.known.stride)
         windows = side.rule.at(axis.size)
         assert windows is not None  # noqa: S101 - the rule is for this size
-        kinds = axis.ruled(windows)
+        chosen = {each.kind: each for each in windows.windows}
+        kinds = axis.ruled(replace(windows, windows=tuple(chosen.values())))
         offset = side.rule.first[0].kind
-        pairs = {
-            each.kind: (kind, side.kinds[each.kind - offset]) for each, kind in zip(windows.windows, kinds, strict=True)
-        }
-        for here, known in pairs.values():
+        pairs = [(kind, side.kinds[number - offset]) for number, kind in zip(chosen, kinds, strict=True)]
+        for here, known in pairs:
             wanted = replace(known.at(here.units, large.known), past=None)
             if wanted != here:
                 differing = (node for node in graph.nodes if wanted.rows[node.output] != here.rows[node.output])
                 node = next(differing, graph.nodes[0])
                 raise refuse(node.name, node.kind, ONE_A_SIZE)
-        found.append([*pairs.values()])
+        found.append(pairs)
     rows, cols = found
     for number in range(max(len(rows), len(cols))):
         (row, known_row), (col, known_col) = rows[number % len(rows)], cols[number % len(cols)]

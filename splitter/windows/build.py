@@ -316,7 +316,7 @@ def _compare(
     ]
     outputs = shaped(tensors, maps)
     if chosen is not None:
-        known = expected if len(outputs) > 1 else dict.fromkeys(outputs, expected)
+        known: dict[str, Any] = expected if len(outputs) > 1 else dict.fromkeys(outputs, expected)
         for number, (name, values) in enumerate(outputs.items()):
             view, computed = cut.windows.of(*size).of_output(number), np.zeros(values.shape[-2:], bool)
             for window in chosen:

@@ -26,6 +26,7 @@ from serfer.splitter.plan_dir.emit import input_name
 from serfer.splitter.tiling.regions import whole_regions
 from serfer.splitter.windows.map_plan import Network
 from serfer.splitter.windows.memory import peak_bytes
+from serfer.splitter.windows.owned_elements import with_skipped
 from serfer.splitter.windows.whole_tile import whole_tile
 
 SIDE = 128
@@ -56,7 +57,8 @@ def crops_of(network: Network, windows: Windows, channels: int) -> Crops | None:
     size = (sides[0].of_rule(rules.rows), sides[1].of_rule(rules.cols)) if rules else (sides[0].length, sides[1].length)
 
     def at(height: int, width: int) -> Graph:
-        return network.checked((height, width)) if windows.statistics else network.of_maps((height, width))
+        graph = network.checked((height, width)) if windows.statistics else network.of_maps((height, width))
+        return graph.once(with_skipped) if windows.rules else graph
 
     try:
         crops = Crops(size, at(*size))

@@ -63,10 +63,8 @@ def whole_of(plan: Plan, directory: Path) -> Whole:
     options.enable_cpu_mem_arena = False  # the process goes on without it
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
-    known = [each.shape[1] for each in session.get_inputs()[1:]]  # statistics, without what is for windows alone
-
     def run(image: _Array, statistics: _Array) -> Sequence[_Array]:
-        given = {"input0": image} | ({"input1": statistics[None, : known[0]]} if known else {})
+        given = {"input0": image} | ({"input1": statistics[None]} if statistics.size else {})
         values: Sequence[_Array] = session.run(None, given)
         return [each.reshape(-1, *each.shape[-2:]) for each in values]
 

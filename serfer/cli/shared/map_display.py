@@ -210,7 +210,8 @@ def _compared(found: MapComparison) -> str:
     """Say how far a map is from the network itself."""
     if found.skipped:
         return f"not compared with the network: {found.skipped}"
-    far = [] if found.error is None else [f"values differ by at most {found.error:.1e} of their range"]
+    differ = f"values differ by at most {found.error:.1e} of their range" if found.error else "values are equal"
+    far = [] if found.error is None else [differ]
     if found.error is None or found.other_classes:
         far.append(f"{found.other_classes:,} have another class")
     return (

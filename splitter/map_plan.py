@@ -21,6 +21,8 @@ from serfer.splitter.windows.wanted_sizes import checked_sizes
 
 STATISTICS = ("auto", "exact", "sample")
 """Where statistics over the whole image come from."""
+KEPT_MAPS = ("auto", "always", "never")
+"""Whether passes keep maps for later ones: where that is cheaper, wherever less is computed so, or nowhere."""
 
 
 def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
@@ -35,6 +37,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     sample: Path | str | None = None,
     statistics: str = "auto",
     threshold: float | None = None,
+    kept_maps: str = "auto",
     store: str = "redis",
     memory_mb: int | Sequence[int] | None = None,
     limit_mb: int | None = None,
@@ -76,6 +79,9 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
             multiply-accumulates of the map alone.
         threshold: Of the map's values, with statistics of a sample: what share of them is on its other side by these
             statistics, and the IoU of what lies above it, are measured, too.
+        kept_maps: Whether passes keep maps on the disk of the process that maps, for later ones, which read them in
+            place of the image: "auto", where the cost model says that this is cheaper than computing them again;
+            "always", wherever less is computed so; or "never".
         store: As `split`.
         memory_mb: What functions get, or several to choose from.
         limit_mb: As `split`.
@@ -105,6 +111,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     check_statistics(statistics, sample)
     check_threshold(threshold, statistics)
     with named_extras():
+        if kept_maps not in KEPT_MAPS:
+            raise UsageError(f"--kept-maps is {', '.join(KEPT_MAPS[:-1])} or {KEPT_MAPS[-1]}, not {kept_maps!r:.40}")
         if callable(dependency_bytes):
             dependency_bytes = dependency_bytes()
         limit = package_limit(limit_mb, dependency_bytes, facts.functions)
@@ -113,7 +121,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
         progress = progress or (lambda _step: None)
         from_sample = None if sample is None else Path(sample)
-        wanted = WindowRequest(side, from_sample, statistics, threshold, as_published=reduce is None)
+        wanted = WindowRequest(side, from_sample, statistics, threshold, as_published=reduce is None, kept=kept_maps)
         plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import (
+    AlteredPieceError,
     ImageError,
     LambdaThrottledError,
     PlanError,
@@ -27,6 +28,7 @@ from serfer.core.statistics_sum import told
 from serfer.drivers.driver import RequestContext
 from serfer.mapping.estimate import WindowPrices
 from serfer.mapping.input import WindowInput
+from serfer.mapping.kept_maps import KeptInput
 from serfer.mapping.no_data import Gaps
 from serfer.mapping.report import WindowFailure
 from serfer.mapping.spending import Spending
@@ -65,7 +67,8 @@ class MapTarget(Protocol):
 class MapTask:
     """One image to be mapped, or to be passed over before that, and everything that this takes.
 
-    `statistics` are those of the whole image that its windows take, `number` that of the pass, None for the map.
+    `statistics` are those of the whole image that its windows take, `number` that of the pass, None for the map. With
+    `kept` windows read maps of earlier passes in place of the image.
     """
 
     pipeline: Pipeline
@@ -80,6 +83,17 @@ class MapTask:
     concurrency: int
     statistics: bytes = b""
     number: int | None = None
+    kept: KeptInput | None = None
+
+    @property
+    def reads_image(self) -> bool:
+        """Whether windows read the image."""
+        return self.kept is None or self.kept.with_image
+
+    @property
+    def looks_for_gaps(self) -> bool:
+        """Whether pixels without data matter: to what windows read of the image, or to the result."""
+        return self.gaps.possible and (self.reads_image or self.number is None)
 
     def vector(self, window: ImageWindow) -> bytes:
         """Return what a window is told of the image besides its pixels."""
@@ -191,30 +205,23 @@ class Engine:
 
     def _compute(self, number: int, window: ImageWindow, usd: float) -> None:
         task = self._task
-        looked_at = self._looked_at(number) if task.gaps.possible else window.read
         try:
-            pixels, masked = self._read(looked_at)
-        except (ImageError, UnavailableError) as error:
+            taken = self._input(number, window)
+        except (ImageError, UnavailableError, AlteredPieceError) as error:
             task.spending.release(usd)
             self._failed(number, window, error)
             return
         except BaseException:
             task.spending.release(usd)
             raise
-        missing = self._missing(number, pixels, masked, looked_at) if task.gaps.possible else None
-        empty = None if missing is None else [each.empty(missing, looked_at, number) for each in task.targets]
-        if empty is not None and all(each.all() for each in empty):
+        if taken.batch is None:
             task.spending.release(usd)
             for target in task.targets:
                 target.keep_empty(number)
             self._done(None)
             return
-        seen = window.read.within(looked_at).slices
-        hidden = None if missing is None or not missing[seen].any() else missing[seen]
-        batch = task.input.batch(pixels[:, *seen], hidden)
-        del pixels
         try:
-            result = self._query(batch, window, usd)
+            result = self._query(taken.batch, window, usd)
         except (PlanError, UsageError):
             raise
         except LambdaThrottledError as error:
@@ -223,7 +230,6 @@ class Engine:
         except SerferError as error:
             self._failed(number, window, error)
             return
-        del batch
         outputs: Mapping[str, NDArray[Any]] = result.outputs
         if task.number is None and window.made != window.written:  # of a plan for images of any size
             outputs = {
@@ -231,8 +237,24 @@ class Engine:
                 for place, (name, values) in enumerate(outputs.items())
             }
         for place, target in enumerate(task.targets):
-            target.keep(number, outputs, None if empty is None else empty[place])
+            target.keep(number, outputs, None if taken.empty is None else taken.empty[place])
         self._done(result.report.latency_ms)
+
+    def _input(self, number: int, window: ImageWindow) -> _Input:
+        """Read what a window takes."""
+        task, image, empty = self._task, None, None
+        if task.reads_image or task.looks_for_gaps:
+            looked_at = self._looked_at(number) if task.looks_for_gaps else window.read
+            pixels, masked = self._read(looked_at)
+            missing = self._missing(number, pixels, masked, looked_at) if task.looks_for_gaps else None
+            empty = None if missing is None else [each.empty(missing, looked_at, number) for each in task.targets]
+            if empty is not None and all(each.all() for each in empty):
+                return _Input(None, empty)
+            if task.reads_image:
+                seen = window.read.within(looked_at).slices
+                hidden = None if missing is None or not missing[seen].any() else missing[seen]
+                image = task.input.batch(pixels[:, *seen], hidden)
+        return _Input(image if task.kept is None else task.kept.batch(window, image), empty)
 
     def _looked_at(self, number: int) -> Rect:
         """Return the pixels that a window reads or that its parts of the results cover."""
@@ -325,6 +347,14 @@ class Engine:
             queries = [*self._queries]
         for query in queries:
             query.cancel()
+
+
+@dataclass(frozen=True)
+class _Input:
+    """A window's batch, None where no part of its results has data, and which pixels of these have none."""
+
+    batch: NDArray[Any] | None
+    empty: list[NDArray[np.bool_]] | None
 
 
 def _hull(spans: Sequence[Span]) -> Span:

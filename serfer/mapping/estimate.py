@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import Platform, invocation_usd, price_plan
-from serfer.core.plan import Plan
+from serfer.core.inline_outputs import PAYLOAD_SHARE, inline_stages
+from serfer.core.plan import CACHE, Plan
 from serfer.core.plan.window_plan import query_plan
 from serfer.core.plan.windows import ImageWindows
-from serfer.core.units import MS_PER_S
+from serfer.core.units import FLOAT_BYTES, MS_PER_S
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Estimate:
     metres of the image's pixels, None where they are not known.
 
     A network that looks at the whole image takes `passes` over it, the last of which is the map, and `times` the
-    multiply-accumulates of that one. `windows` are those of all passes.
+    multiply-accumulates of the network once. `windows` are those of all passes. Of maps that passes keep for later ones
+    at most `kept_bytes` are in the folder `kept_where` at once.
     """
 
     windows: int
@@ -50,6 +52,8 @@ class Estimate:
     approximation: str
     passes: int = 1
     times: float = 1.0
+    kept_bytes: int = 0
+    kept_where: str = ""
     pixel_m2: float | None = None
 
     @property
@@ -80,12 +84,23 @@ class WindowPrices:
     def of(self, tile: int) -> WindowPrice:
         """Return the price of a window that tile `tile` computes."""
         if tile not in self._known:
-            price = price_plan(query_plan(self._plan, tile), self._platform)
+            query = self._placed(query_plan(self._plan, tile))
+            if self._plan.windows and self._plan.windows.reads_of(tile):  # float32 in place of an image of 8 bits
+                query = replace(query, input=replace(query.input, channels=FLOAT_BYTES * query.input.channels))
+            price = price_plan(query, self._platform)
             cold = price.cold_starts[0].seconds
             memory, facts = self._plan.stages[0].memory_mb, self._facts.functions
             cold_usd = invocation_usd(memory, cold * MS_PER_S, facts) - facts.price_request
             self._known[tile] = WindowPrice(price.stages[0].seconds, price.usd, cold, cold_usd)
         return self._known[tile]
+
+    def _placed(self, query: Plan) -> Plan:
+        """Return a window's query whose output goes through the store where no answer carries it, as drivers do it."""
+        limit = int(self._facts.functions.sync_payload_limit * PAYLOAD_SHARE)
+        if all(inline_stages(query, 1, limit)):
+            return query
+        [stage] = query.stages
+        return replace(query, stages=(replace(stage, path=CACHE),))
 
     def estimate(
         self,
@@ -105,6 +120,7 @@ class WindowPrices:
         seconds = sum(_pass_seconds(each, prices, concurrency) for each in by_pass)
         cold = max((price.cold_seconds for price in prices.values()), default=0.0)
         cold_usd = max((price.cold_usd for price in prices.values()), default=0.0)
+        once = max(all_macs(self._plan, windows), whole_macs(self._plan, windows))
         return Estimate(
             windows=sum(len(cut) for cut, _ in every),
             missing=count,
@@ -117,7 +133,7 @@ class WindowPrices:
             overlap=overlap_share(self._plan, windows),
             approximation=self._plan.windows.approximation if self._plan.windows else "",
             passes=len(every),
-            times=sum(all_macs(self._plan, cut) for cut, _ in every) / (all_macs(self._plan, windows) or 1),
+            times=sum(all_macs(self._plan, cut) for cut, _ in every) / (once or 1),
         )
 
 
@@ -140,10 +156,16 @@ def all_macs(plan: Plan, windows: ImageWindows) -> int:
 
 def overlap_share(plan: Plan, windows: ImageWindows) -> float:
     """Return the multiply-accumulates of all windows beyond those of the image at once, as a share of the latter."""
+    whole = whole_macs(plan, windows)
+    return max(0.0, all_macs(plan, windows) / whole - 1) if whole else 0.0
+
+
+def whole_macs(plan: Plan, windows: ImageWindows) -> float:
+    """Return the multiply-accumulates of a network on an image at once."""
     [stage] = plan.stages
     known = plan.windows
-    if known is None or not stage.macs:
+    if known is None:
         return 0.0
     # A map plan's operators have those of the first of its images, and each image's are in proportion to its result.
     first = known.heights[0].result * known.widths[0].result
-    return max(0.0, all_macs(plan, windows) / (stage.macs * windows.height * windows.width / first) - 1)
+    return stage.macs * windows.height * windows.width / first

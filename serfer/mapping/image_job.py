@@ -17,7 +17,8 @@ from serfer.core.errors import IncompleteMapError, InputError, PlanError, Serfer
 from serfer.core.frame_decoder import FrameDecoder
 from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.image_normalisation import ImageStatistics
-from serfer.core.plan.windows import ImageWindows, Windows
+from serfer.core.plan.windows import Windows
+from serfer.core.units import FLOAT_BYTES
 from serfer.mapping.comparison import NotComparedError, Whole, compare
 from serfer.mapping.engine import MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
@@ -115,8 +116,8 @@ class Mapper:
             if all(file.directory.exists() for file in job.files) and not self.options.restart:
                 with ExitStack() as opened:
                     missing = sorted({*missing} - all_done(job.parts(opened)))
-            passes = ImagePasses.left_of(self.windows, job.source.size, job.files[0].directory, job.identity)
-            return self._estimate(job, missing, passes)
+            job.passes.check_room()
+            return self._estimate(job, missing, job.passes.left(mapped=not missing))
 
     def job_of(self, image: str | Path) -> str:
         """Return the text that stands for what an image's result follows from: the image, the plan, the options."""
@@ -146,9 +147,9 @@ class Mapper:
                 if self.options.restart:
                     ResultParts.discard(file.directory)
             if self.options.restart:
-                ImagePasses.discard(self.windows, job.files[0].directory)
+                job.passes.discard()
             parts = job.parts(stack)
-            passes = ImagePasses.open(self.windows, job.source.size, job.files[0].directory, job.identity, stack)
+            passes = ImagePasses(job.passes, stack)
             written = job.written(parts) if job.exists else set()
             if len(written) == len(parts):
                 job = job.measured(_kept_statistics(parts[0]))
@@ -172,13 +173,18 @@ class Mapper:
             return report
 
     def _nothing(self, job: Job) -> Estimate:
-        return self._estimate(job, ())
+        return self._estimate(job, (), [[] for _ in self.windows.passes])
 
-    def _estimate(
-        self, job: Job, missing: Sequence[int], passes: Sequence[tuple[ImageWindows, Sequence[int]]] = ()
-    ) -> Estimate:
+    def _estimate(self, job: Job, missing: Sequence[int], left: Sequence[Sequence[int]]) -> Estimate:
+        """Return what the windows take that are missing of the map, and that are `left` of each pass."""
+        passes = [(job.passes.of(number), numbers) for number, numbers in enumerate(left)]
         estimate = self.prices.estimate(job.windows, missing, job.size, job.concurrency, passes)
-        return replace(estimate, pixel_m2=job.source.georeference.pixel_m2)
+        return replace(
+            estimate,
+            pixel_m2=job.source.georeference.pixel_m2,
+            kept_bytes=job.passes.most_bytes(),
+            kept_where=job.passes.kept_where,
+        )
 
     def _run(
         self, job: Job, parts: Sequence[ResultParts], passes: ImagePasses, written: set[int], started: float
@@ -187,8 +193,8 @@ class Mapper:
             if warning := file.space(own):
                 self.watcher.note(warning)
         missing = sorted({*range(len(job.windows))} - all_done(parts))
-        left = passes.left
-        estimate = self._estimate(job, missing, left if missing else [(cut, ()) for cut, _ in left])
+        job.passes.check_room(parts[0])
+        estimate = self._estimate(job, missing, passes.missing(mapped=not missing))
         resumed = estimate.windows - estimate.missing
         self._check_ceiling(estimate, job)
         self.watcher.start(job.source.name, estimate)
@@ -258,8 +264,10 @@ class Mapper:
         try:
             yield
         except (KeyboardInterrupt, SerferError) as error:
-            windows = len(job.windows) + sum(len(cut) for cut, _ in passes.left)
-            done = len(all_done(parts)) + sum(len(cut) - len(missing) for cut, missing in passes.left)
+            left = passes.missing(mapped=False)
+            sizes = [len(job.passes.of(number)) for number in range(len(left))]
+            windows = len(job.windows) + sum(sizes)
+            done = len(all_done(parts)) + sum(sizes) - sum(map(len, left))
             if done and job.kept not in str(error):
                 self.watcher.note(
                     f"{done:,} of {windows:,} windows are kept in {job.kept}: run the same command again, it resumes"
@@ -392,10 +400,12 @@ def _check_apart(image: str | Path, out: str | Path) -> None:
 def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -> int:
     """Return about how many bytes of memory a window takes: as read, as sent (array, crop, payload), and its values."""
     [stage] = plan.stages
+    reads_kept = plan.windows is not None and bool(plan.windows.kept)
+    value_bytes = FLOAT_BYTES if reads_kept else window_input.value_bytes
     read = max(tile.inputs[0].area for tile in stage.tiles)
     written = max(
         sum(shape.channels * rect.area for shape, rect in zip(stage.outputs, tile.outputs, strict=True))
         for tile in stage.tiles
     )
     stored = read * source.bands * np.dtype(source.dtype).itemsize
-    return stored + 5 * read * plan.input.channels * window_input.value_bytes + 3 * 4 * written
+    return stored + 5 * read * plan.input.channels * value_bytes + 3 * FLOAT_BYTES * written

@@ -73,6 +73,10 @@ class WindowInput:
         as_bytes = self.bytes_as_they_are or levels is not None
         return replace(self, statistics=statistics, levels=levels, bytes_as_they_are=as_bytes)
 
+    def as_values(self) -> WindowInput:
+        """Return the same for batches that are float32, normalised here."""
+        return replace(self, bytes_as_they_are=False, levels=None)
+
     @property
     def value_bytes(self) -> int:
         """Bytes of a value that a query carries."""

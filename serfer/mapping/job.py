@@ -14,9 +14,9 @@ from serfer.core.plan.windows import ImageWindows
 from serfer.mapping.engine import Outcome
 from serfer.mapping.estimate import Estimate
 from serfer.mapping.input import WindowInput
+from serfer.mapping.kept_maps import PassFiles
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
-from serfer.mapping.passes import kept_in
 from serfer.mapping.report import MapReport, percentiles
 from serfer.mapping.results import MapFile, is_there
 from serfer.raster import RasterSource, ResultParts
@@ -45,6 +45,13 @@ class Job:
         """Return the same with the image's statistics."""
         return replace(self, input=self.input.measured(statistics, self.source.dtype))
 
+    @property
+    def passes(self) -> PassFiles:
+        """Where the passes before the map keep what they compute."""
+        work = self.mapper.options.work
+        place = self.files[0].directory
+        return PassFiles(self.mapper.windows, self.source.size, place, Path(work) if work else None, self.identity)
+
     def parts(self, stack: ExitStack) -> list[ResultParts]:
         """Open the parts of each file, until the end of `stack`."""
         return [stack.enter_context(file.open(self.identity)) for file in self.files]
@@ -72,8 +79,8 @@ class Job:
     @property
     def kept(self) -> str:
         """Where the parts are, in words."""
-        first, *others = (file.directory for file in self.files)
-        return ", ".join([kept_in(self.mapper.windows, first), *map(str, others)])
+        _, *others = (file.directory for file in self.files)
+        return ", ".join([self.passes.in_words(), *map(str, others)])
 
     @property
     def notes(self) -> tuple[str, ...]:

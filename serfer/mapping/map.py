@@ -71,6 +71,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
     overwrite: bool = False,
     restart: bool = False,
     parts: str | None = None,
+    work: str | None = None,
     yield_to: Sequence[str] = (),
     yield_utilisation: float = _DEFAULT.yield_utilisation,
     yield_latency: float = _DEFAULT.yield_latency,
@@ -111,6 +112,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         overwrite: replace a result that exists.
         restart: throw away what an earlier run has computed.
         parts: where finished windows are kept until the result is written; by default RESULT.parts.
+        work: the folder of the maps that passes over an image keep for later ones; by default that of the parts.
         yield_to: URLs of running services: no window starts while one of them has more online load than the next two.
         yield_utilisation: the share in use, of what answers a service's queries, above which no window starts.
         yield_latency: the latency of its queries, as a multiple of their profile, above which no window starts.
@@ -146,6 +148,7 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         overwrite=overwrite,
         restart=restart,
         parts=parts,
+        work=work,
         yield_to=tuple(yield_to),
         yield_utilisation=yield_utilisation,
         yield_latency=yield_latency,

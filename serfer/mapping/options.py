@@ -34,6 +34,7 @@ class MapOptions:
         overwrite: replace a result that exists.
         restart: throw away what an earlier run has computed.
         parts: where finished windows are kept until the result is written; by default next to it, RESULT.parts.
+        work: the folder of the maps that passes over an image keep for later ones; by default that of the parts.
         yield_to: URLs of running services: no window starts while one of them has more online load than the next two.
         yield_utilisation: the share in use, of what answers a service's queries, above which no window starts.
         yield_latency: the latency of its queries, as a multiple of their profile, above which no window starts.
@@ -55,6 +56,7 @@ class MapOptions:
     overwrite: bool = False
     restart: bool = False
     parts: str | None = None
+    work: str | None = None
     yield_to: tuple[str, ...] = ()
     yield_utilisation: float = Thresholds.utilisation
     yield_latency: float = Thresholds.latency

@@ -1,7 +1,7 @@
 """The passes over an image that add up statistics of the whole of it, before its map.
 
-Partial results are kept as the map's parts are, each pass in a directory of its own beside theirs, until the result is
-written: a map that was stopped goes on in its pass, and never with the statistics of another image, plan or option.
+What they compute is kept until the result is written (kept_maps.py): a map that was stopped goes on in its pass, and
+never with the statistics of another image, plan or option.
 """
 
 from __future__ import annotations
@@ -9,44 +9,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect
-from serfer.core.plan.windows import ImageWindows, StatisticsPass, Windows
+from serfer.core.kept_maps import unpacked
+from serfer.core.plan.windows import ImageWindows, StatisticsPass
 from serfer.core.statistics_sum import StatisticsSum
-from serfer.core.zarr import Axis, ChunkedArray
 from serfer.mapping.engine import Engine, MapTask, Outcome
+from serfer.mapping.kept_maps import KeptInput, PassFiles
 from serfer.raster import ResultParts
 
 
 @dataclass(frozen=True)
-class PartialForm:
-    """The form of partial results: one position of an `array` for each window, the values in its channels.
+class PartialTarget:
+    """Keeps what windows of a pass compute, whatever data their pixels have: partial results, and parts of kept maps.
 
-    Pixels without data are 0 here as they are in the map: the network sees them so, and so do its statistics.
+    A partial result is one position of an array for each window, the values in its channels. Pixels without data are 0
+    here as they are in the map: the network sees them so, and so do its statistics.
     """
 
-    array: ChunkedArray
-
-    @classmethod
-    def of(cls, one: StatisticsPass, windows: ImageWindows) -> PartialForm:
-        """Return the form of a pass over an image with such windows."""
-        height, width = (len(axis.windows) for axis in (windows.rows, windows.cols))
-        rows, cols = (Axis(tuple(range(size + 1))) for size in (height, width))
-        dims = one.partial_size, height, width
-        return cls(ChunkedArray("statistics", "float32", dims, 1, one.partial_size, rows, cols, flat=False))
-
-
-@dataclass(frozen=True)
-class PartialTarget:
-    """Keeps the partial results of a pass; of every window, whatever data its pixels have."""
-
     windows: ImageWindows
+    known: StatisticsPass
     parts: ResultParts
+    kept: Sequence[ResultParts]
 
     def covered(self, number: int, _size: tuple[int, int]) -> Rect:
         """Return the pixels that a window reads."""
@@ -57,137 +45,99 @@ class PartialTarget:
         return np.zeros(1, np.bool_)
 
     def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], _empty: NDArray[np.bool_] | None) -> None:
-        """Keep a window's partial result: the first values of its output, (1, channels, rows, cols)."""
+        """Keep a window's output, (1, channels, rows, cols): its partial result last, by which the window is done."""
         [values] = outputs.values()
-        channels = self.parts.array.channels
-        self.parts.put(number, np.ascontiguousarray(values.reshape(-1)[:channels, None, None], np.float32))
+        flat, size = np.ascontiguousarray(values.reshape(-1), np.float32), self.known.partial_size
+        shapes = [each.shape(rect) for each, rect in zip(self.known.keeps, self.windows[number].keeps, strict=True)]
+        for kept, part in zip(self.kept, unpacked(flat[size:], shapes), strict=True):
+            kept.put(number, part)
+        self.parts.put(number, flat[:size, None, None])
 
     def keep_empty(self, number: int) -> None:
         """Never called: `empty` says of every window that there is something in it."""
         raise AssertionError(number)
 
 
-@dataclass(frozen=True)
-class ImagePass:
-    """A pass over an image, number `number` of those before its map, and what is kept of it."""
-
-    number: int
-    windows: ImageWindows
-    known: StatisticsPass
-    parts: ResultParts
-
-    @property
-    def missing(self) -> list[int]:
-        """The windows whose partial results are not there."""
-        return sorted({*range(len(self.windows))} - self.parts.done())
-
-    def run(self, task: MapTask, statistics: bytes, watch: Callable[[Outcome], None]) -> Outcome:
-        """Compute the windows that are missing, with the statistics of the passes before."""
-        targets = [PartialTarget(self.windows, self.parts)]
-        task = replace(task, windows=self.windows, targets=targets, statistics=statistics, number=self.number)
-        return Engine(task, watch).run(self.missing)
-
-    def add_up(self, statistics: np.ndarray[Any, np.dtype[np.float32]]) -> None:
-        """Write the statistics of the pass to their place; windows are added in their order, whenever they came."""
-        total = StatisticsSum(self.known.maps)
-        for number in range(len(self.windows)):
-            total.add(self.parts.values(number).reshape(-1))
-        values, start = total.values(), self.known.maps[0].start
-        statistics[start : start + values.size] = values
-
-
 class ImagePasses:
     """The passes over an image before its map; none for a network that looks at neighbourhoods alone."""
 
-    def __init__(self, passes: Sequence[ImagePass], windows: Windows) -> None:
-        self._passes, self._windows = passes, windows
+    def __init__(self, files: PassFiles, stack: ExitStack) -> None:
+        """Open, or make, what is kept of the passes, until `stack` is closed; raises as `PassFiles.opened`."""
+        self._files = files
+        self._partial, self._kept = files.opened(stack)
+        self._there = {*range(len(self._kept))}
 
-    @classmethod
-    def open(
-        cls, windows: Windows, size: tuple[int, int], place: Path, identity: Mapping[str, Any], stack: ExitStack
-    ) -> ImagePasses:
-        """Open, or make, what is kept of the passes beside the parts of the map at `place`, until `stack` is closed.
-
-        Raises as `ResultParts.create_or_resume`.
-        """
-        passes = []
-        for number, one in enumerate(windows.passes):
-            parts = stack.enter_context(_parts(one, number, size, place, identity))
-            passes.append(ImagePass(number, one.of(*size), one, parts))
-        return cls(passes, windows)
-
-    @staticmethod
-    def left_of(
-        windows: Windows, size: tuple[int, int], place: Path, identity: Mapping[str, Any]
-    ) -> list[tuple[ImageWindows, list[int]]]:
-        """Return what `left` will be, without making anything."""
-        found = []
-        for number, one in enumerate(windows.passes):
-            missing = [*range(len(one.of(*size)))]
-            if _directory(place, number).exists():
-                with _parts(one, number, size, place, identity) as parts:
-                    missing = sorted({*missing} - parts.done())
-            found.append((one.of(*size), missing))
-        return found
-
-    @staticmethod
-    def discard(windows: Windows, place: Path) -> None:
-        """Delete what is kept of passes, of whatever job; raises as `ResultParts.discard`."""
-        for number in range(len(windows.passes)):
-            ResultParts.discard(_directory(place, number))
-
-    @property
-    def left(self) -> list[tuple[ImageWindows, list[int]]]:
-        """The windows of each pass, and the numbers of those that are missing."""
-        return [(each.windows, each.missing) for each in self._passes]
+    def missing(self, *, mapped: bool) -> list[list[int]]:
+        """Return the windows of each pass that are missing; none is if all of the map is there."""
+        partial, kept = ([each.done() for each in parts] for parts in (self._partial, self._kept))
+        return self._files.missing(partial, kept, mapped=mapped)
 
     def run(self, task: MapTask, missing: Sequence[int], watch: Callable[[Outcome], None]) -> Outcome:
         """Compute what is missing of each pass, and then the `missing` windows of the map, which is `task`.
 
         All ends with the pass in which windows fail, or the dollars are spent.
         """
-        known = self._windows.known or [0.0] * self._windows.statistics
-        statistics, outcome = np.array(known, np.float32), Outcome()
-        for each in self._passes:
-            outcome += each.run(task, statistics.tobytes(), _behind(outcome, watch))
+        windows, statistics, outcome = self._files.windows, self._known(), Outcome()
+        for number, (known, left) in enumerate(zip(windows.passes, self.missing(mapped=False), strict=True)):
+            self._delete_unread(number)
+            one = self._task(task, known.reads, statistics)
+            outcome += Engine(self._of(one, number), _behind(outcome, watch)).run(left)
             if outcome.failures or outcome.over_ceiling:
                 return outcome
-            each.add_up(statistics)
-        return outcome + Engine(replace(task, statistics=statistics.tobytes()), _behind(outcome, watch)).run(missing)
+            self._add_up(number, statistics)
+        self._delete_unread(len(windows.passes))
+        one = self._task(task, windows.reads, statistics)
+        return outcome + Engine(one, _behind(outcome, watch)).run(missing)
 
-    def statistics(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+    def _task(self, task: MapTask, reads: tuple[int, ...], statistics: NDArray[np.float32]) -> MapTask:
+        """Return the map's task with what windows that read some maps need."""
+        task = replace(task, statistics=statistics.tobytes())
+        if not reads:
+            return task
+        kept = KeptInput(reads, dict(enumerate(self._kept)), len(task.input.bands))
+        return replace(task, kept=kept, input=task.input.as_values())
+
+    def _of(self, task: MapTask, number: int) -> MapTask:
+        windows, known = self._files.of(number), self._files.windows.passes[number]
+        kept = [self._kept[each] for each in self._files.windows.kept_by(number)]
+        target = PartialTarget(windows, known, self._partial[number], kept)
+        return replace(task, windows=windows, targets=[target], number=number)
+
+    def _add_up(self, number: int, statistics: NDArray[np.float32]) -> None:
+        """Write the statistics of a pass to their place; windows are added in their order, whenever they came."""
+        maps, parts = self._files.windows.passes[number].maps, self._partial[number]
+        total = StatisticsSum(maps)
+        for window in range(parts.count):
+            total.add(parts.values(window).reshape(-1))
+        values, start = total.values(), maps[0].start
+        statistics[start : start + values.size] = values
+
+    def _delete_unread(self, number: int) -> None:
+        """Delete the kept maps that no pass from `number` on reads; the map counts as one behind the passes."""
+        for kept in [each for each in self._there if self._files.windows.last_reader(each) < number]:
+            self._kept[kept].remove()
+            self._there.remove(kept)
+
+    def statistics(self) -> NDArray[np.float32] | None:
         """Return the statistics of the whole image, empty where the network takes none; None where some are missing."""
-        if any(each.missing for each in self._passes):
+        if any(len(parts.done()) < parts.count for parts in self._partial):
             return None
-        statistics = np.array(self._windows.known or [0.0] * self._windows.statistics, np.float32)
-        for each in self._passes:
-            each.add_up(statistics)
+        statistics = self._known()
+        for number in range(len(self._partial)):
+            self._add_up(number, statistics)
         return statistics
+
+    def _known(self) -> NDArray[np.float32]:
+        """Return the statistics before the first pass."""
+        windows = self._files.windows
+        return np.array(windows.known or [0.0] * windows.statistics, np.float32)
 
     def remove(self) -> None:
         """Delete what is kept."""
-        for each in self._passes:
-            each.parts.remove()
-
-
-def kept_in(windows: Windows, place: Path) -> str:
-    """Return in words where windows of a map and of its passes are kept, if any are; empty where none are."""
-    places = [place, *(_directory(place, number) for number in range(len(windows.passes)))]
-    found = [str(each) for each in places if each.exists()]
-    return " and ".join([*found[:1], *([f"{len(found) - 1} more beside it"] if len(found) > 1 else [])])
+        for each in (*self._partial, *(self._kept[number] for number in self._there)):
+            each.remove()
 
 
 def _behind(before: Outcome, watch: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
     """Return what watches a pass behind others."""
     return lambda now: watch(before + now)
-
-
-def _parts(
-    one: StatisticsPass, number: int, size: tuple[int, int], place: Path, identity: Mapping[str, Any]
-) -> ResultParts:
-    array = PartialForm.of(one, one.of(*size)).array
-    return ResultParts.create_or_resume(_directory(place, number), {**identity, "pass": number + 1}, array)
-
-
-def _directory(place: Path, number: int) -> Path:
-    return place.with_name(f"{place.name}.pass-{number + 1}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -175,11 +175,11 @@ class Graph:
         return {}
 
 
-def needed_for(nodes: Iterable[Node], outputs: Iterable[str]) -> tuple[Node, ...]:
-    """Return those of `nodes` (in topological order) that `outputs` depend on."""
+def needed_for(nodes: Iterable[Node], outputs: Iterable[str], known: Collection[str] = ()) -> tuple[Node, ...]:
+    """Return those of `nodes` (in topological order) that `outputs` depend on, where `known` activations are given."""
     needed, kept = set(outputs), list[Node]()
     for node in reversed([*nodes]):
-        if node.output in needed:
+        if node.output in needed and node.output not in known:
             kept.append(node)
             needed.update(node.inputs)
     return tuple(reversed(kept))

@@ -38,7 +38,7 @@ from serfer.splitter.windows.map_plan import (
     window_tiles,
     write_map_plan,
 )
-from serfer.splitter.windows.passes import check_times, with_passes, with_ruled_passes
+from serfer.splitter.windows.passes import check_times, with_passes, with_ruled_passes, with_sections
 from serfer.splitter.windows.published import notes_on_package, published_reduction
 from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.wanted_sizes import AnySize
@@ -64,7 +64,8 @@ class WindowRequest:
     `statistics` over the whole image are "exact", "sample": those of an image file `sample`, or of a generated one; or
     "auto": exact where that takes at most a few times the work of the map alone. `threshold` is of the map's values:
     sampled statistics are measured by what they move across it, too. Outputs are reduced `as_published` with a package,
-    or as it is asked for.
+    or as it is asked for. `kept` says whether passes keep maps for later ones, as one of KEPT_MAPS
+    (splitter/map_plan.py).
     """
 
     side: int | None = None
@@ -72,6 +73,7 @@ class WindowRequest:
     statistics: str = "auto"
     threshold: float | None = None
     as_published: bool = True
+    kept: str = "auto"
 
 
 def build_map_plan(
@@ -155,6 +157,11 @@ class _Making:
             graph = network.checked(self.sizes[0])
             known = network.strides(graph)
         choice = choose_windows(graph, known, self.budget, wanted.side)
+        if wanted.statistics != _SAMPLE:
+            network = with_sections(network, self.sizes, choice, self.budget, wanted.kept)
+            if network.sections:
+                graph = network.checked(self.sizes[0])
+                choice = choose_windows(graph, network.strides(graph), self.budget, wanted.side)
         self.progress("cutting windows")
         cut = window_tiles(network, self.sizes, choice.step)
         if wanted.statistics == _SAMPLE and any(each.bins for each in graph.statistics):
@@ -169,7 +176,7 @@ class _Making:
         else:
             cut = with_passes(network, self.sizes, cut, choice)
         if wanted.statistics == _AUTO:
-            check_times(cut, choice, self.budget)
+            check_times(network, cut, choice, self.budget)
         self.progress("checking windows against the whole network")
         self.notes.extend(_check(network, self.example))
         for small in dict.fromkeys(_small(size) for size in self.sizes):
@@ -196,7 +203,7 @@ class _Making:
         else:
             cut = with_ruled_passes(passes, cut, choice)
         if wanted.statistics == _AUTO:
-            check_times(cut, choice, self.budget)
+            check_times(self.network, cut, choice, self.budget)
         self.progress("checking windows against the whole network")
         self.notes.extend(_check_rules(self.network, cut, self.example))
         return cut, choice
@@ -279,7 +286,7 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
             statistics = np.append(own, _SKIPS_NOTHING).astype(np.float32)
         else:
             statistics = sessions.statistics_of([image])
-        _compare(sessions.map(image, statistics, chosen), cut, size, expected, chosen)
+        _compare(sessions.map(image, statistics, chosen=chosen), cut, size, expected, chosen)
     return notes
 
 

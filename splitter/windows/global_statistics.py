@@ -34,12 +34,14 @@ from serfer.splitter.network.graph import (
 from serfer.splitter.tiling.elementwise import given_axes
 from serfer.splitter.tiling.normalization import with_pooled_norms
 from serfer.splitter.windows.positions import BINS, does_not_grow, with_positions
+from serfer.splitter.windows.sections import Section
 
 _POOLS = {"GlobalAveragePool": MEAN, "GlobalMaxPool": MAX, "AveragePool": MEAN, "MaxPool": MAX}
 _REDUCTIONS = {"ReduceMean": MEAN, "ReduceSum": SUM, "ReduceMax": MAX, "ReduceMin": MIN}
 _AGAIN = {MEAN: "ReduceMean", SUM: "ReduceSum", MAX: "ReduceMax", MIN: "ReduceMin"}
 _OF_SUMS = {"ReduceL1": "Abs", "ReduceL2": "Mul", "ReduceSumSquare": "Mul"}
 """Reductions that are sums of what an operator makes of the values."""
+_UNCUT = Section()
 
 
 def with_statistics(graph: Graph, other: Graph | None = None) -> Graph:
@@ -64,13 +66,16 @@ def passes_of(graph: Graph) -> int:
     return max((each.number + 1 for each in graph.statistics), default=0)
 
 
-def part_of(graph: Graph, number: int | None) -> Graph:
-    """Return the part of a graph that pass `number` computes: the sources of its statistics; None for the map."""
+def part_of(graph: Graph, number: int | None, section: Section = _UNCUT) -> Graph:
+    """Return the part of a graph that pass `number` computes: the sources of its statistics; None for the map.
+
+    Behind the sources it has the maps that its section keeps.
+    """
     if not graph.statistics:
         return graph
     sources = dict.fromkeys(each.source for each in graph.statistics if each.number == number)
-    outputs = graph.outputs if number is None else tuple(sources)
-    nodes = needed_for(graph.nodes, outputs)
+    outputs = graph.outputs if number is None else (*dict.fromkeys((*sources, *section.keeps)),)
+    nodes = needed_for(graph.nodes, outputs, section.reads)
     used = {name for node in nodes for name in node.inputs}
     weights = {name: value for name, value in graph.weights.items() if name in used}
     return replace(graph, nodes=nodes, outputs=outputs, weights=weights)

@@ -43,11 +43,11 @@ from serfer.core.plan.window_plan import commonest_window, query_plan
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import write_plan
 from serfer.splitter.network.description import Reduction
-from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, STATISTICS, Graph
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from serfer.splitter.network.reductions import with_reduction
 from serfer.splitter.network.source import Source
 from serfer.splitter.network.unsupported import refuse
-from serfer.splitter.plan_dir.emit import TileGraph, tile_graph
+from serfer.splitter.plan_dir.emit import TileGraph
 from serfer.splitter.plan_dir.functions import artefact, write_functions
 from serfer.splitter.planning.limits import room_in
 from serfer.splitter.planning.ort_kernels import tile_works
@@ -62,7 +62,9 @@ from serfer.splitter.windows.memory import window_mb
 from serfer.splitter.windows.pass_windows import PassTile, pass_spans
 from serfer.splitter.windows.position import place_of, placed
 from serfer.splitter.windows.positions import is_positioned, may_depend, told_where
+from serfer.splitter.windows.reading_tiles import read_form, reading_tile
 from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
+from serfer.splitter.windows.sections import Section, read_maps
 from serfer.splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
 from serfer.splitter.windows.whole_tile import whole_tile
 from serfer.splitter.windows.window_kinds import (
@@ -90,13 +92,22 @@ class Network:
     Or, where images of different sizes go different ways through its Python, that of images which go the way of those
     of the size that is its third argument. What `checked`, `larger` and `strides` are of is the part of it that makes
     the map of statistics over the whole image, or that of a pass which adds up such (global_statistics.py). Without
-    `by_position`, what depends on where in the image a window is is refused.
+    `by_position`, what depends on where in the image a window is is refused. With `sections`, of the passes and of the
+    map, these parts read maps that earlier ones keep (sections.py).
     """
 
     source: Source
     at: Callable[..., Graph]
     number: int | None = None
     by_position: bool = True
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def section(self) -> Section:
+        """What the part reads and keeps."""
+        if not self.sections:
+            return Section()
+        return self.sections[-1 if self.number is None else self.number]
 
     @classmethod
     def of(cls, source: Source, reduction: Reduction | None) -> Network:
@@ -127,7 +138,9 @@ class Network:
                 f"a network that looks at the whole image has one map, and this one has {_in_words_of(graph)}: of "
                 "several make one, by torch.cat along their channels, or a plan for each"
             )
-        return graph.once(part_of, self.number)
+        if missing := {*self.section.reads, *self.section.keeps} - graph.shapes.keys():
+            raise ModelError(f"images of this size go another way through the network, without {min(missing)!r}")
+        return graph.once(part_of, self.number, self.section)
 
     def of_maps(self, size: _Size) -> Graph:
         """Return the graph at a size; raises ModelError where its results are not maps."""
@@ -143,7 +156,7 @@ class Network:
         """Return the graph of an image of LONGER more rows and columns, which goes the way of one of this size."""
         height, width = size
         larger: Graph = self.at(height + LONGER, width + LONGER, size)
-        return larger.once(with_statistics, self._other(size)).once(part_of, self.number)
+        return larger.once(with_statistics, self._other(size)).once(part_of, self.number, self.section)
 
     def cut(self, size: _Size) -> Graph:
         """Return the graph at a size without reductions over the whole image, those of all passes in their place."""
@@ -193,13 +206,16 @@ class WindowTile:
     written: tuple[Rect, ...]
     own: frozenset[str] = frozenset()
 
+    @property
+    def read(self) -> Rect:
+        """The form of what it reads."""
+        return read_form(self.graph, self.regions)
+
     def write(self) -> TileGraph:
         """Return the tile's graph."""
         graph = self.graph
-        told = {STATISTICS: graph.shape(STATISTICS).whole} if STATISTICS in graph.shapes else {}
         written = dict(zip(graph.outputs, self.written, strict=True))
-        tile = tile_graph(graph, graph.nodes, {**self.regions, **told}, [graph.input, *told], written)
-        return inlined(tile, self.own)
+        return inlined(reading_tile(graph, self.regions, written), self.own)
 
 
 @dataclass(frozen=True)
@@ -263,7 +279,7 @@ def window_usd(graph: Graph, regions: Regions, budget: Budget, memory_mb: int) -
 def _compute(graph: Graph, regions: Regions, budget: Budget) -> tuple[float, float]:
     """Return a window's predicted milliseconds on one vCPU: what more vCPUs do not speed up, and what they do."""
     outputs = {name: regions[name] for name in graph.outputs}
-    works = tile_works(graph, graph.nodes, regions, [graph.input], outputs)
+    works = tile_works(graph, graph.nodes, regions, read_maps(graph), outputs)
     parts = [(budget.profiles.run_s, 0.0), *(budget.profiles.parts(each) for each in works)]
     serial, parallel = (round(MS_PER_S * sum(each[index] for each in parts), 6) for index in range(2))
     return serial, parallel
@@ -320,9 +336,11 @@ def _placed(network: Network, windows: AxisWindows, image: _Image, axis: int) ->
     """Return windows with the places of their results, which a larger image shows: at its middle no end is read."""
     if network.number is not None:
         return windows  # what a pass writes lies nowhere on the image
-    graph, rates = image.graph, image.known[axis - ROW_AXIS].rates
+    graph, whole = image.graph, replace(network, sections=())
     shape = graph.shape(graph.input)
-    larger = network.larger((shape.height, shape.width))
+    size = shape.height, shape.width
+    known = whole.strides(whole.checked(size)) if network.sections else image.known
+    larger, rates = whole.larger(size), known[axis - ROW_AXIS].rates
     steps = [1 / rates[name] for name in larger.outputs]
     sizes = [extent(graph, name, axis) for name in graph.outputs]
     anywhere = [AxisResult(size, None, float(step)) for size, step in zip(sizes, steps, strict=True)]
@@ -374,7 +392,8 @@ def _image(network: Network, size: _Size, step: int, known: dict[_Structure, tup
     if network.number is None:
         check_step(step, rows, cols, rows.finest(graph.outputs))
     cut = axis_spans if network.number is None else pass_spans
-    return _Image(graph, (rows, cols), cut(graph, ROW_AXIS, rows, step), cut(graph, COL_AXIS, cols, step))
+    spans = cut(graph, ROW_AXIS, rows, step), cut(graph, COL_AXIS, cols, step)
+    return _Image(graph, (rows, cols), *(replace(each, keeps=network.section.keeps) for each in spans))
 
 
 def _structure(graph: Graph) -> _Structure:
@@ -402,7 +421,7 @@ def _window_tile(network: Network, image: _Image, row: int, col: int, own: froze
     graph, regions = image.graph, regions_of((image.rows, row), (image.cols, col))
     if network.number is None:
         return WindowTile(graph, regions, tuple(regions[name] for name in graph.outputs), own)
-    return PassTile.of(graph, regions, network.number, own)
+    return PassTile.of(graph, regions, network.number, network.section.keeps, own)
 
 
 def _numbers(cells: Sequence[Sequence[WindowTile | PassTile]], *, one_image: bool) -> list[list[int]]:
@@ -434,6 +453,8 @@ def write_map_plan(
     `finished` adds what the plan has besides windows.
     """
     graph = cut.tiles[0].graph
+    size = cut.windows.heights[0].size, cut.windows.widths[0].size
+    whole = replace(network, sections=()).checked(size) if cut.windows.kept else graph
     image_area = cut.windows.heights[0].result * cut.windows.widths[0].result
     result_area = graph.shape(graph.output).whole.area  # of another image's, where the plan is for any size
     written = write_functions(cut.graphs, [list(range(len(cut.tiles)))], directory / stage_directory(0))
@@ -452,9 +473,9 @@ def write_map_plan(
             Operator(
                 node.name,
                 node.kind,
-                operators.macs(graph, node, graph.shape(node.output).whole.area) * image_area // result_area,
+                operators.macs(whole, node, whole.shape(node.output).whole.area) * image_area // result_area,
             )
-            for node in graph.nodes
+            for node in whole.nodes
         ),
         grid=Grid(1, len(tiles)),
         memory_mb=choice.memory_mb,
@@ -495,7 +516,7 @@ def write_map_plan(
 
 def _tile(tile: WindowTile | PassTile, path: str, budget: Budget) -> Tile:
     graph, regions = tile.graph, tile.regions
-    read, *wrote = (Rect.whole(each.rows.size, each.cols.size) for each in (regions[graph.input], *tile.written))
+    read, *wrote = (Rect.whole(each.rows.size, each.cols.size) for each in (tile.read, *tile.written))
     serial, parallel = _compute(graph, regions, budget)
     return Tile(
         graph=path,

@@ -9,6 +9,7 @@ from serfer.core.geometry import Rect
 from serfer.core.plan import FETCHED
 from serfer.core.units import FLOAT_BYTES, MIB
 from serfer.splitter.network.graph import Graph
+from serfer.splitter.windows.sections import read_maps
 
 _WEIGHT_COPIES = {FETCHED: 3}
 _PLAIN_COPIES = 2
@@ -26,7 +27,7 @@ def window_mb(graph: Graph, regions: Mapping[str, Rect], weights: int, weights_i
 def peak_bytes(graph: Graph, regions: Mapping[str, Rect]) -> int:
     """Return the bytes of the maps that are alive at once, at most, while operators run one after the other."""
     sizes = {name: FLOAT_BYTES * graph.shape(name).channels * rect.area for name, rect in regions.items()}
-    alive = {graph.input}
+    alive = {*read_maps(graph)}
     peak = 0
     for position, node in enumerate(graph.nodes):
         alive.add(node.output)

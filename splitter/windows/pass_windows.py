@@ -17,27 +17,23 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.statistics import MAX, MEAN, MIN, SUM, VARIANCE, partial_form
-from serfer.splitter.network.graph import NCHW, STATISTICS, Axes, Bins, Graph, Statistic
-from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name, tile_graph
+from serfer.splitter.network.graph import NCHW, Axes, Bins, Graph, Statistic
+from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name
 from serfer.splitter.tiling.by_position import Place, append_bins
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import Regions
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.owned_elements import OwnedElements
+from serfer.splitter.windows.reading_tiles import read_form, reading_tile
 from serfer.splitter.windows.same_windows import inlined
 from serfer.splitter.windows.strides import Strides
-from serfer.splitter.windows.window_kinds import AxisSpans, spans_that_make
+from serfer.splitter.windows.window_kinds import AxisSpans, owned, spans_that_make
 
 _NUMBER = "the window's number"
 _PARTIAL = "serfer.partial"
 _BATCH = f"{_PARTIAL}.batch"
 _REDUCTIONS = {MEAN: "ReduceMean", VARIANCE: "ReduceSum", SUM: "ReduceSum", MAX: "ReduceMax", MIN: "ReduceMin"}
-
-
-def owned(tensor: str) -> str:
-    """Return what the rows of a tensor that a window owns are called among those that it computes."""
-    return f"{tensor} owned"
 
 
 def pass_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
@@ -67,22 +63,25 @@ def pass_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
 class PassTile:
     """One kind of windows of a pass: the regions that its partial result depends on, and the `parts` that it owns.
 
-    `own` is as of other windows (map_plan.py). Where windows overlap, `units` are those of rows and columns that the
-    window is told how many to skip of its parts (owned_elements.py).
+    Those of `keeps` are kept for later passes. `own` is as of other windows (map_plan.py). Where windows overlap,
+    `units` are those of rows and columns that the window is told how many to skip of its parts (owned_elements.py).
     """
 
     graph: Graph
     regions: Regions
     parts: Mapping[str, Rect]
     number: int
+    keeps: tuple[str, ...] = ()
     own: frozenset[str] = frozenset()
     units: tuple[Strides, Strides] | None = None
 
     @classmethod
-    def of(cls, graph: Graph, spans: Mapping[str, Rect], number: int, own: frozenset[str]) -> PassTile:
+    def of(
+        cls, graph: Graph, spans: Mapping[str, Rect], number: int, keeps: tuple[str, ...], own: frozenset[str]
+    ) -> PassTile:
         """Return the tile where a window of rows and one of columns meet, as `pass_spans` has them."""
         regions = {name: rect for name, rect in spans.items() if name in graph.shapes}
-        return cls(graph, regions, {name: spans[owned(name)] for name in graph.outputs}, number, own)
+        return cls(graph, regions, {name: spans[owned(name)] for name in graph.outputs}, number, keeps, own)
 
     @property
     def channels(self) -> int:
@@ -96,18 +95,24 @@ class PassTile:
         return tuple(each for each in self.graph.statistics if each.number == self.number)
 
     @property
+    def read(self) -> Rect:
+        """The form of what it reads."""
+        return read_form(self.graph, self.regions)
+
+    @property
     def written(self) -> tuple[Rect, ...]:
-        """The form of its partial result, the one output."""
-        size = sum(each.values.partial_size for each in self.statistics)
-        return (Rect.whole(*partial_form(size, self.channels)),)
+        """The form of its one output: its partial result, and what it keeps."""
+        return (Rect.whole(*partial_form(self._size, self.channels)),)
+
+    @property
+    def _size(self) -> int:
+        """The values of its output, without the zeros behind them."""
+        kept = sum(self.graph.shape(name).channels * self.parts[name].area for name in self.keeps)
+        return sum(each.values.partial_size for each in self.statistics) + kept
 
     def write(self) -> TileGraph:
         """Return the tile's graph."""
-        graph = self.graph
-        whole = {STATISTICS: graph.shape(STATISTICS).whole}
-        inputs = [graph.input, STATISTICS]
-        tile = tile_graph(graph, graph.nodes, self.regions | whole, inputs, self.parts)
-        return inlined(self._with_partial_result(tile), self.own)
+        return inlined(self._with_partial_result(reading_tile(self.graph, self.regions, self.parts)), self.own)
 
     def _owned(self, builder: OnnxBuilder, source: str, part: str) -> OwnedElements | None:
         """Append which elements of a part are the window's own; None where all are."""
@@ -131,10 +136,13 @@ class PassTile:
                 found += _partial(builder, part, axes, statistic.values.kinds, rect.area, owned_ones)
             else:
                 found += self._bins(builder, part, statistic.bins, rect)
-        size = sum(each.values.partial_size for each in self.statistics)
+        for name in self.keeps:
+            part = _part(graph.outputs.index(name))
+            flat = builder.constant(f"{part}.kept.form", np.array([0, -1]))
+            found.append(builder.append("Reshape", [part, flat], f"{part}.kept"))
         [written] = self.written
         rows, cols = written.rows.size, written.cols.size
-        missing = self.channels * rows * cols - size
+        missing = self.channels * rows * cols - self._size
         if missing:
             found.append(_same(builder, f"{_PARTIAL}.rest", missing, 0.0))
         joined = builder.append("Concat", found, f"{_PARTIAL}.flat", {"axis": 1})

@@ -6,21 +6,27 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import lcm
 
 from serfer.core.errors import UsageError
-from serfer.core.plan import NO_TILE, ImageWindows, StatisticsPass
-from serfer.splitter.network.graph import Graph
+from serfer.core.plan import IMAGE_READ, NO_TILE, ImageWindows, KeptMap, StatisticsPass
+from serfer.core.units import FLOAT_BYTES
+from serfer.splitter.network.graph import Graph, Node
+from serfer.splitter.planning.ort_kernels import operator_work
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.cuts import weight_bytes
-from serfer.splitter.tiling.regions import tile_macs
+from serfer.splitter.tiling.regions import tile_macs, whole_regions
 from serfer.splitter.windows.any_size import any_size_tiles, with_common_sizes
 from serfer.splitter.windows.any_size_network import AnySizeNetwork
 from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import Network, WindowChoice, WindowTiles, window_tiles, window_usd
 from serfer.splitter.windows.memory import window_mb
+from serfer.splitter.windows.positions import is_positioned
+from serfer.splitter.windows.sections import Prices, Section, read_maps, sections_of
 from serfer.splitter.windows.strides import Strides
 
+_ALWAYS, _NEVER = "always", "never"
 MOST_TIMES = 3.0
 """Multiply-accumulates of all passes, in those of the map alone, above which a user is asked first."""
 _Size = tuple[int, int]
@@ -38,7 +44,7 @@ def with_passes(network: Network, sizes: Sequence[_Size], cut: WindowTiles, choi
         graph = part.checked(sizes[0])
         cut_part = partial(window_tiles, part, sizes)
         made.append(_fitting(cut_part, graph, _stride(part.strides(graph)), _pixels(cut, choice), choice))
-    return _joined(cut, made)
+    return _joined(cut, made, network.sections)
 
 
 def with_ruled_passes(parts: Sequence[AnySizeNetwork], cut: WindowTiles, choice: WindowChoice) -> WindowTiles:
@@ -71,33 +77,83 @@ def _pixels(cut: WindowTiles, choice: WindowChoice) -> int:
     return choice.step * cut.windows.stride // cut.windows.stride_written
 
 
-def _joined(cut: WindowTiles, made: Sequence[WindowTiles]) -> WindowTiles:
+def _joined(cut: WindowTiles, made: Sequence[WindowTiles], sections: Sequence[Section] = ()) -> WindowTiles:
     """Return the windows of a map behind passes, whose tiles come behind the map's."""
-    tiles, passes = [*cut.tiles], list[StatisticsPass]()
+    if not made:
+        return cut
+    tiles, passes, kept = [*cut.tiles], list[StatisticsPass](), list[str]()
     for number, each in enumerate(made):
-        windows = each.windows
+        windows, graph = each.windows, each.tiles[0].graph
         numbers = tuple(tuple(tile if tile == NO_TILE else tile + len(tiles) for tile in row) for row in windows.tiles)
-        maps = tuple(one.values for one in each.tiles[0].graph.statistics if one.number == number)
-        passes.append(StatisticsPass(windows.heights, windows.widths, numbers, maps, windows.rules))
+        maps = tuple(one.values for one in graph.statistics if one.number == number)
+        names = sections[number].keeps if sections else ()
+        keeps, reads = tuple(KeptMap(graph.shape(name).channels) for name in names), _numbers(graph, kept)
+        passes.append(
+            StatisticsPass(windows.heights, windows.widths, numbers, maps, windows.rules, reads=reads, keeps=keeps)
+        )
+        kept += names
         tiles += each.tiles
-    return WindowTiles(replace(cut.windows, passes=tuple(passes)), tuple(tiles)) if passes else cut
+    windows = replace(cut.windows, passes=tuple(passes), reads=_numbers(cut.tiles[0].graph, kept))
+    return WindowTiles(windows, tuple(tiles))
 
 
-def check_times(cut: WindowTiles, choice: WindowChoice, budget: Budget) -> None:
-    """Refuse passes that take more than MOST_TIMES the map's own work; raises UsageError with both prices."""
+def _numbers(graph: Graph, kept: Sequence[str]) -> tuple[int, ...]:
+    """Return the numbers of the maps that a part of a network reads, among those `kept`; none where it is the image."""
+    maps = read_maps(graph)
+    return () if maps == (graph.input,) else tuple(kept.index(name) if name in kept else IMAGE_READ for name in maps)
+
+
+def with_sections(network: Network, sizes: Sequence[_Size], choice: WindowChoice, budget: Budget, kept: str) -> Network:
+    """Return the network cut at the maps that its passes keep, where that costs less than computing them again.
+
+    `kept` is one of KEPT_MAPS (splitter/map_plan.py). Windows that are told where they are read the image.
+    """
+    images = [*product(*zip(*sizes, strict=True))]
+    graphs = [network.cut((height, width)) for height, width in images]
+    graph, count = graphs[0], passes_of(graphs[0])
+    if not count or kept == _NEVER or is_positioned(graph):
+        return network
+    sections = sections_of(graph, count, _prices(graph, choice, budget, free=kept == _ALWAYS))
+    names = {name for each in sections for name in (*each.reads, *each.keeps)}
+    # A network that is built otherwise at another size is computed from the image in every pass.
+    return replace(network, sections=sections) if all(names <= each.shapes.keys() for each in graphs) else network
+
+
+def _prices(graph: Graph, choice: WindowChoice, budget: Budget, *, free: bool) -> Prices:
+    """Return a function's seconds, which are billed, for all of an image: to compute, and to move maps by the store."""
+    functions = budget.facts.functions
+    vcpus = choice.memory_mb / functions.memory_per_vcpu
+
+    def compute(node: Node) -> float:
+        work = operator_work(graph, node, graph.shape(node.output).whole)
+        return budget.profiles.seconds(work, vcpus) if work else 0.0
+
+    def move(name: str) -> float:
+        return 0.0 if free else FLOAT_BYTES * graph.shape(name).elements / functions.bandwidth
+
+    return Prices(compute, move, move)
+
+
+def check_times(network: Network, cut: WindowTiles, choice: WindowChoice, budget: Budget) -> None:
+    """Refuse passes of more than MOST_TIMES the work of the network once; raises UsageError with both prices."""
     windows, size = cut.windows, (cut.windows.heights[0].size, cut.windows.widths[0].size)
     work, usd = zip(
         *(_work(cut, each, choice, budget) for each in (windows.first, *(one.of(*size) for one in windows.passes))),
         strict=True,
     )
-    times = sum(work) / (work[0] or 1)
+    once = work[0]
+    if windows.kept:  # the map's windows compute a part of the network
+        graph = replace(network, sections=()).checked(size)
+        once = tile_macs(graph, graph.nodes, whole_regions(graph, graph.nodes))
+    times = sum(work) / (once or 1)
     if times <= MOST_TIMES:
         return
     raise UsageError(
         f"the network looks at the whole image in {len(windows.passes)} steps that follow from one another, so that "
         f"its exact result takes {len(work)} passes over it, {times:.1f} times the multiply-accumulates of one: about "
-        f"${sum(usd):.6f} for an image of {size[0]:,} x {size[1]:,} pixels in place of ${usd[0]:.6f}. --statistics "
-        "exact makes that plan; --statistics sample takes one pass, with what a sample has in place of the image"
+        f"${sum(usd):.6f} for an image of {size[0]:,} x {size[1]:,} pixels in place of ${sum(usd) / times:.6f}. "
+        "--statistics exact makes that plan (with --kept-maps always it computes less, and moves maps instead); "
+        "--statistics sample takes one pass, with what a sample has in place of the image"
     )
 
 

@@ -20,6 +20,7 @@ from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
 from serfer.splitter.tiling.receptive_field import Spans, spans_of
 from serfer.splitter.tiling.regions import AxisWalk, axis_node
 from serfer.splitter.tiling.tiling_rule import extent
+from serfer.splitter.windows.sections import read_maps
 from serfer.splitter.windows.strides import Strides
 
 Shape = tuple[tuple[int, ...], ...]
@@ -33,13 +34,19 @@ _MOST_EXCEPTIONS = 8
 
 @dataclass(frozen=True)
 class AxisSpans:
-    """The windows along an axis: of each tensor, the rows of each (2, windows); `shapes` says which are alike."""
+    """The windows along an axis: of each tensor, the rows of each (2, windows); `shapes` says which are alike.
+
+    `reads` are the maps that they read in place of the image `source`, `keeps` those that they keep, of which they own
+    rows.
+    """
 
     size: int
     rows: dict[str, Spans]
     outputs: tuple[str, ...]
     source: str
     shapes: tuple[Shape, ...]
+    reads: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         """Return how many windows there are."""
@@ -87,7 +94,25 @@ def spans_that_make(
     by_selection = tuple(map(add, shapes, _selections(graph, axis, walk.spans, shifts)))
     if len({*by_selection}) <= len({*shapes}) + _MOST_EXCEPTIONS:
         shapes = by_selection
-    return AxisSpans(extent(graph, graph.input, axis), dict(walk.spans), graph.outputs, graph.input, shapes)
+    reads, rows = read_maps(graph), dict(walk.spans)
+    rows.setdefault(graph.input, _covered(graph, axis, known, [walk.spans[name] for name in reads], reads))
+    read = () if reads == (graph.input,) else reads
+    return AxisSpans(extent(graph, graph.input, axis), rows, graph.outputs, graph.input, shapes, read)
+
+
+def _covered(graph: Graph, axis: int, known: Strides, rows: Sequence[Spans], maps: Sequence[str]) -> Spans:
+    """Return the rows of the image that windows' rows of other maps cover."""
+    rates = [known.rates[name] for name in maps]
+    pairs = [(spans, rate.numerator, rate.denominator) for spans, rate in zip(rows, rates, strict=True)]
+    first = np.min([spans[0] * below // above for spans, above, below in pairs], axis=0)
+    last = np.max([-(-spans[1] * below // above) for spans, above, below in pairs], axis=0)
+    size = extent(graph, graph.input, axis)
+    return np.stack([np.minimum(first, size - 1), np.minimum(last, size)])
+
+
+def owned(tensor: str) -> str:
+    """Return what the rows of a tensor that a window owns are called among those that it computes."""
+    return f"{tensor} owned"
 
 
 def _selections(
@@ -143,7 +168,9 @@ def axis_kinds(images: Sequence[AxisSpans]) -> AxisKinds:
     """
     first = images[0]
     for other in images[1:]:
-        ends = ((first.source, other.source), *zip(first.outputs, other.outputs, strict=True))
+        ends = zip(
+            (first.source, *first.outputs, *first.reads), (other.source, *other.outputs, *other.reads), strict=True
+        )
         if not all(np.array_equal(first.rows[one], other.rows[twin]) for one, twin in ends):
             raise ModelError(
                 f"what a result has along {first.size} pixels of an image depends on its other side: make a plan for "
@@ -157,7 +184,9 @@ def axis_kinds(images: Sequence[AxisSpans]) -> AxisKinds:
             numbers[shapes] = len(examples)
             examples.append(window)
         spans = first.span(first.source, window), first.span(first.outputs[0], window)
-        listed.append(AxisWindow(numbers[shapes], *spans))
+        reads = tuple(first.span(name, window) for name in first.reads)
+        keeps = tuple(first.span(owned(name), window) for name in first.keeps)
+        listed.append(AxisWindow(numbers[shapes], *spans, reads=reads, keeps=keeps))
     return AxisKinds(AxisWindows(first.size, listed[-1].written.stop, tuple(listed)), tuple(examples))
 
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from onnxruntime import OrtValue
 
-from serfer.core.plan import ImageWindow
+from serfer.core.kept_maps import packed, unpacked
+from serfer.core.plan import IMAGE_READ, ImageWindow
 from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.core.units import MIB
 from serfer.splitter.network.onnx_models import plain_options, session_of
@@ -17,6 +18,7 @@ from serfer.splitter.plan_dir.weights import WeightsFile
 from serfer.splitter.windows.map_plan import WindowTiles
 
 _WEIGHTS = "weights"
+_NOTHING: Mapping[int, Array] = {}
 _MOST_BYTES = 512 * MIB
 """Of models whose sessions stay open: a plan for images of any size has hundreds of kinds of windows."""
 
@@ -31,10 +33,21 @@ class WindowSessions:
 
     def run(self, image: Array) -> list[Array]:
         """Return the whole map (1, K, H, W) of each output for an image (1, C, H, W)."""
-        return self.map(image, self.statistics_of([image]))
+        kept: dict[int, Array] = {}
+        return self.map(image, self.statistics_of([image], [kept]), kept)
 
-    def map(self, image: Array, statistics: Array, chosen: Collection[int] | None = None) -> list[Array]:
-        """Return the same with given statistics over the whole image, one vector; of `chosen` windows alone."""
+    def map(
+        self,
+        image: Array,
+        statistics: Array,
+        kept: Mapping[int, Array] = _NOTHING,
+        *,
+        chosen: Collection[int] | None = None,
+    ) -> list[Array]:
+        """Return the same with given statistics over the whole image, one vector, and the maps that passes kept.
+
+        It is of `chosen` windows alone, if these are given.
+        """
         windows = self._cut.windows.of(*image.shape[2:])
         graph = self._cut.tiles[0].graph
         views = [windows.of_output(number) for number in range(len(graph.outputs))]
@@ -44,27 +57,50 @@ class WindowSessions:
         ]
         numbers = range(len(windows)) if chosen is None else chosen
         for number, window in sorted(((each, windows[each]) for each in numbers), key=lambda each: each[1].tile):
-            values = self._compute(image, window, statistics, len(views))
+            values = self._compute(image, window, statistics, self._cut.windows.reads, kept, len(views))
             for result, view, value in zip(results, views, values, strict=True):
                 part = view[number]
                 result[:, :, *part.written.slices] = value[..., *part.kept]
         return results
 
-    def statistics_of(self, images: Sequence[Array]) -> Array:
-        """Run the passes before the map over images, as if they were parts of one; return its statistics."""
+    def statistics_of(self, images: Sequence[Array], kept: Sequence[dict[int, Array]] = ()) -> Array:
+        """Run the passes before the map over images, as if they were parts of one; return its statistics.
+
+        The maps that passes keep of each image, (channels, rows, cols), are put into `kept` by their numbers.
+        """
         statistics = np.zeros(self._cut.windows.statistics, np.float32)
+        kept = kept or [{} for _ in images]
         for one in self._cut.windows.passes:
-            total = StatisticsSum(one.maps)
-            for image in images:
-                for window in sorted(one.of(*image.shape[2:]), key=lambda each: each.tile):
+            total, first = StatisticsSum(one.maps), len(kept[0])
+            for image, maps in zip(images, kept, strict=True):
+                windows = one.of(*image.shape[2:])
+                for number, (each, rect) in enumerate(zip(one.keeps, windows[len(windows) - 1].keeps, strict=True)):
+                    maps[first + number] = np.empty((each.channels, rect.rows.stop, rect.cols.stop), np.float32)
+                for window in sorted(windows, key=lambda each: each.tile):
                     known = np.frombuffer(told(statistics.tobytes(), window), np.float32)
-                    total.add(self._compute(image, window, known)[0].reshape(-1))
-            values, start = total.values(), one.maps[0].start
-            statistics[start : start + values.size] = values
+                    values = self._compute(image, window, known, one.reads, maps)[0].reshape(-1)
+                    total.add(values)
+                    shapes = [each.shape(rect) for each, rect in zip(one.keeps, window.keeps, strict=True)]
+                    parts = unpacked(values[one.partial_size :], shapes)
+                    for number, (rect, part) in enumerate(zip(window.keeps, parts, strict=True)):
+                        maps[first + number][:, *rect.slices] = part
+            found, start = total.values(), one.maps[0].start
+            statistics[start : start + found.size] = found
         return statistics
 
-    def _compute(self, image: Array, window: ImageWindow, statistics: Array, outputs: int = 1) -> list[Array]:
-        inputs = {input_name(0): np.ascontiguousarray(image[:, :, *window.read.slices])}
+    def _compute(
+        self,
+        image: Array,
+        window: ImageWindow,
+        statistics: Array,
+        reads: Sequence[int],
+        kept: Mapping[int, Array],
+        outputs: int = 1,
+    ) -> list[Array]:
+        maps = {IMAGE_READ: image[0], **kept}
+        parts = [maps[number][:, *rect.slices] for number, rect in zip(reads, window.reads, strict=True)]
+        batch = packed(parts, image.shape[1]) if reads else np.ascontiguousarray(image[:, :, *window.read.slices])
+        inputs = {input_name(0): batch}
         if self._cut.windows.values:
             vector = self._cut.windows.vector(statistics.tobytes(), window)
             inputs[input_name(1)] = np.frombuffer(vector, np.float32)[None]

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, UsageError
-from serfer.core.geometry import Span
+from serfer.core.geometry import Rect, Span
+from serfer.core.zarr import Axis, ChunkedArray
 from serfer.raster import ResultParts
 from tests.raster.files import pixels
 from tests.results.stored import array_of, dense
@@ -358,3 +359,29 @@ def test_what_else_is_in_a_directory_without_parts_stays(tmp_path):
     with parts_of(tmp_path, count=4) as parts:
         (parts.directory / "note.txt").touch()
     assert [path.name for path in parts.directory.iterdir()] == ["note.txt"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    st.data(),
+)
+def test_a_rectangle_is_read_of_the_parts_in_which_it_lies(tmp_path_factory, heights, widths, data):
+    rows, cols = (Axis((0, *np.cumsum(sizes).tolist())) for sizes in (heights, widths))
+    whole = np.random.default_rng(0).standard_normal((2, rows.size, cols.size)).astype(np.float32)
+    form = ChunkedArray("kept", "float32", whole.shape, 1, 2, rows, cols, flat=False)
+    spans = []
+    for axis in (rows, cols):
+        start = data.draw(st.integers(0, axis.size - 1))
+        spans.append(Span(start, data.draw(st.integers(start + 1, axis.size))))
+    area = Rect(*spans)
+    with ResultParts.create_or_resume(tmp_path_factory.mktemp("area") / "parts", JOB, form) as parts:
+        for number, rect in enumerate(parts.rects):
+            parts.put(number, np.ascontiguousarray(whole[:, *rect.slices]))
+        np.testing.assert_array_equal(parts.area(area), whole[:, *area.slices])
+        first = next(number for number, rect in enumerate(parts.rects) if rect.overlap(area))
+        parts.path(first).write_bytes(parts.path(first).read_bytes()[:-1])
+        with pytest.raises(AlteredPieceError):
+            parts.area(area)
+        assert first not in parts.done()

@@ -160,6 +160,13 @@ def map_images(
             help="Before the result is written, compare it with the network, run in one piece on parts of the image.",
         ),
     ] = True,
+    work: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="The folder of maps that passes over an image keep for later ones; by default beside the parts.",
+        ),
+    ] = None,
     weights_file: WeightsFileOption = None,
     random: RandomOption = False,
     download: DownloadOption = False,
@@ -201,6 +208,7 @@ def map_images(
         options,
         no_data_bands=_no_data_bands(no_data_bands),
         one_file=one_file,
+        work=work,
         min_score=min_score,
         max_iou=max_iou,
         check=check,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ import typer
 
 from serfer.cli.explain import print_plan_json
 from serfer.cli.shared.display import counted, plain
-from serfer.cli.shared.map_display import dollars, duration, passes_line
+from serfer.cli.shared.map_display import dollars, duration, passes_lines
 from serfer.cli.shared.map_network_options import (
     BoxesOption,
     ImageChannelsOption,
@@ -69,6 +70,13 @@ def map_plan(
     output: BoxesOption = None,
     sample: SampleOption = None,
     statistics: StatisticsOption = "auto",
+    kept_maps: Annotated[
+        str,
+        typer.Option(
+            help="Whether passes keep maps on the disk for later ones, which read them in place of the image: auto, "
+            "where that is cheaper than computing them again; always, wherever less is computed so; or never."
+        ),
+    ] = "auto",
     threshold: ThresholdOption = None,
     preprocess: MapPreprocessOption = None,
     labels: MapLabelsOption = None,
@@ -109,6 +117,7 @@ def map_plan(
             _sizes(sizes),
             directory,
             **network.options,
+            kept_maps=kept_maps,
             store=store,
             dependency_bytes=lambda: dependency_bytes(settings, progress),
             facts=settings.facts(),
@@ -124,6 +133,7 @@ def map_plan(
 def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     """Print the windows, what an image of the first size costs, and which files of the sizes are too large to read."""
     from serfer.mapping.estimate import WindowPrices  # noqa: PLC0415 - the command line starts fast
+    from serfer.mapping.kept_maps import PassFiles  # noqa: PLC0415 - same
     from serfer.mapping.options import MapOptions  # noqa: PLC0415 - same
     from serfer.mapping.results import result_places  # noqa: PLC0415 - same
     from serfer.raster.limits import RasterLimits  # noqa: PLC0415 - same
@@ -133,7 +143,8 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
         return
     height, width = windows.heights[0].size, windows.widths[0].size
     prices, count = WindowPrices(plan, facts), len(windows.first)
-    passes = [(cut, range(len(cut))) for cut in (one.of(height, width) for one in windows.passes)]
+    files = PassFiles(windows, (height, width), Path("OUT.parts"), None, {})
+    passes = [(cut, range(len(cut))) for cut in map(files.of, range(len(windows.passes)))]
     one, many = (prices.estimate(windows.first, range(count), (height, width), each, passes) for each in (1, _AT_ONCE))
     place = shlex.quote(str(directory))
     out.print(plain(chosen_line(plan)))
@@ -152,7 +163,8 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
         names = ", ".join(result_places(plan, "OUT.tif", MapOptions()))
         out.print(plain(f"a file for each output: {names} (serfer map --one-file: bands of OUT.tif)"))
     if windows.passes:
-        out.print(plain(passes_line(one)))
+        for line in passes_lines(replace(one, kept_bytes=files.most_bytes(), kept_where="the folder of OUT")):
+            out.print(plain(line))
     if windows.approximation:
         out.print(plain(f"approximate: {windows.approximation}"))
     line = f"next: serfer map IMAGE --plan {place} --out OUT (all figures: serfer explain {place})"

@@ -130,7 +130,7 @@ def _estimate_lines(estimate: Estimate) -> list[str]:
     took = f"{duration(estimate.seconds)}, {usd}, {estimate.cold_starts:,} cold starts included"
     return [
         f"{size}; overlaps add {estimate.overlap:.1%} to the work",
-        *([passes_line(estimate)] if estimate.passes > 1 else ()),
+        *(passes_lines(estimate) if estimate.passes > 1 else ()),
         f"predicted on Lambda, {estimate.concurrency:,} at once: {took}",
         *([f"APPROXIMATE: {estimate.approximation}"] if estimate.approximation else ()),
     ]
@@ -143,12 +143,14 @@ def _per_area(estimate: Estimate) -> str:
     return f" ({', '.join(said)})" if said else ""
 
 
-def passes_line(estimate: Estimate) -> str:
-    """Say what passes before the map are for, and how much work they are."""
-    return (
-        f"{estimate.passes} passes over the image, {estimate.times:.2f} times the multiply-accumulates of the last "
-        "one: those before it add up statistics of the whole"
+def passes_lines(estimate: Estimate) -> list[str]:
+    """Say what passes before the map are for, how much work they are, and what they keep on the disk."""
+    work = (
+        f"{estimate.passes} passes over the image, {estimate.times:.2f} times the multiply-accumulates of the network: "
+        "those before the last one add up statistics of the whole"
     )
+    kept = f"maps that passes keep for later ones take up to {estimate.kept_bytes:,} bytes in {estimate.kept_where}"
+    return [work, kept] if estimate.kept_bytes else [work]
 
 
 def print_estimate(image: str, estimate: Estimate, results: Sequence[str], *, as_json: bool) -> None:

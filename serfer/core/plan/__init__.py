@@ -80,6 +80,7 @@ from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.statistics import POSITION, MapStatistics
 from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
+    IMAGE_READ,
     NO_TILE,
     AxisEnd,
     AxisResult,
@@ -88,6 +89,7 @@ from serfer.core.plan.windows import (
     AxisWindows,
     ImageWindow,
     ImageWindows,
+    KeptMap,
     SizeRules,
     StatisticsPass,
     WindowRules,
@@ -103,6 +105,7 @@ __all__ = [
     "FETCHED",
     "FORMAT",
     "IMAGE",
+    "IMAGE_READ",
     "INLINE",
     "INPUT_AXES",
     "INPUT_TYPES",
@@ -139,6 +142,7 @@ __all__ = [
     "ImageWindows",
     "Input",
     "InputSizes",
+    "KeptMap",
     "Levels",
     "MapBoxes",
     "MapStatistics",

@@ -39,13 +39,17 @@ _QUERY_PIXELS = 128 * 128
 class AxisWindow:
     """A window along one axis: it reads pixels `read` of the image and writes `written` of the result, as its kind.
 
-    Its tile computes `made` of the result, of which `written` is a part; None where that is all.
+    Its tile computes `made` of the result, of which `written` is a part; None where that is all. `reads` are rows of
+    the maps that it reads in place of the image, of which `read` are then the pixels that they cover; `keeps` are rows
+    of those that it keeps for later passes. Both are in the order of `StatisticsPass`.
     """
 
     kind: int
     read: Span
     written: Span
     made: Span | None = field(default=None, metadata=LATER)
+    reads: tuple[Span, ...] = field(default=(), metadata=LATER)
+    keeps: tuple[Span, ...] = field(default=(), metadata=LATER)
 
     @property
     def computed(self) -> Span:
@@ -248,6 +252,21 @@ def _work(rows: AxisWindows, cols: AxisWindows) -> int:
     return down * across + len(rows.windows) * len(cols.windows) * _QUERY_PIXELS
 
 
+IMAGE_READ = -1
+"""The number of the image among the maps that windows read."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMap:
+    """A map that a pass keeps for later ones, float32; what each window keeps of it touches without a gap."""
+
+    channels: int
+
+    def shape(self, rect: Rect) -> tuple[int, int, int]:
+        """Return the shape (channels, rows, cols) of a part of it."""
+        return self.channels, rect.rows.size, rect.cols.size
+
+
 @dataclass(frozen=True, slots=True)
 class StatisticsPass:
     """The windows of a pass over the image that adds up the statistics of `maps`; each "writes" one partial result.
@@ -255,6 +274,7 @@ class StatisticsPass:
     Heights, widths and tiles are as those of `Windows`: row r and column c of the result are the partial result of
     window (r, c), which its tile writes as channels, rows and columns of the map's own form, zeros behind its values.
     With `rules` the pass is over images of any size, and what windows write counts units: those that they own.
+    Behind a partial result lies what the window keeps of the maps `keeps`. `reads` is as in `Windows`.
     """
 
     heights: tuple[AxisWindows, ...]
@@ -262,6 +282,8 @@ class StatisticsPass:
     tiles: tuple[tuple[int, ...], ...]
     maps: tuple[MapStatistics, ...]
     rules: SizeRules | None = field(default=None, metadata=LATER)
+    reads: tuple[int, ...] = field(default=(), metadata=LATER)
+    keeps: tuple[KeptMap, ...] = field(default=(), metadata=LATER)
 
     @property
     def partial_size(self) -> int:
@@ -299,6 +321,10 @@ class Windows:
 
     `crops` are the height and width of parts of an image on which unsplit.onnx makes what the network makes of the
     whole, but for what lies near a part's ends (crops.py): results are compared with it. None where there are none.
+
+    Passes may keep maps, which are numbered in the order of passes. Windows then read the maps `reads`, among which
+    IMAGE_READ stands for the image, as one input: their values one behind the other (serfer/core/kept_maps.py). Without
+    `reads` they read the image.
     """
 
     heights: tuple[AxisWindows, ...]
@@ -313,6 +339,7 @@ class Windows:
     rules: SizeRules | None = field(default=None, metadata=LATER)
     crops: tuple[int, int] | None = field(default=None, metadata=LATER)
     positioned: bool = field(default=False, metadata=LATER)
+    reads: tuple[int, ...] = field(default=(), metadata=LATER)
 
     @property
     def values(self) -> int:
@@ -323,6 +350,25 @@ class Windows:
         """Return the second input of a window: the statistics, little-endian float32, and where it is."""
         corner = window.read.rows.start, window.read.cols.start
         return statistics + struct.pack("<2f", *corner) if self.positioned else statistics
+
+    @property
+    def kept(self) -> tuple[KeptMap, ...]:
+        """The maps that passes keep, by their numbers."""
+        return tuple(each for one in self.passes for each in one.keeps)
+
+    def kept_by(self, number: int) -> range:
+        """Return the numbers of the maps that pass `number` keeps."""
+        first = sum(len(one.keeps) for one in self.passes[:number])
+        return range(first, first + len(self.passes[number].keeps))
+
+    def last_reader(self, kept: int) -> int:
+        """Return the number of the last pass that reads a kept map; the map itself counts as one behind them."""
+        reads = [*(one.reads for one in self.passes), self.reads]
+        return max((number for number, read in enumerate(reads) if kept in read), default=-1)
+
+    def reads_of(self, tile: int) -> tuple[int, ...]:
+        """Return the maps that a tile's windows read in place of the image; none for most."""
+        return (self.pass_of(tile) or self).reads
 
     @property
     def statistics(self) -> int:
@@ -373,13 +419,15 @@ class Windows:
 class ImageWindow:
     """A window of an image: it reads `read` and writes `written` of the result, by tile `tile` of the plan.
 
-    That makes `made`, of which `written` is a part.
+    That makes `made`, of which `written` is a part. `reads` and `keeps` are as in `AxisWindow`.
     """
 
     tile: int
     read: Rect
     written: Rect
     made: Rect
+    reads: tuple[Rect, ...] = ()
+    keeps: tuple[Rect, ...] = ()
 
     @property
     def skipped(self) -> tuple[int, int]:
@@ -420,7 +468,8 @@ class ImageWindows:
         down, across = self.rows.windows[row], self.cols.windows[col]
         tile = self.tiles[down.kind][across.kind]
         read, written = Rect(down.read, across.read), Rect(down.written, across.written)
-        return ImageWindow(tile, read, written, Rect(down.computed, across.computed))
+        reads, keeps = (tuple(map(Rect, *spans)) for spans in ((down.reads, across.reads), (down.keeps, across.keeps)))
+        return ImageWindow(tile, read, written, Rect(down.computed, across.computed), reads, keeps)
 
     def of_output(self, number: int) -> ImageWindows:
         """Return the windows with what they write of output `number`, from 0, alone."""

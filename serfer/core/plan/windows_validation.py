@@ -7,10 +7,11 @@ from itertools import product
 from math import ceil, isfinite
 
 from serfer.core.errors import PlanError
-from serfer.core.geometry import Rect
+from serfer.core.geometry import Rect, Span
 from serfer.core.plan.model import Plan
 from serfer.core.plan.statistics import check_statistics, partial_form
 from serfer.core.plan.windows import (
+    IMAGE_READ,
     MAX_WINDOWS,
     NO_TILE,
     AxisResult,
@@ -28,7 +29,8 @@ _LARGEST_STEP = 1e9
 _NOWHERE = "plan.json has a result of windows that lies nowhere on its image"
 _NO_IMAGE = "plan.json has a rule of windows for no image"
 _OTHER_IMAGES = "plan.json has a pass that is not over the map's images"
-_Sizes = dict[int, tuple[int, int]]
+_Kinds = dict[int, AxisWindow]
+"""A window of each kind that occurs."""
 
 
 def check_windows(plan: Plan, windows: Windows) -> None:
@@ -52,6 +54,7 @@ def check_windows(plan: Plan, windows: Windows) -> None:
         raise PlanError("plan.json has windows of other outputs than its stage")
     if not all(1 / _LARGEST_STEP <= axis.step <= _LARGEST_STEP for axis in axes):
         raise PlanError(_NOWHERE)
+    _check_kept(windows)
     for number in range(outputs):
         heights, widths = ([axis.of_output(number) for axis in side] for side in (windows.heights, windows.widths))
         rows, cols = _kind_sizes(heights, len(windows.tiles)), _kind_sizes(widths, widest)
@@ -77,13 +80,13 @@ def _check_rules(plan: Plan, windows: Windows, widest: int) -> None:
             _check_tiles(plan, number, windows, rows, cols)
 
 
-def _check_tiles(plan: Plan, output: int, windows: Windows, rows: _Sizes, cols: _Sizes) -> None:
+def _check_tiles(plan: Plan, output: int, windows: Windows, rows: _Kinds, cols: _Kinds) -> None:
     """Refuse kinds of rows and columns that meet where no tile is of their size."""
-    for (row, height), (col, width) in product(rows.items(), cols.items()):
-        _check_tile(plan, output, windows.tiles[row][col], height, width)
+    for (row, down), (col, across) in product(rows.items(), cols.items()):
+        _check_tile(plan, output, windows, windows.tiles[row][col], (down, across))
 
 
-def _kinds(one: StatisticsPass) -> Iterator[tuple[_Sizes, _Sizes]]:
+def _kinds(one: StatisticsPass) -> Iterator[tuple[_Kinds, _Kinds]]:
     """Yield what kinds of rows and of columns read that meet in a pass: by each of its rules, if it has any."""
     down, across = len(one.tiles), len(one.tiles[0])
     yield _kind_sizes(one.heights, down), _kind_sizes(one.widths, across)
@@ -107,6 +110,60 @@ def _takes(rules: SizeRules) -> list[tuple[int, dict[int, int]]]:
     return [(rule.unit, {end.residue: end.least for end in rule.ends}) for rule in (smallest.rows, smallest.cols)]
 
 
+def _check_kept(windows: Windows) -> None:
+    """Refuse maps that are read before a pass has kept them, beyond their ends, or kept with a gap.
+
+    Plans for images of any size keep none, nor do windows that are told where they are.
+    """
+    if (windows.rules is not None or windows.positioned) and (windows.kept or windows.reads):
+        raise PlanError("plan.json keeps maps for windows that read the image")
+    for axis in range(2):
+        sizes = [[each.size] for each in (windows.heights, windows.widths)[axis]]  # of the image, and of kept maps
+        for one in windows.passes:
+            lines = (one.heights, one.widths)[axis]
+            if len(lines) != len(sizes):
+                raise PlanError(_OTHER_IMAGES)
+            for known, line in zip(sizes, lines, strict=True):
+                _check_reads(one.reads, line, known)
+                known += [_kept_size(line, number) for number in range(len(one.keeps))]
+                if any(len(each.keeps) != len(one.keeps) for each in line.windows):
+                    raise PlanError("plan.json has windows that keep other maps than their pass")
+        for known, line in zip(sizes, (windows.heights, windows.widths)[axis], strict=True):
+            _check_reads(windows.reads, line, known)
+
+
+def _check_reads(reads: tuple[int, ...], axis: AxisWindows, known: Sequence[int]) -> None:
+    sound = len({*reads}) == len(reads) and all(IMAGE_READ <= number < len(known) - 1 for number in reads)
+    sound = sound and reads != (IMAGE_READ,) and all(len(each.reads) == len(reads) for each in axis.windows)
+    if not sound or not all(
+        0 <= span.start < span.stop <= known[number + 1]
+        for each in axis.windows
+        for number, span in zip(reads, each.reads, strict=True)
+    ):
+        raise PlanError("plan.json has windows that read what no pass before them keeps")
+
+
+def _kept_size(axis: AxisWindows, number: int) -> int:
+    end = 0
+    for each in axis.windows:
+        span = each.keeps[number] if number < len(each.keeps) else Span(0, 0)
+        if span.start != end or span.stop <= end:
+            raise PlanError("plan.json has a kept map with a gap")
+        end = span.stop
+    return end
+
+
+def _read_form(plan: Plan, windows: Windows, reads: tuple[int, ...], sides: tuple[AxisWindow, AxisWindow]) -> Rect:
+    """Return the form of what windows of a kind read."""
+    down, across = sides
+    if not reads:
+        return Rect.whole(down.read.size, across.read.size)
+    channels = [windows.kept[each].channels if each != IMAGE_READ else plan.input.channels for each in reads]
+    spans = zip(channels, down.reads, across.reads, strict=True)
+    size = sum(many * rows.size * cols.size for many, rows, cols in spans)
+    return Rect.whole(*partial_form(size, plan.input.channels))
+
+
 def _check_passes(plan: Plan, windows: Windows) -> None:
     """Refuse passes over other images than the map's, with another partial result than their tiles write."""
     sides = [[axis.size for axis in axes] for axes in (windows.heights, windows.widths)]
@@ -122,18 +179,22 @@ def _check_passes(plan: Plan, windows: Windows) -> None:
             raise PlanError(_OTHER_IMAGES)
         for rows, cols in _kinds(one):
             for row, col in product(rows, cols):
-                _check_partial(plan, one, one.tiles[row][col], rows[row][0], cols[col][0])
+                _check_partial(plan, windows, one, one.tiles[row][col], (rows[row], cols[col]))
         _check_common(windows, one)
 
 
-def _check_partial(plan: Plan, one: StatisticsPass, number: int, height: int, width: int) -> None:
+def _check_partial(
+    plan: Plan, windows: Windows, one: StatisticsPass, number: int, sides: tuple[AxisWindow, AxisWindow]
+) -> None:
     """Refuse a window of a pass that no tile computes, or one of another size or form."""
     stage = plan.stages[0]
     if not 0 <= number < len(stage.tiles):
         raise PlanError("plan.json has windows of a pass that no tile computes")
     tile, channels = stage.tiles[number], stage.outputs[0].channels
-    rows, cols = partial_form(one.partial_size, channels)
-    if [tile.inputs[0], tile.outputs[0]] != [Rect.whole(height, width), Rect.whole(rows, cols)]:
+    kept = zip(one.keeps, sides[0].keeps, sides[1].keeps, strict=True)
+    size = one.partial_size + sum(each.channels * rows.size * cols.size for each, rows, cols in kept)
+    wanted = [_read_form(plan, windows, one.reads, sides), Rect.whole(*partial_form(size, channels))]
+    if [tile.inputs[0], tile.outputs[0]] != wanted:
         raise PlanError(f"plan.json's tile {number} is not of its pass's size")
 
 
@@ -177,21 +238,22 @@ def _check_difference(windows: Windows) -> None:
         raise PlanError("plan.json has a difference of windows that cannot have been measured")
 
 
-def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Sizes:
-    """Return how many pixels each kind that occurs reads and makes."""
-    sizes: _Sizes = {}
+def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Kinds:
+    """Return a window of each kind that occurs; those of one kind read and make as much."""
+    found: _Kinds = {}
     for axis in axes:
         _check_axis(axis, kinds)
         for each in axis.windows:
-            if sizes.setdefault(each.kind, _size(each)) != _size(each):
+            if _size(found.setdefault(each.kind, each)) != _size(each):
                 raise PlanError("plan.json has windows of one kind but of two sizes")
-    if not sizes:
+    if not found:
         raise PlanError("plan.json is a map plan for images of no size")
-    return sizes
+    return found
 
 
-def _size(window: AxisWindow) -> tuple[int, int]:
-    return window.read.size, window.computed.size
+def _size(window: AxisWindow) -> tuple[int, ...]:
+    reads = window.reads or (window.read,)
+    return tuple(each.size for each in (*reads, window.computed, *window.keeps))
 
 
 def _check_axis(axis: AxisWindows, kinds: int) -> None:
@@ -211,11 +273,13 @@ def _check_axis(axis: AxisWindows, kinds: int) -> None:
         raise PlanError("plan.json has windows that do not make the whole result")
 
 
-def _check_tile(plan: Plan, output: int, number: int, height: tuple[int, int], width: tuple[int, int]) -> None:
+def _check_tile(plan: Plan, output: int, windows: Windows, number: int, sides: tuple[AxisWindow, AxisWindow]) -> None:
     """Refuse windows that no tile computes, or one of another size."""
     tiles = plan.stages[0].tiles
     if number == NO_TILE or not 0 <= number < len(tiles):
         raise PlanError("plan.json has windows that no tile computes")
-    wanted = [Rect.whole(*size) for size in zip(height, width, strict=True)]
+    down, across = sides
+    made = Rect.whole(down.computed.size, across.computed.size)
+    wanted = [_read_form(plan, windows, windows.reads, sides), made]
     if [tiles[number].inputs[0], tiles[number].outputs[output]] != wanted:
         raise PlanError(f"plan.json's tile {number} is not of its windows' size")

@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,8 +32,8 @@ from numpy.typing import NDArray
 
 from serfer.core.crc32c import crc32c
 from serfer.core.errors import AlteredPieceError, InputError, UnavailableError, UsageError
-from serfer.core.geometry import Span
-from serfer.core.zarr import CRC_BYTES, METADATA, MOST_METADATA_BYTES, ChunkedArray, encode_chunk
+from serfer.core.geometry import Rect, Span
+from serfer.core.zarr import CRC_BYTES, METADATA, MOST_METADATA_BYTES, Axis, ChunkedArray, encode_chunk
 from serfer.files import read_text
 from serfer.raster.durable import FULL, TEMPORARY, sync_folder, write_durably
 
@@ -164,6 +165,22 @@ class ResultParts:
         whole = values.reshape(array.channels, array.rows.chunk, array.cols.chunk)
         return whole[:, : rect.rows.size, : rect.cols.size]
 
+    def area(self, rect: Rect) -> NDArray[Any]:
+        """Return a rectangle (channels, rows, cols) of the whole array, of parts without their checksum as `rows`."""
+        array = self.array
+        values = np.empty((array.channels, rect.rows.size, rect.cols.size), array.dtype)
+        stored = array.channels, array.rows.chunk, array.cols.chunk
+        rows, cols = (_touched(axis, span) for axis, span in ((array.rows, rect.rows), (array.cols, rect.cols)))
+        for number in (row * array.cols.count + col for row in rows for col in cols):
+            own = self.rects[number]
+            with self.dropping(number):
+                if self.path(number).stat().st_size != array.chunk_bytes:
+                    raise AlteredPieceError
+                there = np.memmap(self.path(number), array.dtype, "r", shape=stored)
+                if part := own.overlap(rect):
+                    values[:, *part.within(rect).slices] = there[:, *part.within(own).slices]
+        return values
+
     def rows(self, number: int, channel: int, rows: Span) -> NDArray[Any]:
         """Return some rows (rows, columns of a whole chunk) of one channel of a part, not verified yet."""
         height, width = self.array.rows.chunk, self.array.cols.chunk
@@ -274,6 +291,11 @@ class ResultParts:
         """Return the file of a part."""
         row, col = divmod(number, self.array.cols.count)
         return self.directory / f"c.0.0.{row}.{col}"
+
+
+def _touched(axis: Axis, span: Span) -> range:
+    """Return the numbers of the chunks of an axis in which a span lies."""
+    return range(bisect_right(axis.edges, span.start) - 1, bisect_left(axis.edges, span.stop))
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from torch import nn
 import serfer
 from serfer.core.errors import InputError, SerferError
 from serfer.core.exactness import TOLERANCE, relative_error
+from serfer.core.kept_maps import packed, unpacked
+from serfer.core.plan import IMAGE_READ
 from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.plan_directory import load_plan
 from tests.splitter.windows.judge import has_a_map
@@ -54,32 +56,52 @@ def all_by_windows(directory, batch):
     """Return the maps of all outputs."""
     plan, sessions = load_plan(directory), {}
     statistics = np.array([plan.windows.known or [0.0] * plan.windows.statistics], np.float32)
+    kept = {IMAGE_READ: batch[0]}
 
-    def compute(window, known):
+    def compute(window, known, reads):
         graph = plan.stages[0].tiles[window.tile].graph
         if graph not in sessions:
             sessions[graph] = session(Path(directory) / graph)
         inputs = {"input0": np.ascontiguousarray(batch[:, :, *window.read.slices])}
+        if reads:
+            parts = [kept[number][:, *rect.slices] for number, rect in zip(reads, window.reads, strict=True)]
+            inputs = {"input0": packed(parts, batch.shape[1])}
         vector = np.frombuffer(plan.windows.vector(known.tobytes(), window), np.float32)[None]
         return sessions[graph].run(None, inputs | ({"input1": vector} if vector.size else {}))
 
     windows = plan.windows.of(*batch.shape[2:])
-    for one in plan.windows.passes:
-        total = StatisticsSum(one.maps)
-        for window in one.of(*batch.shape[2:]):
+    for number, one in enumerate(plan.windows.passes):
+        total, cut = StatisticsSum(one.maps), one.of(*batch.shape[2:])
+        kept |= empty_maps(one, cut, plan.windows.kept_by(number))
+        for window in cut:
             known = np.frombuffer(told(statistics.tobytes(), window), np.float32)[None]
-            total.add(compute(window, known)[0].reshape(-1))
+            found = compute(window, known, one.reads)[0].reshape(-1)
+            total.add(found)
+            shapes = [form.shape(rect) for form, rect in zip(one.keeps, window.keeps, strict=True)]
+            parts = unpacked(found[one.partial_size :], shapes)
+            for place, rect, part in zip(plan.windows.kept_by(number), window.keeps, parts, strict=True):
+                kept[place][:, *rect.slices] = part
         values, start = total.values(), one.maps[0].start
         statistics[0, start : start + values.size] = values
     views = [windows.of_output(number) for number in range(len(plan.output_tensors))]
     results = [None] * len(views)
     for number, window in enumerate(windows):
-        for place, (view, values) in enumerate(zip(views, compute(window, statistics), strict=True)):
+        made = compute(window, statistics, plan.windows.reads)
+        for place, (view, values) in enumerate(zip(views, made, strict=True)):
             part = view[number]
             if results[place] is None:
                 results[place] = np.full((*values.shape[:-2], view.height, view.width), np.nan, values.dtype)
             results[place][..., *part.written.slices] = values[..., *part.kept]
     return results
+
+
+def empty_maps(one, windows, numbers):
+    """Return the maps that a pass keeps of an image, by their numbers, with nothing in them yet."""
+    ends = windows[len(windows) - 1].keeps
+    return {
+        number: np.full((form.channels, end.rows.stop, end.cols.stop), np.nan, np.float32)
+        for number, form, end in zip(numbers, one.keeps, ends, strict=True)
+    }
 
 
 def session(model):
@@ -114,7 +136,8 @@ def answers_of(case):
 def planned(case, model, directory):
     """Make the plan of a case; windows that are no multiple of the stride become the next multiple."""
     try:
-        options = {"channels": case.channels, "reduce": case.reduce, "statistics": "exact"}
+        kept = ("never", "always")[sum(case.sizes[0]) % 2]
+        options = {"channels": case.channels, "reduce": case.reduce, "statistics": "exact", "kept_maps": kept}
         serfer.map_plan(model, case.sizes, directory, window=case.window, **options)
     except serfer.UsageError as error:
         nearest = re.search(r"nearest ones are \d+ and (\d+)", str(error))

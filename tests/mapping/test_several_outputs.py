@@ -1,6 +1,7 @@
 """Maps of networks with several outputs: a file of each, or bands of one, each as ONNX Runtime has it of the whole."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer as package
-from serfer.core.errors import UnavailableError
+from serfer.core.errors import PlanError, UnavailableError
 from serfer.core.geometry import Span
+from serfer.core.plan import dump_plan, parse_plan, sealed
 from serfer.core.plan.windows import AxisResult, AxisWindow, AxisWindows
 from serfer.mapping import results
 from serfer.mapping.options import MapOptions
@@ -277,3 +279,41 @@ def test_windows_of_any_size_write_each_pixel_of_every_output_once(any_plan):
                 assert all(each.computed.contains(each.written) for each in windows)
 
     check_axis()
+
+
+def save_uneven(path):
+    """Write a network of stride 2 with two outputs: pooling drops an odd last row, the convolution does not."""
+    weight = np.random.default_rng(0).normal(0, 0.3, (2, 3, 3, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("MaxPool", ["image"], ["pooled"], "pooled", kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Conv", ["image", "w"], ["conv"], "conv", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
+    ]
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", None, None, None]) for name in ("pooled", "conv")
+    ]
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, "h", "w"])
+    graph = helper.make_graph(nodes, "uneven", [image], values, [numpy_helper.from_array(weight, "w")])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+    return path
+
+
+def test_outputs_that_do_not_end_together_are_whole_at_any_size(serfer, tmp_path):
+    file, plan = save_uneven(tmp_path / "net.onnx"), tmp_path / "plan"
+    package.map_plan(file, "any", plan, window=16)
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    for size in ((35, 36), (67, 51)):
+        image = write(tmp_path / "image.tif", pixels(*size))
+        options = ("--out", tmp_path / "out.tif", "--workers", "inprocess", "--overwrite")
+        done = serfer("map", image, "--plan", plan, *options)
+        assert done.code == 0, done.err
+        outputs = session.run(None, {"image": pixels(*size).astype(np.float32)[None]})
+        check(tmp_path, dict(zip(("pooled", "conv"), (each[0] for each in outputs), strict=True)))
+
+
+def test_rules_of_other_outputs_than_the_plan_has_are_refused(any_plan):
+    plan = load_plan(any_plan)
+    side = plan.windows.rules.sides[0]
+    ends = tuple(replace(end, others=end.others[1:]) for end in side.rows.ends)
+    rules = replace(plan.windows.rules, sides=(replace(side, rows=replace(side.rows, ends=ends)),))
+    with pytest.raises(PlanError, match="a rule of windows for no image"):
+        parse_plan(dump_plan(sealed(replace(plan, windows=replace(plan.windows, rules=rules)))))

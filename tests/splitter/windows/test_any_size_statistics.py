@@ -48,7 +48,7 @@ def assert_maps(plan, net, *sizes):
 def gated(tmp_path_factory):
     """A network that looks at the whole image in two passes, and its plan."""
     place, net = tmp_path_factory.mktemp("gated") / "plan", Gated().eval()
-    serfer.map_plan(net, "any", place, window=32, statistics="exact")
+    serfer.map_plan(net, "any", place, window=16, statistics="exact")
     return place, net
 
 
@@ -87,6 +87,7 @@ def test_a_plan_of_passes_refuses_an_image_that_is_too_small(gated):
         load_plan(gated[0]).windows.of(30, 40)
 
 
+@pytest.mark.slow
 def test_statistics_of_a_sample_are_for_images_of_any_size_too(tmp_path):
     class Squeezed(nn.Conv2d):
         def forward(self, x):

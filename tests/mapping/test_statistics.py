@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import serfer as package
 from serfer.core.errors import ImageError, PlanError, SerferError, UsageError
+from serfer.core.plan import SampleDifference
 from serfer.core.plan.windows_validation import check_windows
 from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
@@ -23,6 +24,7 @@ from tests.mapping.whole import assert_equal, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 HEIGHT, WIDTH = 118, 150
+UNMEASURED = SampleDifference("an image", HEIGHT, WIDTH, None, None, None)
 WINDOWS = 4 * 5
 
 
@@ -287,7 +289,7 @@ def broken(windows, **changed):
         lambda windows: broken(windows, maps=windows.passes[0].maps),
         lambda windows: replace(windows, known=(1.0, float("nan"))),
         lambda windows: replace(windows, passes=(), known=(1.0, float("inf"))),
-        lambda windows: replace(windows, overlap=3),
+        lambda windows: replace(windows, difference=UNMEASURED),
     ],
 )
 def test_a_plan_whose_passes_cannot_be_is_refused(networks, change):
@@ -295,6 +297,12 @@ def test_a_plan_whose_passes_cannot_be_is_refused(networks, change):
     check_windows(plan, plan.windows)
     with pytest.raises(PlanError, match=r"plan\.json"):
         check_windows(plan, change(plan.windows))
+
+
+def test_a_plan_of_windows_that_are_images_of_their_own_says_that_it_is_to_be_made_again(networks):
+    plan = load_plan(networks["gated"][1])
+    with pytest.raises(PlanError, match=r"images of their own \(--approximate\): use serfer map-plan again"):
+        check_windows(plan, replace(plan.windows, overlap=3))
 
 
 def test_a_task_without_the_statistics_of_its_plan_is_refused(networks):

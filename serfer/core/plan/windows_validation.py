@@ -44,9 +44,7 @@ def check_windows(plan: Plan, windows: Windows) -> None:
     if windows.crops is not None and min(windows.crops) < 1:
         raise PlanError("plan.json has parts of an image to compare of no pixels")
     if windows.overlap:
-        raise PlanError(
-            "plan.json has windows that are images of their own, which are no more: use serfer map-plan again"
-        )
+        raise PlanError("plan.json has windows that are images of their own (--approximate): use serfer map-plan again")
     _check_difference(windows)
     outputs = len(plan.stages[0].outputs)
     axes = (*windows.heights, *windows.widths)

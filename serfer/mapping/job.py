@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.image_normalisation import ImageStatistics
-from serfer.core.plan.windows import ImageWindows
+from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.engine import Outcome
 from serfer.mapping.estimate import Estimate
 from serfer.mapping.input import WindowInput
@@ -21,17 +21,19 @@ from serfer.mapping.report import MapReport, percentiles
 from serfer.mapping.results import MapFile, is_there
 from serfer.raster import RasterSource, ResultParts
 
-if TYPE_CHECKING:
-    from serfer.mapping.image_job import Mapper
-
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Job:
-    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them."""
+    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them.
 
-    mapper: Mapper
+    `known` are the plan's windows, `windows` those of the image.
+    """
+
+    plan: Plan
+    known: Windows
+    options: MapOptions
     source: RasterSource
     size: tuple[int, int]
     windows: ImageWindows
@@ -67,13 +69,13 @@ class Job:
     @property
     def identity(self) -> dict[str, object]:
         """What a resumed job must have in common with the first."""
-        return self.mapper.identity(self.source)
+        return identity_of(self.plan, self.source, self.options)
 
     @property
     def kept(self) -> str:
         """Where the parts are, in words."""
         first, *others = (file.directory for file in self.files)
-        return ", ".join([kept_in(self.mapper.windows, first), *map(str, others)])
+        return ", ".join([kept_in(self.known, first), *map(str, others)])
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -89,11 +91,11 @@ class Job:
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
         """Return what has been done."""
-        plan, made = self.mapper.plan, [file.result(self.size) for file in self.files]
+        plan, made = self.plan, [file.result(self.size) for file in self.files]
         first = made[0]
         stopped = ""
         if outcome.over_ceiling:
-            stopped = f"more would pass --max-cost-usd {self.mapper.options.max_cost_usd:g}"
+            stopped = f"more would pass --max-cost-usd {self.options.max_cost_usd:g}"
         results = () if outcome.failures or stopped else tuple(made)
         return MapReport(
             image=self.source.name,
@@ -104,8 +106,8 @@ class Job:
             channels=first.channels,
             dtype=first.dtype,
             plan=plan.digest,
-            exact=self.mapper.windows.exact,
-            difference=self.mapper.windows.difference,
+            exact=self.known.exact,
+            difference=self.known.difference,
             windows=estimate.windows,
             resumed=resumed,
             computed=outcome.computed,
@@ -117,9 +119,14 @@ class Job:
             window_ms=percentiles(outcome.latencies_ms),
             estimate=estimate,
             no_data_pixels=outcome.missing,
-            notes=(*self.notes, *_partly(outcome, self.mapper.options)),
+            notes=(*self.notes, *_partly(outcome, self.options)),
             statistics=self.input.statistics,
         )
+
+
+def identity_of(plan: Plan, source: RasterSource, options: MapOptions) -> dict[str, object]:
+    """Return, of JSON's types, what the result of an image follows from."""
+    return {"plan": answer_digest(plan), "image": dict(source.identity), "options": options.values()}
 
 
 def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ def _read(job: Job, place: Rect) -> tuple[_Array, NDArray[np.bool_] | None]:
 
 def _outputs(job: Job, parts: Sequence[ResultParts]) -> Iterator[_Output]:
     """Yield the network's outputs as they are kept; raises NotComparedError for boxes, which are no maps."""
-    tensors = job.mapper.plan.output_tensors
+    tensors = job.plan.output_tensors
     names, scores = [tensor.name for tensor in tensors], len(tensors)
     of_scores = {}
     for tensor in tensors:
@@ -145,7 +145,7 @@ def _outputs(job: Job, parts: Sequence[ResultParts]) -> Iterator[_Output]:
         first = 0
         for name in file.form.outputs:
             number = names.index(name)
-            channels = job.mapper.plan.stages[0].outputs[number].channels
+            channels = job.plan.stages[0].outputs[number].channels
             kept = _Kept(file.form.windows, own, first, channels, file.form.no_data)
             yield _Output(number, job.windows.of_output(number), kept, of_scores.get(name))
             first += channels

@@ -15,7 +15,7 @@ import numpy as np
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import IncompleteMapError, InputError, PlanError, SerferError, UsageError
 from serfer.core.frame_decoder import FrameDecoder
-from serfer.core.plan import Plan, answer_digest
+from serfer.core.plan import Plan
 from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.core.plan.windows import Windows
 from serfer.core.units import FLOAT_BYTES
@@ -23,7 +23,7 @@ from serfer.mapping.comparison import NotComparedError, Whole, compare
 from serfer.mapping.engine import MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
-from serfer.mapping.job import Job, all_done, what_is_left, what_is_wrong
+from serfer.mapping.job import Job, all_done, identity_of, what_is_left, what_is_wrong
 from serfer.mapping.likeness import unlike_sample
 from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
@@ -122,11 +122,7 @@ class Mapper:
     def job_of(self, image: str | Path) -> str:
         """Return the text that stands for what an image's result follows from: the image, the plan, the options."""
         with open_raster(image) as source:
-            return json.dumps(self.identity(source), sort_keys=True)
-
-    def identity(self, source: RasterSource) -> dict[str, object]:
-        """Return, of JSON's types, what the result of an image follows from."""
-        return {"plan": answer_digest(self.plan), "image": dict(source.identity), "options": self.options.values()}
+            return json.dumps(identity_of(self.plan, source, self.options), sort_keys=True)
 
     def map(
         self, image: str | Path, out: str | Path, finished: Callable[[MapReport], None] = lambda _: None
@@ -350,7 +346,9 @@ class Mapper:
             for file in files:
                 file.check(overwrite=begun and is_there(file))
         return Job(
-            mapper=self,
+            plan=self.plan,
+            known=windows_of_plan,
+            options=options,
             source=source,
             size=size,
             windows=windows,

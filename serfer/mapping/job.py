@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from serfer.core.plan import Plan, answer_digest
 from serfer.core.plan.image_normalisation import ImageStatistics
-from serfer.core.plan.windows import ImageWindows
+from serfer.core.plan.windows import ImageWindows, Windows
 from serfer.mapping.engine import Outcome
 from serfer.mapping.estimate import Estimate
 from serfer.mapping.input import WindowInput
@@ -21,17 +21,19 @@ from serfer.mapping.report import MapReport, percentiles
 from serfer.mapping.results import MapFile, is_there
 from serfer.raster import RasterSource, ResultParts
 
-if TYPE_CHECKING:
-    from serfer.mapping.image_job import Mapper
-
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True)
 class Job:
-    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them."""
+    """An image that fits its plan and its results' places; `exists` says that an earlier run may have written them.
 
-    mapper: Mapper
+    `known` are the plan's windows, `windows` those of the image.
+    """
+
+    plan: Plan
+    known: Windows
+    options: MapOptions
     source: RasterSource
     size: tuple[int, int]
     windows: ImageWindows
@@ -48,9 +50,9 @@ class Job:
     @property
     def passes(self) -> PassFiles:
         """Where the passes before the map keep what they compute."""
-        work = self.mapper.options.work
+        work = self.options.work
         place = self.files[0].directory
-        return PassFiles(self.mapper.windows, self.source.size, place, Path(work) if work else None, self.identity)
+        return PassFiles(self.known, self.source.size, place, Path(work) if work else None, self.identity)
 
     def parts(self, stack: ExitStack) -> list[ResultParts]:
         """Open the parts of each file, until the end of `stack`."""
@@ -74,7 +76,7 @@ class Job:
     @property
     def identity(self) -> dict[str, object]:
         """What a resumed job must have in common with the first."""
-        return self.mapper.identity(self.source)
+        return identity_of(self.plan, self.source, self.options)
 
     @property
     def kept(self) -> str:
@@ -96,11 +98,11 @@ class Job:
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
         """Return what has been done."""
-        plan, made = self.mapper.plan, [file.result(self.size) for file in self.files]
+        plan, made = self.plan, [file.result(self.size) for file in self.files]
         first = made[0]
         stopped = ""
         if outcome.over_ceiling:
-            stopped = f"more would pass --max-cost-usd {self.mapper.options.max_cost_usd:g}"
+            stopped = f"more would pass --max-cost-usd {self.options.max_cost_usd:g}"
         results = () if outcome.failures or stopped else tuple(made)
         return MapReport(
             image=self.source.name,
@@ -111,8 +113,8 @@ class Job:
             channels=first.channels,
             dtype=first.dtype,
             plan=plan.digest,
-            exact=self.mapper.windows.exact,
-            difference=self.mapper.windows.difference,
+            exact=self.known.exact,
+            difference=self.known.difference,
             windows=estimate.windows,
             resumed=resumed,
             computed=outcome.computed,
@@ -124,9 +126,14 @@ class Job:
             window_ms=percentiles(outcome.latencies_ms),
             estimate=estimate,
             no_data_pixels=outcome.missing,
-            notes=(*self.notes, *_partly(outcome, self.mapper.options)),
+            notes=(*self.notes, *_partly(outcome, self.options)),
             statistics=self.input.statistics,
         )
+
+
+def identity_of(plan: Plan, source: RasterSource, options: MapOptions) -> dict[str, object]:
+    """Return, of JSON's types, what the result of an image follows from."""
+    return {"plan": answer_digest(plan), "image": dict(source.identity), "options": options.values()}
 
 
 def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:

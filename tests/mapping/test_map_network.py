@@ -43,20 +43,24 @@ def dense(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pooled(tmp_path_factory):
-    """A network that multiplies by a mean of the whole image, so that it has no plan for any size."""
-    weights = numpy_helper.from_array(np.random.default_rng(0).normal(0, 0.3, (2, 3, 3, 3)).astype(np.float32), "w")
+def aligned(tmp_path_factory):
+    """A network whose weights depend on where in the image they are, so that it has no plan for any size."""
+    random = np.random.default_rng(0)
+    constants = [
+        numpy_helper.from_array(random.normal(0, 0.3, (2, 3, 3, 3)).astype(np.float32), "w"),
+        numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"),
+    ]
+    how = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     nodes = [
         helper.make_node("Conv", ["image", "w"], ["c"], pads=[1] * 4),
-        helper.make_node("GlobalAveragePool", ["c"], ["m"]),
-        helper.make_node("Mul", ["c", "m"], ["map"]),
+        helper.make_node("Resize", ["c", "", "scales"], ["map"], **how),
     ]
     tensors = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, "H", "W"])
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, f"{name}h", f"{name}w"])
         for name, channels in (("image", 3), ("map", 2))
     ]
-    graph = helper.make_graph(nodes, "pooled", tensors[:1], tensors[1:], [weights])
-    path = tmp_path_factory.mktemp("networks") / "pooled.onnx"
+    graph = helper.make_graph(nodes, "aligned", tensors[:1], tensors[1:], constants)
+    path = tmp_path_factory.mktemp("networks") / "aligned.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path
 
@@ -133,15 +137,15 @@ def test_a_changed_file_or_option_is_planned_again(kept, dense, tmp_path):
 
 
 @pytest.mark.usefixtures("settings")
-def test_a_network_of_the_whole_image_is_planned_for_the_sizes_of_a_folder(serfer, pooled, described, tmp_path):
+def test_a_network_that_is_not_for_any_size_is_planned_for_the_sizes_of_a_folder(serfer, aligned, described, tmp_path):
     (tmp_path / "scans").mkdir()
     for number, (height, width) in enumerate([(90, 100), (91, 100)]):
         write(tmp_path / "scans" / f"{number}.tif", pixels(height, width))
     (tmp_path / "scans" / "no.tif").write_bytes(b"no image")
-    command = ("map", tmp_path / "scans", "--network", pooled, "--out", tmp_path / "results", *described)
+    command = ("map", tmp_path / "scans", "--network", aligned, "--out", tmp_path / "results", *described)
     done = serfer(*command)
     assert done.code == 1
-    assert "for images of 90 or 91 x 100 pixels and not for any size: the network looks at the whole image" in done.err
+    assert "for images of 90 or 91 x 100 pixels and not for any size: " in done.err
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == [
         "0.tif", "1.tif", "manifest.jsonl", "retry.txt",
     ]  # fmt: skip
@@ -157,9 +161,9 @@ def test_an_image_that_is_too_small_for_the_rules_has_a_plan_of_its_own_size(kep
     assert kept(dense, sizes=[(20, 30), (150, 170)])[0].refused == ""
 
 
-def test_more_sizes_than_a_plan_is_made_for_are_refused(kept, pooled):
-    with pytest.raises(UsageError, match=r"more than 16 sizes.*looks at the whole image"):
-        kept(pooled, sizes=[(90 + number, 100) for number in range(17)])
+def test_more_sizes_than_a_plan_is_made_for_are_refused(kept, aligned):
+    with pytest.raises(UsageError, match=r"more than 16 sizes, and the network has no plan for images of any size"):
+        kept(aligned, sizes=[(90 + number, 100) for number in range(17)])
 
 
 def test_of_several_at_once_one_makes_the_plan(settings, dense):

@@ -131,7 +131,25 @@ def any_size_networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork
 
     Raises ModelError where it looks at more than neighbourhoods and statistics of the whole image.
     """
-    network = replace(network, by_position=False)
+    try:
+        return _networks(replace(network, by_position=False), wanted)
+    except CannotSplitError as error:
+        if not _has_certain_sizes(network, base_size(wanted)):
+            raise
+        remedy = "windows that depend on where they are have plans for certain sizes: give those of your images"
+        raise ModelError(f"{error}; {remedy}, --size HEIGHTxWIDTH") from None
+
+
+def _has_certain_sizes(network: Network, side: int) -> bool:
+    """Return whether a network has a plan for images of a size, by what depends on where in it windows are."""
+    try:
+        network.strides(network.checked((side, side)))
+    except ModelError:
+        return False
+    return True
+
+
+def _networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork, ...]:
     base, (past, graph) = base_size(wanted), _taken(network, wanted)
     parts = [network, *(replace(network, number=number) for number in range(passes_of(graph)))]
     known = [part.strides(part.checked((base + past, base + past))) for part in parts]

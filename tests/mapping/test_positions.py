@@ -80,7 +80,7 @@ def test_the_sums_of_all_bins_come_from_one_pass(network):
     ("options", "error", "why"),
     [
         ({"statistics": "sample"}, UsageError, "pools parts of the image"),
-        ({"sizes": "any"}, ModelError, "looks at the whole image"),
+        ({"sizes": "any"}, ModelError, "looks at the whole image.*have plans for certain sizes"),
     ],
 )
 def test_what_bins_cannot_be_of_is_refused(network, options, error, why, tmp_path):

@@ -401,7 +401,7 @@ NETWORKS |= {
     "smp DeepLabV3, small resnet": _smp("DeepLabV3", maps=False),
     "smp DeepLabV3+, small resnet": _smp("DeepLabV3Plus"),
     "smp PSPNet, small resnet": _smp("PSPNet", depth=3),
-    "smp UPerNet, small resnet": _smp("UPerNet", maps=False),
+    "smp UPerNet, small resnet": _smp("UPerNet"),
     "smp Segformer, small resnet": _smp("Segformer", maps=False),
     "smp Segformer, mit_b0": _smp("Segformer", "mit_b0", maps=False),
 }

@@ -209,6 +209,11 @@ BINARY = [{"name": "binarize", "kwargs": {"threshold": 0.5}}]
         (described(input={"preprocessing": [{"name": "scale_range", "kwargs": {"axes": "x"}}]}), "other axes"),
         (described(input={"preprocessing": [{"name": "scale_linear", "kwargs": {"gain": 0}}]}), "or by 0"),
         (described(input={"preprocessing": [{"name": "scale_linear", "kwargs": {"gain": "a"}}]}), "gain is 'a'"),
+        (described(input={"preprocessing": [{"name": "scale_linear", "kwargs": {"gain": 10**400}}]}), "not a number"),
+        (
+            described(input={"preprocessing": [{"name": "scale_range", "kwargs": {"axes": [["y"]]}}]}),
+            "the axis \\['y'\\]",
+        ),
         (described(table={"inputs": []}), "inputs are not a list"),
         (described(table={"format_version": "0.3.6"}), "has the format '0.3.6': formats 0.4 and 0.5 are read"),
         (described(table={"type": "dataset"}), "does not describe a model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
 import stat
 import tempfile
@@ -121,7 +122,7 @@ class PackageFiles:
         """Say which file it is that cannot be read."""
         try:
             yield
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError) as error:
+        except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, NotImplementedError, OSError) as error:
             raise ModelError(f"{self.place}: {name} cannot be read: {error}") from error
 
 

@@ -143,7 +143,7 @@ def _letters(step: Step, axes: Mapping[str, str]) -> set[str]:
     given = step.arguments.get("axes")
     if given is None:
         return {*axes.values()}
-    unknown = [name for name in given if name not in axes] if isinstance(given, list | str) else [given]
+    unknown = [name for name in given if name not in [*axes]] if isinstance(given, list | str) else [given]
     if unknown:
         raise step.refused(f"over the axis {unknown[0]!r:.40}, which the tensor does not have")
     return {axes[name] for name in given}
@@ -196,6 +196,6 @@ def _as_number(step: Step, key: str, given: object) -> float:
             and math.isfinite(number := float(given))
         ):
             return number
-    except ValueError:
+    except (ValueError, OverflowError):  # a whole number of YAML may be larger than any float
         pass
     raise step.refused(f"whose {key} is {given!r:.40}, and not a number")

@@ -195,6 +195,7 @@ def moved(windows):
         lambda windows: changed(windows, 1, keeps=()),
         lambda windows: changed(windows, 1, heights=windows.passes[0].heights),
         lambda windows: changed(windows, 0, keeps=(replace(windows.kept[0], channels=7),)),
+        lambda windows: changed(windows, 0, keeps=(replace(windows.kept[0], channels=-1),)),
         moved,
     ],
 )

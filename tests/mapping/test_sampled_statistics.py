@@ -118,6 +118,10 @@ def test_a_plan_whose_foreground_cannot_have_been_measured_is_refused(serfer, tm
         changed = replace(known, foreground=replace(known.foreground, **wrong))
         with pytest.raises(PlanError, match="cannot have been measured"):
             check_windows(plan, replace(plan.windows, difference=changed))
+    doubled = replace(known.look, mean=known.look.mean * 2, deviation=known.look.deviation * 2)
+    doubled = replace(doubled, texture=tuple(each * 2 for each in doubled.texture))
+    with pytest.raises(PlanError, match="cannot have been measured"):  # of more channels than images have
+        check_windows(plan, replace(plan.windows, difference=replace(known, look=doubled)))
 
 
 def test_a_sample_is_normalised_by_the_whole_of_it_as_maps_are(serfer, tmp_path):

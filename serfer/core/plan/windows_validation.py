@@ -45,7 +45,7 @@ def check_windows(plan: Plan, windows: Windows) -> None:
         raise PlanError("plan.json has parts of an image to compare of no pixels")
     if windows.overlap:
         raise PlanError("plan.json has windows that are images of their own (--approximate): use serfer map-plan again")
-    _check_difference(windows)
+    _check_difference(plan, windows)
     outputs = len(plan.stages[0].outputs)
     axes = (*windows.heights, *windows.widths)
     if not all(_are_results(axis.others, outputs) for axis in axes):
@@ -115,6 +115,8 @@ def _check_kept(windows: Windows) -> None:
     """
     if (windows.rules is not None or windows.positioned) and (windows.kept or windows.reads):
         raise PlanError("plan.json keeps maps for windows that read the image")
+    if any(each.channels < 1 for each in windows.kept):
+        raise PlanError("plan.json keeps a map without channels")
     for axis in range(2):
         sizes = [[each.size] for each in (windows.heights, windows.widths)[axis]]  # of the image, and of kept maps
         for one in windows.passes:
@@ -201,6 +203,7 @@ def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
     sound = rule.unit >= 1 and rule.unit_written >= 1 and bool(rule.first) and bool(rule.ends)
     sound = sound and rule.middle.written.size >= 1 and all(end.windows for end in rule.ends)
     sound = sound and all(_are_results(end.others, outputs) for end in rule.ends)
+    sound = sound and not any(each.reads or each.keeps for each in rule.first)
     if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
         raise PlanError(_NO_IMAGE)
     units = ceil(rule.middle.written.size / rule.unit_written)
@@ -217,7 +220,7 @@ def _are_results(others: Sequence[AxisResult], outputs: int) -> bool:
     return len(others) == outputs - 1 and all(1 / _LARGEST_STEP <= each.step <= _LARGEST_STEP for each in others)
 
 
-def _check_difference(windows: Windows) -> None:
+def _check_difference(plan: Plan, windows: Windows) -> None:
     """Refuse an approximation whose difference was not measured, or cannot have been."""
     measured = windows.difference
     if windows.exact != (measured is None):
@@ -229,7 +232,9 @@ def _check_difference(windows: Windows) -> None:
     found = [measured.agreement, *((foreground.other_side, *foreground.iou) if foreground else ())]
     shares = [each for each in found if each is not None]
     sound = all(isfinite(each) and each >= 0 for each in errors) and all(0 <= each <= 1 for each in shares)
-    sound = sound and isfinite(measured.spread) and (measured.look is None or measured.look.sound)
+    look = measured.look
+    sound = sound and isfinite(measured.spread)
+    sound = sound and (look is None or (look.sound and len(look.mean) == plan.input.channels))
     if foreground and foreground.threshold is not None:
         sound = sound and isfinite(foreground.threshold) and foreground.other_side is not None
     if not sound or len(errors) == 1:

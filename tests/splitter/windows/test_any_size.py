@@ -137,6 +137,13 @@ def _empty_middle(rules):
     return replace(rules, sides=(replace(side, rows=replace(side.rows, middle=middle)), *rules.sides[1:]))
 
 
+def _keeping(rules):
+    side = rules.sides[0]
+    first, *others = side.rows.first
+    rows = replace(side.rows, first=(replace(first, keeps=(first.written,)), *others))
+    return replace(rules, sides=(replace(side, rows=rows), *rules.sides[1:]))
+
+
 def _with_ends(rules, *ends):
     side = rules.sides[0]
     return replace(rules, sides=(replace(side, rows=replace(side.rows, ends=ends)), *rules.sides[1:]))
@@ -152,6 +159,7 @@ def _with_ends(rules, *ends):
         lambda rules: _with_ends(rules, replace(rules.sides[0].rows.ends[0], rest=50)),
         lambda rules: _with_ends(rules, *rules.sides[0].rows.ends[:1] * 2),
         lambda rules: _with_ends(rules, replace(rules.sides[0].rows.ends[0], windows=())),
+        _keeping,
         lambda rules: replace(rules, sides=()),
         lambda rules: replace(rules, sides=(replace(rules.sides[0], rows=replace(rules.sides[0].rows, unit=0)),)),
     ],

@@ -11,6 +11,7 @@ import os
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ class NotComparedError(PlanError):
 
 
 def whole_of(plan: Plan, directory: Path) -> Whole:
-    """Open a map plan's unsplit.onnx; raises NotComparedError where it is not there, or is not the plan's."""
+    """Open a map plan's unsplit.onnx; raises NotComparedError where it is not there, or is not the plan's.
+
+    What is returned raises it as well, where the network does not run: for want of memory, say.
+    """
     import onnxruntime  # noqa: PLC0415 - takes a while
 
     path = directory / plan.unsplit.path
@@ -61,14 +65,26 @@ def whole_of(plan: Plan, directory: Path) -> Whole:
     options = onnxruntime.SessionOptions()
     set_threads(options, threads=min(_MOST_THREADS, os.cpu_count() or 1))
     options.enable_cpu_mem_arena = False  # the process goes on without it
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    with _naming_failure():
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def run(image: _Array, statistics: _Array) -> Sequence[_Array]:
         given = {"input0": image} | ({"input1": statistics[None]} if statistics.size else {})
-        values: Sequence[_Array] = session.run(None, given)
+        with _naming_failure():
+            values: Sequence[_Array] = session.run(None, given)
         return [each.reshape(-1, *each.shape[-2:]) for each in values]
 
     return run
+
+
+@contextmanager
+def _naming_failure() -> Iterator[None]:
+    """Raise NotComparedError for whatever ONNX Runtime raises: a map is not lost for want of a comparison."""
+    try:
+        yield
+    except Exception as error:  # ONNX Runtime's errors have no base class of their own
+        reason = " ".join(str(error).split())
+        raise NotComparedError(f"the network did not run in one piece: {reason:.300}") from error
 
 
 def compare(
@@ -92,7 +108,12 @@ def compare(
         image, hidden = _read(job, place)
         if hidden is not None and hidden.all():
             continue
-        values = network(image, statistics)
+        try:
+            values = network(image, statistics)
+        except NotComparedError as error:
+            if not done:
+                return MapComparison(skipped=str(error))
+            break
         for output in outputs:
             output.add(place, values, windows.stride)
         done += 1

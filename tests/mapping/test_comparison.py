@@ -1,6 +1,8 @@
 """A map is compared with the network itself, in one piece on parts of the image, before its result is written."""
 
+import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -11,11 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import serfer as package
 from serfer.core.geometry import Span
+from serfer.core.plan import sealed
 from serfer.core.plan.crops import CropAxis
 from serfer.core.plan.windows import ImageWindows
 from serfer.mapping import image_job
 from serfer.mapping.places import places_of
 from serfer.mapping.results import RasterTarget
+from serfer.plan_directory import load_plan, write_plan
 from tests.mapping.networks import Network
 from tests.mapping.plans import WINDOW, axis, make_map_plan
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
@@ -253,6 +257,25 @@ def test_what_cannot_be_compared_is_mapped_and_says_why(serfer, tmp_path):
     assert "not compared with the network:" in done.out
     assert "its plan has no network for parts of an image" in done.out
     assert (tmp_path / "out.tif").exists()
+
+
+def test_a_network_that_does_not_run_in_one_piece_costs_no_map(serfer, tmp_path):
+    make_map_plan(tmp_path / "plan")
+    plan = load_plan(tmp_path / "plan")
+    wrong = helper.make_node("Reshape", ["input0", "five"], ["map"])  # of a part that has not five values
+    five = helper.make_tensor("five", TensorProto.INT64, [1], [5])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("input0", "map")]
+    graph = helper.make_graph([wrong], "wrong", ends[:1], ends[1:], [five])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    data = model.SerializeToString()
+    (tmp_path / "plan" / plan.unsplit.path).write_bytes(data)
+    unsplit = replace(plan.unsplit, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    write_plan(sealed(replace(plan, unsplit=unsplit)), tmp_path / "plan")
+    image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
+    done = serfer("map", image, "--plan", tmp_path / "plan", "--out", tmp_path / "out.tif", "--workers", "inprocess")
+    assert done.code == 0, done.err
+    assert "not compared with the network: the network did not run in one piece:" in done.out
+    assert_equal(read(tmp_path / "out.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
 @given(st.integers(3, 9), st.integers(3, 9), st.integers(1, 3), st.integers(2, 3 * WINDOW))

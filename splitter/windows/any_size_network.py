@@ -12,7 +12,7 @@ from serfer.splitter.network.unsupported import CannotSplitError, refuse
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.axis_rules import NetworkAxis
 from serfer.splitter.windows.global_statistics import passes_of
-from serfer.splitter.windows.map_plan import Network
+from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.owned_elements import with_skipped
 from serfer.splitter.windows.strides import LONGER, Strides, check_shifts
 from serfer.splitter.windows.wanted_sizes import AnySize

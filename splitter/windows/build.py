@@ -29,19 +29,13 @@ from serfer.splitter.windows.any_size_network import any_size_networks, base_siz
 from serfer.splitter.windows.crops import crops_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
 from serfer.splitter.windows.global_statistics import passes_of
-from serfer.splitter.windows.map_plan import (
-    Network,
-    WindowChoice,
-    WindowTiles,
-    choose_windows,
-    naming,
-    window_tiles,
-    write_map_plan,
-)
+from serfer.splitter.windows.map_plan import WindowTiles, naming, window_tiles, write_map_plan
+from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.passes import check_times, with_passes, with_ruled_passes, with_sections
 from serfer.splitter.windows.published import notes_on_package, published_reduction
 from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.wanted_sizes import AnySize
+from serfer.splitter.windows.window_choice import WindowChoice, choose_windows
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 

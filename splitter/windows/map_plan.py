@@ -1,4 +1,4 @@
-"""Map plans: choose windows, write a graph for each kind of them, and check them against the whole network.
+"""The windows of a map plan: a graph for each kind of them, and the plan that is written of these.
 
 network at the image's size ──▶ strides, or a refusal ──▶ windows by kinds ──▶ a tile for each pair of kinds
    (shapes alone: nothing of that size is computed)
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import product
 from math import lcm
 from pathlib import Path
@@ -18,12 +18,10 @@ from serfer.core.costs.cost_model import plan_load, stage_price
 from serfer.core.errors import ModelError, UsageError
 from serfer.core.geometry import Grid, Rect
 from serfer.core.plan import (
-    FETCHED,
     FORMAT,
     IMAGE,
     INLINE,
     MAX_ELEMENTS,
-    ZIP,
     AxisResult,
     AxisWindows,
     Cell,
@@ -42,31 +40,22 @@ from serfer.core.plan.layout import UNSPLIT, stage_directory
 from serfer.core.plan.window_plan import commonest_window, query_plan
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import write_plan
-from serfer.splitter.network.description import Reduction
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
-from serfer.splitter.network.reductions import with_reduction
-from serfer.splitter.network.source import Source
-from serfer.splitter.network.unsupported import refuse
 from serfer.splitter.plan_dir.emit import TileGraph
 from serfer.splitter.plan_dir.functions import artefact, write_functions
-from serfer.splitter.planning.limits import room_in
-from serfer.splitter.planning.ort_kernels import tile_works
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling import operators
-from serfer.splitter.tiling.cuts import weight_bytes
-from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.regions import Regions, tile_macs
 from serfer.splitter.tiling.tiling_rule import extent
-from serfer.splitter.windows.global_statistics import part_of, with_statistics
-from serfer.splitter.windows.memory import window_mb
+from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.pass_windows import PassTile, pass_spans
 from serfer.splitter.windows.position import place_of, placed
-from serfer.splitter.windows.positions import is_positioned, may_depend, told_where
+from serfer.splitter.windows.positions import is_positioned, told_where
 from serfer.splitter.windows.reading_tiles import read_form, reading_tile
 from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
-from serfer.splitter.windows.sections import Section, read_maps
-from serfer.splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
+from serfer.splitter.windows.strides import Strides, check_shifts
 from serfer.splitter.windows.whole_tile import whole_tile
+from serfer.splitter.windows.window_choice import WindowChoice, window_ms
 from serfer.splitter.windows.window_kinds import (
     AxisKinds,
     AxisSpans,
@@ -74,124 +63,11 @@ from serfer.splitter.windows.window_kinds import (
     axis_spans,
     check_step,
     merged,
-    middle_regions,
     regions_of,
-    rounded_step,
 )
 
-STEPS = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-"""Sides of windows, in pixels of the result, among which the planner chooses."""
 _NO_PADDING = Padding(0, 0, 0, 0)
 _Size = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Network:
-    """A network that can be read at any size: `at` returns its graph for images of height x width.
-
-    Or, where images of different sizes go different ways through its Python, that of images which go the way of those
-    of the size that is its third argument. What `checked`, `larger` and `strides` are of is the part of it that makes
-    the map of statistics over the whole image, or that of a pass which adds up such (global_statistics.py). Without
-    `by_position`, what depends on where in the image a window is is refused. With `sections`, of the passes and of the
-    map, these parts read maps that earlier ones keep (sections.py).
-    """
-
-    source: Source
-    at: Callable[..., Graph]
-    number: int | None = None
-    by_position: bool = True
-    sections: tuple[Section, ...] = ()
-
-    @property
-    def section(self) -> Section:
-        """What the part reads and keeps."""
-        if not self.sections:
-            return Section()
-        return self.sections[-1 if self.number is None else self.number]
-
-    @classmethod
-    def of(cls, source: Source, reduction: Reduction | None) -> Network:
-        """Return the network of a source, whose answers are reduced here and in its graphs."""
-
-        @cache
-        def at(height: int, width: int, like: tuple[int, int] | None = None) -> Graph:
-            model = source.at(like or (height, width))
-            return from_onnx(model, height, width, source.outputs, reduction, any_size=True)
-
-        return cls(with_reduction(source, reduction), at)
-
-    def checked(self, size: _Size) -> Graph:
-        """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods.
-
-        What it has of the whole image are statistics alone, and then its result is one map.
-        """
-        given = self.of_maps(size)
-        graph = self.cut(size)
-        if graph.output in graph.fixed:
-            last = given.nodes[-1]
-            raise refuse(
-                last.name, last.kind, "its result does not grow with the image, so no window makes a part of it"
-            )
-        check_local(graph)
-        if graph.statistics and len(graph.outputs) > 1:
-            raise ModelError(
-                f"a network that looks at the whole image has one map, and this one has {_in_words_of(graph)}: of "
-                "several make one, by torch.cat along their channels, or a plan for each"
-            )
-        if missing := {*self.section.reads, *self.section.keeps} - graph.shapes.keys():
-            raise ModelError(f"images of this size go another way through the network, without {min(missing)!r}")
-        return graph.once(part_of, self.number, self.section)
-
-    def of_maps(self, size: _Size) -> Graph:
-        """Return the graph at a size; raises ModelError where its results are not maps."""
-        graph = self.at(*size)
-        if any(graph.shape(name).flat for name in graph.outputs):
-            raise ModelError(
-                f"a map plan needs outputs that are maps, (N, C, H, W) or (N, H, W), and this network has "
-                f"{_in_words_of(graph)}"
-            )
-        return graph
-
-    def larger(self, size: _Size) -> Graph:
-        """Return the graph of an image of LONGER more rows and columns, which goes the way of one of this size."""
-        height, width = size
-        larger: Graph = self.at(height + LONGER, width + LONGER, size)
-        return larger.once(with_statistics, self._other(size)).once(part_of, self.number, self.section)
-
-    def cut(self, size: _Size) -> Graph:
-        """Return the graph at a size without reductions over the whole image, those of all passes in their place."""
-        graph: Graph = self.at(*size)
-        if self._other(size) is None:
-            return graph.once(with_statistics)
-        height, width = size
-        return graph.once(with_statistics, self.at(height + LONGER, width + LONGER, size))
-
-    def _other(self, size: _Size) -> Graph | None:
-        """Return the graph at a size where something in it may depend on the position, None for other networks."""
-        graph: Graph = self.at(*size)
-        return graph if self.by_position and graph.once(may_depend) else None
-
-    def strides(self, graph: Graph) -> tuple[Strides, Strides]:
-        """Return the strides of rows and columns; raises ModelError for an operator that does not shift by them."""
-        shape = graph.shape(graph.input)
-        larger = self.larger((shape.height, shape.width))
-        known = strides(graph, larger, ROW_AXIS), strides(graph, larger, COL_AXIS)
-        for axis, each in zip((ROW_AXIS, COL_AXIS), known, strict=True):
-            check_shifts(graph, axis, each)
-        return known
-
-
-def _in_words_of(graph: Graph) -> str:
-    return ", ".join(f"{each.name} {list(each.dims)}" for each in graph.output_tensors)
-
-
-@dataclass(frozen=True)
-class WindowChoice:
-    """The side of windows in pixels of the (finest) result, and what the function that computes them has."""
-
-    step: int
-    memory_mb: int
-    weights_in: str
 
 
 @dataclass(frozen=True)
@@ -232,57 +108,6 @@ class WindowTiles:
     def graphs(self) -> list[TileGraph]:
         """The tiles' graphs."""
         return [tile.write() for tile in self.tiles]
-
-
-def choose_windows(graph: Graph, known: tuple[Strides, Strides], budget: Budget, window: int | None) -> WindowChoice:
-    """Return the windows that cost the least for a pixel of the result, among those that functions can hold.
-
-    Raises UsageError where none of `window` pixels, or none at all, fits the memory.
-    """
-    weights = weight_bytes(graph, 0, len(graph.nodes))
-    place = ZIP if weights <= room_in(ZIP, budget) else FETCHED
-    output = known[0].finest(graph.outputs)
-    # Of maps as coarse as a detector's, windows of the usual sides in pixels of the image.
-    scale = known[0].rates[output] if len(graph.outputs) > 1 else 1
-    sides = [window] if window else [int(scale * side) for side in STEPS]
-    steps = [rounded_step(side, *known, output) for side in sides]
-    if window and steps != [window]:
-        raise UsageError(
-            f"--window {window} is not a multiple of the network's stride: the nearest ones are {steps[0]} and "
-            f"{steps[0] + rounded_step(1, *known, output)}"
-        )
-    best: tuple[float, WindowChoice] | None = None
-    for step in dict.fromkeys(steps):
-        regions = middle_regions(graph, *known, step)
-        needed = window_mb(graph, regions, weights, place)
-        for memory in (size for size in budget.memory_mb if size >= needed):
-            usd = window_usd(graph, regions, budget, memory) / regions[output].area
-            if best is None or usd < best[0]:
-                best = usd, WindowChoice(step, memory, place)
-    if best is None:
-        raise UsageError(
-            f"windows of {steps[0]} pixels take about {needed:,} MB, and functions have at most "
-            f"{max(budget.memory_mb):,}: choose smaller ones, or more --memory"
-        )
-    return best[1]
-
-
-def window_usd(graph: Graph, regions: Regions, budget: Budget, memory_mb: int) -> float:
-    """Price the computing of a window: dollars without what all windows pay alike."""
-    serial, parallel = _compute(graph, regions, budget)
-    functions = budget.facts.functions
-    vcpus = memory_mb / functions.memory_per_vcpu
-    seconds = (serial / min(1.0, vcpus) + parallel / vcpus) / MS_PER_S
-    return functions.price_request + seconds * memory_mb / 1024 * functions.price_gb_second
-
-
-def _compute(graph: Graph, regions: Regions, budget: Budget) -> tuple[float, float]:
-    """Return a window's predicted milliseconds on one vCPU: what more vCPUs do not speed up, and what they do."""
-    outputs = {name: regions[name] for name in graph.outputs}
-    works = tile_works(graph, graph.nodes, regions, read_maps(graph), outputs)
-    parts = [(budget.profiles.run_s, 0.0), *(budget.profiles.parts(each) for each in works)]
-    serial, parallel = (round(MS_PER_S * sum(each[index] for each in parts), 6) for index in range(2))
-    return serial, parallel
 
 
 _Structure = tuple[tuple[str, str, str], ...]
@@ -517,7 +342,7 @@ def write_map_plan(
 def _tile(tile: WindowTile | PassTile, path: str, budget: Budget) -> Tile:
     graph, regions = tile.graph, tile.regions
     read, *wrote = (Rect.whole(each.rows.size, each.cols.size) for each in (tile.read, *tile.written))
-    serial, parallel = _compute(graph, regions, budget)
+    serial, parallel = window_ms(graph, regions, budget)
     return Tile(
         graph=path,
         function=0,

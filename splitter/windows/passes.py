@@ -20,11 +20,13 @@ from serfer.splitter.tiling.regions import tile_macs, whole_regions
 from serfer.splitter.windows.any_size import any_size_tiles, with_common_sizes
 from serfer.splitter.windows.any_size_network import AnySizeNetwork
 from serfer.splitter.windows.global_statistics import passes_of
-from serfer.splitter.windows.map_plan import Network, WindowChoice, WindowTiles, window_tiles, window_usd
+from serfer.splitter.windows.map_plan import WindowTiles, window_tiles
 from serfer.splitter.windows.memory import window_mb
+from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.positions import is_positioned
 from serfer.splitter.windows.sections import Prices, Section, read_maps, sections_of
 from serfer.splitter.windows.strides import Strides
+from serfer.splitter.windows.window_choice import WindowChoice, window_usd
 
 _ALWAYS, _NEVER = "always", "never"
 MOST_TIMES = 3.0

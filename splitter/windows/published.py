@@ -31,9 +31,11 @@ from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import AxisWalk, axis_node
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.image_values import ImageValues
-from serfer.splitter.windows.map_plan import Network, WindowChoice, window_tiles
+from serfer.splitter.windows.map_plan import window_tiles
+from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.passes import with_passes
 from serfer.splitter.windows.strides import Strides
+from serfer.splitter.windows.window_choice import WindowChoice
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 

@@ -20,9 +20,11 @@ from serfer.raster import open_raster
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array
 from serfer.splitter.windows.image_values import ImageValues
-from serfer.splitter.windows.map_plan import Network, WindowChoice, window_tiles
+from serfer.splitter.windows.map_plan import window_tiles
+from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.passes import with_passes
 from serfer.splitter.windows.sample import Sample, generated
+from serfer.splitter.windows.window_choice import WindowChoice
 from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 

@@ -1,0 +1,121 @@
+"""A network that can be read at any size of its images, and what makes it one that windows can be cut of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+from serfer.core.errors import ModelError
+from serfer.splitter.network.description import Reduction
+from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph
+from serfer.splitter.network.reductions import with_reduction
+from serfer.splitter.network.source import Source
+from serfer.splitter.network.unsupported import refuse
+from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.windows.global_statistics import part_of, with_statistics
+from serfer.splitter.windows.positions import may_depend
+from serfer.splitter.windows.sections import Section
+from serfer.splitter.windows.strides import LONGER, Strides, check_local, check_shifts, strides
+
+_Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network that can be read at any size: `at` returns its graph for images of height x width.
+
+    Or, where images of different sizes go different ways through its Python, that of images which go the way of those
+    of the size that is its third argument. What `checked`, `larger` and `strides` are of is the part of it that makes
+    the map of statistics over the whole image, or that of a pass which adds up such (global_statistics.py). Without
+    `by_position`, what depends on where in the image a window is is refused. With `sections`, of the passes and of the
+    map, these parts read maps that earlier ones keep (sections.py).
+    """
+
+    source: Source
+    at: Callable[..., Graph]
+    number: int | None = None
+    by_position: bool = True
+    sections: tuple[Section, ...] = ()
+
+    @property
+    def section(self) -> Section:
+        """What the part reads and keeps."""
+        if not self.sections:
+            return Section()
+        return self.sections[-1 if self.number is None else self.number]
+
+    @classmethod
+    def of(cls, source: Source, reduction: Reduction | None) -> Network:
+        """Return the network of a source, whose answers are reduced here and in its graphs."""
+
+        @cache
+        def at(height: int, width: int, like: tuple[int, int] | None = None) -> Graph:
+            model = source.at(like or (height, width))
+            return from_onnx(model, height, width, source.outputs, reduction, any_size=True)
+
+        return cls(with_reduction(source, reduction), at)
+
+    def checked(self, size: _Size) -> Graph:
+        """Return the graph at an image's size; raises ModelError where it looks at more than neighbourhoods.
+
+        What it has of the whole image are statistics alone, and then its result is one map.
+        """
+        given = self.of_maps(size)
+        graph = self.cut(size)
+        if graph.output in graph.fixed:
+            last = given.nodes[-1]
+            raise refuse(
+                last.name, last.kind, "its result does not grow with the image, so no window makes a part of it"
+            )
+        check_local(graph)
+        if graph.statistics and len(graph.outputs) > 1:
+            raise ModelError(
+                f"a network that looks at the whole image has one map, and this one has {_in_words_of(graph)}: of "
+                "several make one, by torch.cat along their channels, or a plan for each"
+            )
+        if missing := {*self.section.reads, *self.section.keeps} - graph.shapes.keys():
+            raise ModelError(f"images of this size go another way through the network, without {min(missing)!r}")
+        return graph.once(part_of, self.number, self.section)
+
+    def of_maps(self, size: _Size) -> Graph:
+        """Return the graph at a size; raises ModelError where its results are not maps."""
+        graph = self.at(*size)
+        if any(graph.shape(name).flat for name in graph.outputs):
+            raise ModelError(
+                f"a map plan needs outputs that are maps, (N, C, H, W) or (N, H, W), and this network has "
+                f"{_in_words_of(graph)}"
+            )
+        return graph
+
+    def larger(self, size: _Size) -> Graph:
+        """Return the graph of an image of LONGER more rows and columns, which goes the way of one of this size."""
+        height, width = size
+        larger: Graph = self.at(height + LONGER, width + LONGER, size)
+        return larger.once(with_statistics, self._other(size)).once(part_of, self.number, self.section)
+
+    def cut(self, size: _Size) -> Graph:
+        """Return the graph at a size without reductions over the whole image, those of all passes in their place."""
+        graph: Graph = self.at(*size)
+        if self._other(size) is None:
+            return graph.once(with_statistics)
+        height, width = size
+        return graph.once(with_statistics, self.at(height + LONGER, width + LONGER, size))
+
+    def _other(self, size: _Size) -> Graph | None:
+        """Return the graph at a size where something in it may depend on the position, None for other networks."""
+        graph: Graph = self.at(*size)
+        return graph if self.by_position and graph.once(may_depend) else None
+
+    def strides(self, graph: Graph) -> tuple[Strides, Strides]:
+        """Return the strides of rows and columns; raises ModelError for an operator that does not shift by them."""
+        shape = graph.shape(graph.input)
+        larger = self.larger((shape.height, shape.width))
+        known = strides(graph, larger, ROW_AXIS), strides(graph, larger, COL_AXIS)
+        for axis, each in zip((ROW_AXIS, COL_AXIS), known, strict=True):
+            check_shifts(graph, axis, each)
+        return known
+
+
+def _in_words_of(graph: Graph) -> str:
+    return ", ".join(f"{each.name} {list(each.dims)}" for each in graph.output_tensors)

@@ -1,4 +1,4 @@
-"""Parts of an image that say how it looks (serfer/core/plan/pixel_look.py), and what they say."""
+"""Parts of an image that say how it looks (serfer/core/plan/sample_difference.py), and what they say."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.geometry import Rect, Span
-from serfer.core.plan.pixel_look import LAGS, PixelLook
+from serfer.core.plan.sample_difference import LAGS, PixelLook
 
 SIDE = 256
 """Pixels of a side of a part."""

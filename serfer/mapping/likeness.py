@@ -5,7 +5,7 @@ from __future__ import annotations
 from serfer.core.errors import ImageError
 from serfer.core.pixel_look import SIDE, look_of, places_of_parts
 from serfer.core.plan import SampleDifference
-from serfer.core.plan.pixel_look import LAGS
+from serfer.core.plan.sample_difference import LAGS
 from serfer.mapping.input import WindowInput
 from serfer.mapping.no_data import Gaps
 from serfer.raster import RasterSource

@@ -114,6 +114,7 @@ CASES = {
         "--policy serverless --policy target-tracking --policy mark",
         "study simulate --scenario {cluster} --policy infless --policy batch --policy openfaas-plus --level rates",
     ),
+    "study policy": case("study policy ski-rental --alone --load poisson:hours=1,row_s=10 --seeds 1"),
     "study train-forecaster": weekly(
         "study train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"
     ),

@@ -136,7 +136,7 @@ def answers_of(case):
 def planned(case, model, directory):
     """Make the plan of a case; windows that are no multiple of the stride become the next multiple."""
     try:
-        kept = ("never", "always")[sum(case.sizes[0]) % 2]
+        kept = "never" if case.sizes == "any" else ("never", "always")[sum(case.sizes[0]) % 2]
         options = {"channels": case.channels, "reduce": case.reduce, "statistics": "exact", "kept_maps": kept}
         serfer.map_plan(model, case.sizes, directory, window=case.window, **options)
     except serfer.UsageError as error:

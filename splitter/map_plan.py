@@ -110,9 +110,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     memory, side, wanted_sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)
     check_statistics(statistics, sample)
     check_threshold(threshold, statistics)
+    check_kept_maps(kept_maps)
     with named_extras():
-        if kept_maps not in KEPT_MAPS:
-            raise UsageError(f"--kept-maps is {', '.join(KEPT_MAPS[:-1])} or {KEPT_MAPS[-1]}, not {kept_maps!r:.40}")
         if callable(dependency_bytes):
             dependency_bytes = dependency_bytes()
         limit = package_limit(limit_mb, dependency_bytes, facts.functions)
@@ -134,6 +133,12 @@ def check_statistics(statistics: str, sample: Path | str | None) -> None:
         raise UsageError(f"--statistics is {', '.join(STATISTICS[:-1])} or {STATISTICS[-1]}, not {statistics!r}")
     if sample is not None and statistics != "sample":
         raise UsageError("--sample is what --statistics sample is measured on: give that, too")
+
+
+def check_kept_maps(kept_maps: str) -> None:
+    """Refuse a `kept_maps` argument that is unknown; raises UsageError."""
+    if kept_maps not in KEPT_MAPS:
+        raise UsageError(f"--kept-maps is {', '.join(KEPT_MAPS[:-1])} or {KEPT_MAPS[-1]}, not {kept_maps!r:.40}")
 
 
 def check_threshold(threshold: float | None, statistics: str) -> None:

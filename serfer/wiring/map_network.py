@@ -54,6 +54,7 @@ class MapNetwork:
     reduce: str | None = None
     output: str | None = None
     statistics: str = "auto"
+    kept_maps: str = "auto"
     threshold: float | None = None
     sample: Path | str | None = None
     preprocess: Preprocess | Path | str | None = None
@@ -196,6 +197,7 @@ def _parts(network: MapNetwork, settings: Settings) -> tuple[str, dict[str, Any]
         "channels": network.channels,
         "reduce": network.reduce,
         "statistics": network.statistics,
+        "kept_maps": network.kept_maps,
         "threshold": network.threshold,
         "sample": None if network.sample is None else _sha256(Path(network.sample)),
         "memory": memory if memory is None or isinstance(memory, int) else [*memory],

@@ -12,7 +12,7 @@ import numpy as np
 
 from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference, same_before_sigmoid
-from serfer.core.plan import ZIP, ImageWindows, Plan
+from serfer.core.plan import ImageWindows, Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
 from serfer.core.plan.statistics import SKIPPED
 from serfer.images import check_channels
@@ -31,12 +31,11 @@ from serfer.splitter.windows.detector import detector_of, example_of, in_strides
 from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import WindowTiles, naming, window_tiles, write_map_plan
 from serfer.splitter.windows.network_at_sizes import Network
-from serfer.splitter.windows.passes import check_times, with_passes, with_ruled_passes, with_sections
+from serfer.splitter.windows.passes import check_times, windows_in_memory, with_passes, with_ruled_passes, with_sections
 from serfer.splitter.windows.published import notes_on_package, published_reduction
 from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.wanted_sizes import AnySize
 from serfer.splitter.windows.window_choice import WindowChoice, choose_windows
-from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 
 _SMALL = 192
@@ -45,7 +44,6 @@ _SMALL_WINDOW = 48
 _AUTO, _SAMPLE = "auto", "sample"
 _OTHERS = 4
 """Windows that are checked besides those of each row and each column."""
-_ANY_MB = 1 << 30
 _SKIPS_NOTHING = (0.0,) * SKIPPED
 """The end of the vector of statistics of a plan for images of any size."""
 _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
@@ -247,19 +245,11 @@ def _check(network: Network, example: Array) -> list[str]:
     expected = _check_reading(network, graph, example)
     notes = [_one_class("a random image, on which windows were checked,")] if of_one_class(expected) else []
     try:
-        cut = _small_windows(network, (height, width))
+        cut = windows_in_memory(network, (height, width), _SMALL_WINDOW)
     except ModelError:
         return notes
     _compare(WindowSessions(cut).run(example), cut, (height, width), expected)
     return notes
-
-
-def _small_windows(network: Network, size: tuple[int, int]) -> WindowTiles:
-    """Return small windows of a small image, and of the passes before; raises ModelError where it cannot be cut."""
-    local = network.checked(size)
-    known = network.strides(local)
-    step = rounded_step(_SMALL_WINDOW, *known, known[0].finest(local.outputs))
-    return with_passes(network, [size], window_tiles(network, [size], step), WindowChoice(step, _ANY_MB, ZIP))
 
 
 def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str]:
@@ -276,7 +266,7 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
             notes.append(_one_class("a random image, on which windows were checked,"))
         sessions, chosen = WindowSessions(cut), crossing(cut.windows.of(*size))
         if cut.windows.known:  # of a sample: the image's own ones show whether windows are right
-            own = WindowSessions(_small_windows(network, size)).statistics_of([image])
+            own = WindowSessions(windows_in_memory(network, size, _SMALL_WINDOW)).statistics_of([image])
             statistics = np.append(own, _SKIPS_NOTHING).astype(np.float32)
         else:
             statistics = sessions.statistics_of([image])

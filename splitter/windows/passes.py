@@ -10,7 +10,7 @@ from itertools import product
 from math import lcm
 
 from serfer.core.errors import UsageError
-from serfer.core.plan import IMAGE_READ, NO_TILE, ImageWindows, KeptMap, StatisticsPass
+from serfer.core.plan import IMAGE_READ, NO_TILE, ZIP, ImageWindows, KeptMap, StatisticsPass
 from serfer.core.units import FLOAT_BYTES
 from serfer.splitter.network.graph import Graph, Node
 from serfer.splitter.planning.ort_kernels import operator_work
@@ -27,7 +27,9 @@ from serfer.splitter.windows.positions import is_positioned
 from serfer.splitter.windows.sections import Prices, Section, read_maps, sections_of
 from serfer.splitter.windows.strides import Strides
 from serfer.splitter.windows.window_choice import WindowChoice, window_usd
+from serfer.splitter.windows.window_kinds import rounded_step
 
+_ANY_MB = 1 << 30
 _ALWAYS, _NEVER = "always", "never"
 MOST_TIMES = 3.0
 """Multiply-accumulates of all passes, in those of the map alone, above which a user is asked first."""
@@ -47,6 +49,17 @@ def with_passes(network: Network, sizes: Sequence[_Size], cut: WindowTiles, choi
         cut_part = partial(window_tiles, part, sizes)
         made.append(_fitting(cut_part, graph, _stride(part.strides(graph)), _pixels(cut, choice), choice))
     return _joined(cut, made, network.sections)
+
+
+def windows_in_memory(network: Network, size: _Size, side: int) -> WindowTiles:
+    """Return windows of about `side` pixels of an image, with their passes, whatever memory they take.
+
+    They are computed in this process, and in no function. Raises as `window_tiles`.
+    """
+    graph = network.checked(size)
+    known = network.strides(graph)
+    step = rounded_step(side, *known, known[0].finest(graph.outputs))
+    return with_passes(network, [size], window_tiles(network, [size], step), WindowChoice(step, _ANY_MB, ZIP))
 
 
 def with_ruled_passes(parts: Sequence[AnySizeNetwork], cut: WindowTiles, choice: WindowChoice) -> WindowTiles:

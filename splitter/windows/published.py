@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from serfer.core.errors import ModelError
 from serfer.core.exactness import TOLERANCE, difference, relative_error
 from serfer.core.geometry import Span
-from serfer.core.plan import ZIP
 from serfer.core.plan.answers import as_answer, shaped
 from serfer.splitter.network.bioimageio.package import Package, read_package
 from serfer.splitter.network.description import Reduction
@@ -31,12 +30,9 @@ from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import AxisWalk, axis_node
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.image_values import ImageValues
-from serfer.splitter.windows.map_plan import window_tiles
 from serfer.splitter.windows.network_at_sizes import Network
-from serfer.splitter.windows.passes import with_passes
+from serfer.splitter.windows.passes import windows_in_memory
 from serfer.splitter.windows.strides import Strides
-from serfer.splitter.windows.window_choice import WindowChoice
-from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 
 _RELATIVE = _ABSOLUTE = 1e-3
@@ -44,7 +40,6 @@ _MOST_OTHER = 100e-6
 """How far a test may be from what is published, and what share of it further: the format's defaults (its 0.5)."""
 _LEAST_OF_RANGE = 0.01  # of the largest value: no absolute tolerance is more
 _PER_MILLION = 1_000_000
-_ANY_MB = 1 << 30
 _WINDOWS = 3  # a side, of a test's image
 
 
@@ -250,8 +245,7 @@ def _windows_of(network: Network, known: tuple[Strides, Strides], image: Array) 
     graph = network.checked(size)
     finest = known[0].finest(graph.outputs)
     side = max(extent(graph, finest, ROW_AXIS), extent(graph, finest, COL_AXIS)) // _WINDOWS
-    step = rounded_step(max(1, side), *known, finest)
-    cut = with_passes(network, [size], window_tiles(network, [size], step), WindowChoice(step, _ANY_MB, ZIP))
+    cut = windows_in_memory(network, size, max(1, side))
     answer = as_answer(shaped(network.of_maps(size).output_tensors, WindowSessions(cut).run(image)))
     return difference(answer, network.source.run(image)).error
 

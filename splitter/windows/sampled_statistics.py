@@ -15,23 +15,19 @@ import numpy as np
 from serfer.core.errors import InputError, UsageError
 from serfer.core.exactness import agreement, class_overlaps, overlap, relative_error
 from serfer.core.pixel_look import look_of, places_of_parts
-from serfer.core.plan import ZIP, Foreground, SampleDifference, Windows
+from serfer.core.plan import Foreground, SampleDifference, Windows
 from serfer.raster import open_raster
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array
 from serfer.splitter.windows.image_values import ImageValues
-from serfer.splitter.windows.map_plan import window_tiles
 from serfer.splitter.windows.network_at_sizes import Network
-from serfer.splitter.windows.passes import with_passes
+from serfer.splitter.windows.passes import windows_in_memory
 from serfer.splitter.windows.sample import Sample, generated
-from serfer.splitter.windows.window_choice import WindowChoice
-from serfer.splitter.windows.window_kinds import rounded_step
 from serfer.splitter.windows.window_sessions import WindowSessions
 
 _SIDES = (512, 384, 256, 192)
 """Sides that a part of a sample may have; it has as many pixels more as an image is past a multiple of CHECKED_STEP."""
 _WINDOW = 256
-_ANY_MB = 1 << 30
 _Size = tuple[int, int]
 
 
@@ -81,10 +77,7 @@ def with_sampled_statistics(
             "--threshold is of a map's values, and this one has whole numbers, of which the IoU of each is measured: "
             "leave it out"
         )
-    graph = network.checked(size)
-    step = rounded_step(_WINDOW, *network.strides(graph), graph.output)
-    cut = with_passes(network, [size], window_tiles(network, [size], step), WindowChoice(step, _ANY_MB, ZIP))
-    sessions = WindowSessions(cut)
+    sessions = WindowSessions(windows_in_memory(network, size, _WINDOW))
     values = [each.values for each in sample]
     halves = [sessions.statistics_of(half) for half in (values[::2], values[1::2])]
     exact, other = (np.stack([sessions.map(each, known)[0] for each in values[1::2]]) for known in reversed(halves))

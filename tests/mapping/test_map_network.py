@@ -126,7 +126,7 @@ def test_a_changed_file_or_option_is_planned_again(kept, dense, tmp_path):
     copy = tmp_path / dense.name
     copy.write_bytes(dense.read_bytes())
     assert kept(copy, window=128) == (first, False)
-    for options in ({"reduce": "argmax"}, {"labels": ("sea", "land")}):
+    for options in ({"reduce": "argmax"}, {"labels": ("sea", "land")}, {"kept_maps": "never"}):
         changed, made = kept(dense, window=128, **options)
         assert made
         assert changed.directory != first.directory
@@ -196,6 +196,7 @@ def test_an_interrupted_plan_leaves_nothing(tmp_path, dense, monkeypatch):
         ((), 2, "there is nothing to map with: give --plan DIR"),
         (("--plan", "x", "--network", "y"), 2, "--plan and --network exclude each other"),
         (("--plan", "x", "--reduce", "argmax", "--random"), 2, "--reduce and --random describe a network, --network"),
+        (("--plan", "x", "--kept-maps", "never"), 2, "--kept-maps describe a network, --network FILE"),
         (("--network", "nowhere.onnx"), 3, "nowhere.onnx does not exist"),
         (("--network", "net.pt"), 3, "net.pt holds weights"),
         (("--network", "net.onnx", "--weights-file", "x"), 2, "--weights-file says where the weights of timm:NAME"),

@@ -13,6 +13,7 @@ from serfer.cli.shared.map_display import MapDisplay, print_estimate, print_many
 from serfer.cli.shared.map_network_options import (
     BoxesOption,
     ImageChannelsOption,
+    KeptMapsOption,
     MapLabelsOption,
     MapPreprocessOption,
     MemoryOption,
@@ -175,6 +176,7 @@ def map_images(
     reduce: ReduceOption = None,
     output: BoxesOption = None,
     statistics: StatisticsOption = "auto",
+    kept_maps: KeptMapsOption = "auto",
     threshold: ThresholdOption = None,
     sample: SampleOption = None,
     preprocess: MapPreprocessOption = None,
@@ -229,6 +231,7 @@ def map_images(
         reduce=reduce,
         output=output,
         statistics=statistics,
+        kept_maps=kept_maps,
         threshold=threshold,
         sample=sample,
         preprocess=preprocess,

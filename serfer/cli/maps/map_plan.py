@@ -16,6 +16,7 @@ from serfer.cli.shared.map_display import dollars, duration, passes_lines
 from serfer.cli.shared.map_network_options import (
     BoxesOption,
     ImageChannelsOption,
+    KeptMapsOption,
     MapLabelsOption,
     MapPreprocessOption,
     MemoryOption,
@@ -70,13 +71,7 @@ def map_plan(
     output: BoxesOption = None,
     sample: SampleOption = None,
     statistics: StatisticsOption = "auto",
-    kept_maps: Annotated[
-        str,
-        typer.Option(
-            help="Whether passes keep maps on the disk for later ones, which read them in place of the image: auto, "
-            "where that is cheaper than computing them again; always, wherever less is computed so; or never."
-        ),
-    ] = "auto",
+    kept_maps: KeptMapsOption = "auto",
     threshold: ThresholdOption = None,
     preprocess: MapPreprocessOption = None,
     labels: MapLabelsOption = None,
@@ -103,6 +98,7 @@ def map_plan(
         reduce=reduce,
         output=output,
         statistics=statistics,
+        kept_maps=kept_maps,
         threshold=threshold,
         sample=sample,
         preprocess=preprocess,
@@ -117,7 +113,6 @@ def map_plan(
             _sizes(sizes),
             directory,
             **network.options,
-            kept_maps=kept_maps,
             store=store,
             dependency_bytes=lambda: dependency_bytes(settings, progress),
             facts=settings.facts(),

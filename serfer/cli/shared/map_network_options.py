@@ -62,6 +62,14 @@ StatisticsOption = Annotated[
         "map; sample, those of a sample; or auto, exact unless that is more than three times the work of the map.",
     ),
 ]
+KeptMapsOption = Annotated[
+    str,
+    typer.Option(
+        "--kept-maps",
+        help="Whether passes keep maps on the disk for later ones, which read them in place of the image: auto, "
+        "where that is cheaper than computing them again; always, wherever less is computed so; or never.",
+    ),
+]
 ThresholdOption = Annotated[
     float | None,
     typer.Option(
@@ -101,6 +109,7 @@ def map_network(
     reduce: str | None,
     output: str | None,
     statistics: str,
+    kept_maps: str,
     threshold: float | None,
     sample: Path | None,
     preprocess: Path | None,
@@ -122,6 +131,7 @@ def map_network(
         reduce=reduce,
         output=output,
         statistics=statistics,
+        kept_maps=kept_maps,
         threshold=threshold,
         sample=sample,
         preprocess=read_preprocess(preprocess, resized=False) if preprocess else None,
@@ -132,7 +142,8 @@ def map_network(
     if model is not None:
         return network
     unsaid = MapNetwork(None).options
-    given = [f"--{key.removesuffix('_mb')}" for key, value in network.options.items() if value != unsaid[key]]
+    named = (key.removesuffix("_mb") for key, value in network.options.items() if value != unsaid[key])
+    given = [f"--{key.replace('_', '-')}" for key in named]
     if given or weights.given:
         raise UsageError(
             f"{' and '.join(filter(None, [*given, weights.given]))} describe a network, --network FILE: a plan has its "

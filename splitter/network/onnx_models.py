@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from serfer.core.costs.sessions import set_threads
+from serfer.core.errors import ModelError
 
 IR_VERSION = 10
 _ERRORS = 3
@@ -62,3 +65,22 @@ def run_once(
     """Return a model's outputs (all, or those named)."""
     results: list[NDArray[Any]] = session_of(model).run(outputs, inputs)
     return results
+
+
+def plain_message(error: Exception) -> str:
+    """Return ONNX Runtime's message without its status, its own source's places and the path."""
+    if wrong := re.findall(r"index: (\d+) Got: (\d+) Expected: (\d+)", str(error)):
+        axes = ", ".join(f"{expected} on axis {axis}, not {got}" for axis, got, expected in wrong)
+        return f"its input is fixed to {axes}: give that size, or none"
+    place = r"/onnxruntime_src/.*?\) (?:const )?(?:\[.*?\] )?"
+    inside = rf"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|{place}"
+    return re.sub(inside, "", str(error).strip().partition("\n")[0])
+
+
+@contextmanager
+def naming_failure(what: str) -> Iterator[None]:
+    """Raise ModelError that names `what` did not run, for whatever ONNX Runtime raises: for want of memory, say."""
+    try:
+        yield
+    except Exception as error:  # ONNX Runtime has a class for each status, and none that they have in common
+        raise ModelError(f"{what} does not run in ONNX Runtime: {plain_message(error)}") from error

@@ -43,7 +43,7 @@ from serfer.splitter.network.given_input import GivenInput, with_usual_input
 from serfer.splitter.network.graph import MAP_RANK
 from serfer.splitter.network.group_norms import with_plain_group_norms
 from serfer.splitter.network.metadata import read_metadata
-from serfer.splitter.network.onnx_models import OPSET, session_of
+from serfer.splitter.network.onnx_models import OPSET, plain_message, session_of
 from serfer.splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
 from serfer.splitter.network.size_hints import in_words, instead_of, size_in_metadata
 from serfer.splitter.network.whole_pools import whole_pools_as_means
@@ -779,7 +779,7 @@ def _runner(path: Path, given: GivenInput, instead: Callable[[Size], str], *, ow
         except Exception as error:  # ONNX Runtime has a class for each status
             size = batch.shape[2], batch.shape[3]
             raise ImageNotTakenError(
-                f"{path} does not run in ONNX Runtime: {_plainly(error)}{instead(size)}"
+                f"{path} does not run in ONNX Runtime: {plain_message(error)}{instead(size)}"
             ) from error
 
     return run
@@ -789,13 +789,3 @@ def _joined(values: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """Return an output for several images, a number for each of them too; what is computed in fp16 is float32 here."""
     whole = values[0] if len(values) == 1 else np.concatenate(values) if values[0].ndim else np.stack(values)
     return whole.astype(np.float32) if whole.dtype == np.float16 else whole
-
-
-def _plainly(error: Exception) -> str:
-    """Return ONNX Runtime's message without its status, its own source's places and the path."""
-    if wrong := re.findall(r"index: (\d+) Got: (\d+) Expected: (\d+)", str(error)):
-        axes = ", ".join(f"{expected} on axis {axis}, not {got}" for axis, got, expected in wrong)
-        return f"its input is fixed to {axes}: give that size, or none"
-    place = r"/onnxruntime_src/.*?\) (?:const )?(?:\[.*?\] )?"
-    inside = rf"^\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .* failed:|{place}"
-    return re.sub(inside, "", str(error).strip().partition("\n")[0])

@@ -19,7 +19,7 @@ from serfer.core.plan import AxisRule, AxisWindows, Windows
 from serfer.core.plan.crops import CropAxis
 from serfer.core.units import MIB
 from serfer.splitter.network.graph import Graph
-from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.network.onnx_models import naming_failure, session_of
 from serfer.splitter.network.size_guards import CHECKED_STEP
 from serfer.splitter.network.source import Array
 from serfer.splitter.plan_dir.emit import input_name
@@ -150,6 +150,7 @@ def _compared(
 def _run(graph: Graph, image: Array, statistics: Array) -> list[Array]:
     """Return the outputs of the whole network, (1, K, H, W) each."""
     inputs = {input_name(0): image} | ({input_name(1): statistics[None]} if statistics.size else {})
-    tile = whole_tile(graph)
-    values: list[Array] = session_of(tile.model({})).run(None, inputs)
+    model = whole_tile(graph).model({})
+    with naming_failure("the network on a part of an image"):
+        values: list[Array] = session_of(model).run(None, inputs)
     return [each.reshape(1, -1, *each.shape[-2:]) for each in values[: len(graph.outputs)]]

@@ -11,7 +11,7 @@ from serfer.core.kept_maps import packed, unpacked
 from serfer.core.plan import IMAGE_READ, ImageWindow
 from serfer.core.statistics_sum import StatisticsSum, told
 from serfer.core.units import MIB
-from serfer.splitter.network.onnx_models import plain_options, session_of
+from serfer.splitter.network.onnx_models import naming_failure, plain_options, session_of
 from serfer.splitter.network.source import Array
 from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name
 from serfer.splitter.plan_dir.weights import WeightsFile
@@ -105,7 +105,8 @@ class WindowSessions:
             vector = self._cut.windows.vector(statistics.tobytes(), window)
             inputs[input_name(1)] = np.frombuffer(vector, np.float32)[None]
         names = [output_name(each) for each in range(outputs)]
-        return self._session(window.tile).run(names, inputs)
+        with naming_failure(f"a window of {window.read.rows.size} x {window.read.cols.size} pixels"):
+            return self._session(window.tile).run(names, inputs)
 
     def _session(self, tile: int) -> _Session:
         """Return the session of a tile, one that is open or a new one; each has all weights, so few stay open."""

@@ -1,6 +1,7 @@
 """Model packages of bioimage.io: their maps, and what `verify` says of their tests and halos."""
 
 import json
+import re
 import shutil
 import zipfile
 
@@ -13,6 +14,7 @@ import serfer as package
 from serfer.core.errors import ModelError, PlanWarning
 from serfer.plan_directory import load_plan
 from serfer.splitter.network.bioimageio import package_files
+from serfer.splitter.windows import window_sessions
 from tests.mapping.packages import make_package, network, sigmoid, write_unet, zipped
 from tests.mapping.whole import assert_equal, read
 from tests.raster.files import write
@@ -176,6 +178,17 @@ def test_each_output_has_its_own_test_and_halo(serfer, tmp_path):
     assert "publishes a halo of 12 (rows) and 4 (columns) for 'distances', and 11 are needed" in done.out
     plan = package.map_plan(folder, [(64, 80)], tmp_path / "plan")
     assert len(plan.outputs) == 2
+
+
+def test_windows_that_find_no_memory_are_named_by_their_size(serfer, tmp_path, monkeypatch):
+    def run(*_):
+        raise RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc")
+
+    monkeypatch.setattr(window_sessions._Session, "run", run)
+    done = serfer("verify", nuclei(tmp_path / "nuclei"))
+    assert done.code == 0, done.err
+    said = r"windows of it cannot be made: a window of \d+ x \d+ pixels does not run in ONNX Runtime: std::bad_alloc\n"
+    assert re.search(said, done.out)
 
 
 def described(**changed):

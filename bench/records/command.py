@@ -69,7 +69,7 @@ def check_pages(records: Mapping[str, Record], root: Path, page: str | None) -> 
 
 
 def write_pages(records: Mapping[str, Record], root: Path, page: str | None) -> None:
-    """Write the tables of pages anew, and name the pages that changed."""
+    """Write the tables of pages, and name the pages that changed."""
     pages = read_pages(root)
     texts = [(one, one.rendered(records, root)) for one in (chosen(pages, page) if page else pages)]
     for one, text in texts:

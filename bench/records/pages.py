@@ -39,7 +39,7 @@ class Page:
         return list(dict.fromkeys(found[2] for found in _PART.finditer(self.text)))
 
     def rendered(self, records: Mapping[str, Record], root: Path) -> str:
-        """Return its text with each table written anew; raises InputError that names the page."""
+        """Return its text with the tables of its records; raises InputError that names the page."""
 
         def part(found: re.Match[str]) -> str:
             begin, name, number, _, end = found.groups()

@@ -230,7 +230,7 @@ class _Output:
 
     @property
     def of_floats(self) -> bool:
-        """Whether its values are no whole numbers."""
+        """Whether its values are floating-point numbers, and no classes."""
         return self.scores is None
 
     @property

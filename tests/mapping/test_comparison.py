@@ -303,3 +303,13 @@ def test_what_a_part_tells_depends_on_none_of_its_own_ends(unit, before, behind,
         last = (pixel // unit + 1) * unit + behind
         assert max(0, first) >= crop.start
         assert min(size, last) <= crop.stop
+
+
+@pytest.mark.parametrize("crops", [(0, 9), (2**20, 2**20)])
+def test_a_plan_with_parts_that_no_image_has_is_refused(tmp_path, crops):
+    make_map_plan(tmp_path / "plan")
+    plan = load_plan(tmp_path / "plan")
+    changed = replace(plan, windows=replace(plan.windows, crops=crops), digest="")
+    write_plan(sealed(changed), tmp_path / "plan")
+    with pytest.raises(package.PlanError, match="parts of an image to compare of no pixels, or of more than any has"):
+        load_plan(tmp_path / "plan")

@@ -10,6 +10,7 @@ from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.model import Plan
 from serfer.core.plan.statistics import check_statistics, partial_form
+from serfer.core.plan.validation import MAX_ELEMENTS
 from serfer.core.plan.windows import (
     IMAGE_READ,
     MAX_WINDOWS,
@@ -41,8 +42,10 @@ def check_windows(plan: Plan, windows: Windows) -> None:
     sound = widest and windows.stride >= 1 and windows.stride_written >= 1
     if not sound or any(len(numbers) != widest for numbers in windows.tiles):
         raise PlanError("plan.json has windows of no kind, or of an impossible stride")
-    if windows.crops is not None and min(windows.crops) < 1:
-        raise PlanError("plan.json has parts of an image to compare of no pixels")
+    if windows.crops is not None:
+        height, width = windows.crops
+        if min(height, width) < 1 or plan.input.channels * height * width > MAX_ELEMENTS:
+            raise PlanError("plan.json has parts of an image to compare of no pixels, or of more than any has")
     if windows.overlap:
         raise PlanError("plan.json has windows that are images of their own (--approximate): use serfer map-plan again")
     _check_difference(plan, windows)

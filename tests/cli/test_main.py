@@ -278,3 +278,7 @@ def test_a_misspelt_setting_is_an_error_with_the_nearest_name(tmp_path):
         "(did you mean SERFER_REGISTRY?), SERFER_WHATEVER_ELSE: without it, serfer serve --show-config lists all there "
         "are\n"
     )
+
+
+def test_the_options_of_the_first_example_of_a_map_are_in_its_help(serfer):
+    assert {"network", "preprocess", "reduce", "out"} <= {*options_in(serfer("map", "--help").out)}

@@ -72,7 +72,7 @@ def map_images(
     *,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", metavar="DIR", help="A map plan for images of this size, from serfer map-plan."),
+        typer.Option("--plan", metavar="DIR", help="A map plan from serfer map-plan, for these sizes or any."),
     ] = None,
     network: NetworkOption = None,
     result: Annotated[

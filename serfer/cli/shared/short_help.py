@@ -17,7 +17,7 @@ SHOWN: Final = {
     "predict": "plan size preprocess output store workers stack top-k min-score draw coco json",
     "run": "out plan size preprocess format overwrite store workers stack compare keep json",
     "map-plan": "out size window channels reduce output preprocess labels memory store json",
-    "map": "plan out bands no-data concurrency max-cost-usd dry-run overwrite restart store workers stack json",
+    "map": "plan network preprocess reduce out bands no-data max-cost-usd dry-run overwrite restart workers stack json",
     "app register": "app validation name registry most latency-ms instance size preprocess labels output json",
     "deploy package": "out name region drivers store engine architecture snapstart provisioned-concurrency ping-every "
     "gpu-instance-type account json",

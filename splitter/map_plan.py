@@ -17,7 +17,7 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.splitter.network.description import Description, Reduction
 from serfer.splitter.plan_dir.output_directory import place_for
 from serfer.splitter.planning.split_options import Budget, memory_choices, package_limit
-from serfer.splitter.windows.wanted_sizes import checked_sizes
+from serfer.splitter.windows.wanted_sizes import AnySize, checked_sizes
 
 STATISTICS = ("auto", "exact", "sample")
 """Where statistics over the whole image come from."""
@@ -111,6 +111,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     check_statistics(statistics, sample)
     check_threshold(threshold, statistics)
     check_kept_maps(kept_maps)
+    if kept_maps == "always" and isinstance(wanted_sizes, AnySize):
+        raise UsageError("a plan for images of any size keeps no maps: --kept-maps always takes --size HEIGHTxWIDTH")
     with named_extras():
         if callable(dependency_bytes):
             dependency_bytes = dependency_bytes()

@@ -204,3 +204,11 @@ def test_a_plan_whose_kept_maps_cannot_be_is_refused(networks, change):
     check_windows(plan, plan.windows)
     with pytest.raises(PlanError, match=r"plan\.json"):
         check_windows(plan, change(plan.windows))
+
+
+def test_a_plan_for_any_size_refuses_to_keep_maps_always_before_it_reads_the_network(serfer, tmp_path):
+    size = "--size", "any,multiple=8"
+    done = serfer("map-plan", "net.onnx", *size, "--kept-maps", "always", "--out", tmp_path / "plan")
+    assert done.code == 2
+    assert "a plan for images of any size keeps no maps" in done.err
+    assert not (tmp_path / "plan").exists()

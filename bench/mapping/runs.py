@@ -103,8 +103,12 @@ def run(words: Sequence[str], *, timeout_s: float | None = None) -> MapRun:
 
 
 def kept_parts(parts: Path) -> int:
-    """Return how many windows a map and its passes have kept in the directory of parts, and in those beside it."""
-    return sum(1 for _ in parts.parent.glob(f"{parts.name}*/c.*"))
+    """Return how many windows a map and its passes have kept in the directory of parts, and in those beside it.
+
+    Maps that passes keep for later ones are of the same windows, and are not counted.
+    """
+    found = parts.parent.glob(f"{parts.name}*/c.*")
+    return sum(1 for part in found if not part.parent.name.startswith(f"{parts.name}.kept-"))
 
 
 def kill(words: Sequence[str], parts: Path, kept: int, later_s: float) -> None:

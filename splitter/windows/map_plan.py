@@ -25,7 +25,6 @@ from serfer.core.plan import (
     AxisResult,
     AxisWindows,
     Cell,
-    ImageWindows,
     Input,
     Operator,
     Padding,
@@ -375,12 +374,10 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
     """Return the plan with the prediction for its commonest window, and its reasons in words."""
     windows, [stage] = plan.windows, plan.stages
     assert windows is not None  # noqa: S101 - of a map plan
-    image, common = windows.first, commonest_window(windows)
+    common = commonest_window(windows)
     seconds, usd = stage_price(plan_load(query_plan(plan, common), 0), stage.memory_mb, budget.platform)
     predicted = replace(stage, predicted_ms=round(float(seconds) * MS_PER_S, 3), predicted_usd=float(usd))
-    work = sum(stage.tiles[window.tile].macs for window in image)
-    share = work / stage.macs - 1 if stage.macs else 0.0
-    why = _in_words(stage, stage.tiles[common], image, share)
+    why = _in_words(windows, stage, stage.tiles[common])
     if windows.rules:
         why += f" Images of any size have windows by rules: {windows.rules}."
     if windows.passes:
@@ -390,12 +387,20 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
     return replace(plan, stages=(predicted,), why=why)
 
 
-def _in_words(stage: Stage, common: Tile, image: ImageWindows, share: float) -> str:
+def _in_words(windows: Windows, stage: Stage, common: Tile) -> str:
+    image = windows.first
     read, *writes = (f"{rect.rows.size} x {rect.cols.size}" for rect in (common.inputs[0], *common.outputs))
     wrote = " and ".join(dict.fromkeys(writes))
-    graphs = len(stage.functions[0].graphs)
+    what = f"{read} of the image"
+    work = sum(stage.tiles[window.tile].macs for window in image) / (stage.macs or 1)
+    computed = f"overlaps are {max(0.0, work - 1):.1%} of its multiply-accumulates"
+    if windows.kept:  # the map alone is less than the network then
+        what = "maps that passes have kept"
+        cuts = [one.of(image.rows.size, image.cols.size) for one in windows.passes]
+        work += sum(stage.tiles[window.tile].macs for cut in cuts for window in cut) / (stage.macs or 1)
+        computed = f"multiply-accumulates, those of all passes, are {work:.2f} times the network's"
     return (
-        f"Windows write {wrote} pixels of the result and read {read} of the image, in {graphs} graphs for "
+        f"Windows write {wrote} pixels of the result and read {what}, in {len(stage.functions[0].graphs)} graphs for "
         f"{len(stage.tiles)} kinds of windows. An image of {image.rows.size} x {image.cols.size} pixels has "
-        f"{len(image)}, whose overlaps are {share:.1%} of its multiply-accumulates."
+        f"{len(image)}, whose {computed}."
     )

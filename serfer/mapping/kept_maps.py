@@ -27,6 +27,7 @@ from serfer.core.plan.windows import IMAGE_READ, ImageWindow, ImageWindows, Wind
 from serfer.core.zarr import Axis, ChunkedArray
 from serfer.raster import ResultParts
 
+_CHUNKS = "c.*"
 _DIGITS = 8
 
 
@@ -127,9 +128,14 @@ class PassFiles:
             ResultParts.discard(place)
 
     def in_words(self) -> str:
-        """Return where windows of the map and of its passes are kept, if any are; empty where none are."""
-        found = [str(each) for each in (self.place, *self.partial, *self.kept) if each.exists()]
-        return " and ".join([*found[:1], *([f"{len(found) - 1} more beside it"] if len(found) > 1 else [])])
+        """Return where windows of the map and of its passes are kept, or would be; empty directories do not count."""
+        places = (self.place, *self.partial, *self.kept)
+        found = [each for each in places if any(each.glob(_CHUNKS))] or [self.place]
+        beside = sum(each.parent == self.place.parent for each in found[1:])
+        elsewhere = len(found[1:]) - beside
+        more = [f"{beside} more beside it"] if beside else []
+        more += [f"{elsewhere} in {self.work}"] if elsewhere else []
+        return " and ".join([str(found[0]), *more])
 
     def most_bytes(self) -> int:
         """Return the bytes of the kept maps that are on the disk at once, at most."""

@@ -182,7 +182,7 @@ def test_one_interrupted_and_killed_in_a_pass_goes_on_in_it(serfer, networks, tm
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert re.search(
-        r"windows are kept in \S+result.tif.parts and 3 more beside it: run the same command again", errors
+        r"windows are kept in \S+result.tif.parts.pass-1 and 1 more beside it: run the same command again", errors
     )
     process = start(command)
     wait_for_parts(process, tmp_path / "result.tif.parts.pass-3", 3)

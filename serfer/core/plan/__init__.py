@@ -33,6 +33,7 @@ from serfer.core.plan.model import (
     INLINE,
     INPUT_AXES,
     INPUT_TYPES,
+    MAX_ELEMENTS,
     OBJECTS,
     OUTPUT_TYPES,
     PATHS,
@@ -78,7 +79,7 @@ from serfer.core.plan.preprocess import (
 from serfer.core.plan.sample_difference import Foreground, SampleDifference
 from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.statistics import POSITION, MapStatistics
-from serfer.core.plan.validation import MAX_ELEMENTS, MAX_RANK, check_sound, classes_of, labels_fit
+from serfer.core.plan.validation import MAX_RANK, check_sound, classes_of, labels_fit
 from serfer.core.plan.windows import (
     IMAGE_READ,
     NO_TILE,

@@ -31,6 +31,8 @@ OUTPUT_TYPES = ("float32", "int64", "int32", "uint8", "bool")
 INPUT_TYPES = ("float32", "float16", "float64", "uint8", "int8", "uint16", "int16", "int32", "int64", "bool")
 INPUT_AXES = ("NCHW", "NHWC", "NHW", "CHW", "HWC")
 """The numpy types and the axes that the input of a file may have: images, channels, height, width."""
+MAX_ELEMENTS = 2**28
+"""The most values that one image's share of a tensor may have: 1 GiB of float32."""
 SCORES = "logits"
 """What the one output of a network that classifies is called."""
 _UNTRAINED = "random"  # how the zoo says that weights are

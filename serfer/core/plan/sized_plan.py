@@ -7,9 +7,8 @@ from math import prod
 
 from serfer.core.errors import InputError, PlanError
 from serfer.core.geometry import Rect
-from serfer.core.plan.model import Cell, OutputTensor, Plan, Shape
+from serfer.core.plan.model import MAX_ELEMENTS, Cell, OutputTensor, Plan, Shape
 from serfer.core.plan.sizes import Size
-from serfer.core.plan.validation import MAX_ELEMENTS
 
 
 def sized_plan(plan: Plan, size: Size | None) -> Plan:

@@ -17,6 +17,7 @@ from serfer.core.plan.model import (
     IMAGE,
     INPUT_AXES,
     INPUT_TYPES,
+    MAX_ELEMENTS,
     OUTPUT_TYPES,
     PATHS,
     WEIGHT_PLACES,
@@ -38,8 +39,6 @@ MAX_RANK = 8
 """The most axes of an output, the batch's apart."""
 MAX_NAME = 1024
 """The most characters of a tensor's name in a file."""
-MAX_ELEMENTS = 2**28
-"""The most values that one image's share of a tensor may have: 1 GiB of float32."""
 
 
 def _check_files(number: int, stage: Stage) -> None:

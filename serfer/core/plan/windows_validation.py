@@ -8,9 +8,8 @@ from math import ceil, isfinite
 
 from serfer.core.errors import PlanError
 from serfer.core.geometry import Rect, Span
-from serfer.core.plan.model import Plan
+from serfer.core.plan.model import MAX_ELEMENTS, Plan
 from serfer.core.plan.statistics import check_statistics, partial_form
-from serfer.core.plan.validation import MAX_ELEMENTS
 from serfer.core.plan.windows import (
     IMAGE_READ,
     MAX_WINDOWS,

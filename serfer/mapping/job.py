@@ -86,7 +86,7 @@ class Job:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the image is not used or not kept."""
+        """What of the image is not used or not kept, and what option has no use."""
         georeference = self.source.georeference
         lost = georeference.not_kept
         kept = (f"not kept in the result: {', '.join(lost)}",) if lost else ()
@@ -94,6 +94,8 @@ class Job:
         if nowhere and (georeference.transform or georeference.crs):
             which = "the result" if len(self.files) == 1 else ", ".join(nowhere)
             kept = (*kept, f"{which} has no georeference: {NO_PLACE}")
+        if self.options.work and not self.passes.windows.kept:
+            kept = (*kept, f"--work {self.options.work} has no use: the plan keeps no maps between passes")
         return (*self.source.notes, *self.gaps.notes(self.source), *kept)
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:

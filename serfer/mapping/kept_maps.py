@@ -89,7 +89,7 @@ class PassFiles:
     @property
     def kept_where(self) -> str:
         """The folder of kept maps, empty where there are none."""
-        return str(self.kept[0].parent) if self.windows.kept else ""
+        return str(self.kept[0].parent.absolute()) if self.windows.kept else ""
 
     def of(self, number: int) -> ImageWindows:
         """Return the windows of a pass."""

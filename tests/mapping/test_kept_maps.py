@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -155,6 +156,21 @@ def test_a_folder_of_work_that_is_not_there_is_refused(serfer, command, tmp_path
         refused = serfer(*command, "--work", tmp_path / "none", *more)
         assert refused.code == 3
         assert f"--work {tmp_path / 'none'} is not a folder" in refused.err
+
+
+def test_a_folder_of_work_that_has_no_use_is_named(serfer, networks, tmp_path):
+    plan = tmp_path / "plan"
+    given = {"window": 32, "preprocess": PREPROCESS, "statistics": "exact", "kept_maps": "never"}
+    package.map_plan(networks["unet"][0], [(HEIGHT, WIDTH)], plan, **given)
+    done = serfer(*command_of(image_of(tmp_path), plan, tmp_path), "--work", tmp_path, "--dry-run")
+    assert done.code == 0
+    assert "the plan keeps no maps between passes" in " ".join(done.err.split())
+
+
+def test_the_folder_of_kept_maps_is_named_in_full(serfer, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative = [part.name if isinstance(part, Path) and part.parent == tmp_path else part for part in command]
+    assert json.loads(serfer(*relative, "--dry-run", "--json").out)["kept_where"] == str(tmp_path)
 
 
 def test_a_map_whose_kept_maps_find_no_room_does_not_start(serfer, command, tmp_path, monkeypatch):

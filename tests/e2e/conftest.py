@@ -111,6 +111,7 @@ class Command:
     places: tuple[Path, ...]
     cache: Path
     older: frozenset[str]  # what runs for others: looking at all of it takes milliseconds
+    cached: frozenset[str]  # what was in the cache: a command that a failed test killed may have left something
 
     @property
     def pid(self):
@@ -165,9 +166,9 @@ class Command:
         assert "Traceback" not in "\n".join(ours), err
         assert self.processes() == [], err
         assert [path for place in self.places for path in place.iterdir()] == []
-        places = {path.name for path in self.cache.iterdir()}
+        left = {path.name for path in self.cache.iterdir()} - self.cached
         known = {"plans", "functions", "dependencies", "runtime", "weights", "results", "variants"}
-        assert places <= known | {"registrations", "uploads"}
+        assert left <= known | {"registrations", "uploads"}
         assert [path for path in self.cache.glob("*/.*") if path.suffix != ".lock"] == []
         return result
 
@@ -209,6 +210,7 @@ def starting(cache, directory):
             **variables,
         }
         older = pids()
+        cached = frozenset(path.name for path in cache.iterdir()) if cache.is_dir() else frozenset()
         # The process id is known only to the process itself, so a shell puts it into the environment.
         process = subprocess.Popen(
             [
@@ -226,7 +228,7 @@ def starting(cache, directory):
             start_new_session=True,
             cwd=directory,
         )
-        command = Command(process, (temporary, home), cache, older)
+        command = Command(process, (temporary, home), cache, older, cached)
         running.append(command)
         return command
 

@@ -42,7 +42,7 @@ class NullService:
         exchange.reply(200, self._answers[key])
 
     def _answer(self, task: Task) -> bytes:
-        return json.dumps(encode_report(null_report(self._plan, task, 0.0))).encode()
+        return json.dumps(encode_report(null_report(self._plan, task, [0.0] * len(self._plan.stages)))).encode()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,13 +32,14 @@ def last_stage(task: Task) -> int:
     return task.gang.stop - 1 if task.gang else task.stage
 
 
-def null_report(plan: Plan, task: Task, stage_ms: float) -> Report:
-    """Return the report of a task that computes nothing for `stage_ms` in each of its stages."""
+def null_report(plan: Plan, task: Task, stage_ms: Sequence[float]) -> Report:
+    """Return the report of a task that computes nothing for so many ms, one for each stage of the plan."""
     gang = plan.gang_of(task.stage) if task.gang else None
     stages = Member(plan, gang, task.tile).stages if gang else [task.stage]
     carries = task.inline and stages[-1] == last_stage(task)
     reports = [
-        Report("null", 0.0, 0.0, stage_ms, 0.0, stage_ms, 1, 1, StoreCounts(), shared=len(stages)) for _ in stages
+        Report("null", 0.0, 0.0, stage_ms[stage], 0.0, stage_ms[stage], 1, 1, StoreCounts(), shared=len(stages))
+        for stage in stages
     ]
     reports[-1] = replace(reports[-1], output=null_output(plan, task) if carries else None)
     return replace(reports[0], later=tuple(reports[1:]))
@@ -54,21 +56,20 @@ def null_output(plan: Plan, task: Task) -> bytes:
 
 
 class NullInvoker:
-    """Answers every task after `service_s` s for each of its stages with zeros of the length that its tile writes.
+    """Answers every task after its stages' seconds of `service_s` with zeros of the length that its tile writes.
 
     Outputs that no answer carries are written for the last stage only: no other is read.
     """
 
-    def __init__(self, plan: Plan, store: Store, service_s: float) -> None:
+    def __init__(self, plan: Plan, store: Store, service_s: Sequence[float]) -> None:
         self._plan = plan
         self._store = store
-        self._service_s = service_s
+        self._service_ms = [each * _MS_PER_S for each in service_s]
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:  # noqa: ARG002 - a contract
         """Wait, and answer."""
-        ms, last = self._service_s * _MS_PER_S, len(self._plan.stages) - 1
-        report = null_report(self._plan, task, ms)
-        await asyncio.sleep(self._service_s * len(report.stages))
+        report, last = null_report(self._plan, task, self._service_ms), len(self._plan.stages) - 1
+        await asyncio.sleep(sum(stage.total_ms for stage in report.stages) / _MS_PER_S)
         if not task.inline and last_stage(task) == last and task.tile < len(self._plan.stages[last].tiles):
             self._store.put(output_key(task.query, last, task.tile), null_output(self._plan, task), task.ttl)
         return report
@@ -77,18 +78,24 @@ class NullInvoker:
         """Do nothing."""
 
 
-def null_pipeline(directory: Path, settings: Settings, *, oldest_first: bool, service_s: float) -> Pipeline:
-    """Open a plan directory with the true driver and null workers; raises PlanError for an invalid one."""
+def null_pipeline(
+    directory: Path, settings: Settings, *, oldest_first: bool, service_s: float | Sequence[float]
+) -> Pipeline:
+    """Open a plan directory with the true driver and null workers; raises PlanError for an invalid one.
+
+    A task takes `service_s` seconds for each of its stages, of which there may be a figure each.
+    """
     plan, loop = load_plan(directory), LoopThread()
+    seconds = [service_s] * len(plan.stages) if isinstance(service_s, float) else service_s
     try:
-        return loop.wait(_assemble(plan, settings, loop, oldest_first=oldest_first, service_s=service_s))
+        return loop.wait(_assemble(plan, settings, loop, oldest_first=oldest_first, service_s=seconds))
     except BaseException:
         loop.close()
         raise
 
 
 async def _assemble(
-    plan: Plan, settings: Settings, loop: LoopThread, *, oldest_first: bool, service_s: float
+    plan: Plan, settings: Settings, loop: LoopThread, *, oldest_first: bool, service_s: Sequence[float]
 ) -> Pipeline:
     facts = settings.facts().functions
     store = MemoryStore()

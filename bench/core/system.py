@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.keys import StoreCounts
+from serfer_bench.core.part_times import Times
 
 Pixels = NDArray[np.uint8]
 Logits = NDArray[np.float32]
@@ -62,6 +63,10 @@ class System(ABC):
         """Return what all ended queries spent, as far as the system reports it."""
         counts = self.counts()
         return Totals(counts.bytes_put, counts.bytes_get, counts.exists)
+
+    def take_times(self) -> Times:
+        """Return what parts of the queries that ended since the last call took, as far as the system times them."""
+        return {}
 
     @abstractmethod
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -13,7 +14,10 @@ from serfer.core.report import QueryReport
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.pipeline.result import Result
+from serfer_bench.core.part_times import LAYER, READ, SPLIT, WRITE, PartTimes, Times
 from serfer_bench.core.system import Logits, Pixels, System, Totals
+
+_MS_PER_S = 1000.0
 
 
 class PipelineSystem(System):
@@ -26,6 +30,7 @@ class PipelineSystem(System):
         self._lock = Lock()
         self._counts = StoreCounts()
         self._totals = Totals(usd=0.0, cold=0, retries=0, hedges=0)
+        self._times = PartTimes()
 
     def submit(self, pixels: Pixels) -> Future[Logits]:
         """Start a query; cancelling it cancels its stages."""
@@ -43,6 +48,11 @@ class PipelineSystem(System):
         """Add up the queries' reports."""
         return self._totals
 
+    def take_times(self) -> Times:
+        """Return what the driver's cutting, each stage, and a task's reads and writes took, by the queries' reports."""
+        with self._lock:
+            return self._times.take()
+
     def close(self) -> None:
         """Close the pipeline."""
         self._pipeline.close()
@@ -58,7 +68,19 @@ class PipelineSystem(System):
         with self._lock:
             self._counts += result.report.store
             self._totals = _plus(self._totals, result.report)
+            for part, ms in _times(result):
+                self._times.add(part, ms)
         answer.set_result(result.logits)
+
+
+def _times(result: Result) -> Iterator[tuple[str, list[float]]]:
+    begin, end = result.split
+    yield SPLIT, [(end - begin) * _MS_PER_S]
+    for number, stage in enumerate(result.report.stages, 1):
+        yield LAYER.format(number), [stage.ms]
+    reports = [report for run in result.answer.stages for report in run.reports]
+    yield READ, [report.read_ms for report in reports if report.counts.gets]
+    yield WRITE, [report.write_ms for report in reports if report.counts.puts]
 
 
 def _plus(spent: Totals, report: QueryReport) -> Totals:

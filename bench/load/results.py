@@ -7,7 +7,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError
 from serfer.files import write_whole
 from serfer.pipeline.workload import Sent
+from serfer_bench.core.part_times import Times
 from serfer_bench.core.processes import Held
 from serfer_bench.core.results import RESULT_FILE
 from serfer_bench.core.stamp import Stamp
@@ -111,11 +112,12 @@ class Result:
 
 @dataclass(frozen=True)
 class Log:
-    """Every query of one round."""
+    """Every query of one round, and what its system timed of their parts."""
 
     system: str
     round: int
     queries: tuple[Sent[None], ...]
+    times: Times = field(default_factory=dict)
 
 
 def make_round(log: Log, spent: Totals, start: Held, end: Held) -> Round:

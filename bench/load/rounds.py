@@ -42,6 +42,7 @@ def measure_rounds(
     """
     for system in systems:
         _warm_up(system, examples, plan, progress, clock)
+        system.take_times()
     rounds, logs = [], []
     for number, arrivals in enumerate(plan.arrivals):
         for system in systems if number % 2 == 0 else reversed(systems):
@@ -50,7 +51,7 @@ def measure_rounds(
             sent = run_queries(
                 system.submit, examples, arrivals, patience_s=plan.patience_s, clock=clock, progress=report
             )
-            logs.append(Log(system.name, number, tuple(sent)))
+            logs.append(Log(system.name, number, tuple(sent), system.take_times()))
             rounds.append(make_round(logs[-1], system.totals() - before, start, held()))
     return tuple(rounds), tuple(logs)
 

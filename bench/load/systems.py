@@ -5,6 +5,7 @@
 | `serfer`   | the plan, through the push driver                                                       |
 | `unshared` | the same, but no two queries ever share an invocation                                   |
 | `function` | the same network as one function with the same memory, through the same driver          |
+| engines    | the same plan through another driver: `poll`, `stepfunctions`, `stepfunctions-express`   |
 | `unsplit`  | ONNX Runtime busy on every processor of this process: the machine's own limit           |
 | others     | the baselines: SerFer as published and repaired, Gillis's fork-join                     |
 """
@@ -28,6 +29,7 @@ from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
+from serfer.wiring.options import DRIVERS
 from serfer_bench.baselines.fork_join import ForkJoin
 from serfer_bench.core.container_settings import IMAGE_MB, ContainerSettings
 from serfer_bench.core.null_workers import null_pipeline
@@ -43,7 +45,8 @@ BASELINES: dict[str, Callable[..., System]] = {
     **{mechanics.name: partial(SerFerPaper, mechanics=mechanics) for mechanics in (PUBLISHED, REPAIRED)},
     ForkJoin.name: ForkJoin,
 }
-SYSTEMS = (SERFER, UNSHARED, FUNCTION, UNSPLIT, *BASELINES)
+ENGINES = DRIVERS[1:]
+SYSTEMS = (SERFER, UNSHARED, *ENGINES, FUNCTION, UNSPLIT, *BASELINES)
 ORDERS = ("oldest", "arrival")
 _TITLES = {"oldest": "oldest first", "arrival": "order of arrival"}
 NULL = "null"
@@ -109,6 +112,8 @@ def _systems(name: str, directory: Path, setup: Setup, settings: Settings, progr
             yield PipelineSystem(title, _pipeline(directory, setup, settings, order=order), setup.deadline_s)
     elif name == UNSHARED and setup.workers != NULL:
         yield PipelineSystem(name, _pipeline(directory, setup, settings, share=False), setup.deadline_s)
+    elif name in ENGINES and setup.workers != NULL:
+        yield PipelineSystem(name, _pipeline(directory, setup, settings, driver=name), setup.deadline_s)
     elif name == FUNCTION:
         target = one_function(directory, settings, progress)
         yield PipelineSystem(
@@ -123,10 +128,16 @@ def _systems(name: str, directory: Path, setup: Setup, settings: Settings, progr
 
 
 def _pipeline(
-    directory: Path, setup: Setup, settings: Settings, *, order: str = ORDERS[0], share: bool = True
+    directory: Path,
+    setup: Setup,
+    settings: Settings,
+    *,
+    order: str = ORDERS[0],
+    share: bool = True,
+    driver: str = DRIVERS[0],
 ) -> Pipeline:
     if setup.workers != NULL:
-        return open_pipeline(directory, workers=setup.workers, share=share, settings=settings)
+        return open_pipeline(directory, workers=setup.workers, driver=driver, share=share, settings=settings)
     oldest_first = order == ORDERS[0]
     return null_pipeline(directory, settings, oldest_first=oldest_first, service_s=setup.service_s)
 

@@ -200,7 +200,8 @@ class Pipeline:
         """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
         if self._target is None and not isinstance(self._plans, TwoPlans):
             plan = plan_for(self.plan, query.array, query.context.window)
-            return replace(query, crops=cut_crops(plan, query.array, query.context.levels))
+            crops = cut_crops(plan, query.array, query.context.levels)
+            return replace(query, crops=crops, cut=(query.cut[0], _now()))
         return replace(query, array=query.array.copy()) if query.array.flags.writeable else query
 
     async def answer(

@@ -1,7 +1,7 @@
 """One process of SerFer's driver: it takes one query at a time, from frames on its standard input.
 
     here:  DriverProcess.ask ── [shape, pixels] ──▶ main: PollDriver.run ──▶ Redis, Invoke API
-                             ◀── [counts, shape, logits, problem] ──
+                             ◀── [counts, times, shape, logits, problem] ──
 
 A frame is its length in 4 bytes and msgpack.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from array import array
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from serfer.plan_directory import load_plan
 from serfer.storage import open_store
 from serfer_bench.baselines.handlers.objects import Array
 from serfer_bench.core.frames import pipe_of, read_frame, write_frame
+from serfer_bench.core.part_times import PartTimes, Times
 from serfer_bench.papers.serfer.poll_driver import PollDriver
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ class DriverProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
         )
         self.counts = StoreCounts()
+        self._times = PartTimes()
 
     def configure(self, configuration: Configuration) -> None:
         """Send it its configuration, and return once it is ready; raises QueryError where it has died instead."""
@@ -64,11 +67,17 @@ class DriverProcess:
     def ask(self, pixels: NDArray[np.uint8]) -> Array:
         """Run one query and return its logits, (N, K); raises QueryError in the driver's own words."""
         self._send([pixels.shape, np.ascontiguousarray(pixels).data])
-        counts, shape, logits, problem = self._receive()
+        counts, times, shape, logits, problem = self._receive()
         self.counts = StoreCounts(*counts)
+        for part, values in times.items():
+            self._times.add(part, memoryview(values).cast("d"))
         if problem:
             raise QueryError(problem)
         return np.frombuffer(logits, dtype="<f4").reshape(shape)
+
+    def take_times(self) -> Times:
+        """Return what parts of the queries since the last call took."""
+        return self._times.take()
 
     def kill(self) -> None:
         """End the process; who waits for an answer gets QueryError."""
@@ -124,8 +133,13 @@ def _answer(driver: PollDriver, shape: list[int], data: bytes) -> list[Any]:
     try:
         logits = driver.run(np.frombuffer(data, dtype=np.uint8).reshape(shape))
     except Exception as error:  # noqa: BLE001 - whatever it is, the one who asked must hear it
-        return [astuple(driver.counts), [], b"", f"{type(error).__name__}: {error}"]
-    return [astuple(driver.counts), logits.shape, np.ascontiguousarray(logits, dtype="<f4").data, ""]
+        return [astuple(driver.counts), _packed(driver.take_times()), [], b"", f"{type(error).__name__}: {error}"]
+    values = np.ascontiguousarray(logits, dtype="<f4").data
+    return [astuple(driver.counts), _packed(driver.take_times()), logits.shape, values, ""]
+
+
+def _packed(times: Times) -> dict[str, bytes]:
+    return {part: array("d", values).tobytes() for part, values in times.items()}
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from serfer.storage.counting import CountingStore
 from serfer.storage.store import Store
 from serfer_bench.baselines.handlers.environment import Array, merge
 from serfer_bench.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key
+from serfer_bench.core.part_times import LAYER, MERGE, MISS, POLL, READ, SPLIT, WRITE, PartTimes, Times
 
 POLLS_BEFORE_RETRY = 10_000
 DEADLINE_S = 120.0
@@ -66,6 +67,7 @@ class PollDriver:
         self._deadline_s = deadline_s
         self._clock = clock
         self._others = StoreCounts()
+        self._times = PartTimes()
 
     @property
     def counts(self) -> StoreCounts:
@@ -76,36 +78,49 @@ class PollDriver:
         """
         return self._store.counts + self._others
 
+    def take_times(self) -> Times:
+        """Return what parts of the queries since the last call took, as figures 5 to 8 have them (section 6.2)."""
+        return self._times.take()
+
     def run(self, pixels: NDArray[np.uint8]) -> Array:
         """Return a query's logits, (N, K); raises DeadlineError."""
         query, deadline = secrets.token_hex(16), self._clock() + self._deadline_s
         known: Tensors = {(IMAGE, IMAGE): normalised(self._plan, pixels)}
         for number, stage in enumerate(self._plan.stages):
             outputs = self._layer(query, number, known, deadline)
+            started = time.perf_counter()
             known.update({(number, place): whole for place, whole in enumerate(merge(stage, outputs))})
+            self._times.since(MERGE, started)
         return known[len(self._plan.stages) - 1, 0]
 
     def _layer(self, query: str, number: int, known: Tensors, deadline: float) -> list[list[Array]]:
         """Cut, put, invoke and wait for one lambda layer; return what each of its tiles wrote."""
         tiles = range(len(self._plan.stages[number].tiles))
         put = [self._put(query, number, tile, known) for tile in tiles]
+        released = time.perf_counter()
         for tile in tiles:
             self._start(query, number, tile)
         invoked = [1 for _ in tiles]
+        polled = time.perf_counter()
         values = self._barrier(query, number, invoked, deadline)
+        self._times.since(POLL, polled)
+        self._times.since(LAYER.format(number + 1), released)
         for times, read, written in zip(invoked, put, values, strict=True):
             self._others += StoreCounts(times * len(written), times * read, times, times)
         return [[view.array for view in decode(value)] for value in values]
 
     def _put(self, query: str, number: int, index: int, known: Mapping[tuple[int, int], Array]) -> int:
         """Store what a tile reads and return its bytes: as published, the whole tensor that it is a part of."""
-        stage = self._plan.stages[number]
+        stage, started = self._plan.stages[number], time.perf_counter()
         views = [
             View.of(known[source.stage, source.output], source.shape.slices(rect))
             for source, rect in zip(stage.inputs, stage.tiles[index].inputs, strict=True)
         ]
         value = encode([view.alone() for view in views] if self._contiguous else views)
+        self._times.since(SPLIT, started)
+        started = time.perf_counter()
         self._store.put(read_key(query, number, index), value, TTL_S)
+        self._times.since(WRITE, started)
         return len(value)
 
     def _start(self, query: str, number: int, index: int) -> None:
@@ -121,9 +136,11 @@ class PollDriver:
         values: list[bytes] = []
         polls = 0
         while len(values) < len(keys):
+            started = time.perf_counter()
             try:
                 value = self._store.get(keys[len(values)])
             except MissingKeyError:
+                self._times.since(MISS, started)
                 polls += 1
                 self._others += StoreCounts(exists=1)
                 if polls % POLLS_BEFORE_RETRY == 0:
@@ -133,6 +150,7 @@ class PollDriver:
                 if self._clock() > deadline:
                     raise DeadlineError(f"stage {number} did not end within {self._deadline_s:g} s") from None
             else:
+                self._times.since(READ, started)
                 decode(value)  # each time, whether or not the others are there
                 values.append(value)
         return values

@@ -28,6 +28,7 @@ from serfer_bench.baselines.deployment import (
     queries_at_once,
 )
 from serfer_bench.baselines.handlers.objects import Array
+from serfer_bench.core.part_times import PartTimes, Times
 from serfer_bench.core.system import System
 from serfer_bench.papers.serfer.driver_process import Configuration, DriverProcess
 from serfer_bench.papers.serfer.poll_driver import Mechanics
@@ -69,6 +70,14 @@ class SerFerPaper(System):
     def counts(self) -> StoreCounts:
         """Return what all ended queries have moved; `exists` are polls that found nothing, `gets` other reads."""
         return sum((driver.counts for driver in self._drivers), StoreCounts())
+
+    def take_times(self) -> Times:
+        """Return what the drivers timed since the last call."""
+        times = PartTimes()
+        for driver in self._drivers:
+            for part, values in driver.take_times().items():
+                times.add(part, values)
+        return times.take()
 
     def close(self) -> None:
         """Stop everything; queries in flight end with QueryError, those that wait are cancelled."""

@@ -130,6 +130,29 @@ serfer = parts(
     "Redo SerFer's evaluation; its driver, as published, is a system of bench burst.",
     {
         "--section 4.1.1": ("serfer_bench.papers.serfer.gap:command", "What a pooled head loses, on real digits."),
+        "--table 1": (
+            "serfer_bench.papers.serfer.evaluation:table_1",
+            "Bursts, uniform traffic and Step Functions: figures 5 to 8, 10 and 12 to 14 in one run.",
+        ),
+        **{
+            f"--figure {number}": ("serfer_bench.papers.serfer.evaluation:parts", f"{what} in a burst of 100.")
+            for number, what in {
+                5: "Reads and writes of the store",
+                6: "Lambda layers",
+                7: "Polling",
+                8: "Merge and split",
+            }.items()
+        },
+        "--figure 9": ("serfer_bench.serving.instance:command", "Throughput of an instance by burst size."),
+        "--figure 10": ("serfer_bench.papers.serfer.evaluation:bursts", "Throughput by burst size."),
+        "--figure 11": ("serfer_bench.serving.instance:command", "Latency of an instance by burst size."),
+        "--figure 12": ("serfer_bench.papers.serfer.evaluation:bursts", "Latency by burst size."),
+        "--figure 13": ("serfer_bench.papers.serfer.evaluation:uniform", "Latencies of uniform traffic."),
+        "--figure 14": ("serfer_bench.papers.serfer.evaluation:step_functions", "Latencies of Step Functions."),
+        "emulated": (
+            "serfer_bench.papers.serfer.emulated:command",
+            "Figures 10 and 12 to 1,000 at once, over functions that wait as long as measured, and as Table 2 has it.",
+        ),
         "--table 3": (
             "serfer_bench.papers.serfer.costs:command",
             "Dollars of a query and an hour, and when to move from a GPU (section 6.4).",
@@ -178,7 +201,7 @@ infless = parts(
 paper = typer.Typer(
     cls=lazy_group(
         {
-            "serfer": ("serfer_bench.cli:serfer", "Section 4.1.1, Table 3 and section 6.4."),
+            "serfer": ("serfer_bench.cli:serfer", "Tables 1 to 3, figures 5 to 14, sections 4.1.1 and 6.4."),
             "mark": (
                 "serfer_bench.papers.mark.evaluation:command",
                 "The evaluation redone, beside its published factors.",

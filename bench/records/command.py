@@ -64,17 +64,20 @@ def check_pages(records: Mapping[str, Record], root: Path, page: str | None) -> 
     if unused:
         raise SerferError(f"no page shows {', '.join(sorted(unused))}")
     differing = [str(one.path) for one in (chosen(pages, page) if page else pages) if one.differs(records, root)]
+    differing += [file for record in records.values() for file in record.undrawn(root)]
     if differing:
         raise SerferError(f"{', '.join(differing)}: not what the records say: run serfer bench results")
 
 
 def write_pages(records: Mapping[str, Record], root: Path, page: str | None) -> None:
-    """Write the tables of pages, and name the pages that changed."""
+    """Write the tables of pages and draw the pictures of records, and name what changed."""
     pages = read_pages(root)
     texts = [(one, one.rendered(records, root)) for one in (chosen(pages, page) if page else pages)]
     for one, text in texts:
         if one.write(text, root):
             err.print(f"wrote {one.path}", soft_wrap=True)
+    for file in (file for record in records.values() for file in record.draw(root)):
+        err.print(f"drew {file}", soft_wrap=True)
 
 
 def _named(records: Mapping[str, Record], names: Sequence[str]) -> dict[str, Record]:

@@ -19,6 +19,7 @@ from serfer.cli.shared.tables import Table
 from serfer.core.dataclass_codec import LATER, structure, unstructure
 from serfer.core.errors import InputError
 from serfer.files import read_text, write_whole
+from serfer_bench.records.pictures import Picture
 
 FOLDER: Final = Path("docs/results/data")
 MOST_FILES: Final = 10
@@ -80,6 +81,7 @@ class Record:
     tables: tuple[Figures, ...] = ()
     cheap: bool = field(default=False, metadata=LATER)
     layout: Layout | None = field(default=None, metadata=LATER)
+    pictures: tuple[Picture, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.files) <= MOST_FILES:
@@ -120,6 +122,19 @@ class Record:
         about += [f"seeds {self.seeds}"] if self.seeds else []
         about += [self.samples] if self.samples else []
         return f"{table.markdown()}\n\n{'; '.join(about)}."
+
+    def draw(self, root: Path) -> list[str]:
+        """Draw the pictures that do not show these figures, below a checkout `root`, and return their files."""
+        about = f"{self.kind}: {self.command}; {self.date}; {self.machine}"
+        return [picture.file for picture in self.pictures if picture.draw(self._shown, about, root)]
+
+    def undrawn(self, root: Path) -> list[str]:
+        """Return the files of pictures that are not there, or show other figures."""
+        return [picture.file for picture in self.pictures if not picture.shows(self._shown, root)]
+
+    @property
+    def _shown(self) -> list[Table]:
+        return [Table(figures.head, figures.rows) for figures in self.tables]
 
 
 def digest(path: Path) -> str:

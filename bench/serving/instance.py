@@ -35,7 +35,8 @@ from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.server_process import serving
 
-BURSTS = (8, 32, 128, 512, 1000)
+BURSTS = (8, 32, 64, 128, 256, 1000)
+"""Those of SerFer's figures 9 and 11 (section 6.1)."""
 _CONNECTIONS = 256
 _EXAMPLES = 8
 _PATIENCE_S = 900.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 Point = tuple[float, float]
@@ -13,10 +13,11 @@ _WIDE = 5.0  # largest to smallest value, from which on an axis is logarithmic
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Points of one round of a system; curves of one name share a colour."""
+    """Points of one round of a system; curves of one name share a colour, and may be `dashed`."""
 
     name: str
     points: tuple[Point, ...]
+    dashed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +81,4 @@ def thinned(curve: Curve, max_points: int = _MAX_POINTS) -> Curve:
     if count <= max_points:
         return curve
     chosen = (round(number * (count - 1) / (max_points - 1)) for number in range(max_points))
-    return Curve(curve.name, tuple(curve.points[index] for index in chosen))
+    return replace(curve, points=tuple(curve.points[index] for index in chosen))

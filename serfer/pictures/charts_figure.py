@@ -67,7 +67,9 @@ def _chart(axes: Axes, chart: Chart, names: Sequence[str]) -> None:
     for curve in chart.curves:
         if curve.points:
             lone = chart.dots or len(curve.points) == 1
-            style = {"marker": "s", "markersize": 2, "alpha": 0.6, "linestyle": "none"} if lone else {"linewidth": 1.1}
+            style: dict[str, Any] = {"marker": "s", "markersize": 2, "alpha": 0.6, "linestyle": "none"}
+            if not lone:
+                style = {"linewidth": 1.1} | ({"linestyle": _DASHES[1]} if curve.dashed else {})
             axes.plot(*zip(*curve.points, strict=True), **{**_look(names, curve.name), **style})
     axes.set_title(f"{chart.title} ({_label(chart.y_label, log=chart.y_log)})", loc="left", fontsize=9, weight="bold")
     axes.set_xlabel(_label(chart.x_label, log=chart.x_log), loc="right", fontsize=8, color=GREY)

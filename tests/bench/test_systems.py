@@ -27,6 +27,7 @@ from serfer_bench.baselines.handlers.gillis_worker import work
 from serfer_bench.baselines.handlers.lambda_layer import run_task
 from serfer_bench.baselines.handlers.objects import View, decode, encode
 from serfer_bench.baselines.handlers.payload import from_json, to_json
+from serfer_bench.core.part_times import LAYER, MERGE, MISS, POLL, READ, SPLIT, WRITE
 from serfer_bench.load.pipeline_system import PipelineSystem
 from serfer_bench.load.systems import BASELINES, SERFER, Setup, open_systems
 from serfer_bench.papers.serfer.poll_driver import POLLS_BEFORE_RETRY, PollDriver
@@ -132,7 +133,10 @@ class TestEverySystem:
         assert all(future.done() for future in futures)
 
     def test_an_unknown_one_is_refused_with_the_names_that_there_are(self, directory, settings):
-        words = "serfer, unshared, function, unsplit, serfer-published, serfer-repaired, gillis, not 'pocket'"
+        engines = "poll, stepfunctions, stepfunctions-express"
+        words = (
+            f"serfer, unshared, {engines}, function, unsplit, serfer-published, serfer-repaired, gillis, not 'pocket'"
+        )
         with (
             pytest.raises(UsageError, match=words),
             open_systems(["pocket"], directory, Setup("local", 2), settings, lambda _: None),
@@ -148,6 +152,21 @@ class TestEverySystem:
 
 
 class TestCounts:
+    def test_parts_of_ours_are_those_of_the_reports_and_taken_once(self, directory, settings, plan):
+        with ours(directory, settings) as system:
+            for _ in range(2):
+                system.submit(PIXELS[:1]).result(PATIENCE)
+            times = system.take_times()
+            assert system.take_times() == {}
+        stages = range(1, len(plan.stages) + 1)
+        assert {part: len(ms) for part, ms in times.items()} == {
+            SPLIT: 2,
+            READ: 2 * (plan.tasks - len(plan.stages[0].tiles)),
+            WRITE: 2 * (plan.tasks - 1),
+            **{LAYER.format(number): 2 for number in stages},
+        }
+        assert all(ms > 0 for part in times.values() for ms in part)
+
     def test_ours_are_those_of_the_reports(self, directory, settings):
         with ours(directory, settings) as system:
             system.submit(PIXELS[:1]).result(PATIENCE)
@@ -196,6 +215,21 @@ class TestPollDriver:
         assert functions.tiles() == every_tile(plan)
         assert all(function == plan.function(event["stage"], 0) for function, event in functions.events)
 
+    def test_it_times_every_request_cut_merge_layer_and_wait_until_they_are_taken(self, plan, directory):
+        driver = self.driver(plan, Functions(plan, directory))
+        driver.run(PIXELS)
+        times = driver.take_times()
+        stages = len(plan.stages)
+        assert {part: len(ms) for part, ms in times.items()} == {
+            READ: plan.tasks,
+            WRITE: plan.tasks,
+            SPLIT: plan.tasks,
+            MERGE: stages,
+            POLL: stages,
+            **{LAYER.format(number): 1 for number in range(1, stages + 1)},
+        }
+        assert driver.take_times() == {}
+
     def test_as_published_a_tile_is_stored_with_the_whole_tensor_that_it_is_cut_from(self, plan, directory):
         stored = {}
         for contiguous in (False, True):
@@ -224,6 +258,7 @@ class TestPollDriver:
         first, second, third, fourth, *later = every_tile(plan)
         assert functions.tiles() == [first, second, third, fourth, third, *later]
         assert driver.counts.exists == POLLS_BEFORE_RETRY == 10_000
+        assert len(driver.take_times()[MISS]) == POLLS_BEFORE_RETRY
 
     def test_a_missing_value_makes_earlier_ones_be_read_again(self, plan, directory):
         functions, calm = Functions(plan, directory, lost={2}), Functions(plan, directory)

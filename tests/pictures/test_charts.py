@@ -28,6 +28,14 @@ def test_curves_of_one_name_share_a_colour_and_show_all_their_points():
     assert first == third != second
 
 
+def test_a_dashed_curve_has_its_systems_colour():
+    points = ((1.0, 1.0), (2.0, 2.0))
+    [axes] = axes_of(order_chart([Curve("serfer", points), Curve("serfer", points, dashed=True)]))
+    solid, dashed = axes.lines
+    assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
+    assert solid.get_color() == dashed.get_color()
+
+
 def test_titles_legend_and_stamp_are_written_and_charts_lie_between_them():
     figure = charts_figure("alexnet: a burst", [order_chart(ROUNDS), share_chart(ROUNDS)], LEGEND, STAMP)
     [legend] = figure.legends

@@ -54,13 +54,13 @@ class Load:
 
 BURSTS: Final = (
     *(Load(images, 0.0, _FAST, _ROUNDS) for images in (8, 32, 100)),
-    *(Load(images, 0.0, (_PUBLISHED,)) for images in (8, 32, 100)),
+    *(Load(images, 0.0, (_PUBLISHED,)) for images in (8, 100)),
     *(Load(images, 0.0, (SERFER, UNSPLIT)) for images in (250, 500, 1000)),
 )
 UNIFORM: Final = (
     Load(8, 1.0, (SERFER, _PUBLISHED, _REPAIRED, _GILLIS)),
     Load(25, 0.2, (SERFER, _REPAIRED, _GILLIS)),
-    Load(250, 0.02, (SERFER, _REPAIRED, _GILLIS)),
+    Load(150, 0.02, (SERFER, _REPAIRED, _GILLIS)),
 )
 """The paper's have 1,000 images each."""
 STEP_FUNCTIONS: Final = (Load(10, 0.8, _STEP_FUNCTIONS), Load(20, 0.8, _STEP_FUNCTIONS))

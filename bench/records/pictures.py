@@ -1,0 +1,130 @@
+"""Pictures that are drawn from the tables of a record: curves over two columns, or distributions over quantiles.
+
+A picture says at its foot which figures it shows; one that says others, or is not there, is drawn again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from serfer.cli.shared.tables import Table
+from serfer.core.dataclass_codec import LATER
+from serfer.core.errors import InputError
+from serfer.files import read_text
+from serfer.pictures import draw_charts
+from serfer.pictures.charts import Chart, Curve, is_wide
+
+_MAX_BYTES: Final = 4 << 20
+_DIGITS: Final = 12
+_NUMBER: Final = re.compile(r"-?\d[\d,]*(\.\d+)?")
+
+
+@dataclass(frozen=True)
+class TableChart:
+    """A chart of the rows of a table (from 1) whose cells are those of `where`, a curve for each text of `curve`.
+
+    Points are the columns `x` and `y`; without `y`, a row is a distribution, whose quantiles are the columns that begin
+    with a percentage. Rows with `dashed` in a cell are drawn so. An axis whose values range far is logarithmic.
+    """
+
+    table: int
+    title: str
+    x_label: str
+    y_label: str
+    curve: tuple[str, ...]
+    where: Mapping[str, tuple[str, ...]] = field(default_factory=dict, metadata=LATER)
+    x: str = field(default="", metadata=LATER)
+    y: str = field(default="", metadata=LATER)
+    dashed: str = field(default="", metadata=LATER)
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns that it names."""
+        return {*self.curve, *self.where, self.x, self.y} - {""}
+
+    def of(self, tables: Sequence[Table]) -> Chart:
+        """Return the chart; raises InputError where there is no such table or column, or nothing to draw."""
+        if not 1 <= self.table <= len(tables):
+            raise InputError(f"picture {self.title!r}: table {self.table}: there are {len(tables)}")
+        table = tables[self.table - 1]
+        if missing := self.columns - {*table.head}:
+            raise InputError(f"picture {self.title!r}: there is no column {', '.join(sorted(missing))}")
+        lines = [dict(zip(table.head, row, strict=True)) for row in table.body]
+        kept = [line for line in lines if all(line[name] in texts for name, texts in self.where.items())]
+        curves = tuple(self._curves(kept))
+        if not curves:
+            raise InputError(f"picture {self.title!r}: no row is {dict(self.where)}")
+        points = [point for curve in curves for point in curve.points]
+        x_log, y_log = (is_wide(values) for values in zip(*points, strict=True))
+        top = None if self.y else 1.0
+        return Chart(
+            self.title, self.x_label, self.y_label, curves, x_log=x_log, y_log=y_log and bool(self.y), y_max=top
+        )
+
+    def _curves(self, lines: Sequence[Mapping[str, str]]) -> Iterator[Curve]:
+        """Yield curves; a dashed one begins where the solid one ends."""
+        for name in dict.fromkeys(self._name(line) for line in lines):
+            mine = [line for line in lines if self._name(line) == name]
+            if not self.y:
+                yield from (Curve(name, _distribution(line)) for line in mine)
+                continue
+            solid = [self._point(line) for line in mine if not self._is_dashed(line)]
+            dashed = [self._point(line) for line in mine if self._is_dashed(line)]
+            if solid:
+                yield Curve(name, tuple(solid))
+            if dashed:
+                yield Curve(name, (*solid[-1:], *dashed), dashed=True)
+
+    def _name(self, line: Mapping[str, str]) -> str:
+        return ", ".join(line[column] for column in self.curve)
+
+    def _point(self, line: Mapping[str, str]) -> tuple[float, float]:
+        return _number(line[self.x]), _number(line[self.y])
+
+    def _is_dashed(self, line: Mapping[str, str]) -> bool:
+        return self.dashed != "" and self.dashed in line.values()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file of docs/pictures with charts below each other."""
+
+    file: str
+    title: str
+    charts: tuple[TableChart, ...]
+
+    def draw(self, tables: Sequence[Table], about: str, root: Path) -> bool:
+        """Draw it below a checkout `root` unless it shows these figures already; return whether it was drawn."""
+        if self.shows(tables, root):
+            return False
+        charts = [chart.of(tables) for chart in self.charts]
+        names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
+        draw_charts(self.title, charts, names, [about, self._figures(tables)], root / self.file)
+        return True
+
+    def shows(self, tables: Sequence[Table], root: Path) -> bool:
+        """Whether the file is there and says that it shows these figures."""
+        path = root / self.file
+        return path.is_file() and self._figures(tables) in read_text(path, _MAX_BYTES)
+
+    def _figures(self, tables: Sequence[Table]) -> str:
+        """Name what is drawn: a file of SVG has its texts as comments, whatever the fonts."""
+        shown = repr((self, [(tables[chart.table - 1].head, tables[chart.table - 1].body) for chart in self.charts]))
+        return f"figures {hashlib.sha256(shown.encode()).hexdigest()[:_DIGITS]}"
+
+
+def _distribution(line: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
+    quantiles = ((cell, column.partition("%")) for column, cell in line.items() if "%" in column)
+    return tuple((_number(cell), float(share) / 100) for cell, (share, _, _) in quantiles)
+
+
+def _number(cell: str) -> float:
+    """Return the first number of a cell, as 1000.0 of "burst of 1,000"."""
+    if not (found := _NUMBER.search(cell)):
+        raise InputError(f"{cell!r:.40} cannot be drawn: there is no number in it")
+    return float(found[0].replace(",", ""))

@@ -106,9 +106,9 @@ RoundsOption = Annotated[int, typer.Option(min=1, help="How often each system is
 SystemOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="serfer, unshared (queries never share invocations), function (one function for all), unsplit (ONNX "
-        "Runtime on all processors), serfer-published, serfer-repaired or gillis (see bench/load/systems.py); may be "
-        "repeated. By default serfer and unsplit."
+        help="serfer, unshared (queries never share invocations), poll, stepfunctions, stepfunctions-express (other "
+        "engines), function (one function for all), unsplit (ONNX Runtime on all processors), serfer-published, "
+        "serfer-repaired or gillis (see bench/load/systems.py); may be repeated. By default serfer and unsplit."
     ),
 ]
 WorkersOption = Annotated[

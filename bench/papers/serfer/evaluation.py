@@ -90,10 +90,11 @@ def part_rows(measured: Sequence[Measured]) -> Iterator[PartRow]:
     for one in measured:
         if one.load.traffic == BURST and any(log.times for log in one.logs):
             times.setdefault(one.system, {})[one.load.images] = one
-    images = max(set.intersection(*map(set, times.values())), default=0) if times else 0
+    shared = [images for images in next(iter(times.values()), ()) if all(images in bursts for bursts in times.values())]
+    images = max(shared, default=0)
     for part, (figure, published) in _PARTS.items():
         for system, bursts in times.items():
-            values = [ms for log in bursts[images].logs for ms in log.times.get(part, ())]
+            values = [ms for log in bursts[images].logs for ms in log.times.get(part, ())] if shared else []
             if values:
                 yield PartRow(figure, part, system, images, len(values), tuple(percentiles(values, *SHARES)), published)
 

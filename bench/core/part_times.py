@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 READ, MISS, WRITE, POLL, SPLIT, MERGE = "read", "read in vain", "write", "poll", "split", "merge"
 LAYER = "layer {}"
-"""Names of parts: requests to the store, waiting for a layer, cutting and putting together, and each layer from 1."""
+"""Names of parts: requests to the store, waiting for a layer, cutting, putting together, and each layer from 1."""
 Times = Mapping[str, Sequence[float]]
 """Milliseconds by the part's name."""
 _MS_PER_S = 1000.0

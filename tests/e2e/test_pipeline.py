@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.exactness import difference
 from serfer.lambdas.sessions import SessionCache
+from serfer.pipeline.query import cut_crops
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
@@ -132,6 +134,22 @@ def test_a_report_has_the_cost_of_its_query(plan, settings, examples):
     best = answers[0].predictions[0]
     assert best.label == LABELS[best.index]
     assert 0 < best.score <= 1
+
+
+def test_a_query_says_when_it_was_cut_with_the_cutting_in_it(plan, settings, monkeypatch):
+    """As `serfer bench paper serfer --figure 8` and traces show it."""
+    cut = []
+
+    def cutting(*given):
+        crops = cut_crops(*given)
+        cut.append(time.monotonic())
+        return crops
+
+    monkeypatch.setattr("serfer.pipeline.pipeline.cut_crops", cutting)
+    with serfer.open(plan, settings=settings) as pipeline:
+        pipeline.run(PIXELS)
+        begin, end = pipeline.last.split
+    assert begin < cut[0] <= end
 
 
 def test_there_is_no_report_before_the_first_query(plan, settings):

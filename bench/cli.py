@@ -153,10 +153,9 @@ serfer = parts(
             "serfer_bench.papers.serfer.emulated:command",
             "Figures 10 and 12 to 1,000 at once, over functions that wait as long as measured, and as Table 2 has it.",
         ),
-        "--table 3": (
-            "serfer_bench.papers.serfer.costs:command",
-            "Dollars of a query and an hour, and when to move from a GPU (section 6.4).",
-        ),
+        "--table 2": ("serfer_bench.papers.serfer.costs:command", "Dollars of a query (equation 2)."),
+        "--table 3": ("serfer_bench.papers.serfer.costs:command", "Dollars of a query and an hour."),
+        "--section 6.4": ("serfer_bench.papers.serfer.costs:command", "When to move from a GPU to functions."),
     },
 )
 infaas = parts(

@@ -89,7 +89,11 @@ def test_queries_that_fail_are_shown_and_end_the_command_with_an_error(directory
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        (("--system", "warp"), UsageError, "systems are serfer, unshared, function, unsplit"),
+        (
+            ("--system", "warp"),
+            UsageError,
+            "systems are serfer, unshared, poll, stepfunctions, stepfunctions-express, function, unsplit",
+        ),
         (("--workers", "many"), UsageError, "workers are inprocess, local or null"),
         (("--order", "arrival"), UsageError, "is for --workers null"),
         (("--workers", "null", "--order", "random"), UsageError, "the order is oldest or arrival"),

@@ -98,7 +98,7 @@ def measure(
 
     Raises what opening a system raises, and UnavailableError for one that answers nothing.
     """
-    setup, measured = Setup("local", concurrency), []
+    setup, measured = Setup("local", concurrency, deadline_s=_PATIENCE_S), []
     inputs = examples(directory, setup)
     names = tuple(dict.fromkeys(name for load in loads for name in load.systems))
     with open_systems(names, directory, setup, settings, progress) as systems:

@@ -112,6 +112,10 @@ planner = parts(
             "serfer_bench.planner.defaults:command",
             "What cold queries and the width of gangs change for the zoo.",
         ),
+        "surface": (
+            "serfer_bench.planner.surface:command",
+            "The cheapest way for a network, an image, a burst and an objective.",
+        ),
         "prediction": ("serfer_bench.planner.prediction:command", "Predicted against measured stage latencies."),
     },
 )

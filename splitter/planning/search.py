@@ -63,16 +63,21 @@ class Chain:
 
 @dataclass(frozen=True)
 class Goal:
-    """An objective: the least `value`, which must not fall when seconds or dollars rise, within two bounds."""
+    """An objective: the least `value`, which must not fall when seconds or dollars rise, within bounds.
+
+    `most_cold_seconds` bounds the first answer where nothing is warm, which only a search with a share of cold queries
+    knows (cold/share.py).
+    """
 
     value: Prices
     most_seconds: float = float("inf")
     most_usd: float = float("inf")
+    most_cold_seconds: float = float("inf")
 
     @property
     def has_no_limits(self) -> bool:
         """Whether any chain keeps the bounds."""
-        return self.most_seconds == self.most_usd == float("inf")
+        return self.most_seconds == self.most_usd == self.most_cold_seconds == float("inf")
 
     def holds(self, seconds: float, usd: float) -> bool:
         """Return whether the bounds are kept."""
@@ -100,6 +105,10 @@ class Search:
     def edges(self) -> Iterator[Edge]:
         """Every edge, by the position where it stops."""
         return (edge for vertex in self._vertices for edge in self._into.get(vertex, ()))
+
+    def only(self, allowed: Callable[[Edge], bool]) -> Search:
+        """Return the search over some of its edges."""
+        return Search(filter(allowed, self.edges), self._first, self._last, *self._shape)
 
     @property
     def ends(self) -> tuple[Vertex, tuple[Vertex, ...]]:

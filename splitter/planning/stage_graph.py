@@ -120,10 +120,12 @@ class StageGraph:
         """The whole network on one tile, None where it may not be that, or where stages have ranks to compare.
 
         Its seconds include those that the platform's share of cold queries waits longer for its weights than for none:
-        bounds are of warm seconds.
+        bounds are of warm seconds. None as well where the first answer has a bound, which it may break.
         """
         fixed = self.gang == "always" or self.stages or self.grids.per_stage or self.grids.requested
         if self.goal is None or fixed or self.least_work or ONE not in self._stage_grids:
+            return None
+        if self.goal.most_cold_seconds < float("inf"):
             return None
         candidate = self._candidate(self._enumerator.whole(self.cuts[0], self.cuts[-1]))
         if candidate is None or any(candidate.rank):

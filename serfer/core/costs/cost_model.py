@@ -233,6 +233,13 @@ def starting_usd(
     return np.asarray(tasks * (billed_usd(memory_mb, cold_s, functions) + request))
 
 
+def start_usd(tasks: int, memory_mb: int, start: ColdStart, functions: LambdaFacts, *, first: bool) -> float:
+    """Price the same of starts that may be restored from a snapshot, which is paid by the GB."""
+    usd = float(starting_usd(tasks, memory_mb, start.billed_seconds, functions, first=first))
+    restored = tasks * memory_mb / _MB_PER_GB * functions.price_snapstart_restored if start.restored else 0.0
+    return usd + restored
+
+
 @dataclass(frozen=True)
 class Exchange:
     """What a gang's members send and receive before a stage: arrays whose last axis has a value for each member."""
@@ -532,15 +539,11 @@ def _with_starts(
 ) -> StagePrice:
     """Add to a step's warm price what the share of queries that find nothing warm waits and pays for its starts."""
     share = platform.cold_share
-    billed_s, functions = start.billed_seconds, platform.functions
-    usd = float(starting_usd(stage.tasks, stage.memory_mb, billed_s, functions, first=first))
-    if start.restored:
-        usd += stage.tasks * stage.memory_mb / _MB_PER_GB * functions.price_snapstart_restored
     return replace(
         stage,
         seconds=stage.seconds + share * waited_s,
-        usd=stage.usd + share * usd,
-        billed_s=stage.billed_s + share * stage.tasks * billed_s,
+        usd=stage.usd + share * start_usd(stage.tasks, stage.memory_mb, start, platform.functions, first=first),
+        billed_s=stage.billed_s + share * stage.tasks * start.billed_seconds,
     )
 
 

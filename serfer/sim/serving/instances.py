@@ -36,7 +36,8 @@ def predicted_instance(whole: Plan, name: str, facts: AwsFacts, slo_ms: float | 
             f"the speed of {name} is not predicted, only that of {known}: measure it there with serfer study tune, and "
             "give --scenario FILE.toml"
         )
-    batches = _on_vcpus(whole, facts.vcpus[name]) if name in facts.vcpus else _on_gpu(whole, facts.gpu_vcpus[name])
+    load = plan_load(whole, 0)
+    batches = predicted_batches(float(load.serial_s[0]), float(load.parallel_s[0]), name, facts)
     image_ms = batches[0][1]
     slo_ms = max(_SLO_MS, _SLO_TIMES * image_ms) if slo_ms is None else slo_ms
     if 2 * image_ms > slo_ms:
@@ -55,12 +56,16 @@ def predicted_instance(whole: Plan, name: str, facts: AwsFacts, slo_ms: float | 
     return Scenario(slo_ms, LambdaTarget(1.0, 1.0, 0.0, 1, 1.0, 0.0), (kind,))  # Lambda is what functions say
 
 
-def _on_vcpus(whole: Plan, vcpus: int) -> tuple[tuple[int, float], ...]:
-    load = plan_load(whole, 0)
-    return ((1, MS_PER_S * (TASK_SECONDS + float(compute_seconds(load.serial_s, load.parallel_s, vcpus)[0]))),)
+def predicted_batches(serial_s: float, parallel_s: float, name: str, facts: AwsFacts) -> tuple[tuple[int, float], ...]:
+    """Return (images, milliseconds) by size of a batch on an instance type whose vCPUs are known, or its GPU's worth.
+
+    Seconds are those of an image on one vCPU, what more of them do not speed up and what they do.
+    """
+    if name in facts.vcpus:
+        return ((1, MS_PER_S * (TASK_SECONDS + float(compute_seconds(serial_s, parallel_s, facts.vcpus[name])))),)
+    return gpu_batches(serial_s + parallel_s, facts.gpu_vcpus[name])
 
 
-def _on_gpu(whole: Plan, vcpus: float) -> tuple[tuple[int, float], ...]:
-    load = plan_load(whole, 0)
-    image_ms = MS_PER_S * float(load.serial_s[0] + load.parallel_s[0]) / vcpus
-    return tuple((images, _LAUNCH_MS + images * image_ms) for images in _BATCHES)
+def gpu_batches(image_s: float, vcpus: float) -> tuple[tuple[int, float], ...]:
+    """Return the same of a GPU that is worth so many vCPUs, for an image that takes one of them `image_s` seconds."""
+    return tuple((images, _LAUNCH_MS + images * MS_PER_S * image_s / vcpus) for images in _BATCHES)

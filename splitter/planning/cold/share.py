@@ -61,7 +61,8 @@ def best_chain(search: Search, goal: Goal, platform: Platform) -> Chain | None:
     """Return the chain with the least value within the goal's bounds, or None where no chain keeps them.
 
     The value is of expected seconds and dollars, with the platform's share of cold queries; bounds are of warm seconds,
-    and of expected dollars. The chain's own seconds are warm.
+    of expected dollars and, where there is such a share, of the first answer where nothing is warm. The chain's own
+    seconds are warm.
     """
     if not platform.cold_share:
         return search.best(goal)
@@ -201,7 +202,8 @@ class _ShareSearch:
     def _rated(self, chain: Chain) -> tuple[float, float, float, Chain]:
         """Return a chain after its value, infinite where it breaks a bound, and what decides among equals."""
         cold_s = first_answer(chain, self._platform)
-        holds = self._goal.holds(chain.seconds, chain.usd)
+        in_time = cold_s <= self._goal.most_cold_seconds * (1 + _SAME)
+        holds = in_time and self._goal.holds(chain.seconds, chain.usd)
         value = self._goal.value(expected_seconds(chain.seconds, cold_s, self._platform), chain.usd)
         return (value if holds else np.inf, chain.usd, cold_s, chain)
 
@@ -245,6 +247,7 @@ class _ShareSearch:
         ended = np.maximum(labels.ended + warm_left, earliest)
         goal = self._goal
         kept = np.isfinite(warm) & (warm <= goal.most_seconds * (1 + _SAME)) & (usd <= goal.most_usd * (1 + _SAME))
+        kept &= ended <= goal.most_cold_seconds * (1 + _SAME)
         return np.flatnonzero(kept & (self._value(warm, ended, usd) <= bound))
 
     def _value(self, warm: Floats, ended: Floats, usd: Floats) -> Floats:
@@ -252,10 +255,15 @@ class _ShareSearch:
         return np.asarray(self._goal.value(seconds, usd))  # type: ignore[arg-type]  # same
 
     def _undominated(self, labels: _Labels, *, exact: bool) -> NDArray[np.int64]:
-        """Return the labels that no other beats in expected seconds, dollars and, where `exact`, warm seconds."""
+        """Return the labels that no other beats in expected seconds, dollars and, where `exact`, warm seconds.
+
+        A bound of the first answer takes the place of expected seconds by that: who is earlier warm and cold is both.
+        """
         mixed = (1 - self._platform.cold_share) * labels.warm + self._platform.cold_share * labels.ended
         warm = labels.warm if exact else np.zeros_like(mixed)
-        if self._goal.most_seconds < np.inf:
+        if self._goal.most_cold_seconds < np.inf:
+            warm, mixed = labels.warm, labels.ended
+        elif self._goal.most_seconds < np.inf:
             warm = labels.warm
         order = np.lexsort((mixed, warm, labels.usd))
         warm, mixed = warm[order], mixed[order]

@@ -80,12 +80,16 @@ def test_search_returns_the_best_of_all_chains_with_cold_queries_in_their_share(
             parts = WithColds(graph, cuts, slow_starts(budget, share)).chains()
             warm, cold, usd = map(np.concatenate, zip(*parts, strict=True))
             seconds = (1 - share) * warm + share * cold
-            for goal in (*GOALS.values(), replace(COST, most_seconds=(warm.min() + warm[usd.argmin()]) / 2)):
-                fitting = warm <= goal.most_seconds
+            later = (warm.min() + warm[usd.argmin()]) / 2
+            first = (cold.min() + cold[usd.argmin()]) / 2
+            bounded = (replace(COST, most_seconds=later), replace(COST, most_cold_seconds=first))
+            for goal in (*GOALS.values(), *bounded):
+                fitting = (warm <= goal.most_seconds) & (cold <= goal.most_cold_seconds)
                 best = goal.value(seconds[fitting], usd[fitting]).min()
-                chain, _, expected = chosen(graph, cuts, budget, share, goal)
+                chain, cold_s, expected = chosen(graph, cuts, budget, share, goal)
                 assert goal.value(expected, chain.usd) == pytest.approx(best, rel=1e-9)
                 assert chain.seconds <= goal.most_seconds * (1 + 1e-9)
+                assert cold_s <= goal.most_cold_seconds * (1 + 1e-9)
                 others += goal.value(warm, usd).argmin() != goal.value(seconds, usd).argmin()
     assert others > len(some_cases)
 

@@ -1,9 +1,9 @@
 """The ways to answer a network's queries within an objective, each with its least dollars: all modelled.
 
     one function, SnapStart   every query has an environment of its own; no store, no driver
-    split, gang               and environments for every task, a store where tensors need one, a driver function that waits
+    split, gang               and for every task, a store where tensors need one, a driver function that waits
     instance                  as many as a burst takes within the objective, always on: nothing is cold
-    serverless GPU            as many, billed from a burst on until they have been idle for too long
+    serverless GPU            as many, billed until they have been idle for too long, or the next burst finds them warm
 
 Functions, stores and the driver function are priced by the cost model, instances as `serfer cost --log` predicts them.
 What stands (snapshots, a store's hours, instances) is divided among the queries of an hour. Left out for all: the start
@@ -13,7 +13,7 @@ and the time of what takes the request, and transfer to it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
@@ -46,6 +46,7 @@ ONE_FUNCTION, SNAPSTART, SPLIT, GANG, INSTANCE, GPU = WAYS = (
 MISSED = 0.01
 """The share of queries that may miss an objective: where more are cold, a cold one's time counts too."""
 _NO_STORE = "s3"  # what is deployed where nothing between stages needs one: it costs nothing an hour
+_ANY = 1 << 30  # tasks at once: as many as there may be
 _LOADED = 0.9  # the share of what an instance computes that counts
 _MB_PER_GB = 1024
 _Positive = Annotated[float, Bounds(0.0, 1e9, above=True)]
@@ -53,7 +54,7 @@ _Positive = Annotated[float, Bounds(0.0, 1e9, above=True)]
 
 @dataclass(frozen=True)
 class ServerlessGpu:
-    """A GPU by the second: the vCPUs that it is worth, seconds to start, and seconds that it is billed for when idle."""
+    """A GPU by the second: the vCPUs that it is worth, seconds to start, and idle seconds that are billed."""
 
     name: str
     usd_per_second: _Positive
@@ -174,15 +175,17 @@ class Contest:
         return found
 
     def _divided(self, question: Question) -> Iterator[Answer]:
-        """Yield plans of several tasks, and of several with a gang."""
+        """Yield the cheapest plans of several tasks: without a store, with one, and with a gang where that is."""
         most = self._concurrency // question.burst - 1  # beside the query's driver
-        stores = dict.fromkeys((_NO_STORE, self._budget.store))
-        kinds = [(SPLIT, store) for store in stores] + [(GANG, store) for store in stores if exchanges(store)]
-        for way, store in kinds:
-            chain = self._cheapest(question, way, store, most)
-            stored = chain is not None and (way == GANG or any(not one.inline for one in choices_of(chain)[:-1]))
-            if chain is not None and (stored or store == _NO_STORE):  # without one, images travel inline
-                yield self._priced(question, way, store if stored else "no store", chain)
+        for store in dict.fromkeys((_NO_STORE, self._budget.store)):
+            gangs = exchanges(store)
+            chain = self._cheapest(question, store, most, gangs=gangs)
+            if chain and _has_gang(chain):
+                yield self._priced(question, GANG, store, chain)
+                chain = self._cheapest(question, store, most, gangs=False)
+            stored = chain is not None and any(not one.inline for one in choices_of(chain)[:-1])
+            if chain and (stored or store == _NO_STORE):  # without one, images travel inline
+                yield self._priced(question, SPLIT, store if stored else "no store", chain)
 
     def _priced(self, question: Question, way: str, store: str, chain: Chain) -> Answer:
         """Price a chain with its driver function, and the hours of its store."""
@@ -198,29 +201,37 @@ class Contest:
         usd += platform.price_hour / question.per_hour
         return Answer(way, f"{describe(chain)}, {store}", chain.seconds, cold_s, usd)
 
-    def _cheapest(self, question: Question, way: str, store: str, most: int) -> Chain | None:
+    def _cheapest(self, question: Question, store: str, most: int, *, gangs: bool) -> Chain | None:
         """Return the cheapest chain that meets the objective and has at most so many tasks at once, None for none.
 
-        Where cold queries count, all its environments start at once, and have room. Of those that have not, one with
-        narrower stages is looked for: by its widest stage, so that not all combinations are tried.
+        Where cold queries count, all its environments start at once. Of those that have no room, one with a narrower
+        widest stage is looked for, so that not all combinations are tried.
         """
-        counts = question.cold_counts
-        search = self._search(question.cold_share, store)
-        for width in sorted({width for width in map(_width, search.edges) if width <= most}, reverse=True):
-            key = way, store, question.cold_share, question.slo_s, width
-            if key not in self._chains:
-                self._chains[key] = self._best(question, way, store, width)
-            chain = self._chains[key]
-            if chain is None or not counts or sum(step[0].grid.tiles for step in steps_of(chain)) <= most:
+        search, width = self._search(question.cold_share, store), _ANY
+        while chain := self._best(question, store, width, gangs=gangs):
+            tiles = [step[0].grid.tiles for step in steps_of(chain)]
+            if max(tiles) <= most and (sum(tiles) <= most or not question.cold_counts):
                 return chain
+            below = min(max(tiles), most + 1)
+            width = max((each for each in map(_width, search.edges) if each < below), default=0)
         return None
 
-    def _best(self, question: Question, way: str, store: str, width: int) -> Chain | None:
-        slo_s = question.slo_s
-        goal = replace(COST, most_seconds=slo_s, most_cold_seconds=slo_s if question.cold_counts else math.inf)
-        search = self._search(question.cold_share, store).only(_allowed(way, width, len(self._network.graph.nodes)))
-        found = best_chain(search, goal, self._within(question.cold_share, store).platform) if search.fastest else None
-        return found if found and (way == SPLIT or any(map(_is_gang, (edge for edge, _ in found.steps)))) else None
+    def _best(self, question: Question, store: str, width: int, *, gangs: bool) -> Chain | None:
+        """Return the cheapest chain of steps up to a width that meets the objective; each is searched once."""
+        share, slo_s, nodes = question.cold_share, question.slo_s, len(self._network.graph.nodes)
+        key = store, share, slo_s, width, gangs
+
+        def allowed(edge: Edge) -> bool:
+            whole = (edge.start[1], edge.stop[1]) == (0, nodes) and _width(edge) == 1
+            return _width(edge) <= width and not whole and (gangs or not isinstance(edge.stage, CandidateGang))
+
+        if key not in self._chains:
+            goal = replace(COST, most_seconds=slo_s, most_cold_seconds=slo_s if question.cold_counts else math.inf)
+            search = self._search(share, store).only(allowed)
+            self._chains[key] = (
+                best_chain(search, goal, self._within(share, store).platform) if search.fastest else None
+            )
+        return self._chains[key]
 
     def _search(self, share: float, store: str) -> Search:
         """Return the search over all plans, those of one task included, made once."""
@@ -253,14 +264,15 @@ class Contest:
         between_s = question.burst / question.per_hour * S_PER_HOUR
         for gpu in self._gpus:
             if (fleet := _fleet(Profile(gpu_batches(sum(self._compute), gpu.vcpus)), question)) is not None:
-                count, seconds = fleet
-                billed_s = min(seconds + gpu.idle_s, max(between_s, seconds)) + question.cold_share * gpu.start_s
+                (count, seconds), share = fleet, question.cold_share
+                kept_s = max(between_s, seconds)  # until the next burst: what finds a GPU warm has paid for it
+                billed_s = share * (gpu.start_s + min(seconds + gpu.idle_s, kept_s)) + (1 - share) * kept_s
                 usd = count * billed_s * gpu.usd_per_second / question.burst
                 yield Answer(GPU, f"{count:,} {gpu.name}", seconds, seconds + gpu.start_s, usd)
 
 
 def _fleet(times: Profile, question: Question) -> tuple[int, float] | None:
-    """Return how many devices answer a burst within the objective and keep up with the load, and the last one's seconds.
+    """Return how many devices answer a burst in time and keep up with the load, and the seconds of its last query.
 
     None where one image takes longer.
     """
@@ -292,19 +304,9 @@ def _candidate(edge: Edge) -> CandidateStage | CandidateGang:
     return edge.stage
 
 
-def _is_gang(edge: Edge) -> bool:
-    return isinstance(edge.stage, CandidateGang)
-
-
 def _width(edge: Edge) -> int:
     return max(_candidate(edge).tasks)
 
 
-def _allowed(way: str, width: int, nodes: int) -> Callable[[Edge], bool]:
-    """Return which edges a way may have: all but the whole network in one task, and gangs only where it has them."""
-
-    def allowed(edge: Edge) -> bool:
-        whole = (edge.start[1], edge.stop[1]) == (0, nodes) and _width(edge) == 1
-        return _width(edge) <= width and not whole and (way == GANG or not _is_gang(edge))
-
-    return allowed
+def _has_gang(chain: Chain) -> bool:
+    return any(isinstance(edge.stage, CandidateGang) for edge, _ in chain.steps)

@@ -116,17 +116,17 @@ def results(result: Overhead) -> Results:
     """Return the pipeline's processor time beside the unsplit forward pass's."""
     times = {**result.shares_ms, "pipeline, all of it": result.pipeline_ms, "unsplit forward pass": result.unsplit_ms}
     low, high = min(result.ratios), max(result.ratios)
+    rows = {
+        **{f"processor ms: {name}": f"{ms:.1f}" for name, ms in times.items()},
+        "times the unsplit pass (pairs from, to)": f"{result.ratio:.2f} ({low:.2f} to {high:.2f})",
+        "bytes through the store, both ways": f"{result.bytes_per_query:,}",
+        "polls": f"{result.polls}",
+        "weight loads of an environment, at most": f"{result.weight_loads}",
+    }
     return Results(
         [asdict(result)],
-        [Table(("processor ms a query", "median"), [(name, f"{ms:.2f}") for name, ms in times.items()])],
-        [
-            f"{result.ratio:.2f} times the unsplit pass (pairs from {low:.2f} to {high:.2f})",
-            (
-                f"{result.rounds} rounds of {result.queries} queries; {result.polls} polls; "
-                f"{result.bytes_per_query:,} bytes a query through the store"
-            ),
-            f"most weight loads of any environment: {result.weight_loads}; {result.machine}",
-        ],
+        [Table(("of a warm query", result.model), [*rows.items()])],
+        [f"medians of {result.rounds} rounds of {result.queries} queries; {result.machine}"],
     )
 
 

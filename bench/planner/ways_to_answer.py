@@ -256,22 +256,22 @@ class Contest:
         for name, price in facts.instances.items():
             if name in facts.vcpus or name in facts.gpu_vcpus:
                 times = Profile(predicted_batches(*self._compute, name, facts))
-                if (fleet := _fleet(times, question)) is not None:
-                    count, seconds = fleet
+                if (found := fleet(times, question)) is not None:
+                    count, seconds = found
                     yield Answer(INSTANCE, f"{count:,} {name}", seconds, seconds, count * price / question.per_hour)
 
     def _serverless_gpus(self, question: Question) -> Iterator[Answer]:
         between_s = question.burst / question.per_hour * S_PER_HOUR
         for gpu in self._gpus:
-            if (fleet := _fleet(Profile(gpu_batches(sum(self._compute), gpu.vcpus)), question)) is not None:
-                (count, seconds), share = fleet, question.cold_share
+            if (found := fleet(Profile(gpu_batches(sum(self._compute), gpu.vcpus)), question)) is not None:
+                (count, seconds), share = found, question.cold_share
                 kept_s = max(between_s, seconds)  # until the next burst: what finds a GPU warm has paid for it
                 billed_s = share * (gpu.start_s + min(seconds + gpu.idle_s, kept_s)) + (1 - share) * kept_s
                 usd = count * billed_s * gpu.usd_per_second / question.burst
                 yield Answer(GPU, f"{count:,} {gpu.name}", seconds, seconds + gpu.start_s, usd)
 
 
-def _fleet(times: Profile, question: Question) -> tuple[int, float] | None:
+def fleet(times: Profile, question: Question) -> tuple[int, float] | None:
     """Return how many devices answer a burst in time and keep up with the load, and the seconds of its last query.
 
     None where one image takes longer.
@@ -279,9 +279,9 @@ def _fleet(times: Profile, question: Question) -> tuple[int, float] | None:
     most = _most_images(times, MS_PER_S * question.slo_s, question.burst)
     if not most:
         return None
-    busy_s = question.per_hour / S_PER_HOUR * _burst_ms(times, most) / MS_PER_S / most
+    busy_s = question.per_hour / S_PER_HOUR * burst_ms(times, most) / MS_PER_S / most
     count = max(math.ceil(question.burst / most), math.ceil(busy_s / _LOADED))
-    return count, _burst_ms(times, math.ceil(question.burst / count)) / MS_PER_S
+    return count, burst_ms(times, math.ceil(question.burst / count)) / MS_PER_S
 
 
 def _most_images(times: Profile, within_ms: float, burst: int) -> int:
@@ -289,11 +289,11 @@ def _most_images(times: Profile, within_ms: float, burst: int) -> int:
     low, high = 0, burst
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if _burst_ms(times, middle) <= within_ms else (low, middle - 1)
+        low, high = (middle, high) if burst_ms(times, middle) <= within_ms else (low, middle - 1)
     return low
 
 
-def _burst_ms(times: Profile, images: int) -> float:
+def burst_ms(times: Profile, images: int) -> float:
     """Return when the last of some images is answered that one device computes in its largest batches."""
     batches, left = divmod(images, times.max_batch)
     return batches * times.batch_ms(times.max_batch) + (times.batch_ms(left) if left else 0.0)

@@ -54,7 +54,9 @@ def first_answer(chain: Chain, platform: Platform) -> float:
 def expected_seconds(warm_s: float, cold_s: float, platform: Platform) -> float:
     """Return the expected seconds of a query, of which the platform's share is cold."""
     share = platform.cold_share
-    return (1 - share) * warm_s + share * cold_s if share else warm_s
+    if share in (0, 1):  # the other may be infinite
+        return cold_s if share else warm_s
+    return (1 - share) * warm_s + share * cold_s
 
 
 def best_chain(search: Search, goal: Goal, platform: Platform) -> Chain | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,17 +13,33 @@ from matplotlib.patches import Patch, Rectangle
 from serfer.core.units import MS_PER_S
 from serfer.pictures.render import drawable, fitting_size, picture_settings, save
 from serfer.pictures.scene import GREY, INK, LIGHT, WHITE, stage_colour
-from serfer_bench.planner.surface import NONE, Cell
-from serfer_bench.planner.ways_to_answer import WAYS
+from serfer_bench.planner.ways_to_answer import WAYS, Question
 
-_LETTERS = dict(zip((*WAYS, NONE), "FSPGIU-", strict=True))
-_COLOURS = {**{way: stage_colour(number) for number, way in enumerate(WAYS)}, NONE: LIGHT}
+_NONE = "none"
+_LETTERS = dict(zip((*WAYS, _NONE), "FSPGIU-", strict=True))
+_COLOURS = {**{way: stage_colour(number) for number, way in enumerate(WAYS)}, _NONE: LIGHT}
 _CELL, _GAP, _LEFT, _ABOVE, _BELOW, _LINE = 0.25, 0.14, 1.25, 0.95, 0.35, 0.16  # inches
 _Panel = tuple[float, float]
 """An objective in seconds, and a share of cold queries."""
 
 
-def draw(cells: Sequence[Cell], stamp: Sequence[str], out: Path) -> None:
+class Won(Protocol):
+    """A question about a network at one size of image, and who wins: a way, or "none"."""
+
+    @property
+    def model(self) -> str: ...  # noqa: D102 - as it says
+
+    @property
+    def size(self) -> int: ...  # noqa: D102 - same
+
+    @property
+    def question(self) -> Question: ...  # noqa: D102 - same
+
+    @property
+    def winner(self) -> str: ...  # noqa: D102 - same
+
+
+def draw(cells: Sequence[Won], stamp: Sequence[str], out: Path) -> None:
     """Draw a panel for each network, objective and share of cold queries: sizes across, bursts upwards."""
     models = [*dict.fromkeys(cell.model for cell in cells)]
     panels = [*dict.fromkeys((cell.question.slo_s, cell.question.cold_share) for cell in cells)]

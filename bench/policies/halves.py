@@ -189,9 +189,9 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def results(outcomes: Sequence[Outcome]) -> Results:
+def results(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Results:
     """Return all outcomes, and how each policy did."""
-    return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], summary(outcomes))
+    return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], [*summary(outcomes), *notes])
 
 
 def halves(traces: Path | None, scenarios: Path, options: Options, *, spot: bool) -> list[HalvesCase]:
@@ -245,4 +245,4 @@ def command(
     every = halves(traces, scenarios, options, spot=spot)
     with status_lines() as progress:
         outcomes = measure(every, progress)
-    publish(results(outcomes), as_json=as_json, as_markdown=as_markdown)
+    publish(results(outcomes, options.skipped(traces)), as_json=as_json, as_markdown=as_markdown)

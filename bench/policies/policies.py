@@ -18,7 +18,7 @@ from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, val
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario_files import read_scenario, scenario_file
 from serfer.core.errors import InputError
 from serfer.settings import load_settings
 from serfer.sim.driver_limits import DriverLimits
@@ -27,6 +27,7 @@ from serfer.sim.policy_suite import PRICES
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.traces import missing_in, skipped
 from serfer_bench.policies.memoryless import NAME as PEER
 from serfer_bench.policies.memoryless import MemorylessOptimum
 
@@ -39,8 +40,9 @@ TracesOption = Annotated[
 ScenariosOption = Annotated[
     Path,
     typer.Option(
-        metavar="DIR or FILE",
-        help="A folder of scenarios: TOML files; or one of them. By default the prices of serfer study policy.",
+        metavar="DIR, FILE or NAME",
+        help="A folder of scenarios: TOML files; or one of them; or a name, as of serfer study policy: its prices are "
+        "the default.",
         show_default=False,
     ),
 ]
@@ -68,6 +70,20 @@ class Options:
     seeds: int = 1
     window_s: float = 0.0
     skip_zeros_over_s: float = math.inf
+
+    @property
+    def own(self) -> list[str]:
+        """The generators of `only` that are run by themselves."""
+        return [name for name in self.only if is_generator(name) and ":" in name]
+
+    def wanted(self, loads: Sequence[str]) -> list[str]:
+        """Return those of the loads that `only` has."""
+        parts = [name for name in self.only if name not in self.own]
+        return [name for name in loads if not self.only or any(part in Path(name).name for part in parts)]
+
+    def skipped(self, traces: Path | None) -> list[str]:
+        """Return a line about the public traces that it would have, and that are not in the folder."""
+        return skipped(self.wanted(missing_in(traces)), traces or "DIR")
 
 
 @dataclass(frozen=True)
@@ -118,12 +134,10 @@ def cases(traces: Path | None, scenarios: Path, options: Options) -> list[Case]:
 
     Raises InputError where there is nothing.
     """
-    own = [name for name in options.only if is_generator(name) and ":" in name]
-    parts = [name for name in options.only if name not in own]
     loads = [str(path) for path in sorted(traces.glob("*.csv"))] if traces else []
     loads += [name for name in GENERATORS if name not in OF_ONE_FUNCTION]
-    loads = [name for name in loads if not options.only or any(part in Path(name).name for part in parts)] + own
-    worlds = [scenarios] if scenarios.is_file() else sorted(scenarios.glob("*.toml"))
+    loads = options.wanted(loads) + options.own
+    worlds = sorted(scenarios.glob("*.toml")) if scenarios.is_dir() else [scenario_file(scenarios)]
     for what, files, where in (
         ("loads", loads, f"--traces {traces or '(none)'}"),
         ("scenarios", worlds, f"--scenarios {scenarios}"),
@@ -243,9 +257,9 @@ def _beside_the_peer(outcomes: Sequence[Outcome]) -> Iterator[str]:
         )
 
 
-def results(outcomes: Sequence[Outcome]) -> Results:
+def results(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Results:
     """Return all outcomes, and how each policy did."""
-    return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], summary(outcomes))
+    return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], [*summary(outcomes), *notes])
 
 
 def command(
@@ -290,4 +304,4 @@ def command(
     every = cases(traces, scenarios, options)
     with status_lines() as progress:
         outcomes = measure(every, progress)
-    publish(results(outcomes), as_json=as_json, as_markdown=as_markdown)
+    publish(results(outcomes, options.skipped(traces)), as_json=as_json, as_markdown=as_markdown)

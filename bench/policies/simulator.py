@@ -227,7 +227,9 @@ def results(checked: Checked) -> Results:
 
 
 def command(
-    scenario: Annotated[Path, typer.Option(help="A scenario's TOML file, to run the simulator and the router in.")],
+    scenario: Annotated[
+        Path, typer.Option(metavar="FILE or NAME", help="A scenario to run the simulator and the router in.")
+    ] = Path("two-types"),
     model: ModelOption = None,
     plan: PlanOption = None,
     runs: Annotated[

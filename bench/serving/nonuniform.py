@@ -25,7 +25,7 @@ from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
 from serfer.control.nonuniform.sizes import sizes_of
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan
 from serfer.control.scenario import Market, Scenario
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario_files import read_scenario, scenario_file
 from serfer.core.errors import QueryError, UnavailableError, UsageError
 from serfer.pipeline.workload import Sent, run
 from serfer.plan_directory import load_plan
@@ -277,7 +277,7 @@ async def _until_ready(url: str, http: aiohttp.ClientSession, instances: _Instan
 
 
 def command(
-    scenario: Annotated[Path, typer.Option(metavar="FILE.toml", help="Prices and speeds, as of one thread.")],
+    scenario: Annotated[Path, typer.Option(metavar="FILE or NAME", help="Prices and speeds, as of one thread.")],
     model: ModelOption = None,
     plan: PlanOption = None,
     rate: Annotated[list[float] | None, typer.Option(help="Queries a second; may be repeated. [default: 20]")] = None,
@@ -287,7 +287,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Send bursts to two instances: with batch sizes of their own, with the same, and with batches at once."""
-    experiment = Experiment(scenario, rate or (20.0,), seconds, rounds)
+    experiment = Experiment(scenario_file(scenario), rate or (20.0,), seconds, rounds)
     with status_lines() as progress:
         rows = list(measure(plan_of(model, plan), experiment, progress))
     publish_rows(rows, directory, as_json=as_json)

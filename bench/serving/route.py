@@ -27,6 +27,7 @@ import typer
 from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.control.scenario_files import scenario_file
 from serfer.core.errors import QueryError, UsageError
 from serfer.core.plan import Plan
 from serfer.images import decode_image
@@ -291,7 +292,9 @@ def _keys(steps: Sequence[Step]) -> list[str]:
 
 
 def command(
-    scenario: Annotated[Path, typer.Option(metavar="FILE.toml", help="Prices and speeds that routing reckons with.")],
+    scenario: Annotated[
+        Path, typer.Option(metavar="FILE or NAME", help="Prices and speeds that routing reckons with.")
+    ],
     model: ModelOption = None,
     plan: PlanOption = None,
     policy: Annotated[str, typer.Option("--route", help="As for serfer serve, like the next three.")] = "auto",
@@ -313,7 +316,8 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Send a sustained burst to a driver with a pool, and show second by second where its queries ran."""
-    options = ["--route", policy, "--instances", instances, "--scenario", str(scenario), "--workers", workers]
+    options = ["--route", policy, "--instances", instances, "--workers", workers]
+    options += ["--scenario", str(scenario_file(scenario))]
     options += [] if max_usd_per_hour is None else ["--max-usd-per-hour", str(max_usd_per_hour)]
     experiment = Experiment(rps, seconds, after_s, step_s, kill_s, warm, options)
     plan_directory = plan_of(model, plan)

@@ -74,6 +74,10 @@ study_group = group(
     {
         "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
         "policy": ("serfer.cli.policy_suite:policy", "Hold a policy against the published ones, on fixed loads."),
+        "fetch-traces": (
+            "serfer.cli.fetch_traces:fetch_traces",
+            "Fetch recorded loads that pages of results use.",
+        ),
         "tune": ("serfer.cli.instance:tune", "Measure batch sizes for an instance."),
         "profile": ("serfer.cli.costs:profile", "Measure operators here, for split --profiles."),
         "train-forecaster": (

@@ -39,7 +39,11 @@ def policy(
     ] = None,
     scenario: Annotated[
         list[Path] | None,
-        typer.Option(help="In place of those of AWS, Google Cloud and Azure: a TOML file; may be repeated."),
+        typer.Option(
+            metavar="FILE or NAME",
+            help="In place of aws, google-cloud and azure: small-network, two-types, large-network, or a TOML file; "
+            "may be repeated.",
+        ),
     ] = None,
     scale: Annotated[str, typer.Option(help="As of serfer study simulate.")] = "M",
     seeds: Annotated[int | None, typer.Option(min=1, max=1000, help=f"Of each load. [default: {SEEDS}]")] = None,

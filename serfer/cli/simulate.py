@@ -66,7 +66,12 @@ def simulate(
         str | None, typer.Argument(metavar="[LOAD]", help="A file of a load, or a generator.", show_default=False)
     ] = None,
     scenario: Annotated[
-        Path | None, typer.Option(help="A TOML file with the prices and speeds of both targets; LOAD needs it.")
+        Path | None,
+        typer.Option(
+            metavar="FILE or NAME",
+            help="Prices and speeds of both targets: a TOML file, or aws, google-cloud, azure, small-network, "
+            "two-types, large-network, which come with SerFer. [default: aws]",
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -177,7 +182,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Run routing policies on a load (HELP is what the command line shows)."""
-    from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - the command line starts fast
+    from serfer.control.scenario_files import DEFAULT_SCENARIO, read_scenario  # noqa: PLC0415 - starts fast
     from serfer.sim.driver_limits import DriverLimits  # noqa: PLC0415 - same
     from serfer.sim.recommend import ALL, Comparison, policies_of  # noqa: PLC0415 - same
     from serfer.sim.simulate import RunOptions, policy_names, prepare, run_policies  # noqa: PLC0415 - same
@@ -188,13 +193,14 @@ def simulate(
     if replay is not None:
         _replay(load, replay, scenario, policy or [], value_trainer(learn=learn), as_json=as_json)
         return
-    if scenario is not None and _on_cluster(scenario, policy or ()):
+    scenario = scenario or DEFAULT_SCENARIO
+    if _on_cluster(scenario, policy or ()):
         spec = _load_spec(load or "", from_time, until_time, skip_zeros_over)
         _check_cluster(context, plot)
         _simulate_cluster(scenario, spec, policy or [], seed, period_s, level, window_s, plot, as_json=as_json)
         return
-    if load is None or scenario is None:
-        raise UsageError("give LOAD, a CSV trace or a generator, and --scenario FILE.toml (docs/how-to/simulate.md)")
+    if load is None:
+        raise UsageError("give LOAD, a CSV trace or a generator (docs/how-to/simulate.md)")
     if level not in LEVELS:
         raise UsageError(f"--level is {', '.join(LEVELS)}, not {level!r}")
     _check_places(plot, csv_file)

@@ -1,11 +1,11 @@
-"""Files that describe a scenario: of Lambda and instances, or of a cluster."""
+"""Files that describe a scenario: of Lambda and instances, or of a cluster; those of examples/ are known by name."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from serfer.control.infless.scenario import MARK, ClusterScenario, parse_cluster
 from serfer.control.scenario import Scenario, parse_scenario
@@ -14,11 +14,27 @@ from serfer.files import read_text
 
 _MAX_SCENARIO_BYTES = 64 * 1024
 _MAX_CLUSTER_BYTES = 1024 * 1024  # profiles of many operators
+_FOLDERS: Final = tuple(Path(__file__).parent / name for name in ("prices", "scenarios"))  # links into examples/
+SHIPPED: Final = {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.toml"))}
+"""The scenarios that come with SerFer, by name."""
+DEFAULT_SCENARIO: Final = Path("aws")
 T = TypeVar("T")
 
 
+def scenario_file(path: Path) -> Path:
+    """Return a scenario's file: the path, or what comes with SerFer where that is a name and no file.
+
+    Raises InputError for another word.
+    """
+    if path.suffix or len(path.parts) != 1 or path.exists():
+        return path
+    if path.name not in SHIPPED:
+        raise InputError(f"{path.name[:80]!r} is neither a file nor a scenario by name: those are {', '.join(SHIPPED)}")
+    return SHIPPED[path.name]
+
+
 def read_scenario(path: Path) -> Scenario:
-    """Read a scenario's TOML file; raises InputError that names the file and the key."""
+    """Read a scenario's TOML file, or one of SHIPPED by name; raises InputError that names the file and the key."""
     tables = _tables(path, _MAX_SCENARIO_BYTES)
     if MARK in tables:
         raise InputError(f"{path} describes a cluster ([[{MARK}]]), which serfer study simulate alone has policies for")
@@ -36,7 +52,7 @@ def read_cluster(path: Path) -> ClusterScenario:
 
 
 def _tables(path: Path, most_bytes: int) -> dict[str, Any]:
-    text = read_text(path, most_bytes)
+    text = read_text(scenario_file(path), most_bytes)
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting

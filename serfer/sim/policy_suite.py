@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from serfer.control.policies import ALONE, POLICIES, SEVERAL_TYPES
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario_files import SHIPPED, read_scenario
 from serfer.core.errors import UsageError
 from serfer.sim.rates import Progress, silent
 from serfer.sim.recommend import Comparison, Evaluation, LambdaChoice, Spread, evaluate
@@ -28,8 +28,7 @@ QUICK_LOADS: Final = ("diurnal:hours=4", "mmpp:hours=2,row_s=10")
 """Too short to learn anything from: to see that a policy runs."""
 SEEDS: Final = 5
 PERIOD_S: Final = 10.0
-_FOLDER: Final = Path(__file__).parent / "prices"  # a link to examples/prices
-PRICES: Final = tuple(_FOLDER / f"{name}.toml" for name in ("aws", "google-cloud", "azure"))
+PRICES: Final = tuple(SHIPPED[name] for name in ("aws", "google-cloud", "azure"))
 PUBLISHED: Final = tuple(name for name in POLICIES if name not in ALONE | SEVERAL_TYPES)
 """The policies that can be held against the optimum: of the first instance type, all load served."""
 

@@ -24,6 +24,7 @@ from serfer.sim.fleet import Purchase, SpotLosses
 from serfer.sim.generators import GENERATORS, generate, is_generator
 from serfer.sim.history import place_before, see_history
 from serfer.sim.hours import HOUR_S, Window, windows_of
+from serfer.sim.loads.catalogue import catalogue
 from serfer.sim.loads.reading import read_load
 from serfer.sim.queries import QueriesResult, QueriesRun, warm_up_s
 from serfer.sim.rates import PERIOD_S, Progress, RatesResult, check_period, run_rates, silent
@@ -66,6 +67,8 @@ class LoadSpec:
         path = Path(self.name)
         if not path.exists() and not path.suffix:
             raise InputError(f"{self.name[:80]!r} is neither a file nor a generator: those are {', '.join(GENERATORS)}")
+        if path.stem in catalogue() and not path.exists():
+            raise InputError(f"{path} is not there: serfer study fetch-traces {path.stem} --out {path.parent}")
         return read_load(path, progress)
 
 

@@ -123,7 +123,10 @@ def test_values_are_learnt_where_the_extra_is_installed_unless_told_not_to(
     monkeypatch.setattr(module, "measure", lambda cases, _: every.extend(cases) or [outcome("mark (x)", 10, 0.98)])
     (tmp_path / "two-types.toml").write_text(TOML)
     folders = ("--traces", str(tmp_path), "--scenarios", str(tmp_path))
-    assert CliRunner().invoke(app, ["bench", "policies", bench, *folders, "--load", "diurnal", *given]).exit_code == 0
+    loads = ("--load", "diurnal", "--load", "nasa")
+    done = CliRunner().invoke(app, ["bench", "policies", bench, *folders, *loads, *given])
+    assert done.exit_code == 0
+    assert "skipped: nasa_http_1995_per_minute: not here; get them with serfer study fetch-traces" in done.stdout
     found = {case.options.run_options.trainer for case in every}
     assert found == {KeptTrainer(tmp_path / "values") if learns else None}
 

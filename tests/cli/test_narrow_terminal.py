@@ -294,7 +294,7 @@ MISTAKES = {
     "predict {image} --plan {plan} --workers inprocess --store redis://127.0.0.1:1": (4, "is it running, and are host"),
     "app history nobody": (2, "has no application nobody: it has faces"),
     "deploy check registry none": (3, "write it again with serfer deploy package"),
-    "study simulate {labels}": (2, "--scenario FILE.toml"),
+    "study simulate poisson --scenario asw": (3, "a scenario by name: those are aws, "),
 }
 
 

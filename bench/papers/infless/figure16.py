@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
+from serfer.cli.shared.terminal import out
 from serfer.control.windows import window_policies
 from serfer.core.units import MS_PER_S
 from serfer.pictures import draw_charts
@@ -26,6 +27,7 @@ from serfer.sim.simulate import LoadSpec
 from serfer.sim.windows.warm_state import WarmState, warm_state
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.traces import skipped, split_missing
 
 LSTH: Final = ("lsth:gamma=0.3", "lsth:gamma=0.5", "lsth:gamma=0.7")
 AS_INFLESS, AS_AUTHORS = "hybrid:hours=4", "hybrid"
@@ -179,7 +181,9 @@ def command(
     *,
     trace: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE.csv", help="A load as serfer study simulate reads it; may be repeated."),
+        typer.Option(
+            metavar="LOAD", help="In place of the generated loads: as serfer study simulate takes it; may be repeated."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -197,18 +201,22 @@ def command(
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run LSTH, the hybrid histogram policy and fixed windows on traces and generated loads of two weeks."""
+    """Run LSTH, the hybrid histogram policy and fixed windows on generated loads of two weeks, or on traces."""
     chosen = tuple(policy or POLICIES)
     for name in chosen:
         window_policies(name)  # says what is wrong with it
     kept_s = load_settings().facts().functions.kept_warm
-    loads = [LoadSpec(name, skip_zeros_over_s=skip_zeros_over) for name in trace or ()]
+    here, missing = split_missing(trace or ())
+    loads = [LoadSpec(name, skip_zeros_over_s=skip_zeros_over) for name in (here if trace else GENERATED)]
+    if not loads:
+        out.print(*skipped(missing), soft_wrap=True, markup=False)
+        return
     rows: list[WindowsRow] = []
     with status_line() as progress:
-        for load in [*loads, *(LoadSpec(name) for name in GENERATED)]:
+        for load in loads:
             progress(Path(load.name).stem)
             rows += run(load, range(seed, seed + seeds), latency_ms, chosen, kept_s)
-    stamp = publish_rows(rows, directory, as_json=as_json, notes=[*notes(rows)])
+    stamp = publish_rows(rows, directory, as_json=as_json, notes=[*notes(rows), *skipped(missing)])
     if picture is not None:
         below = [f"a query uses an instance for {latency_ms / MS_PER_S:g} s; {PUBLISHED}", *stamp.lines]
         draw_charts("Cold starts and idle waste of windows", charts(rows), [*_legend(rows)], below, picture)

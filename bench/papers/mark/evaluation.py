@@ -36,9 +36,10 @@ from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.traces import missing_in, skipped
 
 PERIOD_S: Final = 5.0
-TWITTER: Final = "twitter_2021-08_per_minute.csv"
+TWITTER: Final = "twitter_2021-08_per_minute"
 ON_DEMAND: Final = f"{__name__}:MarkOnDemand"
 NAMES: Final = {"sagemaker": "SageMaker", ON_DEMAND: "MArk-ondemand", "mark-spot": "MArk-spot"}
 _DAY_S, _HOUR_S, _MINUTE_S, _MS = 86400.0, 3600.0, 60.0, 1000.0
@@ -294,14 +295,15 @@ class _Fleet:
         return run.over(steps_of(trace, PERIOD_S), 0.0, window)
 
 
-def results(rows: Sequence[Row], seeds: Sequence[int]) -> Results:
-    """Return the figures side by side, and what of their inputs is constructed."""
+def results(rows: Sequence[Row], seeds: Sequence[int], remarks: Sequence[str] = ()) -> Results:
+    """Return the figures side by side, what of their inputs is constructed, and remarks."""
     notes = [f"{len(seeds)} seeds from {seeds[0]} on" + (": the least to the largest" if len(seeds) > 1 else "")]
     notes += [f"{one.name}: {one.constructed}" for one in MODELS if one.constructed]
     notes.append(
         "SageMaker's instances cost what EC2's do here; by AWS's list prices of 2019 they cost 1.4 times as much, "
         "which is in the paper's factors"
     )
+    notes += remarks
     records = (
         {name: getattr(row, name) for name in _RECORDED}
         | {"values": {key: list(value.values) for key, value in row.values.items()}}
@@ -316,7 +318,7 @@ _RECORDED: Final = ("experiment", "model", "load", "figure", "published", "here"
 def command(
     traces: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help=f"A folder with {TWITTER}; without it, no rows of Twitter."),
+        typer.Option(metavar="DIR", help=f"A folder with {TWITTER}.csv; without it, no rows of Twitter."),
     ] = None,
     window_s: Annotated[
         float, typer.Option(min=60, help="Seconds of the busiest and the median window that are run query by query.")
@@ -328,14 +330,17 @@ def command(
 ) -> None:
     """Redo MArk's evaluation in the simulator: its factors as published beside those reached here."""
     numbers = range(seed, seed + seeds)
+    missing = missing_in(traces, [TWITTER])
+    twitter = None if traces is None or missing else traces / f"{TWITTER}.csv"
     with status_lines() as progress:
         found = [
             [
-                *(twitter_rows(traces / TWITTER, window_s, number, progress) if traces else ()),
+                *(twitter_rows(twitter, window_s, number, progress) if twitter else ()),
                 *mmpp_rows(window_s, number, progress),
                 *surge_rows(number, progress),
                 *interruption_rows(number, progress),
             ]
             for number in numbers
         ]
-    publish(results(over_seeds(found), numbers), as_json=as_json, as_markdown=as_markdown)
+    remarks = skipped(missing, traces or "DIR")
+    publish(results(over_seeds(found), numbers, remarks), as_json=as_json, as_markdown=as_markdown)

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.core.errors import InputError, ModelError, UsageError
+from serfer.core.errors import ModelError, UsageError
 
 
 def paper(*arguments):
@@ -19,11 +19,6 @@ def paper(*arguments):
 def test_serfer_reads_its_digits_before_it_trains(tmp_path):
     with pytest.raises(ModelError, match=r"0\.json cannot be read"):
         paper("serfer", "--data", tmp_path)
-
-
-def test_mark_wants_its_trace(tmp_path):
-    with pytest.raises(InputError, match=r"twitter_2021-08_per_minute\.csv"):
-        paper("mark", "--traces", tmp_path)
 
 
 def test_infaas_shows_every_system_under_every_load_with_what_was_published():

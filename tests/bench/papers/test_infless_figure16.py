@@ -35,15 +35,25 @@ def test_the_notes_compare_with_the_hybrid_policy_as_infless_and_as_its_authors_
     assert [curve.name for curve in chart.curves] == ["fixed keep-alive", "lsth:gamma=0.5", "hybrid:hours=4", "hybrid"]
 
 
-def test_the_command_runs_traces_and_generated_loads_and_draws_them(tmp_path):
+def test_the_command_runs_traces_in_place_of_generated_loads_and_draws_them(tmp_path):
     trace, picture = tmp_path / "few.csv", tmp_path / "few.png"
     trace.write_text("minute,requests\n" + "".join(f"{minute},3\n" for minute in range(0, 3000, 30)))
     given = ["--trace", str(trace), "--seeds", "1", "--policy", "lsth", "--policy", "300", "--picture", str(picture)]
     result = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", "--json", *given])
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [row["load"] for row in rows][::2] == ["few", "sporadic", "periodic", "bursty-days"]
+    assert [row["load"] for row in rows] == ["few", "few"]
     assert rows[0]["cold"] < rows[1]["cold"] == 100
     assert picture.read_bytes().startswith(b"\x89PNG")
     wrong = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", "--policy", "lsht"])
     assert wrong.exit_code != 0
+
+
+def test_a_public_trace_that_is_not_here_is_skipped_by_name(tmp_path):
+    """Whoever has no traces may run every command of a page."""
+    gone = ["--trace", str(tmp_path / "infless_bursty.csv")]
+    result = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", *gone])
+    assert result.exit_code == 0
+    assert "skipped: infless_bursty: not here; get them with serfer study fetch-traces infless_bursty" in result.stdout
+    typed = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", "--trace", "mine.csv"])
+    assert typed.exit_code != 0

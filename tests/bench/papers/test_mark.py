@@ -59,8 +59,9 @@ def test_costs_stand_beside_the_published_factors(tmp_path):
     minutes = np.arange(11 * 1440)
     counts = (3000 + 1500 * np.sin(minutes / 1440 * 2 * np.pi)).astype(int)
     lines = "".join(f"{minute},{count}\n" for minute, count in zip(minutes, counts, strict=True))
-    (tmp_path / TWITTER).write_text("minute,requests\n" + lines)
-    rows = [*twitter_rows(tmp_path / TWITTER, 60.0, 0, silent, 3.0), *mmpp_rows(60.0, 0, silent, 3.0)]
+    twitter = tmp_path / f"{TWITTER}.csv"
+    twitter.write_text("minute,requests\n" + lines)
+    rows = [*twitter_rows(twitter, 60.0, 0, silent, 3.0), *mmpp_rows(60.0, 0, silent, 3.0)]
     factors = {(row.model, row.load, row.figure): row for row in rows if row.experiment == "cost"}
     spot = factors["LSTM-ptb", "Twitter", "SageMaker / MArk-spot"]
     assert spot.published == "6.64"

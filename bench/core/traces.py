@@ -1,0 +1,27 @@
+"""Recorded loads that tables of pages are of: a table whose file is not here is left out, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from serfer.sim.loads.catalogue import catalogue
+
+
+def missing_in(folder: Path | None, names: Iterable[str] = ()) -> list[str]:
+    """Return which public traces have no CSV file in a folder: all of them without one; of `names` alone, if given."""
+    return [name for name in names or catalogue() if folder is None or not (folder / f"{name}.csv").is_file()]
+
+
+def split_missing(files: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split loads into those to run, and the names of public traces that are not here; others' absence is an error."""
+    missing = [name for name in files if Path(name).stem in catalogue() and not Path(name).exists()]
+    return [name for name in files if name not in missing], [Path(name).stem for name in missing]
+
+
+def skipped(names: Sequence[str], where: object = "DIR") -> list[str]:
+    """Return a line that names what was skipped, for want of its file, and how to get it; none where nothing was."""
+    if not names:
+        return []
+    listed = " ".join(names)
+    return [f"skipped: {', '.join(names)}: not here; get them with serfer study fetch-traces {listed} --out {where}"]

@@ -5,8 +5,10 @@ loads from seeds x price files x policies ──> dollars over the optimum's, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +16,7 @@ from serfer.control.policies import ALONE, POLICIES, SEVERAL_TYPES
 from serfer.control.scenario_files import SHIPPED, read_scenario
 from serfer.core.errors import UsageError
 from serfer.sim.rates import Progress, silent
-from serfer.sim.recommend import Comparison, Evaluation, LambdaChoice, Spread, evaluate
+from serfer.sim.recommend import WORTH_PROCESSES, Comparison, Evaluation, LambdaChoice, Spread, evaluate
 from serfer.sim.simulate import LoadSpec, RunOptions, policy_names
 
 LOADS: Final = (
@@ -82,15 +84,32 @@ class SuiteRow:
 def run(suite: Suite, workers: int, progress: Progress = silent) -> list[SuiteRow]:
     """Run all policies on all loads at all prices, on `workers` processes; raises as `Suite.comparisons` does."""
     comparisons = suite.comparisons()
-    rows = []
+    if workers == 1 or sum(one.decisions() for one in comparisons) < WORTH_PROCESSES:
+        return [*_run(map(_evaluated, comparisons), comparisons, progress)]
+    # One pool for all: a process takes as long to start as many of the runs.
+    with ProcessPoolExecutor(min(workers, len(comparisons)), mp_context=get_context("spawn")) as pool:
+        try:
+            return [*_run(pool.map(_evaluated, comparisons), comparisons, progress)]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _evaluated(one: Comparison) -> list[Evaluation]:
+    return evaluate(one, workers=1)
+
+
+def _run(
+    found: Iterable[list[Evaluation]], comparisons: Sequence[Comparison], progress: Progress
+) -> Iterator[SuiteRow]:
+    every = iter(found)
     for number, one in enumerate(comparisons, 1):
         progress(f"{number} of {len(comparisons)}: {one.load.name} at the prices of {one.scenario_name}")
-        found = {each.policy: each for each in evaluate(one, workers)}
-        rows.append(_row(one, [found[policy] for policy in one.policies]))
-    return rows
+        yield _row(one, next(every))
 
 
-def _row(one: Comparison, found: Sequence[Evaluation]) -> SuiteRow:
+def _row(one: Comparison, evaluations: Sequence[Evaluation]) -> SuiteRow:
+    by_policy = {each.policy: each for each in evaluations}
+    found = [by_policy[policy] for policy in one.policies]
     ratios = {each.policy: each.ratio if each.comparable else None for each in found}
     optimum = next((each.optimum_usd for each in found if each.optimum_usd), None)
     return SuiteRow(one.load.name, one.scenario_name, one.seeds, optimum, ratios)

@@ -26,10 +26,11 @@ ALL: Final = "all"
 SLO_SHARE: Final = 0.99
 """The share of queries that are to be answered within the SLO."""
 MAX_RUNS: Final = 10_000
+WORTH_PROCESSES: Final = 100_000
+"""Decisions of all runs, from which on other processes pay for their start."""
 _WITHOUT_INSTANCES: Final = "serverless"
 _AS_CLOSE: Final = 0.005  # of the queries, by which candidates that miss the SLO count as equally close to it
 _NOTABLE: Final = 0.0005  # of the dollars: what is less is 0.0% in print
-_SMALL: Final = 100_000  # decisions of all runs, from which on other processes pay for their start
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,11 @@ class Comparison:
             raise UsageError(f"{len(found)} candidates for {self.seeds} seeds are more than {MAX_RUNS:,} runs")
         return found
 
+    def decisions(self) -> float:
+        """Return about how many decisions all runs take."""
+        trace = self.load.read(self.first_seed)
+        return len(self.candidates()) * self.seeds * max(len(trace.rates), trace.seconds / self.options.period_s)
+
     def inputs(self, progress: Progress = silent) -> list[tuple[SimInput, tuple[int, ...]]]:
         """Return the loads, scaled for the scenario, each with the seeds of the arrivals in it."""
         seeds = range(self.first_seed, self.first_seed + self.seeds)
@@ -183,7 +189,7 @@ def evaluate(comparison: Comparison, workers: int, progress: Progress = silent) 
         max(len(one.trace.rates), one.trace.seconds / comparison.options.period_s) for one, _ in inputs
     )
     outcomes: dict[int, list[Outcome]] = {number: [] for number in range(len(candidates))}
-    run = _in_processes if workers > 1 and decisions > _SMALL else _one_by_one
+    run = _in_processes if workers > 1 and decisions > WORTH_PROCESSES else _one_by_one
     for number, found in run(jobs, workers, progress):
         outcomes[number] += found
     evaluations = [

@@ -99,10 +99,11 @@ def test_values_are_learnt_from_the_first_half_before_the_second_is_judged(tmp_p
     assert first.rates[:: DAY // 144] == pytest.approx(whole.rates[:288] * 60.0 / whole.mean, rel=1e-6)
 
 
-def outcome(policy, usd, met):
+def outcome(policy, usd, met, load="a", ratio=None):
     names = dict.fromkeys(Outcome.__dataclass_fields__)
-    where = {"trace": "a", "scenario": "b", "scale": "S"}
+    where = {"trace": load, "scenario": "b", "scale": "S"}
     known = {"policy": policy, "cost_usd": usd, "slo_met": met, "launches": 0, "windows": (), "warnings": ()}
+    known |= {"ratio": ratio}
     return Outcome(**{**names, **where, **known})
 
 

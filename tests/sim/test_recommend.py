@@ -139,7 +139,7 @@ def test_too_many_runs_are_refused():
 
 
 def test_processes_find_what_one_finds(monkeypatch):
-    monkeypatch.setattr("serfer.sim.recommend._SMALL", 0)
+    monkeypatch.setattr("serfer.sim.recommend.WORTH_PROCESSES", 0)
     given, shown = comparison(seeds=2), []
     assert evaluate(given, 2, shown.append) == evaluate(given, 1)
     assert shown[-1].startswith("4 of 4 runs are done")

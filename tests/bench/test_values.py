@@ -1,0 +1,41 @@
+"""`serfer bench policies values`: the default policy with learnt values beside itself with windows alone."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from serfer.cli.main import app
+from serfer.learn import trainers
+from serfer_bench.policies import values
+from tests.bench.test_halves import outcome
+
+
+def test_rows_are_over_seeds_and_the_note_has_the_mean_saving_of_the_loads():
+    pairs = [
+        outcome(name, 1.0, None, load, ratio)
+        for load, windows, learnt in (("a,seed=1", 2.0, 1.5), ("a,seed=2", 2.0, 1.7), ("b,seed=1", 1.0, 1.1))
+        for name, ratio in ((values.WINDOWS, windows), (values.VALUES, learnt))
+    ]
+    found = values.results(values.rows(pairs))
+    assert [row[:3] for row in found.tables[0].body] == [["a", "b", "S"], ["b", "b", "S"]]
+    assert found.tables[0].body[0][4:] == ["1.600 (1.500 to 1.700)", "20.0% (15.0% to 25.0%)"]
+    assert found.notes[0] == "saved: 5.0% on average over 2 loads, -10.0% to 20.0%"
+
+
+def test_without_the_extra_the_command_says_what_installs_it(monkeypatch):
+    monkeypatch.setattr(trainers, "can_learn", lambda: False)
+    error = CliRunner().invoke(app, ["bench", "policies", "values"]).exception
+    assert "lightgbm is not installed" in str(error)
+
+
+@pytest.mark.slow
+def test_values_are_learnt_from_the_second_day_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path))
+    load = "periodic:every_s=3600,queries=60000,row_s=300,jitter_s=60,hours=48"
+    given = ["--load", load, "--seeds", "1", "--period-s", "300", "--json"]
+    done = CliRunner().invoke(app, ["bench", "policies", "values", *given])
+    assert done.exit_code == 0, done.output
+    row = json.loads(done.stdout)
+    assert row["load"] == load
+    assert row["values"]["mean"] != row["windows"]["mean"]

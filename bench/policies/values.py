@@ -7,6 +7,7 @@ learnt, or does not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from serfer.extras import missing_extra
 from serfer.sim.recommend import Spread
 from serfer.sim.simulate import Outcome, RunOptions
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.policies.policies import Case, Options, ScenariosOption, cases, measure
+from serfer_bench.policies.policies import Case, Options, ScenariosOption, TracesOption, cases, measure
 
 _BURST: Final = "queries=60000,row_s=300,jitter_s=120,hours=120"
 LOADS: Final = (
@@ -79,8 +80,8 @@ def _spreads(found: Sequence[tuple[float, float]]) -> Iterator[Spread]:
         yield Spread(fmean(values), min(values), max(values))
 
 
-def results(found: Sequence[ValuesRow]) -> Results:
-    """Return the rows, and what values save over all loads."""
+def results(found: Sequence[ValuesRow], remarks: Sequence[str] = ()) -> Results:
+    """Return the rows, what values save over all loads, and remarks."""
     body = [
         [
             one.load,
@@ -97,7 +98,7 @@ def results(found: Sequence[ValuesRow]) -> Results:
         f"saved: {fmean(saved):.1%} on average over {len(saved)} loads, {min(saved):.1%} to {max(saved):.1%}",
         f"means of {found[0].seeds} seeds, the least and the largest; of whole loads, with the first day, unlearnt",
     ]
-    return Results((asdict(one) for one in found), [Table(HEAD, body)], notes)
+    return Results((asdict(one) for one in found), [Table(HEAD, body)], [*notes, *remarks])
 
 
 def _cell(one: Spread, form: str) -> str:
@@ -106,9 +107,11 @@ def _cell(one: Spread, form: str) -> str:
 
 
 def command(
+    traces: TracesOption = None,
     scenarios: ScenariosOption = Path("small-network"),
     load: Annotated[
-        list[str] | None, typer.Option(help="A generator's NAME:KEY=VALUE,...; may be repeated. By default six.")
+        list[str] | None,
+        typer.Option(help="As for bench policies optimum; may be repeated. By default six generators."),
     ] = None,
     scale: Annotated[
         list[str] | None, typer.Option(help="S, M, none or a factor; may be repeated. [default: M]")
@@ -116,6 +119,9 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Of the first load of each generator.")] = FIRST_SEED,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Loads of each generator.")] = SEEDS,
     period_s: Annotated[float, typer.Option(help="Seconds between decisions.")] = PERIOD_S,
+    skip_zeros_over: Annotated[
+        float, typer.Option(help="Cut out times without queries of at least so many seconds.")
+    ] = math.inf,
     as_markdown: MarkdownOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -130,11 +136,12 @@ def command(
         scales=scale or ("M",),
         seed=seed,
         seeds=seeds,
+        skip_zeros_over_s=skip_zeros_over,
     )
     every = [
         ValuesCase(**{each.name: getattr(one, each.name) for each in fields(one)})
-        for one in cases(None, scenarios, options)
+        for one in cases(traces, scenarios, options)
     ]
     with status_lines() as progress:
         outcomes = measure(every, progress)
-    publish(results(rows(outcomes)), as_json=as_json, as_markdown=as_markdown)
+    publish(results(rows(outcomes), options.skipped(traces)), as_json=as_json, as_markdown=as_markdown)

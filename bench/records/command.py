@@ -52,8 +52,10 @@ def recorded(record: Record, root: Path) -> Record:
 def stale_lines(records: Mapping[str, Record], root: Path) -> Iterator[str]:
     """Yield a line for each stale record: what has changed, and how it is run again."""
     for name, record in records.items():
-        if changed := record.stale(root):
-            again = f"serfer bench results --run {name}" if record.cheap else record.command
+        again = f"serfer bench results --run {name}" if record.cheap or not record.tables else record.command
+        if not record.tables:
+            yield f"not run yet: {name}: {again}"
+        elif changed := record.stale(root):
             yield f"stale: {name}: {', '.join(changed)} changed since, or not recorded; again: {again}"
 
 

@@ -49,7 +49,7 @@ class Page:
                 table = records[name].markdown(int(number))
             except InputError as error:
                 raise InputError(f"{self.path}: {name}: {error}") from error
-            changed = records[name].stale(root)
+            changed = records[name].stale(root) if records[name].tables else []
             stale = (
                 f"**Stale**, as these have changed since or were not recorded: {_listed(changed)}.\n\n"
                 if changed

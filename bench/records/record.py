@@ -112,7 +112,12 @@ class Record:
         return [name for name, known in self.files.items() if digest(root / name) != known or known == NOT_RECORDED]
 
     def markdown(self, number: int) -> str:
-        """Write a table, from 1, and what it is; raises InputError where there is none of that number."""
+        """Write a table, from 1, and what it is; raises InputError where there is none of that number.
+
+        A record whose command was not run yet says so in place of its tables.
+        """
+        if not self.tables:
+            return f"*Not run yet*: `{self.command}`."
         if not 1 <= number <= len(self.tables):
             raise InputError(f"table {number}: there are {len(self.tables)}")
         figures = self.tables[number - 1]

@@ -45,6 +45,14 @@ def test_a_record_is_run_and_its_table_written_with_what_a_reader_needs(checkout
     assert results(checkout, "--run", "shared", "--check").exit_code == 0
 
 
+def test_a_command_that_was_not_run_yet_says_so_on_its_page(checkout):
+    assert results(checkout).exit_code == 0
+    page = (checkout / "docs" / "page.md").read_text()
+    assert f"*Not run yet*: `{COMMAND}`." in page
+    assert "Stale" not in page
+    assert "not run yet: shared: serfer bench results --run shared" in results(checkout, "--check").output
+
+
 def test_a_stale_record_is_listed_and_says_so_on_the_page_but_fails_nothing(checkout):
     results(checkout, "--run", "shared")
     (checkout / "rule.py").write_text("one = 2\n")

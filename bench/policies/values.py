@@ -48,7 +48,7 @@ class ValuesCase(Case):
         alone = replace(
             self, options=replace(self.options, run_options=replace(self.options.run_options, trainer=None))
         )
-        outcomes = (*Case.run(alone), *Case.run(self))
+        outcomes = [Case.run(one)[0] for one in (alone, self)]  # on mmpp the peer comes second
         return [replace(one, policy=name) for one, name in zip(outcomes, (WINDOWS, VALUES), strict=True)]
 
 

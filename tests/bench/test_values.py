@@ -1,13 +1,18 @@
 """`serfer bench policies values`: the default policy with learnt values beside itself with windows alone."""
 
 import json
+from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
+from serfer.control.policies import DEFAULT
 from serfer.learn import trainers
+from serfer.sim.policy_suite import PRICES
+from serfer.sim.simulate import RunOptions
 from serfer_bench.policies import values
+from serfer_bench.policies.policies import Options, cases
 from tests.bench.test_halves import outcome
 
 
@@ -21,6 +26,14 @@ def test_rows_are_over_seeds_and_the_note_has_the_mean_saving_of_the_loads():
     assert [row[:3] for row in found.tables[0].body] == [["a", "b", "S"], ["b", "b", "S"]]
     assert found.tables[0].body[0][4:] == ["1.600 (1.500 to 1.700)", "20.0% (15.0% to 25.0%)"]
     assert found.notes[0] == "saved: 5.0% on average over 2 loads, -10.0% to 20.0%"
+
+
+def test_a_load_is_run_twice_on_mmpp_too_where_a_peer_runs_beside_each_policy():
+    options = Options((DEFAULT,), RunOptions(60.0), ["mmpp:hours=0.2,row_s=60"], ["M"])
+    (case,) = cases(None, PRICES[0], options)
+    found = values.ValuesCase(**{each.name: getattr(case, each.name) for each in fields(case)}).run()
+    assert [one.policy for one in found] == [values.WINDOWS, values.VALUES]
+    assert found[0].cost_usd == found[1].cost_usd  # without a trainer nothing is learnt
 
 
 def test_without_the_extra_the_command_says_what_installs_it(monkeypatch):

@@ -68,6 +68,14 @@ def test_no_policy_is_below_the_optimum_and_the_same_suite_gives_the_same_figure
     assert over_all(rows)["serverless"].mean == rows[0].ratios["serverless"].mean
 
 
+@pytest.mark.slow
+def test_processes_give_the_same_rows_in_the_same_order(monkeypatch):
+    suite = Suite(["serverless", "ski-rental"], [HOUR, "poisson:hours=1,row_s=60"], PRICES[:2], seeds=2, period_s=60.0)
+    alone = run(suite, 1)
+    monkeypatch.setattr("serfer.sim.policy_suite.WORTH_PROCESSES", 0)
+    assert run(suite, 2) == alone
+
+
 def test_a_policy_of_several_types_or_without_functions_is_not_among_the_published_ones():
     assert {"sagemaker", "mark-spot"}.isdisjoint(PUBLISHED)
     assert {"break-even", "ski-rental", "mark", "infless", "target-tracking", "target-tracking-stepwise"} <= {

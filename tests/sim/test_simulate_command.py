@@ -446,12 +446,12 @@ def test_the_table_compares_with_target_tracking_and_sums_up(scenario):
     assert f"saves {saved} at least at M" in lines[-2]
 
 
-def test_bench_policies_refuses_empty_folders(tmp_path):
-    result = CliRunner().invoke(
-        app, ["bench", "policies", "--traces", str(tmp_path), "--scenarios", str(tmp_path / "none")]
-    )
+@pytest.mark.parametrize(("name", "fault"), [("", "--scenarios"), ("none", "by name: those are aws"), ("a/b", "a/b")])
+def test_bench_policies_refuses_folders_and_names_without_scenarios(tmp_path, monkeypatch, name, fault):
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["bench", "policies", "--traces", str(tmp_path), "--scenarios", name or "."])
     assert isinstance(result.exception, InputError)
-    assert "--scenarios" in str(result.exception)
+    assert fault in str(result.exception)
 
 
 def test_one_scenario_of_a_folder_is_chosen_by_its_file(tmp_path):

@@ -9,8 +9,10 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
+from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError
 from serfer.sim.simulate import LoadSpec
+from serfer_bench.core.traces import skipped, split_missing
 
 _S_PER_DAY = 86_400.0
 _MINUTES: Final = 1440
@@ -18,9 +20,24 @@ _HOUR: Final = 60
 Rates = NDArray[np.float64]
 
 
+def _here(load: str) -> str:
+    """Leave the figure out where its trace is a public one that is not here."""
+    _, missing = split_missing([load])
+    if missing:
+        out.print(*skipped(missing), soft_wrap=True, markup=False)
+        raise typer.Exit
+    return load
+
+
 GENERATED: Final = "bursty-days:hours=48"
 DayLoadOption = Annotated[
-    str, typer.Option("--trace", metavar="LOAD", help="A load of at least a day: a file, as Twitter's, or a generator.")
+    str,
+    typer.Option(
+        "--trace",
+        metavar="LOAD",
+        callback=_here,
+        help="A load of at least a day: a file, as Twitter's, or a generator.",
+    ),
 ]
 
 

@@ -27,6 +27,14 @@ def test_infaas_shows_every_system_under_every_load_with_what_was_published():
     assert sum(bool(row["published"]) for row in rows) == 13
 
 
+@pytest.mark.parametrize("figure", [5, 7])
+def test_a_figure_whose_public_trace_is_not_here_is_left_out_by_name(tmp_path, figure):
+    given = ["--figure", str(figure), "--trace", str(tmp_path / "twitter_2021-08_per_minute.csv")]
+    done = CliRunner().invoke(app, ["bench", "paper", "infaas", *given])
+    assert done.exit_code == 0
+    assert "skipped: twitter_2021-08_per_minute: not here; get them with serfer study fetch-traces" in done.stdout
+
+
 def test_infless_publishes_rows_of_a_figure():
     rows = paper("infless", "--figure=12", "--hours", 0.1)
     assert {row["figure"] for row in rows} >= {"12a", "12b"}

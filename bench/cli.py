@@ -103,6 +103,10 @@ planner = parts(
     "Hold the planner against another one, against one function, and against measurements.",
     {
         "gillis": ("serfer_bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
+        "peers": (
+            "serfer_bench.planner.peers.command:command",
+            "Plans of Gillis's own planner and of MPHB's against ours.",
+        ),
         "breakeven": ("serfer_bench.planner.breakeven:command", "From where on splitting beats one large function."),
         "places": (
             "serfer_bench.planner.weight_places:command",

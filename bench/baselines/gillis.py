@@ -41,6 +41,7 @@ from serfer.core.geometry import Grid
 from serfer.core.units import FLOAT_BYTES
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.planning.limits import column_bytes, memory_needed
+from serfer.splitter.planning.search import Edge, Goal, Search
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.planning.stage_costs import StageEnumerator, StageWork
 from serfer.splitter.tiling.cuts import Cut, cut_points, weight_bytes
@@ -146,18 +147,66 @@ class Gillis:
         """Return how many bytes of weights a function holds: what its package and its memory leave for them."""
         return min(self._budget.limit.room, (memory_mb - WORKER_MB) * _MB // _WEIGHT_COPIES)
 
+    def cheapest(
+        self, groups: Sequence[tuple[int, int, Grid, bool]], most_seconds: float = float("inf")
+    ) -> GillisPlan | None:
+        """Return the cheapest plan of given groups (start, stop, grid, here) within a time: memories are free.
+
+        A group that would end before a pointwise operator ends after it. Returns None where no memory does, or where a
+        group is not among the offers.
+        """
+        known = {(offer.start, offer.stop, offer.grid, offer.here): offer for offer in self.offers}
+        after = {stop: min(end for end in self.positions if end >= stop) for _, stop, _, _ in groups}
+        ends = [0, *(after[stop] for _, stop, _, _ in groups)]
+        keys = [
+            (*ends[at : at + 2], grid, here) for at, (_, _, grid, here) in enumerate(groups) if ends[at] < ends[at + 1]
+        ]
+        if any(key not in known for key in keys):
+            return None
+        plans = [
+            self._cheapest(row, [known[key] for key in keys], most_seconds)
+            for row in range(len(self._options.memory_mb))
+        ]
+        return min((plan for plan in plans if plan), key=lambda plan: (plan.usd, plan.seconds), default=None)
+
+    def _cheapest(self, master: int, offers: Sequence[Offer], most_seconds: float) -> GillisPlan | None:
+        memory = self._options.memory_mb[master]
+        if sum(offer.held for offer in offers) > self.capacity(memory):
+            return None
+        edges = []
+        for offer in offers:
+            seconds = np.where(offer.ns[master] < _NEVER, offer.ns[master] / _NS, np.inf)
+            usd = offer.usd if len(offer.usd) else np.zeros(1)
+            edges.append(Edge((0, offer.start), (0, offer.stop), 0, 0, 0, seconds[:, None], usd[:, None], offer))
+        besides = self.priced(memory, 0, 0.0)[0]
+        goal = Goal(lambda seconds, usd: self._priced(memory, seconds, usd)[1], most_seconds - besides)  # type: ignore[arg-type,return-value]  # arrays, too
+        chain = Search(edges, (0, 0), [(0, offers[-1].stop)], 1, 1).best(goal)
+        if chain is None:
+            return None
+        groups = [
+            Group(offer, self._options.memory_mb[row] if len(offer.usd) else None)
+            for offer, (_, row) in zip(offers, chain.steps, strict=True)
+        ]
+        prices = self.priced(memory, round(chain.seconds * _NS), chain.usd)
+        return GillisPlan(*prices, memory, tuple(groups))
+
     def priced(self, master_mb: int, ns: int, workers_usd: float) -> tuple[float, float]:
         """Return a plan's seconds and dollars from what its groups take and what its workers cost.
 
         The client sends the image's bytes to the master and gets the answer; the master is billed for all that time.
         """
+        seconds, usd = self._priced(master_mb, np.asarray(ns / _NS), np.asarray(workers_usd))
+        return float(seconds), float(usd)
+
+    def _priced(self, master_mb: int, grouped: Floats, workers_usd: Floats) -> tuple[Floats, Floats]:
+        """Return the same of several plans, from the seconds of their groups."""
         functions = self._budget.platform.functions
         image, answer = (self._graph.shape(name).elements for name in (self._graph.input, self._graph.output))
         carried = image + FLOAT_BYTES * answer
         moving = carried / self._options.codec_rate + _BASE64 * carried / functions.bandwidth
-        billed = ns / _NS + moving + float(task_seconds(_computing(0.0, 0.0), master_mb, self._budget.platform)[0])
+        billed = grouped + moving + task_seconds(_computing(0.0, 0.0), master_mb, self._budget.platform)[0]
         seconds = DISPATCH_SECONDS + carried / CARRY_RATE + invoke_seconds(1, functions) + billed
-        return seconds, workers_usd + functions.price_request + float(billed_usd(master_mb, billed, functions))
+        return seconds, workers_usd + functions.price_request + billed_usd(master_mb, billed, functions)
 
     def _fastest(self, master: int, workers: Integers) -> GillisPlan | None:
         memory = self._options.memory_mb[master]

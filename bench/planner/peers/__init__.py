@@ -1,0 +1,1 @@
+"""Plans of published planners, by their own programs, against ours."""

@@ -1,0 +1,148 @@
+"""Gillis's and MPHB's planners beside ours: the process that runs theirs, and who is cheaper under either model."""
+
+import json
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from serfer.cli.main import app
+from serfer.core.errors import InputError, SerferError
+from serfer_bench.planner.peers.command import Comparison, Pair, Price, results
+from serfer_bench.planner.peers.programs import program_of, run_program
+from serfer_bench.planner.peers.templates import TEMPLATES
+from tests.bench.test_published_costs import chain
+
+GRAPH = """
+import mxnet as mx
+from mxnet import ndarray
+from utils import relu_a
+class Latency:
+    def getExp(self, *given):
+        return 1.0
+comm_latency = Latency()
+class Named:
+    def __init__(self, *names):
+        self.names = names
+class LayerInfoGraph:
+    def __init__(self, model):
+        self.model = model
+    def get_hybrid_nodes(self):
+        return ["conv", "gemm"]
+def load_onnx_model(path):
+    import onnx
+    model = onnx.load(path)
+    assert {one.name for one in model.graph.initializer} <= {one.name for one in model.graph.input}
+    return model
+"""
+DYNAMIC_PROGRAMME = """
+from types import SimpleNamespace
+from layer_graph import relu_a
+def gen_plan(graph):
+    print("planning")
+    stages = [
+        SimpleNamespace(name=[0, 0], partition_shape=(1, 2), func_ids=range(2)),
+        SimpleNamespace(name=[1, 1], partition_shape=4, func_ids=range(1, 5)),
+    ]
+    return SimpleNamespace(stage_list=stages, cal_latency=lambda: 12.5, cal_cost=lambda: relu_a)
+"""
+UTILS = """
+import configparser
+config = configparser.ConfigParser()
+config.read("layer_runtime.cfg")
+relu_a = config.getfloat("knix", "relu_a")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    folder = tmp_path / "partition"
+    folder.mkdir()
+    (folder / "utils.py").write_text(UTILS)
+    (folder / "layer_runtime.cfg").write_text("[lambda]\nrelu_a = 2\n[knix]\nrelu_a = 1\n")
+    (folder / "layer_graph.py").write_text(GRAPH)
+    (folder / "parallel_util.py").write_text("")
+    (folder / "policy_dp.py").write_text(DYNAMIC_PROGRAMME)
+    return tmp_path
+
+
+def test_a_program_plans_in_its_own_process_with_the_coefficients_of_lambda(checkout):
+    plan = run_program(chain(), checkout, 60)
+    assert (plan.layers, plan.ms, plan.cost) == (2, 12.5, 2.0)
+    first, second = (stage.group() for stage in plan.stages)
+    assert (first.start, first.stop, str(first.grid), first.here) == (0, 1, "1x2", True)
+    assert (second.start, second.stop, str(second.grid), second.here) == (1, 2, "col4", False)
+
+
+def test_a_program_that_fails_is_reported_with_its_last_line(checkout):
+    (checkout / "partition" / "policy_dp.py").write_text("raise ValueError('no layers')")
+    with pytest.raises(SerferError, match=r"ended with 1: ValueError: no layers"):
+        run_program(chain(), checkout, 60)
+
+
+def test_a_program_that_takes_too_long_is_ended(checkout):
+    (checkout / "partition" / "policy_dp.py").write_text("import threading; threading.Event().wait()")
+    with pytest.raises(SerferError, match="no plan within 2 s: give --seconds"):
+        run_program(chain(), checkout, 2)
+
+
+def test_a_directory_without_a_planner_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no policy_dp.py in partitioning/partition \(MPHB\) or partition \(Gillis\)"):
+        program_of(tmp_path)
+
+
+def test_what_is_cheaper_than_all_of_ours_is_a_loss():
+    cheap, dear = Price(10, 1e-6), Price(9, 2e-6)
+    assert [Pair(10, *pair).loses for pair in [(cheap, dear), (dear, cheap), (cheap, cheap), (None, None)]] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert Pair(10, cheap, None).loses
+    row = Comparison("net", "Gillis", "0 to 3: here", Pair(10, cheap, dear), (Pair(600, None, dear),))
+    text = results([row], [], [0.6]).text()
+    assert "-100.0%" in text
+    assert "under their cost model ours is dearer in 1 of 1 comparisons" in text
+
+
+def test_a_template_by_hand():
+    """Two stages with 1 vCPU: a worker's curve, 190 ms a stage and 8 ms, and prices of Alibaba."""
+    first, second = (
+        (12710.121830643531, 5.363073327414448, 519.4987366332335),
+        (63649.20798780844, 7.315140391903497, 444.8752437448646),
+    )
+    slowest = [
+        scale * math.exp(-rate) + rest
+        for scale, rate, rest in (first, (408284.4615246758, 10.121801042553008, 463.5016752183184), second)
+    ]
+    ms = slowest[0] + max(slowest[1:]) + 2 * 190 + 8
+    found = TEMPLATES["wrn50-4"].price((1.0, 1.0))
+    assert found.ms == pytest.approx(ms)
+    assert found.usd == pytest.approx(6.531727128892978e-05)  # what MPHB's own program says of it
+
+
+@pytest.mark.parametrize(("name", "most"), [("wrn50-4", 1500), ("wrn50-5", 3300)])
+def test_vcpus_of_a_template_are_the_cheapest_of_all(name, most):
+    template = TEMPLATES[name]
+    choices = product(*(np.arange(0.75, 1.31, 0.05) for _ in template.stages))
+    found = [template.price(vcpus) for vcpus in choices]
+    least = min(one.usd for one in found if one.ms <= most)
+    assert template.best(most).usd <= least * (1 + 1e-12)
+    assert template.best(most).ms <= most
+    assert template.best(600) is None
+
+
+@pytest.mark.slow
+def test_no_plan_of_theirs_for_vgg11_is_cheaper_than_ours_under_either_model():
+    found = CliRunner().invoke(app, ["bench", "planner", "peers", "--model", "vgg11", "--json"], catch_exceptions=False)
+    rows = [json.loads(line) for line in found.stdout.splitlines()]
+    assert {(row["model"], row["program"]) for row in rows} == {
+        (model, program) for model in ("theirs", "ours") for program in ("Gillis", "MPHB")
+    }
+    for row in rows:
+        pairs = [pair for pair in (row["as_theirs"], *row["at"]) if pair and pair["theirs"]]
+        assert pairs
+        assert all(pair["ours"]["usd"] <= pair["theirs"]["usd"] * (1 + 1e-9) for pair in pairs)

@@ -1,6 +1,7 @@
 """Gillis's planner: its dynamic programme against every plan that there is, and a case priced by hand."""
 
 from dataclasses import replace
+from itertools import product
 from math import ceil
 
 import numpy as np
@@ -103,6 +104,27 @@ def test_the_masters_memory_is_bounded_over_all_groups():
     assert sum(group.offer.held for group in plan.groups) < most
     assert any(group.worker_mb for group in plan.groups)
     assert [group.worker_mb for group in planner(graph, most).best().groups] == [None]
+
+
+def test_given_groups_get_the_cheapest_memories_within_a_time():
+    graph = network(np.random.default_rng(3))
+    gillis = planner(graph, bandwidth=2e6, invoke_floor=2e-4, invoke_tail=1e-4)
+    ends = gillis.positions
+    groups = [(0, ends[1], GRIDS[1], True), (ends[1], ends[-1], ONE, False)]
+    first, second = (
+        next(offer for offer in gillis.offers if (offer.start, offer.stop, offer.grid, offer.here) == group)
+        for group in groups
+    )
+    ways = []
+    for (row, master), one, two in product(enumerate(MEMORY), range(2), range(2)):
+        ns = int(first.ns[row, one] + second.ns[row, two])
+        ways.append(gillis.priced(master, ns, float(first.usd[one] + second.usd[two])))
+    for most in (min(seconds for seconds, _ in ways), float("inf")):
+        plan = gillis.cheapest(groups, most)
+        assert plan.usd == pytest.approx(min(usd for seconds, usd in ways if seconds <= most * (1 + 1e-9)))
+        assert plan.seconds <= most * (1 + 1e-6)
+    assert gillis.cheapest(groups, plan.seconds / 1e3) is None
+    assert gillis.cheapest([(0, ends[-1], GRIDS[2], True)]) is None  # a linear layer has no rows
 
 
 def chain():

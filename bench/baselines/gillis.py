@@ -176,7 +176,7 @@ class Gillis:
         edges = []
         for offer in offers:
             seconds = np.where(offer.ns[master] < _NEVER, offer.ns[master] / _NS, np.inf)
-            usd = offer.usd if len(offer.usd) else np.zeros(1)
+            usd = np.where(np.isfinite(seconds), offer.usd if len(offer.usd) else 0.0, np.inf)
             edges.append(Edge((0, offer.start), (0, offer.stop), 0, 0, 0, seconds[:, None], usd[:, None], offer))
         besides = self.priced(memory, 0, 0.0)[0]
         goal = Goal(lambda seconds, usd: self._priced(memory, seconds, usd)[1], most_seconds - besides)  # type: ignore[arg-type,return-value]  # arrays, too

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,7 +159,9 @@ class Gillis:
         after = {stop: min(end for end in self.positions if end >= stop) for _, stop, _, _ in groups}
         ends = [0, *(after[stop] for _, stop, _, _ in groups)]
         keys = [
-            (*ends[at : at + 2], grid, here) for at, (_, _, grid, here) in enumerate(groups) if ends[at] < ends[at + 1]
+            (start, stop, grid, here)
+            for (start, stop), (_, _, grid, here) in zip(pairwise(ends), groups, strict=True)
+            if start < stop
         ]
         if any(key not in known for key in keys):
             return None

@@ -122,7 +122,7 @@ def calls_ms(workers: int, given: float, taken: float) -> float:
     at = np.arange(-_BOUND_MS, _BOUND_MS, _STEP_MS)
 
     def share(base: Sequence[float], slopes: Sequence[float], elements: float) -> Floats:
-        shape, location, scale = (one + slope * elements for one, slope in zip(base, slopes, strict=True))
+        shape, location, scale = (value + slope * elements for value, slope in zip(base, slopes, strict=True))
         return np.asarray(exponnorm(shape, location, scale).pdf(at) * _STEP_MS)
 
     both = signal.fftconvolve(share(_CALL, _CALL_SLOPES, given), share(_ANSWER, _ANSWER_SLOPES, taken), "same")
@@ -173,7 +173,7 @@ class PublishedCosts:
     def plan(self, groups: Sequence[Group]) -> Priced:
         """Price a plan."""
         prices = [self.price(group) for group in groups]
-        ms, workers = sum(one[0] for one in prices), sum(one[1] for one in prices)
+        ms, workers = sum(ms for ms, _ in prices), sum(usd for _, usd in prices)
         held = sum(self.held_mb(group) for group in groups if group.here)
         return Priced(tuple(groups), ms, workers + float(self.prices.usd(ms)), held)
 
@@ -302,14 +302,15 @@ def _whole_work(graph: Graph, node: Node) -> float:
     (down, across), pads, strides = (node.attributes[name] for name in ("kernel_shape", "pads", "strides"))
     rows = (given[2] + pads[0] + pads[2] - down) / strides[0] + 1
     cols = (given[3] + pads[1] + pads[3] - across) / strides[1] + 1
-    return taken[1] * rows * cols * given[1] * down * across
+    return float(taken[1] * rows * cols * given[1] * down * across)
 
 
 def _tile_work(graph: Graph, node: Node, out: Size, read: Size) -> float:
     """Return the work of an operator on a tile that writes and reads maps of these sizes."""
     given, taken = (graph.shapes[name] for name in (node.inputs[0], node.output))
     if node.kind == "Conv":
-        return taken[1] * prod(out) * given[1] * prod(node.attributes["kernel_shape"])
+        down, across = node.attributes["kernel_shape"]
+        return float(taken[1] * prod(out) * given[1] * down * across)
     return given[1] * prod(read)
 
 

@@ -34,7 +34,7 @@ class LayerInfoGraph:
 def load_onnx_model(path):
     import onnx
     model = onnx.load(path)
-    assert {one.name for one in model.graph.initializer} <= {one.name for one in model.graph.input}
+    assert {tensor.name for tensor in model.graph.initializer} <= {value.name for value in model.graph.input}
     return model
 """
 DYNAMIC_PROGRAMME = """
@@ -129,7 +129,7 @@ def test_vcpus_of_a_template_are_the_cheapest_of_all(name, most):
     template = TEMPLATES[name]
     choices = product(*(np.arange(0.75, 1.31, 0.05) for _ in template.stages))
     found = [template.price(vcpus) for vcpus in choices]
-    least = min(one.usd for one in found if one.ms <= most)
+    least = min(price.usd for price in found if price.ms <= most)
     assert template.best(most).usd <= least * (1 + 1e-12)
     assert template.best(most).ms <= most
     assert template.best(600) is None

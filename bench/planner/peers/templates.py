@@ -35,7 +35,7 @@ class Worker:
     def ms(self, vcpus: Floats) -> Floats:
         """Return its milliseconds with so many vCPUs."""
         scale, rate, rest = self.curve
-        return scale * np.exp(rate * vcpus) + rest
+        return np.asarray(scale * np.exp(rate * vcpus) + rest, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Template:
 
     def price(self, vcpus: Sequence[float]) -> Provision:
         """Price vCPUs by stage; they are among the choices."""
-        rows = [int(np.abs(self._choices(at) - one).argmin()) for at, one in enumerate(vcpus)]
+        rows = [int(np.abs(self._choices(at) - chosen).argmin()) for at, chosen in enumerate(vcpus)]
         picked = [(edge.seconds[row, 0], edge.usd[row, 0]) for edge, row in zip(self._edges(), rows, strict=True)]
         return Provision(tuple(vcpus), float(sum(ms for ms, _ in picked)), float(sum(usd for _, usd in picked)))
 
@@ -65,7 +65,7 @@ class Template:
         """Return the vCPUs of a stage, whose memory is at most four times as many GB."""
         need = max(worker.least_gb for worker in self.stages[stage]) / _GB_PER_VCPU
         first = ceil(max(self.least_vcpus[stage], need) / _STEP - 1e-9)
-        return np.arange(first, round(_MOST_VCPUS / _STEP) + 1) * _STEP
+        return np.asarray(np.arange(first, round(_MOST_VCPUS / _STEP) + 1) * _STEP, dtype=np.float64)
 
     def _edges(self) -> Iterator[Edge]:
         """Yield the stages, in milliseconds in place of seconds; the first has what a query takes besides."""
@@ -92,7 +92,7 @@ class Provision:
     @property
     def cells(self) -> tuple[str, str, str]:
         """VCPUs, milliseconds and dollars a million, for people."""
-        return ", ".join(f"{one:.2f}" for one in self.vcpus), f"{self.ms:.0f}", f"{1e6 * self.usd:.2f}"
+        return ", ".join(f"{vcpus:.2f}" for vcpus in self.vcpus), f"{self.ms:.0f}", f"{1e6 * self.usd:.2f}"
 
 
 TEMPLATES: Final[Mapping[str, Template]] = {

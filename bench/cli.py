@@ -234,6 +234,7 @@ COMMANDS = {
     "chaos": ("serfer_bench.chaos.scenarios:command", "Inject faults while queries run: nothing may be lost."),
     "service": ("serfer_bench.cli:service", "Price HTTP and the balancer; overload and flood the service."),
     "instance": ("serfer_bench.cli:instance", "Load instances: batches, several networks, batch sizes."),
+    "peers": ("serfer_bench.peers.command:command", "serfer serve beside uvicorn, LitServe, Ray Serve and others."),
     "route": ("serfer_bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "maps": ("serfer_bench.cli:maps", "Maps of large images, and a page in exact and fixed windows."),
     "planner": ("serfer_bench.cli:planner", "Plans against others, weights' places, predictions."),

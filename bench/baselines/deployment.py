@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,10 +25,10 @@ from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import code_stamp, dependencies, function_directory
 from serfer.pipeline.event_loop import LoopThread
 from serfer.settings import Settings
+from serfer_bench.core.environments import copy_package
 
 TIMEOUT_S = 60.0
-_PACKAGES = ("serfer_bench", "serfer_bench.baselines", "serfer_bench.baselines.handlers")
-_HANDLERS = _PACKAGES[-1]
+_HANDLERS = "serfer_bench.baselines.handlers"
 T = TypeVar("T")
 
 
@@ -51,8 +50,7 @@ def package(plan: Plan, directory: Path, parts: Sequence[tuple[int, int]], cache
             shutil.copytree(base, fresh, copy_function=_link, dirs_exist_ok=True)
         if not parts:
             shutil.copyfile(directory / PLAN_FILE, fresh / PLAN_FILE)
-        for module in _PACKAGES:
-            _copy_modules(module, fresh)
+        copy_package(_HANDLERS, fresh)
     return target
 
 
@@ -60,15 +58,6 @@ def _link(source: str, target: str) -> None:
     """Give a file of the cache a second name, unless another part of the package has brought it."""
     if not Path(target).exists():
         os.link(source, target)
-
-
-def _copy_modules(name: str, target: Path) -> None:
-    """Copy a package: all modules of the handlers, and of what they lie in no more than makes it importable."""
-    folder = target / name.replace(".", "/")
-    folder.mkdir()
-    for file in files(name).iterdir():
-        if file.name == "__init__.py" or (name == _HANDLERS and file.name.endswith(".py")):
-            (folder / file.name).write_bytes(file.read_bytes())
 
 
 class LocalStack:

@@ -18,7 +18,7 @@ from serfer.core.units import MS_PER_S
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer_bench.cold.functions import Bench
 from serfer_bench.cold.query import FirstAnswer, measure_first_answer
-from serfer_bench.core.quantiles import median_interval
+from serfer_bench.core.quantiles import quantile_interval
 
 _MILLION = 1_000_000
 
@@ -118,7 +118,7 @@ def measure_pairs(whole: Bench, split: Bench, pairs: int, progress: Callable[[st
             answers[which].append(asyncio.run(measure_first_answer(benches[which])))
     ratios = [one.seconds / other.seconds for one, other in zip(*answers, strict=True)]
     rows = [_summary(bench, each, what) for bench, each, what in zip(benches, answers, ("whole", "split"), strict=True)]
-    least, greatest = median_interval(ratios)
+    least, greatest = quantile_interval(ratios)
     done = " and ".join(sorted({each.page_cache for each in chain(*answers)}))
     predicted = rows[0].predicted_ms / rows[1].predicted_ms
     return Pairs(rows[0], rows[1], median(ratios), least, greatest, predicted, done)
@@ -136,7 +136,7 @@ def _summary(bench: Bench, answers: Sequence[FirstAnswer], what: str) -> PlanAns
         bench.plan.digest,
         what,
         median(ms),
-        *median_interval(ms),
+        *quantile_interval(ms),
         median(MS_PER_S * answer.second for answer in answers),
         max(answer.environments for answer in answers),
         median(answer.usd for answer in answers),

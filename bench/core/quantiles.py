@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import comb
 
 import numpy as np
 
@@ -13,17 +12,14 @@ def percentiles(values: Sequence[float], *shares: float) -> list[float]:
     return [float(each) for each in np.percentile(values or [0.0], shares)]
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval that has the median of what values are drawn from with at least this probability.
+def quantile_interval(values: Sequence[float], share: float = 0.5, confidence: float = 0.95) -> tuple[float, float]:
+    """Return an interval that has a quantile, of what values are drawn from, with at least this probability.
 
-    It lies between two of the values, whatever their distribution (order statistics); where there are too few for the
-    probability, between the least and the greatest.
+    It lies between two of the values, whatever their distribution (order statistics; `share` is from 0 to 1, 0.5 the
+    median); where there are too few for the probability, it ends at the least or the greatest. Values are independent.
     """
-    ordered, count = sorted(values), len(values)
-    outside, rank = 0.0, 0  # how probable it is that at most `rank` values lie below the median
-    while rank < (count - 1) // 2:
-        outside += comb(count, rank) / 2**count
-        if 2 * (outside + comb(count, rank + 1) / 2**count) > 1 - confidence:
-            break
-        rank += 1
-    return ordered[rank], ordered[count - 1 - rank]
+    from scipy.stats import binom  # noqa: PLC0415 - half a second of imports
+
+    ordered, outside = sorted(values), (1 - confidence) / 2
+    first, last = (int(binom.ppf(chance, len(ordered), share)) for chance in (outside, 1 - outside))
+    return ordered[max(0, first - 1)], ordered[min(last, len(ordered) - 1)]

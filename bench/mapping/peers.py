@@ -16,7 +16,7 @@ from importlib.machinery import PathFinder
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -24,13 +24,11 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import MissingExtraError, UnavailableError, UsageError
+from serfer_bench.core.onnx_file import write_onnx
 from serfer_bench.core.results import stamp_now
 from serfer_bench.mapping.images import PREPROCESS, write_image
 from serfer_bench.mapping.runs import MapRun, run
 from serfer_bench.mapping.runs import command as map_command
-
-if TYPE_CHECKING:
-    from torch import nn
 
 _MEGA = 1e6
 _STRIDE = 16
@@ -100,7 +98,7 @@ class Comparing:
         net = network(name)
         plan = self.home / _PLAN
         serfer.map_plan(net, [self.size], plan, window=self.window, preprocess=PREPROCESS, statistics="exact")
-        _write_onnx(net, self.window, self.home / _MODEL)
+        write_onnx(net, self.window, self.home / _MODEL)
 
     def _way(self, name: str, what: str) -> Way:
         left = self._left_s()
@@ -142,17 +140,6 @@ class Comparing:
         if left <= 0:
             raise TimeoutError
         return left
-
-
-def _write_onnx(net: nn.Module, side: int, file: Path) -> None:
-    """Write a network for images of one size, as SerFer's own functions have it."""
-    from serfer.splitter.network.source import load  # noqa: PLC0415 - imports torch
-    from serfer.splitter.plan_dir.emit import in_one_piece  # noqa: PLC0415 - same
-    from serfer.splitter.tiling.from_onnx import from_onnx  # noqa: PLC0415 - same
-
-    source, _ = load(net, np.zeros((1, 3, side, side), np.float32))
-    graph = from_onnx(source.onnx, side, side, source.outputs)
-    file.write_bytes(in_one_piece(graph).model({}).SerializeToString())
 
 
 def _compared(file: Path, truth: Path) -> tuple[float, float]:

@@ -1,0 +1,27 @@
+"""BentoML: the HTTP server and the model in one process, as many of these as cores.
+
+Its guide to workers: `workers="cpu_count"` for what Python's lock holds up. Adaptive batching is off, as by default.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import bentoml
+
+from serfer_bench.peers.apps.classifier import WORKERS, Classifier
+
+
+@bentoml.service(workers=int(os.environ[WORKERS]), metrics={"enabled": False}, logging={"access": {"enabled": False}})  # type: ignore[untyped-decorator] # it ships no types that are seen here
+class Service:
+    """A form whose field `image` is a file."""
+
+    def __init__(self) -> None:
+        self._classifier = Classifier.of_variables()
+
+    @bentoml.api  # type: ignore[untyped-decorator] # as above
+    def classify(self, image: Path) -> dict[str, Any]:
+        """Answer one request."""
+        return self._classifier.answer(image.read_bytes())

@@ -1,0 +1,30 @@
+"""MLServer: a runtime of our own, whose models run in `parallel_workers` processes.
+
+Its guide to parallel inference: as many workers as cores; adaptive batching stays off, as in its default.
+"""
+
+from __future__ import annotations
+
+import json
+
+from mlserver import MLModel
+from mlserver.codecs import StringCodec
+from mlserver.codecs.base64 import Base64Codec
+from mlserver.types import InferenceRequest, InferenceResponse
+
+from serfer_bench.peers.apps.classifier import Classifier
+
+
+class Runtime(MLModel):  # type: ignore[misc] # it ships no types that are seen here
+    """One input of BYTES, an image in base64; one output of BYTES, the answer as JSON."""
+
+    async def load(self) -> bool:
+        """Make the session of a worker."""
+        self._classifier = Classifier.of_variables()
+        return True
+
+    async def predict(self, payload: InferenceRequest) -> InferenceResponse:
+        """Answer one request."""
+        [image] = Base64Codec.decode_input(payload.inputs[0])
+        answer = json.dumps(self._classifier.answer(image))
+        return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("answer", [answer])])

@@ -75,7 +75,7 @@ class Comparison:
                 self.left_out[peer.name] = str(error)
 
     def rounds(self, count: int) -> list[Round]:
-        """Load each system in each round, in turn, after a start that is not counted; raises QueryError.
+        """Load each system in each round, in turn, after a start that is not counted; raises WrongAnswerError.
 
         A system that does not start or answer is left out from then on, with what it did.
         """

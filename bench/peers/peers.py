@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
+from serfer import __version__
 from serfer.core.sigv4 import Access, sign
 from serfer.local.lambda_.access import random_access
 from serfer.local.lambda_.function import REGION
@@ -39,8 +40,8 @@ class Request:
 class Launch:
     """What a server needs to start: the network's file, and threads in each of so many workers.
 
-    `home` is a folder of its own, in which the programs of `apps` can be imported; `python` is its environment's, and
-    `ports` are free ones, of which the first is for HTTP.
+    `home` is a folder of its own, `python` its environment's interpreter, and `ports` are free ones, of which the first
+    is for HTTP.
     """
 
     python: Path
@@ -57,10 +58,20 @@ class Launch:
         return f"http://127.0.0.1:{self.ports[0]}"
 
     @property
-    def variables(self) -> dict[str, str]:
-        """The variables of all servers."""
+    def served(self) -> dict[str, str]:
+        """The variables that say what is served, how and where."""
         own = {MODEL: str(self.network), THREADS: self.threads, WORKERS: self.workers, PORT: self.ports[0]}
         return {name: str(value) for name, value in own.items()}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables of a server that is a program of `apps`."""
+        return {**self.served, "PYTHONPATH": str(self.code)}
+
+    @property
+    def code(self) -> Path:
+        """The folder in which the programs of `apps` can be imported."""
+        return self.home / "code"
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,7 @@ class Peer:
     request: Callable[[Launch, bytes], Request]
     lock: str | None = None
     predictions: Callable[[bytes], Any] = lambda body: json.loads(body)["predictions"]
-    variables: Callable[[Launch], Mapping[str, str]] = lambda _: {}
+    variables: Callable[[Launch], Mapping[str, str]] = lambda launch: launch.variables
     bounded: bool = False
     path: str = "/"
 
@@ -88,8 +99,9 @@ class Peer:
 
     @property
     def version(self) -> str:
-        """The package and version that it is, empty for ours and for a function."""
-        return next((line for line in self.requirements.splitlines() if line.startswith(f"{self.lock}==")), "")
+        """The package and version that it is: SerFer's, where there is none for it alone."""
+        lines = self.requirements.splitlines() if self.lock else []
+        return next((line for line in lines if line.startswith(f"{self.lock}==")), f"serfer=={__version__}")
 
 
 def _posted(
@@ -174,7 +186,7 @@ def _program(name: str, launch: Launch) -> list[str]:
 def _function(launch: Launch) -> list[str]:
     layer = next((launch.python.parents[1] / "lib").glob("python*/site-packages"))
     given = {"port": launch.ports[0], "layer": str(layer), "home": str(launch.home), "workers": launch.workers}
-    return [sys.executable, "-m", "serfer_bench.peers.lambda_service", json.dumps({**given, "env": launch.variables})]
+    return [sys.executable, "-m", "serfer_bench.peers.lambda_service", json.dumps({**given, "env": launch.served})]
 
 
 def _serfer(workers: str, launch: Launch) -> list[str]:

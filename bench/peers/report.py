@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from serfer.cli.shared.tables import Results, Table
 from serfer_bench.core.quantiles import percentiles, quantile_interval
@@ -14,8 +14,8 @@ from serfer_bench.peers.rounds import Round
 
 _MB: Final = 1e6
 HEAD: Final = (
-    *("system", "p50 ms at 1", "x bare", "a second", "x bare", "p99 ms", "95%"),
-    *("MB", "start s", "processor ms a query", "queries"),
+    *("system", "p50 ms at 1", "x bare p50", "a second", "x bare rate", "p99 ms", "95%"),
+    *("MB", "start s", "processor ms a query", "first process", "queries"),
 )
 CLIENT_HEAD: Final = ("system", "what it is", "how it is run", "% of the client's limit", "client's % of a processor")
 
@@ -53,6 +53,7 @@ def _row(own: Sequence[Round], bare: Sequence[Round]) -> tuple[str, ...]:
         f"{max(one.bytes for one in own) / _MB:,.0f}",
         f"{median(starts):.1f} ({min(starts):.1f} to {max(starts):.1f})",
         f"{median(one.processor_ms for one in own):.2f}",
+        f"{median(one.first_ms for one in own):.2f}",
         f"{len(together):,}",
     )
 
@@ -73,9 +74,9 @@ def _left_out(name: str, reason: str) -> tuple[str, ...]:
 
 def _client_row(peer: Peer, own: Sequence[Round], limit: float) -> tuple[str, ...]:
     share = f"{median(one.rate for one in own) / limit:.0%}" if limit else "-"
-    return peer.name, peer.version or "this version", peer.about, share, f"{median(o.client_share for o in own):.0%}"
+    return peer.name, peer.version, peer.about, share, f"{median(o.client_share for o in own):.0%}"
 
 
-def _records(rounds: Sequence[Round], left_out: Mapping[str, str]) -> Iterable[dict[str, object]]:
+def _records(rounds: Sequence[Round], left_out: Mapping[str, str]) -> Iterable[Mapping[str, Any]]:
     yield from (asdict(one) for one in rounds)
     yield from ({"system": name, "left_out": reason} for name, reason in left_out.items())

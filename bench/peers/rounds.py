@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from serfer.core.errors import QueryError
+from serfer.core.errors import WrongAnswerError
 from serfer_bench.peers.running import Running
 
 _TOLERANCE = 1e-4  # of a share; the ranges of logits are of several
@@ -41,9 +41,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Round:
-    """What a system did in one round: latencies in ms, queries a second, bytes, processor ms of its processes a query.
+    """What a system did in one round: latencies in ms, queries a second, resident bytes.
 
-    `client_share` is the share of a processor that the client used while several queries were in flight.
+    A query at once with others took `processor_ms` in all processes of the server, of which `first_ms` in the first.
+    `client_share` is the share of a processor that the client used meanwhile.
     """
 
     system: str
@@ -53,18 +54,20 @@ class Round:
     rate: float
     bytes: int
     processor_ms: float
+    first_ms: float
     client_share: float
 
 
 async def measure(server: Running, examples: Sequence[Example], load: Load) -> Round:
-    """Load a server and return the round; raises QueryError for a wrong answer, UnavailableError for none."""
+    """Load a server and return the round; raises WrongAnswerError for a wrong answer, UnavailableError for none."""
     client = _Client(server, examples, load.at_once)
     await client.send(load.warm_up, load.at_once)
     alone, _ = await client.send(load.alone, 1)
-    busy, own, clock = server.processor_s(), time.process_time(), time.perf_counter()
+    before, own, clock = server.processor_s(), time.process_time(), time.perf_counter()
     together, elapsed_s = await client.send(load.together, load.at_once)
     client_share = (time.process_time() - own) / (time.perf_counter() - clock)
-    processor_ms = (server.processor_s() - busy) / load.together * _MS_PER_S
+    used = zip(server.processor_s(), before, strict=True)
+    processor_ms, first_ms = ((now - then) / load.together * _MS_PER_S for now, then in used)
     return Round(
         server.peer.name,
         server.start_s,
@@ -73,6 +76,7 @@ async def measure(server: Running, examples: Sequence[Example], load: Load) -> R
         load.together / elapsed_s,
         server.pss(),
         processor_ms,
+        first_ms,
         client_share,
     )
 
@@ -110,9 +114,9 @@ class _Client:
 
 
 def check(name: str, predictions: Sequence[Any], right: Sequence[Any]) -> None:
-    """Raise QueryError where a system's best classes are not those of the unsplit network."""
+    """Raise WrongAnswerError where a system's best classes are not those of the unsplit network."""
     same = len(predictions) == len(right) and all(
         abs(one["score"] - other["score"]) <= _TOLERANCE for one, other in zip(predictions, right, strict=True)
     )
     if not same or predictions[0]["index"] != right[0]["index"]:
-        raise QueryError(f"{name} gives {predictions!r:.300}, and the network itself {list(right)!r:.300}")
+        raise WrongAnswerError(f"{name} gives {predictions!r:.300}, and the network itself {list(right)!r:.300}")

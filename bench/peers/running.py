@@ -17,7 +17,7 @@ from psutil import NoSuchProcess, Process, wait_procs
 from serfer.core.errors import UnavailableError
 from serfer.local.server import free_ports
 from serfer_bench.core.environments import copy_package, environment
-from serfer_bench.core.processes import descendants, processor_s
+from serfer_bench.core.processes import descendants, processor_s, used_s
 from serfer_bench.peers.peers import APPS, Launch, Peer, Request
 
 _PORTS = 2
@@ -41,9 +41,9 @@ class Running:
         """Return the body of an answer; raises UnavailableError for another status than 200, or no answer."""
         return await _post(self.http, self.peer.name, request)
 
-    def processor_s(self) -> float:
-        """Return the processor seconds of all its processes so far."""
-        return processor_s(self.pid)
+    def processor_s(self) -> tuple[float, float]:
+        """Return the processor seconds of all its processes so far, and those of its first process."""
+        return processor_s(self.pid), used_s([Process(self.pid)])
 
     def pss(self) -> int:
         """Return the resident bytes of all its processes, in which a page that n share counts as an n-th of it."""
@@ -63,8 +63,8 @@ async def running(
 
     Raises UnavailableError with the end of its log where it ends, or gives no answer.
     """
-    copy_package(APPS, home / "code")
     launch = Launch(python, home, network, threads, workers, tuple(free_ports(_PORTS)))
+    copy_package(APPS, launch.code)
     started, process = time.perf_counter(), _start(peer, launch)
     try:
         async with _client() as http:
@@ -75,8 +75,7 @@ async def running(
 
 
 def _start(peer: Peer, launch: Launch) -> subprocess.Popen[bytes]:
-    """Start a server's process; its environment's programs find those of `apps` alone."""
-    own = {"PYTHONPATH": str(launch.home / "code"), **launch.variables} if peer.lock else {}
+    """Start a server's process, which writes what it says to a file."""
     with (launch.home / _LOG).open("wb") as log:
         return subprocess.Popen(  # noqa: S603 - our own command
             peer.command(launch),
@@ -84,7 +83,7 @@ def _start(peer: Peer, launch: Launch) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd=launch.home,
-            env={**os.environ, **own, **peer.variables(launch)},
+            env={**os.environ, **peer.variables(launch)},
         )
 
 

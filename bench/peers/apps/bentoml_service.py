@@ -14,14 +14,14 @@ import bentoml
 from serfer_bench.peers.apps.classifier import WORKERS, Classifier
 
 
-@bentoml.service(workers=int(os.environ[WORKERS]), metrics={"enabled": False}, logging={"access": {"enabled": False}})  # type: ignore[untyped-decorator] # it ships no types that are seen here
+@bentoml.service(workers=int(os.environ[WORKERS]), metrics={"enabled": False}, logging={"access": {"enabled": False}})
 class Service:
     """A form whose field `image` is a file."""
 
     def __init__(self) -> None:
         self._classifier = Classifier.of_variables()
 
-    @bentoml.api  # type: ignore[untyped-decorator] # as above
+    @bentoml.api  # type: ignore[untyped-decorator] # its types are not seen here
     def classify(self, image: Path) -> dict[str, Any]:
         """Answer one request."""
         return self._classifier.answer(image.read_bytes())

@@ -19,7 +19,6 @@ from serfer_bench.peers.apps.classifier import PORT, WORKERS, Classifier
 _LEAST_OBJECTS = 80 << 20  # bytes; Ray wants 75 MiB
 
 
-@serve.deployment(num_replicas=int(os.environ[WORKERS]), ray_actor_options={"num_cpus": 1})
 class Deployment:
     """The body of a request is an image."""
 
@@ -41,7 +40,8 @@ if __name__ == "__main__":
         log_to_driver=False,
     )
     serve.start(http_options={"host": "127.0.0.1", "port": int(os.environ[PORT])})
+    deployment = serve.deployment(num_replicas=int(os.environ[WORKERS]), ray_actor_options={"num_cpus": 1})(Deployment)
     try:
-        serve.run(Deployment.bind(), blocking=True)
+        serve.run(deployment.bind(), blocking=True)
     finally:
         ray.shutdown()

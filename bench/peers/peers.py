@@ -24,6 +24,7 @@ from serfer_bench.peers.apps.classifier import MODEL, PORT, THREADS, WORKERS
 APPS: Final = "serfer_bench.peers.apps"
 BARE, SERFER, NULL = "bare uvicorn", "serfer serve", "nothing computed"
 _JPEG = {"Content-Type": "image/jpeg"}
+_RAY = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -224,8 +225,22 @@ PEERS: Final = (
         _as_json("/predict", lambda image: {"image": image}),
         "litserve",
     ),
-    Peer("BentoML", "workers, no batches", _bentoml, _form, "bentoml"),
-    Peer("Ray Serve", "a replica for each worker, no batches", partial(_program, "ray_server"), _raw(), "ray"),
+    Peer(
+        "BentoML",
+        "workers, no batches",
+        _bentoml,
+        _form,
+        "bentoml",
+        variables=lambda launch: {**launch.variables, "BENTOML_DO_NOT_TRACK": "True"},
+    ),
+    Peer(
+        "Ray Serve",
+        "a replica for each worker, RAY_SERVE_THROUGHPUT_OPTIMIZED, no batches",
+        partial(_program, "ray_server"),
+        _raw(),
+        "ray",
+        variables=lambda launch: {**launch.variables, **_RAY},
+    ),
     Peer(
         "MLServer",
         "parallel_workers, no batches",

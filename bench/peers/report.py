@@ -17,7 +17,7 @@ HEAD: Final = (
     *("system", "p50 ms at 1", "x bare p50", "a second", "x bare rate", "p99 ms", "95%"),
     *("MB", "start s", "processor ms a query", "first process", "queries"),
 )
-CLIENT_HEAD: Final = ("system", "what it is", "how it is run", "% of the client's limit", "client's % of a processor")
+RUN_HEAD: Final = ("system", "what it is", "how it is run", "% of the client's limit", "client's % of a processor")
 
 
 def results(peers: Sequence[Peer], rounds: Sequence[Round], left_out: Mapping[str, str], notes: list[str]) -> Results:
@@ -25,17 +25,17 @@ def results(peers: Sequence[Peer], rounds: Sequence[Round], left_out: Mapping[st
     by_name = {name: [one for one in rounds if one.system == name] for name in (*(peer.name for peer in peers), NULL)}
     bare = by_name.get(BARE, [])
     body = [
-        _row(by_name[peer.name], bare) if by_name[peer.name] else _left_out(peer.name, left_out.get(peer.name, ""))
+        _row(by_name[peer.name], bare) if by_name[peer.name] else (peer.name, "left out", *[""] * (len(HEAD) - 2))
         for peer in peers
     ]
     limit = median(one.rate for one in by_name[NULL]) if by_name[NULL] else 0.0
-    client = [_client_row(peer, by_name[peer.name], limit) for peer in peers if by_name[peer.name]]
+    run = [_run_row(peer, by_name[peer.name], limit, left_out.get(peer.name, "")) for peer in peers]
     said = (
         f"The client alone, against an application that computes nothing: {limit:,.0f} queries a second."
         if limit
         else f"The client's own limit is not known: {left_out.get(NULL, 'it was not measured')}"
     )
-    return Results(_records(rounds, left_out), [Table(HEAD, body), Table(CLIENT_HEAD, client)], [said, *notes])
+    return Results(_records(rounds, left_out), [Table(HEAD, body), Table(RUN_HEAD, run)], [said, *notes])
 
 
 def _row(own: Sequence[Round], bare: Sequence[Round]) -> tuple[str, ...]:
@@ -68,11 +68,9 @@ def _beside(own: Sequence[float], bare: Sequence[float]) -> str:
     return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
 
 
-def _left_out(name: str, reason: str) -> tuple[str, ...]:
-    return (name, f"left out: {' '.join(reason.split())}", *[""] * (len(HEAD) - 2))
-
-
-def _client_row(peer: Peer, own: Sequence[Round], limit: float) -> tuple[str, ...]:
+def _run_row(peer: Peer, own: Sequence[Round], limit: float, reason: str) -> tuple[str, ...]:
+    if not own:
+        return peer.name, peer.version, f"left out: {' '.join(reason.split())}", "", ""
     share = f"{median(one.rate for one in own) / limit:.0%}" if limit else "-"
     return peer.name, peer.version, peer.about, share, f"{median(o.client_share for o in own):.0%}"
 

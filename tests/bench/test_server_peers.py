@@ -146,9 +146,9 @@ def test_a_peer_that_cannot_be_installed_stands_in_the_table_with_its_reason(tmp
     monkeypatch.setattr(Peer, "requirements", property(lambda _: f"{tmp_path}/absent.whl"))
     comparison = Comparison(tmp_path, [], 1, 1, Load(1, 1, 1, 1), tmp_path, lambda _: None)
     comparison.install([PEERS[2]], tmp_path)
-    table = results(PEERS[2:3], [], comparison.left_out, []).tables[0]
-    assert table.body[0][0] == "LitServe"
-    assert table.body[0][1].startswith("left out: litserve cannot be installed: ERROR")
+    systems, how = results(PEERS[2:3], [], comparison.left_out, []).tables
+    assert systems.body[0][:2] == ("LitServe", "left out")
+    assert how.body[0][2].startswith("left out: litserve cannot be installed: ERROR")
     assert [*(tmp_path / "environments").iterdir()] == []
 
 

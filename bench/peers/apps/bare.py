@@ -1,6 +1,7 @@
 """The least ASGI application: the body of a request is an image, the pass runs on the event loop.
 
-uvicorn's guide to deployment: several processes (`--workers`), uvloop and httptools (uvicorn[standard]).
+uvicorn's guide to deployment (uvicorn.dev/deployment): several processes (`--workers`); uvloop and httptools, which
+uvicorn[standard] brings.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """BentoML: the HTTP server and the model in one process, as many of these as cores.
 
-Its guide to workers: `workers="cpu_count"` for what Python's lock holds up. Adaptive batching is off, as by default.
+Its guide (docs.bentoml.com/en/latest/build-with-bentoml/parallelize-requests.html): `workers="cpu_count"` for what
+Python's lock holds up. Adaptive batching is off, as by default.
 """
 
 from __future__ import annotations

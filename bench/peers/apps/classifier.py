@@ -22,7 +22,8 @@ class Classifier:
     """
 
     def __init__(self, file: str, threads: int) -> None:
-        # ONNX Runtime's guide to threads: with a process for each core, one thread in each, and none that spins.
+        # onnxruntime.ai/docs/performance/tune-performance/threading.html: with a process for each core, one thread in
+        # each, and none that spins.
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1

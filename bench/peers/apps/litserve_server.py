@@ -1,7 +1,7 @@
 """LitServe: a process for each worker takes requests from the HTTP server's queue.
 
-Its guide to CPUs: `workers_per_device` as many as cores; `fast_queue` above 100 requests a second. Batching stays off:
-the pass of one image keeps a core busy. An HTTP server for each worker is its default.
+The documentation of LitServer (litserve 0.2.19) for CPUs: `workers_per_device` as many as cores; `fast_queue` above 100
+requests a second. An HTTP server for each worker is the default. Batching stays off: one image keeps a core busy.
 """
 
 from __future__ import annotations

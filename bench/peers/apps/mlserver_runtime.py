@@ -1,6 +1,7 @@
 """MLServer: a runtime of our own, whose models run in `parallel_workers` processes.
 
-Its guide to parallel inference: as many workers as cores; adaptive batching stays off, as in its default.
+Its guide (mlserver.readthedocs.io/en/latest/user-guide/parallel-inference.html): as many workers as cores. Adaptive
+batching stays off, as by default.
 """
 
 from __future__ import annotations

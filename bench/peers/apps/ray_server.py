@@ -1,7 +1,9 @@
 """Ray Serve: a replica for each worker behind its HTTP proxy.
 
-Its guide to performance: as many replicas as cores, handlers that are async. The store of objects, which these requests
-do not use, is as small as Ray lets it be, and the dashboard is off: both make it smaller, not slower.
+Its guide (docs.ray.io/en/latest/serve/advanced-guides/performance.html): a core for each replica, handlers that are
+async, RAY_SERVE_THROUGHPUT_OPTIMIZED, which the caller sets. HAProxy in front is left out: no package brings it. The
+store of objects, which these requests do not use, is as small as Ray lets it be, and the dashboard is off: both save
+memory.
 """
 
 from __future__ import annotations

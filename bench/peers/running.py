@@ -21,7 +21,7 @@ from serfer_bench.core.processes import descendants, processor_s, used_s
 from serfer_bench.peers.peers import APPS, Launch, Peer, Request
 
 _PORTS = 2
-_START_S, _ANSWER_S, _END_S = 120.0, 60.0, 10.0
+_START_S, _ANSWER_S, _END_S = 180.0, 60.0, 10.0
 _LOOK_S = 0.01
 _LOG = "log.txt"
 _TOLD = 400  # characters of a log

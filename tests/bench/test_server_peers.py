@@ -77,8 +77,10 @@ def loaded(answer, load, *, bounded=False, workers=2):
         runner = web.AppRunner(application)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield runner.addresses[0][1]
-        await runner.cleanup()
+        try:
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
 
     async def run():
         async with served() as port, aiohttp.ClientSession() as http:

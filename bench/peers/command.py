@@ -85,11 +85,11 @@ class Comparison:
         for number in range(count):
             for peer in [*self.pythons][:: 1 if number % 2 == 0 else -1]:
                 done += self._try(peer, f"round {number + 1} of {count}", self.load)
-        return [one for one in done if one.system not in self.left_out]
+        return [measured for measured in done if measured.system not in self.left_out]
 
     def _try(self, peer: Peer, what: str, load: Load) -> list[Round]:
         self.progress(f"{what}: {peer.name}")
-        examples = [Example(one.image, None) for one in self.examples] if peer is NULL_PEER else self.examples
+        examples = [Example(example.image, None) for example in self.examples] if peer is NULL_PEER else self.examples
         try:
             with tempfile.TemporaryDirectory(dir=self.home) as home:
                 return [asyncio.run(self._round(peer, Path(home), examples, load))]
@@ -110,9 +110,7 @@ def image_size(network: Path) -> tuple[int, int]:
         session = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own are of many kinds
         raise InputError(f"{network} cannot be read as a network: {' '.join(str(error).split())[:200]}") from error
-    inputs, outputs = (
-        [(one.shape, one.type) for one in each] for each in (session.get_inputs(), session.get_outputs())
-    )
+    inputs, outputs = _described(session.get_inputs()), _described(session.get_outputs())
     match inputs, outputs:
         case [([_, 3, int(height), int(width)], "tensor(float)")], [([_, _], "tensor(float)")]:
             return height, width

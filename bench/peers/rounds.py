@@ -116,7 +116,7 @@ class _Client:
 def check(name: str, predictions: Sequence[Any], right: Sequence[Any]) -> None:
     """Raise WrongAnswerError where a system's best classes are not those of the unsplit network."""
     same = len(predictions) == len(right) and all(
-        abs(one["score"] - other["score"]) <= _TOLERANCE for one, other in zip(predictions, right, strict=True)
+        abs(given["score"] - true["score"]) <= _TOLERANCE for given, true in zip(predictions, right, strict=True)
     )
     if not same or predictions[0]["index"] != right[0]["index"]:
         raise WrongAnswerError(f"{name} gives {predictions!r:.300}, and the network itself {list(right)!r:.300}")

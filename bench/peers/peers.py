@@ -24,7 +24,12 @@ from serfer_bench.peers.apps.classifier import MODEL, PORT, THREADS, WORKERS
 APPS: Final = "serfer_bench.peers.apps"
 BARE, SERFER, NULL = "bare uvicorn", "serfer serve", "nothing computed"
 _JPEG = {"Content-Type": "image/jpeg"}
-_RAY = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+_RAY = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # for balancers in front of replicas: there is none
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # a busy machine takes more than its 5 s
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 _JSON = {"Content-Type": "application/json"}
 
 

@@ -145,7 +145,7 @@ def command(
     network: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="An .onnx file with one input (N, 3, H, W), RGB from 0 to 1, and one output (N, classes) before "
             "softmax; by default --model.",
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,7 +18,7 @@ from typing import Any
 from serfer.core.errors import WrongAnswerError
 from serfer_bench.peers.running import Running
 
-_TOLERANCE = 1e-4  # of a share; the ranges of logits are of several
+_TOLERANCE = 1e-3  # of a score: as much as its logit may be off, a ten-thousandth of a range of ten
 _MS_PER_S = 1000.0
 
 
@@ -116,7 +117,8 @@ class _Client:
 def check(name: str, predictions: Sequence[Any], right: Sequence[Any]) -> None:
     """Raise WrongAnswerError where a system's best classes are not those of the unsplit network."""
     same = len(predictions) == len(right) and all(
-        abs(given["score"] - true["score"]) <= _TOLERANCE for given, true in zip(predictions, right, strict=True)
+        math.isclose(given["score"], true["score"], rel_tol=_TOLERANCE)
+        for given, true in zip(predictions, right, strict=True)
     )
     if not same or predictions[0]["index"] != right[0]["index"]:
         raise WrongAnswerError(f"{name} gives {predictions!r:.300}, and the network itself {list(right)!r:.300}")

@@ -109,7 +109,7 @@ def test_a_system_that_refuses_more_than_its_workers_is_never_sent_more():
 
 
 @pytest.mark.parametrize(
-    "wrong", [[{"index": 2, "score": 0.75}, RIGHT[1]], [{"index": 3, "score": 0.751}, RIGHT[1]], RIGHT[:1]]
+    "wrong", [[{"index": 2, "score": 0.75}, RIGHT[1]], [{"index": 3, "score": 0.752}, RIGHT[1]], RIGHT[:1]]
 )
 def test_one_wrong_answer_among_many_fails_with_both_answers(wrong):
     def answer(number):

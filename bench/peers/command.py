@@ -189,5 +189,5 @@ def command(
             file.resolve(), examples_of(file), threads, workers or processors(), load, Path(home), progress
         )
         comparison.install([*chosen, NULL_PEER], load_settings().cache_dir)
-        done = comparison.rounds(rounds)
-    publish(results(chosen, done, comparison.left_out, [comparison.said, *stamp_now().lines]), as_json=as_json)
+        done, said = comparison.rounds(rounds), comparison.said
+    publish(results(chosen, done, comparison.left_out, [said, *stamp_now().lines]), as_json=as_json)

@@ -121,6 +121,10 @@ planner = parts(
             "The cheapest way for a network, an image, a burst and an objective.",
         ),
         "prediction": ("serfer_bench.planner.prediction:command", "Predicted against measured stage latencies."),
+        "constants": (
+            "serfer_bench.planner.constants:command",
+            "Put constants into the local Lambda service, and find them.",
+        ),
     },
 )
 policies = parts(

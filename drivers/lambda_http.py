@@ -7,6 +7,8 @@ these. Everything that is not hot goes through boto3.
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import functools
 import hmac
 import io
@@ -46,6 +48,7 @@ _AT_ONCE = 1 << 20  # bytes; aiohttp sends more in pieces and warns of bytes obj
 _EVENT_S = 10.0  # for an event to be taken
 _START_S = 120.0  # for environments to start, and the first sessions to be built
 _THROTTLED, _OK, _ACCEPTED, _NO_CONTENT = 429, 200, 202, 204
+_LOG = "X-Amz-Log-Result"
 _UNUSED = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
 _KINDS = {
     "Sandbox.Timedout": FailureKind.TIMED_OUT,
@@ -114,6 +117,17 @@ class LambdaInvoker:
         """Invoke synchronously: the response is the task's end."""
         return await self._post(function, encode_task(task), timeout_s, decode_report)
 
+    async def invoke_logged(
+        self, function: str, task: Task, timeout_s: float, on_log: Callable[[str], None]
+    ) -> Report | Failure:
+        """Invoke synchronously; `on_log` gets the end of the invocation's log, Lambda's lines included, if any came."""
+
+        def read(headers: Mapping[str, str]) -> None:
+            with contextlib.suppress(ValueError):
+                on_log(base64.b64decode(headers.get(_LOG, "")).decode(errors="replace"))
+
+        return await self._post(function, encode_task(task), timeout_s, decode_report, on_headers=read)
+
     async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
         """Invoke synchronously, once for all of the tasks; what the service refuses it refuses to all."""
         decode = functools.partial(decode_reports, count=len(tasks))
@@ -141,6 +155,7 @@ class LambdaInvoker:
         timeout_s: float,
         decode: Callable[[Any], _Decoded],
         kind: str = "RequestResponse",
+        on_headers: Callable[[Mapping[str, str]], None] | None = None,
     ) -> _Decoded | Failure:
         function = self.called(function)
         url = self._urls.get(function)
@@ -149,6 +164,8 @@ class LambdaInvoker:
             path = f"/2015-03-31/functions/{quote(function, safe='')}/invocations"
             url = self._urls[function] = URL(f"{self._endpoint}{path}", encoded=True)
         headers = {**self._headers, "X-Amz-Invocation-Type": kind}
+        if on_headers:
+            headers["X-Amz-Log-Type"] = "Tail"
         request = AWSRequest("POST", str(url), headers=headers, data=body)
         try:
             self._signer.credentials = await self._keys()
@@ -163,6 +180,8 @@ class LambdaInvoker:
             ):
                 answer = await response.read()
                 self.throttled += response.status == _THROTTLED
+                if on_headers:
+                    on_headers(response.headers)
                 return _result(function, response.status, response.headers, answer, decode)
         except TimeoutError:
             return Failure(FailureKind.TIMED_OUT, "TimeoutError", f"{function} did not answer within {timeout_s:g} s")

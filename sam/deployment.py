@@ -27,6 +27,8 @@ _MOST_TEMPLATE_BYTES = 16 * 1024 * 1024
 _DIGEST12 = re.compile(r"[0-9a-f]{12}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MOST_PLANS = 2
+GENERATIONS = "plans"
+"""The directory of a BUILD that has the functions of plans."""
 COLD_FUNCTIONS = "cold-"
 """The beginning of the names that a record has for functions of a cold plan."""
 _OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs", "beside"})
@@ -214,6 +216,12 @@ def _check_section(file: Path, section: str, named: Any) -> None:  # noqa: ANN40
 def plan_directory(build: Path, digest: str) -> Path:
     """Return where a plan lies that drivers are given."""
     return build / "driver" / "plans" / digest
+
+
+def function_code(build: Path, plan: Plan, stage: int, number: int) -> Path:
+    """Return the directory of a function's own package, without its layers."""
+    home, part = plan.home(stage, number)
+    return build / GENERATIONS / plan.digest[:12] / "functions" / f"{home}-{part}"
 
 
 def load_current_plan(build: Path, deployment: Deployment) -> Plan:

@@ -12,17 +12,16 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import quantiles
 from typing import Any
 from urllib.parse import urlsplit
 
 from PIL import Image
 
 from serfer.client.sync_client import Client
-from serfer.core.costs.cost_model import HOURS_A_MONTH, invocation_usd, plan_load
+from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import (
     KeyRefusedError,
     QueryError,
@@ -32,10 +31,13 @@ from serfer.core.errors import (
 )
 from serfer.core.plan import Plan
 from serfer.core.retry import Backoff, RetryPolicy, retry
+from serfer.files import write_whole
 from serfer.sam.cost.bill import Bill, price_build
-from serfer.sam.deployment import load_current_plan, load_deployment
-from serfer.sam.measure import Sample, dump_facts, facts_of
-from serfer.sam.probe import COLD, LARGE, WARM, Samples, large_batch, probe
+from serfer.sam.deployment import function_code, load_current_plan, load_deployment
+from serfer.sam.findings import Findings, Priced, predicted_usd
+from serfer.sam.measure import Samples
+from serfer.sam.probe import Extent, Probe, Step, input_bytes, steps
+from serfer.sam.probed_function import ProbedFunction
 from serfer.sam.quotas import run_sam
 from serfer.sam.samconfig import StackSettings
 from serfer.sam.stacks import find_stack
@@ -44,6 +46,7 @@ from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.wiring.deployed import deployed_functions, find_deployment
 
+_MB_PER_GB = 1024
 QUERIES = 10
 """Queries to the REST API."""
 _KEPT_HOURS = 3
@@ -61,14 +64,24 @@ class Order:
     settings: StackSettings
     most_usd: float
     out: Path
+    extent: Extent = field(default_factory=Extent)
 
 
 class Budget:
-    """The dollars that were spent, by the price model; raises once they are more than there are."""
+    """The dollars that were spent, by the price model; raises before a step that might take more than there are."""
 
     def __init__(self, most_usd: float) -> None:
         self.most_usd = most_usd
         self.spent_usd = 0.0
+
+    def allow(self, step: str, usd: float) -> None:
+        """Raise QueryError where a step, estimated at so many dollars, is more than what is left."""
+        left_usd = self.most_usd - self.spent_usd
+        if usd > left_usd:
+            raise QueryError(
+                f"stopped before {step}: estimated at ${usd:.4f}, and ${left_usd:.4f} are left of --max-usd "
+                f"{self.most_usd:g}: allow more"
+            )
 
     def spend(self, usd: float) -> None:
         """Count dollars; raises QueryError when the limit is passed, which ends the run."""
@@ -93,14 +106,36 @@ class Smoke:
         return self.order.settings.region
 
     @property
+    def priced(self) -> Priced:
+        """The facts by which invocations are priced."""
+        deployed = self.bill.deployed
+        return Priced(deployed.facts, deployed.options.architecture, deployed.table)
+
+    @property
+    def snapstart(self) -> str:
+        """Why snapshots are not measured; nothing where they are."""
+        without = self.bill.deployed.facts.regions_without.get("snapstart", ())
+        return f"{self.region} has no SnapStart" if self.region in without else ""
+
+    @property
     def estimated_usd(self) -> float:
-        """Dollars of a whole run, rather too many: each probe as a whole query of as many images, three hours."""
-        images = WARM + 2 + (LARGE + 1) * large_batch(self.plan)
+        """Dollars of a whole run, rather too many: three hours of what costs without queries, a snapshot among it."""
+        kept_s = _KEPT_HOURS * 3600
+        snapshot = self.priced.functions.price_snapstart_cached * kept_s * self.plan.stages[0].memory_mb / _MB_PER_GB
         return (
             self.bill.idle_usd * _KEPT_HOURS / HOURS_A_MONTH
-            + (COLD + 1) * self.bill.cold.usd
-            + (images + QUERIES) * self.bill.warm.usd
+            + snapshot
+            + sum(map(self.step_usd, steps(self.plan, self.order.extent)))
+            + self.bill.cold.usd
+            + QUERIES * self.bill.warm.usd
         )
+
+    def step_usd(self, step: Step) -> float:
+        """Return the dollars of a step, rather too many: as if each invocation started its environment."""
+        moved = 2 * input_bytes(self.plan, step.images)
+        cold = predicted_usd(self.plan, self.priced, step.memory_mb, moved, images=step.images, cold=True)
+        restored = self.priced.functions.price_snapstart_restored * step.memory_mb / _MB_PER_GB
+        return step.invocations * (cold + restored)
 
 
 def planned(order: Order, settings: Settings) -> Smoke:
@@ -116,6 +151,8 @@ def planned(order: Order, settings: Settings) -> Smoke:
         raise UsageError(f"--max-usd is a number of dollars above 0, not {order.most_usd:g}")
     if not order.out.parent.is_dir():
         raise UsageError(f"--out {order.out}: there is no directory {order.out.parent}")
+    if order.out.suffix == ".json":
+        raise UsageError(f"--out {order.out}: the record is written there: name a file FILE.toml")
     bill = price_build(order.build, settings.facts(), burst=1)
     plan = load_current_plan(order.build, deployment)
     run = Smoke(order, plan, f"{options.name}-smoke", bill, settings)
@@ -127,8 +164,8 @@ def planned(order: Order, settings: Settings) -> Smoke:
     return run
 
 
-def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # noqa: ANN401 - boto3 has no types here
-    """Do it all, and leave nothing that bills.
+def smoke(order: Order, settings: Settings, session: Any, say: Say) -> Findings:  # noqa: ANN401 - boto3 has no types here
+    """Do it all, leave nothing that bills, and return what was found, which is written to the order's file.
 
     Raises UsageError where it cannot be done or the stack is there already, UnavailableError where AWS or a part of the
     stack does not answer, WrongAnswerError or QueryError where a query goes wrong.
@@ -142,7 +179,7 @@ def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # 
             _deploy(run)
             samples = _probe(run, session, budget)  # first, while no environment is there
             _ask(run, session, budget, say)
-            _report(run, samples, say)
+            return _found(run, samples, say)
         finally:
             hours = (time.monotonic() - started) / 3600
             usd = budget.spent_usd + run.bill.idle_usd * hours / HOURS_A_MONTH
@@ -240,43 +277,41 @@ def _image(plan: Plan) -> bytes:
 
 
 def _probe(run: Smoke, session: Any, budget: Budget) -> Samples:  # noqa: ANN401 - same
-    deployment = find_deployment(run.stack)
-    endpoint = session.client("lambda").meta.endpoint_url
-    facts = run.bill.deployed.facts.on(run.bill.deployed.options.architecture)
-    store_facts, memory_mb = run.bill.deployed.store, run.plan.stages[0].memory_mb
-
-    def spend(sample: Sample) -> None:
-        requests = store_facts.price_put + store_facts.price_get
-        budget.spend(invocation_usd(memory_mb, sample.report.billed_ms, facts) + requests)
+    deployment, client = find_deployment(run.stack), session.client("lambda")
+    part = 0, run.plan.stages[0].tiles[0].function
+    code = function_code(run.order.build, run.plan, *part)
+    function = ProbedFunction(client, run.plan.deployed(deployment.prefix, *part), code)
 
     async def measured(store_url: str) -> Samples:
         invoker = await deployed_functions(run.plan, deployment.settings(run.settings))
         try:
             with open_store(store_url) as store:
-                return await probe(run.plan, invoker, store, endpoint, spend)
+                probe = Probe(
+                    run.plan,
+                    invoker,
+                    store,
+                    function,
+                    client.meta.endpoint_url,
+                    lambda step: budget.allow(step.name, run.step_usd(step)),
+                    lambda sample: budget.spend(run.priced.usd(sample)),
+                    run.order.extent,
+                    run.snapstart,
+                )
+                return await probe.run()
         finally:
             await invoker.close()
 
     return asyncio.run(measured(deployment.store))
 
 
-def _report(run: Smoke, samples: Samples, say: Say) -> None:
-    """Print what was measured, and write it where `serfer cost` can read it."""
-    stage = plan_load(run.plan, 0)
-    table = run.bill.deployed.table
-    facts = facts_of(samples.cold, samples.warm, stage.weight_bytes, table)
+def _found(run: Smoke, samples: Samples, say: Say) -> Findings:
+    """Return what was measured, and write it where `serfer cost` can read it."""
     if len(samples.warm) < 2:  # noqa: PLR2004 - of fewer there is no distribution
         raise QueryError(f"of {len(samples.cold)} invocations every one started an environment: nothing is measured")
-    percent = quantiles((sample.overhead_s * 1000 for sample in samples.warm), n=100)
-    say(
-        f"warm invocations, network and task apart: p50 {percent[49]:.1f} ms, p90 {percent[89]:.1f} ms, "
-        f"p99 {percent[98]:.1f} ms of {len(samples.warm)}; {len(samples.cold)} cold starts"
-    )
-    sources = run.bill.deployed.facts.sources
-    for fact in facts:
-        say(f"{fact.name} = {fact.value:.6g} {sources[fact.name].unit}")
-    today = datetime.now(UTC).date().isoformat()
-    memory_mb = run.plan.stages[0].memory_mb
-    where = f"{run.region}, {run.plan.model} {run.plan.digest[:12]}, {memory_mb} MB"
-    run.order.out.write_text(dump_facts(facts, sources, where, today), encoding="utf-8")
+    where = f"{run.region}, {run.plan.model} {run.plan.digest[:12]}, {run.plan.stages[0].memory_mb} MB"
+    found = Findings(run.plan, samples, run.priced, where, datetime.now(UTC).date().isoformat())
+    for reason in samples.missing:
+        say(f"not measured: {reason}")
+    write_whole(run.order.out, found.toml.encode())
     say(f"written: {run.order.out}; use it by SERFER_AWS_FILE={run.order.out}")
+    return found

@@ -71,7 +71,7 @@ class Record:
     """
 
     command: str
-    kind: Literal["measured", "modelled", "simulated", "assumed"]
+    kind: Literal["measured", "emulated", "modelled", "simulated", "assumed"]
     seeds: str
     samples: str
     files: Mapping[str, str]

@@ -51,6 +51,7 @@ from serfer.sam.cost.driver_runs import decide, require
 from serfer.sam.cost.scenario import Profile, check_pool, make_scenario
 from serfer.sam.deployment import (
     COLD_FUNCTIONS,
+    GENERATIONS,
     Deployment,
     dump_deployment,
     is_replaceable,
@@ -71,8 +72,8 @@ from serfer.settings import Settings
 from serfer.splitter.plan_dir.output_directory import appearing_whole, place_for
 
 MACHINE = "statemachine.asl.json"
-_GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS, _HEALTH = "plans", "driver", "layers", "weights", "health"
-_OURS = frozenset({TEMPLATE, SAMCONFIG, RECORD, SBOM, _GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS, _HEALTH, ".aws-sam"})
+_DRIVER, _LAYERS, _WEIGHTS, _HEALTH = "driver", "layers", "weights", "health"
+_OURS = frozenset({TEMPLATE, SAMCONFIG, RECORD, SBOM, GENERATIONS, _DRIVER, _LAYERS, _WEIGHTS, _HEALTH, ".aws-sam"})
 _RUNNER = "runner"
 _DRIVER_IDS = {"function": "DriverFunction", "fleet": "DriverPlans"}
 
@@ -220,7 +221,7 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Generation | None:
     earlier = _packaged(place, deployment, others[0], options)
     for each in earlier.sources:
         digest = digest12(each.plan)
-        kept = [f"{_GENERATIONS}/{digest}", *(f"{_WEIGHTS}/{piece.name}" for _, piece in _pieces(each.plan))]
+        kept = [f"{GENERATIONS}/{digest}", *(f"{_WEIGHTS}/{piece.name}" for _, piece in _pieces(each.plan))]
         if not all((place / name).is_dir() for name in kept):
             raise InputError(f"{place} has lost its plan {digest}: package with --no-previous, or choose another --out")
     return earlier
@@ -252,7 +253,7 @@ def _earlier_of(
         others = [digest for digest in (deployed.serving, *deployed.plans) if digest and digest != digest12(plan)]
         if not others:
             return None
-        if (place / _GENERATIONS / others[0]).is_dir():
+        if (place / GENERATIONS / others[0]).is_dir():
             return _packaged(place, load_deployment(place), others[0], options)
         main = others[0]
         cold = deployed.cold.get(main) if options.chooses_plans else None
@@ -393,7 +394,7 @@ class _Writer:
             sizes = self._generation(source.plan, source.directory, worker)
         elif source.build:
             name = digest12(source.plan)
-            link_tree(source.build / _GENERATIONS / name, self.build / _GENERATIONS / name)
+            link_tree(source.build / GENERATIONS / name, self.build / GENERATIONS / name)
         self._weights(source)
         return sizes
 
@@ -420,7 +421,7 @@ class _Writer:
 
     def _generation(self, plan: Plan, directory: Path, worker: Built) -> dict[str, int]:
         """Write a plan's functions and their weights; return the bytes of each with its layers, by "STAGE-PART"."""
-        place = self.build / _GENERATIONS / digest12(plan)
+        place = self.build / GENERATIONS / digest12(plan)
         facts, sizes = self.settings.facts().functions, {}
         for stage, number in plan.functions:
             name = f"{stage}-{number}"
@@ -484,7 +485,7 @@ class _Writer:
 
     def _machine(self, plan: Plan) -> None:
         """Write a plan's state machine, where there is to be one; an earlier one may be of another kind."""
-        file = self.build / _GENERATIONS / digest12(plan) / MACHINE
+        file = self.build / GENERATIONS / digest12(plan) / MACHINE
         file.unlink(missing_ok=True)
         if self.options.by_state_machine:
             file.write_text(json.dumps(state_machine(plan, self.options), indent=2) + "\n", encoding="utf-8")

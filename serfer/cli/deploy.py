@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,10 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from serfer.cli.shared.options import JsonOption
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UnavailableError
+from serfer.files import write_whole
 
 if TYPE_CHECKING:
+    from serfer.sam.findings import Findings
     from serfer.sam.samconfig import StackSettings
 
 BuildArgument = Annotated[
@@ -72,17 +77,54 @@ def smoke(
     environment: EnvironmentArgument = "dev",
     max_usd: Annotated[float, typer.Option(help="Spend no more, by the price model.")] = 1.0,
     out: Annotated[
-        Path, typer.Option(metavar="FILE.toml", help="Write what was measured there, for SERFER_AWS_FILE.")
+        Path,
+        typer.Option(
+            metavar="FILE.toml", help="Write what was measured there, for SERFER_AWS_FILE, and a record into FILE.json."
+        ),
     ] = Path("aws-measured.toml"),
+    at_once: Annotated[
+        int, typer.Option(min=1, help="The largest group of environments that are started at once, of 4, 16 and 64.")
+    ] = 64,
+    as_json: JsonOption = False,
 ) -> None:
     """Deploy a stack of its own, NAME-smoke, query it, measure AWS, and delete it, however the run ends."""
-    from serfer.sam.smoke import Order  # noqa: PLC0415 - needs the extra `deploy`
+    from serfer.cli.shared.tables import Results, Table, publish  # noqa: PLC0415 - the command line starts fast
+    from serfer.sam.probe import Extent  # noqa: PLC0415 - needs the extra `deploy`
+    from serfer.sam.smoke import Order  # noqa: PLC0415 - same
     from serfer.sam.smoke import smoke as measure  # noqa: PLC0415 - same
     from serfer.settings import load_settings  # noqa: PLC0415 - the command line starts fast
 
     with _stack(build, environment) as (settings, session):
         os.environ["AWS_DEFAULT_REGION"] = settings.region  # of the clients that know no samconfig.toml, and of SAM CLI
-        measure(Order(build, settings, max_usd, out.absolute()), load_settings(), session, complain)
+        groups = tuple(group for group in Extent.groups if group <= at_once) or (at_once,)
+        order = Order(build, settings, max_usd, out.absolute(), Extent(groups))
+        found = measure(order, load_settings(), session, complain)
+    record = json.dumps(_record(found, f"serfer deploy smoke BUILD {environment} --max-usd {max_usd:g}"), indent=1)
+    write_whole(out.with_suffix(".json"), record.encode())
+    complain(f"written: {out.with_suffix('.json')}; serfer bench results reads it from docs/results/data")
+    tables = found.tables()
+    rows = [row for table in tables for row in table]
+    shown = [Table([*table[0]], [[*row.values()] for row in table]) for table in tables]
+    publish(Results(rows, shown), as_json=as_json)
+
+
+def _record(found: Findings, command: str) -> dict[str, Any]:
+    """Return the record of a run, as `serfer bench results` reads it: its tables, and the files that set them."""
+    package = Path(__file__).parents[1]
+    files = [package / "sam" / name for name in ("probe.py", "probed_function.py", "measure.py", "findings.py")]
+    return {
+        "command": command,
+        "kind": "measured",
+        "seeds": "",
+        "samples": f"{found.where}: {len(found.samples.warm)} warm invocations, {len(found.samples.cold)} starts",
+        "files": {
+            file.relative_to(package.parent).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+        },
+        "date": found.date,
+        "commit": "",
+        "machine": "",
+        "tables": [{"head": [*table[0]], "rows": [[*row.values()] for row in table]} for table in found.tables()],
+    }
 
 
 def _check(build: Path, settings: StackSettings, session: Any, *, replace: bool) -> None:  # noqa: ANN401 - boto3 has no types here

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 from serfer.local.lambda_ import runtime
 from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.local.lambda_.log import LogTail, report_line
+from serfer.local.lambda_.platform_times import PlatformTimes, ProcessorShare
 from serfer.local.lambda_.process import WorkerProcess, exit_reason
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Host:
     on_reaped: Callable[[Environment], None]  # nothing is left of it
     counts: Counts
     freezes: bool = False  # between invocations
+    times: PlatformTimes = field(default_factory=PlatformTimes)
 
 
 class Environment:
@@ -101,15 +103,19 @@ class Environment:
         self._warm = False
         self._overran = again  # an init in the function's own time
         self._started = time.perf_counter()
+        self._share: ProcessorShare | None = None
         self._init_s: float | None = None  # of the invocation that waited for it
         self._peak = 0  # bytes
 
     def start(self) -> None:
         """Open the Runtime API and start the worker; what goes wrong ends the invocation, not the service."""
         try:
+            self._started = time.perf_counter()  # it may have waited for its place
             port = self._server.listen("127.0.0.1")
             if not self.dead:
                 self._process = self._spawn(port)
+                if self._host.times.memory_per_vcpu:
+                    self._share = ProcessorShare(self._process, self._host.times.processors(self.function.memory_mb))
         except OSError as error:
             self._crash("Runtime.StartFailed", f"the environment could not be started: {error}")
         if self._process is None:
@@ -132,6 +138,8 @@ class Environment:
         """Close the port and kill the worker; `reaped` is set when nothing is left."""
         self.dead = True
         self._disarm()
+        if self._share is not None:
+            self._share.stop()
         self._server.close()
         if self._process is not None:
             self._process.kill()
@@ -143,6 +151,11 @@ class Environment:
         self._peak = max(self._peak, self._process.memory())
         if self._peak > self.function.memory_mb << 20:
             self._crash("Runtime.OutOfMemory", _KILLED)
+
+    @property
+    def _least_init_s(self) -> float:
+        times = self._host.times
+        return times.restore_s if self.function.restored else times.init_s
 
     def _spawn(self, port: int) -> WorkerProcess:
         stream = f"{time.strftime('%Y/%m/%d', time.gmtime())}/[$LATEST]{uuid.uuid4().hex}"
@@ -177,7 +190,13 @@ class Environment:
             exchange.reply(400, _NOT_YOURS)
 
     def _on_next(self, exchange: Exchange) -> None:
+        if self.dead:
+            return
         if not self._warm:
+            early_s = self._least_init_s - (time.perf_counter() - self._started)
+            if early_s > 0:
+                self._loop.call_later(early_s, self._on_next, exchange)
+                return
             self._warm = True
             self._init_s = time.perf_counter() - self._started
             if not self._overran:
@@ -197,6 +216,8 @@ class Environment:
         if invocation.tail and self._process is not None and self._init_s is None:
             self._process.drain()
             self._log.last = b""
+        if self._share is not None:
+            self._share.start()
         self._delivered = time.perf_counter()
         deadline = time.time() + timer.when() - self._loop.time()
         headers = {
@@ -238,6 +259,8 @@ class Environment:
         if invocation is None:
             return
         self._disarm()
+        if self._share is not None:
+            self._share.stop()
         log = self._report(invocation) if invocation.tail else b""
         self._invocation = self._delivered = self._init_s = None
         self.idle_since = self._host.clock()
@@ -253,7 +276,14 @@ class Environment:
             self._peak = max(self._peak, self._process.memory())
         init_s = self._init_s if self._warm else now - self._started
         duration_s = now - self._delivered if self._delivered is not None else 0.0
-        report = report_line(invocation.request_id, duration_s, init_s, self.function.memory_mb, self._peak)
+        report = report_line(
+            invocation.request_id,
+            duration_s,
+            init_s,
+            self.function.memory_mb,
+            self._peak,
+            restored=self.function.restored,
+        )
         return self._log.invocation(invocation.request_id, report)
 
     def _exited(self, status: int) -> None:

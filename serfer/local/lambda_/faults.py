@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serfer.core.errors import UsageError
-
-_LONGEST_S = 60.0
+from serfer.local.lambda_.platform_times import LONGEST_S, PlatformTimes, tail
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,7 @@ class Faults:
     twice as many invocations have room, so that a doubled one displaces no other. One environment in `slow_one_in` (0:
     none) takes `slow_factor` times as long for everything its handler does. Each invocation begins `latency_s` seconds
     late. `seed` fixes which invocations are refused and which environments, in the order of their creation, are slow.
+    `times` are those of a platform that the service takes on.
 
     Raises UsageError for an invalid share.
     """
@@ -35,14 +35,15 @@ class Faults:
     slow_factor: float = 50.0
     seed: int = 0
     latency_s: float = 0.0
+    times: PlatformTimes = field(default_factory=PlatformTimes)
 
     def __post_init__(self) -> None:
         if not 0 <= self.throttle < 1:
             raise UsageError(f"throttle must be at least 0 and less than 1, not {self.throttle}")
         if self.slow_one_in < 0:
             raise UsageError(f"slow_one_in must not be negative: {self.slow_one_in}")
-        if not 0 <= self.latency_s <= _LONGEST_S:
-            raise UsageError(f"latency_s must be 0 to {_LONGEST_S:g} seconds, not {self.latency_s}")
+        if not 0 <= self.latency_s <= LONGEST_S:
+            raise UsageError(f"latency_s must be 0 to {LONGEST_S:g} seconds, not {self.latency_s}")
         if self.slow_factor < 1:
             raise UsageError(f"slow_factor must be at least 1, not {self.slow_factor}")
 
@@ -82,7 +83,8 @@ class Injector:
 
     def __init__(self, faults: Faults, chance: Callable[[], float] | None = None) -> None:
         self.twice = faults.twice
-        self.latency_s = faults.latency_s
+        self.times = faults.times
+        self._invoke_tail, self._start_tail = tail(faults.times.invoke_tail_s), tail(faults.times.start_tail_s)
         self._faults = faults
         self._chance = chance or random.Random(faults.seed).random  # noqa: S311 - which one is hit is not a secret
         self._created = faults.seed
@@ -90,6 +92,14 @@ class Injector:
     def throttles(self) -> bool:
         """Return whether the next invocation is refused."""
         return self._faults.throttle > 0 and self._chance() < self._faults.throttle
+
+    def latency_s(self) -> float:
+        """Return how late the next invocation begins."""
+        return self._faults.latency_s + next(self._invoke_tail)
+
+    def placing_s(self, package_bytes: int) -> float:
+        """Return how long the next environment waits for its place and its package."""
+        return next(self._start_tail) + self.times.placing_s(package_bytes)
 
     def slowness(self) -> float:
         """Return how many times as long as others the next environment takes."""

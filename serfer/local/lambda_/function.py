@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 REGION = "us-east-1"
 ACCOUNT = "123456789012"
+LATEST = "$LATEST"
 _MOST_LAYERS = 5
 _PATIENCE_S = 20.0
 
@@ -34,7 +35,8 @@ class FunctionConfig:
     `layers` are directories whose python/ AWS mounts at /opt/python, the first one in front; `python` is another
     interpreter than the one that runs the service. A `wrapper` is a script that this interpreter runs instead of the
     bootstrap, with the bootstrap's command line as its arguments, as AWS_LAMBDA_EXEC_WRAPPER names one in AWS.
-    `image` says that the directory stands for a container image, which is bounded as one.
+    `image` says that the directory stands for a container image, which is bounded as one. A published `version` whose
+    environments are `restored` starts from a snapshot, with SnapStart.
     """
 
     name: str
@@ -47,6 +49,13 @@ class FunctionConfig:
     python: Path | None = None
     wrapper: Path | None = None
     image: bool = False
+    version: str = LATEST
+    restored: bool = False
+
+    @property
+    def reference(self) -> str:
+        """The name by which a caller invokes this version."""
+        return self.name if self.version == LATEST else f"{self.name}:{self.version}"
 
     @property
     def interpreter(self) -> Path:
@@ -129,7 +138,7 @@ def python_version(python: Path) -> str:
 
 
 def function_name(reference: str) -> str:
-    """Return the name in a percent-encoded name, partial ARN or ARN; every qualifier means $LATEST here."""
+    """Return the name in a percent-encoded name, partial ARN or ARN, without its qualifier."""
     parts = unquote(reference).split(":")
     where = parts.index("function") + 1 if "function" in parts[:-1] else 0
     return parts[where]
@@ -149,7 +158,7 @@ def describe(config: FunctionConfig, code_size: int) -> dict[str, object]:
         "CodeSize": code_size,
         "Timeout": max(1, round(config.timeout_s)),
         "MemorySize": config.memory_mb,
-        "Version": "$LATEST",
+        "Version": config.version,
         "State": "Active",
         "LastUpdateStatus": "Successful",
         "PackageType": "Image" if config.image else "Zip",

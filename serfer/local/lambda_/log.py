@@ -38,16 +38,22 @@ class LogTail:
         return (head + self.last + end + f"END RequestId: {request_id}\n{report}\n".encode())[-LOG_TAIL:]
 
 
-def report_line(request_id: str, duration_s: float, init_s: float | None, memory_mb: int, peak: int) -> str:
-    """Return Lambda's REPORT line; `peak` is in bytes, `init_s` None for an environment that was warm."""
+def report_line(
+    request_id: str, duration_s: float, init_s: float | None, memory_mb: int, peak: int, *, restored: bool = False
+) -> str:
+    """Return Lambda's REPORT line; `peak` is in bytes, `init_s` None for an environment that was warm.
+
+    Of one that was `restored` from a snapshot, the start is not billed by its time.
+    """
     init_ms = (init_s or 0.0) * 1000
+    billed_ms = math.ceil(duration_s * 1000 + (0.0 if restored else init_ms))
     parts = [
         f"REPORT RequestId: {request_id}",
         f"Duration: {duration_s * 1000:.2f} ms",
-        f"Billed Duration: {math.ceil(duration_s * 1000 + init_ms)} ms",
+        f"Billed Duration: {billed_ms} ms",
         f"Memory Size: {memory_mb} MB",
         f"Max Memory Used: {math.ceil(peak / 2**20)} MB",
     ]
     if init_s is not None:
-        parts.append(f"Init Duration: {init_ms:.2f} ms")
+        parts.append(f"{'Restore' if restored else 'Init'} Duration: {init_ms:.2f} ms")
     return "\t".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serfer.local.lambda_.environment import Environment, Host, Invocation
@@ -35,8 +36,12 @@ class EnvironmentPool:
         counts: Counts,
         faults: Injector | None = None,
         freezes: bool = False,
+        sizes: Mapping[str, int],
     ) -> None:
         self._host = Host(facts, runtimes, clock, on_log, self._freed, self._orphaned, self._reaped, counts, freezes)
+        if faults:
+            self._host = replace(self._host, times=faults.times)
+        self._sizes = sizes
         self._crashed: Counter[str] = Counter()  # environments that no other has taken the place of, by function
         self._faults = faults
         self._concurrency = concurrency
@@ -99,30 +104,33 @@ class EnvironmentPool:
         await asyncio.gather(*(environment.reaped.wait() for environment in list(self._all)))
 
     def _take_idle(self, function: FunctionConfig) -> Environment | None:
-        idle = self._idle.get(function.name)
+        idle = self._idle.get(function.reference)
         oldest = self._host.clock() - self._keep_alive_s
         while idle:
             environment = idle.pop()
-            if not environment.dead and environment.idle_since > oldest:
+            same = environment.function is function  # its settings and code may have changed
+            if same and not environment.dead and environment.idle_since > oldest:
                 return environment
             environment.kill()
         return None
 
     def _create(self, function: FunctionConfig, invocation: Invocation) -> Environment:
-        again = self._host.freezes and self._crashed[function.name] > 0
-        self._crashed[function.name] -= again
+        again = self._host.freezes and self._crashed[function.reference] > 0
+        self._crashed[function.reference] -= again
         slowness = self._faults.slowness() if self._faults else 1.0
         environment = Environment(function, self._host, slowness, again=again)
         environment.assign(invocation)
         self._all.add(environment)
-        asyncio.get_running_loop().call_soon(environment.start)  # no task: that may be cancelled, and stopping waits
+        placing_s = self._faults.placing_s(self._sizes[function.reference]) if self._faults else 0.0
+        # no task: that may be cancelled, and stopping waits
+        asyncio.get_running_loop().call_later(placing_s, environment.start)
         return environment
 
     def _freed(self, environment: Environment) -> None:
         self._busy.discard(environment)
-        self._crashed[environment.function.name] += environment.crashed
+        self._crashed[environment.function.reference] += environment.crashed
         if not environment.dead:
-            self._idle.setdefault(environment.function.name, deque()).append(environment)
+            self._idle.setdefault(environment.function.reference, deque()).append(environment)
 
     def _orphaned(self, environment: Environment, invocation: Invocation) -> None:
         if not self._stopping:

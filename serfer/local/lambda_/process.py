@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 65536  # bytes: what a pipe holds
 _PAGE = resource.getpagesize()
+_CPU_CLOCK = 2  # CPUCLOCK_SCHED of a process's clock id, as clock_getcpuclockid(3) makes it
 
 
 class WorkerProcess:
@@ -82,6 +84,13 @@ class WorkerProcess:
             return int(os.pread(self._statm, 64, 0).split()[1]) * _PAGE
         except (OSError, IndexError):
             return 0
+
+    def processor_s(self) -> float:
+        """Return the processor time of all its threads in seconds, 0 once it has ended."""
+        try:
+            return time.clock_gettime((~self._popen.pid << 3) | _CPU_CLOCK)
+        except OSError:
+            return 0.0
 
     def kill(self) -> None:
         """Kill the process and what it started; `on_exit` follows."""

@@ -5,11 +5,12 @@
                                                                   └──> EventQueue ──┘               awslambdaric
 
 It lives on the running event loop and starts its workers from that loop's thread; they die with that thread
-(`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, every
-qualifier means $LATEST, /tmp is the machine's own, and whether a synchronous payload is JSON is found out by the worker
-that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start an environment. What it has done
-so far it reports at GET /serfer/counts (faults.py). A plan's functions are added by POST /serfer/plans
-(added_functions.py).
+(`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, a
+qualifier that is not a published version means $LATEST, /tmp is the machine's own, and whether a synchronous payload is
+JSON is found out by the worker that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start
+an environment. What it has done so far it reports at GET /serfer/counts (faults.py). A plan's functions are added by
+POST /serfer/plans (added_functions.py); memory and code are changed, and versions published, as in AWS
+(function_changes.py). It may take on the times of a platform (platform_times.py).
 
 Every call must be signed with the service's credentials (access.py): loopback is open to all users of the
 machine. What describes a function leaves out its variables, which hold passwords.
@@ -25,6 +26,7 @@ import uuid
 from base64 import b64decode, b64encode
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote
 
 from serfer.core.errors import InputError
 from serfer.local.lambda_.access import Verifier, random_access
@@ -32,7 +34,8 @@ from serfer.local.lambda_.added_functions import PLANS, Additions, Provide
 from serfer.local.lambda_.environment import Invocation, Outcome
 from serfer.local.lambda_.events import EventPolicy, EventQueue, Sleep
 from serfer.local.lambda_.faults import Counts, Faults, Injector
-from serfer.local.lambda_.function import FunctionConfig, check_function, describe, function_name
+from serfer.local.lambda_.function import LATEST, FunctionConfig, check_function, describe, function_name
+from serfer.local.lambda_.function_changes import MOST_CODE_BYTES, FunctionChanges
 from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.local.lambda_.pool import EnvironmentPool
 from serfer.local.lambda_.socket_owner import check_supported
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 _FUNCTIONS = "/2015-03-31/functions"
 _ACCOUNT = "/2016-08-19/account-settings"
 _INVOCATIONS = "/invocations"
+_CHANGES = {("PUT", "configuration"), ("PUT", "code"), ("POST", "versions")}
 COUNTS = "/serfer/counts"
 
 
@@ -92,6 +96,7 @@ class LambdaService:
             if function.name in self._functions:
                 raise InputError(f"two functions are named {function.name}")
             self._take(function, check_function(function, facts))
+        self._changes = FunctionChanges(facts)
         self._additions = Additions(provide, facts, self._take) if provide else None
         self._policy = events or EventPolicy()
         self._address = (host, port)
@@ -113,6 +118,7 @@ class LambdaService:
             counts=self.counts,
             faults=self._faults,
             freezes=freezes,
+            sizes=self._sizes,
         )
         self._queues: dict[str, EventQueue] = {}
         self._reaper: asyncio.Task[None] | None = None
@@ -146,6 +152,7 @@ class LambdaService:
         await self._pool.stop()
         for queue in self._queues.values():
             await queue.stop()
+        self._changes.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -162,6 +169,8 @@ class LambdaService:
     def _limit(self, exchange: Exchange) -> int:
         if exchange.headers.get("x-amz-invocation-type") == "Event":
             return self._facts.async_payload_limit
+        if exchange.method == "PUT" and exchange.target.endswith("/code"):
+            return MOST_CODE_BYTES
         return self._facts.sync_payload_limit
 
     def _handle(self, exchange: Exchange) -> None:
@@ -184,10 +193,18 @@ class LambdaService:
         elif exchange.method == "GET" and not reference:
             _send(
                 exchange,
-                {"Functions": [describe(config, self._sizes[name]) for name, config in self._functions.items()]},
+                {
+                    "Functions": [
+                        describe(config, self._sizes[name])
+                        for name, config in self._functions.items()
+                        if config.version == LATEST
+                    ]
+                },
             )
         elif exchange.method == "GET":
             self._describe(exchange, reference)
+        elif (exchange.method, action := reference.rpartition("/")[2]) in _CHANGES:
+            self._change(exchange, reference.removesuffix(f"/{action}"), action)
         else:
             _refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
 
@@ -196,7 +213,8 @@ class LambdaService:
         if exchange.method == "GET" and path == COUNTS:
             _send(exchange, self.counts.as_dict())
         elif exchange.method == "GET" and path.removesuffix("/") == _ACCOUNT:
-            _send(exchange, {"AccountLimit": {"ConcurrentExecutions": self._concurrency}})
+            limits = dict.fromkeys(("ConcurrentExecutions", "UnreservedConcurrentExecutions"), self._concurrency)
+            _send(exchange, {"AccountLimit": limits})
         elif exchange.method == "POST" and path == PLANS and self._additions is not None:
             self._additions.take(exchange)
         else:
@@ -206,13 +224,27 @@ class LambdaService:
         function = self._find(exchange, reference.removesuffix("/configuration"))
         if function is None:
             return
-        configuration = describe(function, self._sizes[function.name])
+        configuration = describe(function, self._sizes[function.reference])
         whole = {"Configuration": configuration, "Code": {"RepositoryType": "S3"}}
         _send(exchange, configuration if reference.endswith("/configuration") else whole)
 
+    def _change(self, exchange: Exchange, reference: str, action: str) -> None:
+        """Change a function, or publish a version of it, and describe what came of it."""
+        function = self._find(exchange, reference)
+        if function is None:
+            return
+        try:
+            made, size = self._changes.changed(function, action, exchange.body)
+        except InputError as error:
+            _refuse(exchange, 400, "InvalidParameterValueException", str(error))
+            return
+        self._functions[made.reference] = made
+        self._sizes[made.reference] = size
+        _send(exchange, describe(made, size), 201 if action == "versions" else 200)
+
     def _find(self, exchange: Exchange, reference: str) -> FunctionConfig | None:
         """Return the function that a reference names, or refuse the request."""
-        function = self._functions.get(reference) or self._functions.get(function_name(reference))
+        function = self._functions.get(unquote(reference)) or self._functions.get(function_name(reference))
         if function is None:
             _refuse(exchange, 404, "ResourceNotFoundException", f"Function not found: {function_name(reference)}")
         return function
@@ -226,7 +258,7 @@ class LambdaService:
             self.counts.throttled += 1
             _throttle(exchange)
         elif kind == "RequestResponse":
-            latency_s = self._faults.latency_s if self._faults else 0.0
+            latency_s = self._faults.latency_s() if self._faults else 0.0
             if latency_s:
                 asyncio.get_running_loop().call_later(latency_s, self._invoke_now, exchange, function)
             else:
@@ -318,9 +350,9 @@ def _json_problem(body: bytes) -> str:
     return ""
 
 
-def _send(exchange: Exchange, answer: dict[str, object]) -> None:
+def _send(exchange: Exchange, answer: dict[str, object], status: int = 200) -> None:
     headers = {"Content-Type": "application/json", "x-amzn-RequestId": str(uuid.uuid4())}
-    exchange.reply(200, json.dumps(answer).encode(), headers)
+    exchange.reply(status, json.dumps(answer).encode(), headers)
 
 
 def _throttle(exchange: Exchange) -> None:

@@ -1,0 +1,111 @@
+"""Changes of functions that are there: UpdateFunctionConfiguration, UpdateFunctionCode and PublishVersion.
+
+    PUT  /2015-03-31/functions/NAME/configuration   {"MemorySize": 1024, "SnapStart": {"ApplyOn": "PublishedVersions"}}
+    PUT  /2015-03-31/functions/NAME/code            {"ZipFile": "<base64>"}
+    POST /2015-03-31/functions/NAME/versions        {}
+
+As in AWS, environments of before take no further invocation, and a version keeps what the function was. A request that
+would change anything else is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import shutil
+import tempfile
+import zipfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from serfer.core.errors import InputError
+from serfer.local.lambda_.function import FunctionConfig, check_function
+
+if TYPE_CHECKING:
+    from serfer.core.costs.aws import LambdaFacts
+
+MOST_CODE_BYTES: Final = 70_000_000
+"""Bytes of a request with code: a zip of 50 MB in base64."""
+_ON_VERSIONS: Final = "PublishedVersions"
+_CHANGED: Final = {"configuration": {"MemorySize", "SnapStart"}, "code": {"ZipFile"}, "versions": set[str]()}
+
+
+class FunctionChanges:
+    """Makes the changed functions that requests describe; what code is unpacked to is removed by `close`."""
+
+    def __init__(self, facts: LambdaFacts) -> None:
+        self._facts = facts
+        self._snapshots: set[str] = set()  # functions whose versions are started from snapshots
+        self._published: Counter[str] = Counter()
+        self._directories: list[Path] = []
+
+    def changed(self, function: FunctionConfig, action: str, body: bytes) -> tuple[FunctionConfig, int]:
+        """Return the function, or version, that "configuration", "code" or "versions" makes, and its package's bytes.
+
+        Raises InputError for what AWS would refuse, and for what is not known here.
+        """
+        given = _members(body, _CHANGED[action])
+        if action == "versions":
+            self._published[function.name] += 1
+            number, restored = str(self._published[function.name]), function.name in self._snapshots
+            made = replace(function, version=number, restored=restored)
+        elif action == "code":
+            made = replace(function, directory=self._unpacked(given.get("ZipFile")))
+        else:
+            made = replace(function, memory_mb=_memory(given.get("MemorySize", function.memory_mb)))
+            if "SnapStart" in given:
+                self._apply_snapstart(function.name, given["SnapStart"])
+        return made, check_function(made, self._facts)
+
+    def close(self) -> None:
+        """Remove the code that was unpacked."""
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _apply_snapstart(self, name: str, given: Any) -> None:  # noqa: ANN401 - plain JSON
+        match given:
+            case {"ApplyOn": "PublishedVersions"}:
+                self._snapshots.add(name)
+            case {"ApplyOn": "None"}:
+                self._snapshots.discard(name)
+            case _:
+                raise InputError(f"SnapStart is {{'ApplyOn': 'None'}} or {{'ApplyOn': '{_ON_VERSIONS}'}}")
+
+    def _unpacked(self, given: Any) -> Path:  # noqa: ANN401 - plain JSON
+        """Return a new directory with what a zip in base64 holds, of as many bytes as Lambda unpacks at most."""
+        if not isinstance(given, str):
+            raise InputError("ZipFile is a zip in base64")
+        try:
+            archive = zipfile.ZipFile(io.BytesIO(base64.b64decode(given, validate=True)))
+            size = sum(entry.file_size for entry in archive.infolist())
+            if size > self._facts.package_limit:
+                raise InputError(
+                    f"ZipFile has {size:,} bytes unzipped, Lambda's limit is {self._facts.package_limit:,}"
+                )
+            directory = Path(tempfile.mkdtemp(prefix="serfer-function-"))
+            self._directories.append(directory)
+            archive.extractall(directory)
+        except (ValueError, zipfile.BadZipFile, NotImplementedError, OSError) as error:
+            raise InputError(f"ZipFile cannot be unpacked: {error}") from error
+        return directory
+
+
+def _members(body: bytes, known: set[str]) -> dict[str, Any]:
+    try:
+        given = json.loads(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InputError("the request is not JSON") from error
+    if not isinstance(given, dict):
+        raise InputError("the request is not a JSON object")
+    if unknown := sorted(given.keys() - known):
+        raise InputError(f"the local Lambda service does not change {', '.join(map(str, unknown)):.200}")
+    return given
+
+
+def _memory(given: Any) -> int:  # noqa: ANN401 - plain JSON
+    if type(given) is not int:
+        raise InputError("MemorySize is a whole number of MB")
+    return given

@@ -1,0 +1,32 @@
+"""The probe of `serfer deploy smoke` finds the constants that the local Lambda service has taken on."""
+
+from dataclasses import replace
+
+import pytest
+
+from serfer.sam.probe import Extent
+from serfer.settings import load_settings
+from serfer_bench.planner.constants import EXTENT, SETS, probed, rows_of
+
+SMALL = replace(EXTENT, small=16, large=4, packages=(12_000_000, 0), repeats=4, restored=3)
+NONE = Extent(groups=(4, 16), small=2, large=1, memories=(), packages=(), restored=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETS)
+def test_constants_that_are_put_in_are_found_within_a_tenth(name):
+    """Two sets, so that no default can be what was found; each of the kit's steps runs, on the real protocols."""
+    found = probed(SETS[name], load_settings(), SMALL)
+    assert found.samples.missing == ()
+    ratios = {row.constant: row.found / row.put_in for row in rows_of(name, SETS[name], found)}
+    assert {constant: ratio for constant, ratio in ratios.items() if abs(ratio - 1) > 0.1} == {}
+    billed = found.bill()
+    assert [row["invocations"] for row in billed] == ["20 cold", "16 warm"]
+
+
+@pytest.mark.slow
+def test_an_account_with_few_environments_is_measured_as_far_as_it_goes():
+    constants = replace(SETS["one"], init_s=0.1, start_tail_s=0.01, restore_s=0.1, package_rate=1e9)
+    found = probed(constants, load_settings(), NONE, concurrency=10)
+    assert [*found.samples.groups] == [4]
+    assert found.samples.missing[0] == "16 starts at once: the account has 10 environments"

@@ -1,0 +1,93 @@
+"""Functions of the local Lambda service are changed, and versions published, as clients of AWS do it."""
+
+import io
+import zipfile
+
+import pytest
+
+from serfer.core.errors import InputError
+from serfer.local.lambda_.faults import Faults
+from serfer.local.lambda_.platform_times import PlatformTimes
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.sam.probed_function import ProbedFunction, RefusedError
+from tests.local.test_lambda_service import HERE, Local, probe
+from tests.local.test_platform_times import log_of
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory):
+    return runtime_directory(tmp_path_factory.mktemp("runtime"))
+
+
+@pytest.fixture
+def local(runtime):
+    with Local(runtime, probe("echo"), faults=Faults(times=PlatformTimes(restore_s=0.3)), concurrency=7) as running:
+        yield running
+
+
+@pytest.fixture
+def function(local):
+    return ProbedFunction(local.client, "echo", HERE / "probe")
+
+
+def test_another_memory_starts_new_environments_of_it(local, function):
+    before = local.invoke("echo")[0]["pid"]
+    assert local.invoke("echo")[0]["pid"] == before
+    function.set_memory(1024)
+    payload, answer = local.invoke("echo", LogType="Tail")
+    assert payload["pid"] != before
+    assert "Memory Size: 1024 MB" in log_of(answer)
+    function.renew(1024)
+    assert local.invoke("echo")[0]["pid"] not in (before, payload["pid"])
+    assert function.environments() == 7
+
+
+def test_other_code_runs_and_is_removed_with_the_service(local, function):
+    function.pad(5_000)
+    assert local.invoke("echo")[0]["calls"] == 1
+    described = local.client.get_function_configuration(FunctionName="echo")
+    assert described["CodeSize"] == sum(path.stat().st_size for path in (HERE / "probe").rglob("*.py")) + 5_000
+    (directory,) = local.service._changes._directories
+    assert (directory / "padding").stat().st_size == 5_000
+    local.do(local.service.stop)
+    assert not directory.exists()
+
+
+def test_a_published_version_is_restored_and_keeps_what_it_was(local, function):
+    version = function.publish_snapshot()
+    function.set_memory(2048)
+    log = log_of(local.invoke(version, LogType="Tail")[1])
+    assert "Restore Duration: " in log
+    assert "Init Duration" not in log
+    assert "Memory Size: 2048" not in log
+    assert [one["FunctionName"] for one in local.client.list_functions()["Functions"]] == ["echo"]
+
+
+def zipped(**entries):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, size in entries.items():
+            archive.writestr(name, bytes(size))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("operation", "given", "reason"),
+    [
+        ("update_function_configuration", {"MemorySize": 20_000}, "20000 MB of memory"),
+        ("update_function_configuration", {"Timeout": 5}, "does not change Timeout"),
+        ("update_function_code", {"ZipFile": b"no zip"}, "cannot be unpacked"),
+        ("update_function_code", {"ZipFile": zipped(bomb=300_000_000)}, "300,000,000 bytes unzipped"),
+        ("update_function_code", {"S3Bucket": "abc", "S3Key": "k"}, "does not change S3Bucket, S3Key"),
+    ],
+)
+def test_what_lambda_would_not_take_is_refused_and_changes_nothing(local, function, operation, given, reason):
+    with pytest.raises(RefusedError, match=reason):
+        function._call(operation, **given)
+    assert local.client.get_function_configuration(FunctionName="echo")["MemorySize"] == 1769
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"MemorySize": true}', b'{"SnapStart": 1}', b"[" * 100_000])
+def test_a_malformed_change_is_refused(local, body):
+    with pytest.raises(InputError):
+        local.service._changes.changed(probe("echo"), "configuration", body)

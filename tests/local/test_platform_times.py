@@ -1,0 +1,61 @@
+"""Times and processors of a platform that the local Lambda service takes on."""
+
+import base64
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.core.errors import UsageError
+from serfer.local.lambda_.faults import Faults
+from serfer.local.lambda_.platform_times import PlatformTimes, tail
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.sam.measure import Sample
+from tests.local.test_lambda_service import Local, probe
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory):
+    return runtime_directory(tmp_path_factory.mktemp("runtime"))
+
+
+@given(mean=st.floats(0.001, 10), first=st.integers(0, 200), count=st.integers(50, 400))
+def test_any_fifty_draws_of_a_tail_have_about_its_mean(mean, first, count):
+    draws = [*itertools.islice(tail(mean), first, first + count)]
+    assert min(draws) > 0
+    assert sum(draws) / count == pytest.approx(mean, rel=0.1)
+
+
+@pytest.mark.parametrize("wrong", [{"init_s": -1}, {"init_s": 61}, {"package_rate": float("nan")}, {"vcpu_speed": 0}])
+def test_times_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        PlatformTimes(**wrong)
+
+
+def test_processors_go_by_memory_and_slow_ones_are_one_at_most():
+    assert PlatformTimes(memory_per_vcpu=1000).processors(2500) == 2.5
+    slow = PlatformTimes(memory_per_vcpu=1000, vcpu_speed=0.5)
+    assert [slow.processors(memory) for memory in (500, 1000, 2500)] == [0.25, 0.5, 0.5]
+
+
+def log_of(answer):
+    return base64.b64decode(answer["LogResult"]).decode()
+
+
+def test_an_initialisation_takes_its_time_and_a_warm_invocation_none_of_it(runtime):
+    faults = Faults(times=PlatformTimes(init_s=0.8, start_tail_s=0.01, invoke_tail_s=0.01))
+    with Local(runtime, probe("echo"), faults=faults) as local:
+        first, later = (log_of(local.invoke("echo", LogType="Tail")[1]) for _ in range(2))
+    assert Sample(1, None, 1, first)._lambda_ms("Init") >= 800
+    assert "Init" not in later
+
+
+def test_a_function_has_the_processor_time_of_its_memory(runtime):
+    times = PlatformTimes(memory_per_vcpu=1769, vcpu_speed=0.2)
+    with Local(runtime, probe("toil"), faults=Faults(times=times)) as local:
+        local.invoke("toil", 0.0)
+        started = time.perf_counter()
+        local.invoke("toil", 0.1)  # s of a processor's time, of which it has a fifth
+        assert time.perf_counter() - started >= 0.4

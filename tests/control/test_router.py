@@ -218,7 +218,7 @@ def test_the_ceiling_gives_up_the_last_instances_of_a_plan_first():
 
 def by_rates(rate, batches, **options):
     """Return a router that divides by rates, whose load was `rate` for long, and instances with batch sizes."""
-    made = Router(WORLD, make_policy("infless", WORLD), **options)
+    made = Router(WORLD, make_policy("nonuniform", WORLD), **options)
     for _ in range(30):
         made.tick(Observation(0.0, 1.0, rate))
     return made, [Endpoint(f"i{number}", 0, 0, batch) for number, batch in enumerate(batches)]

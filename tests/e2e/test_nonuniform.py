@@ -61,7 +61,7 @@ async def paced(url, seconds, seen):
 @pytest.mark.slow
 def test_two_instances_share_a_burst_by_the_rates_of_their_batch_sizes(serve, serfer_here, scenario, tmp_path):
     record = tmp_path / "r.jsonl"
-    options = ("--route", "infless", "--instances", "local", "--scenario", scenario, "--record", record)
+    options = ("--route", "nonuniform", "--instances", "local", "--scenario", scenario, "--record", record)
     command, url = serve("--store", "memory://", *options)
     growing, steady = [], []
     asyncio.run(paced(url, 30, growing))

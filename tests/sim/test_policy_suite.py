@@ -78,7 +78,7 @@ def test_processes_give_the_same_rows_in_the_same_order(monkeypatch):
 
 def test_a_policy_of_several_types_or_without_functions_is_not_among_the_published_ones():
     assert {"sagemaker", "mark-spot"}.isdisjoint(PUBLISHED)
-    assert {"break-even", "ski-rental", "mark", "infless", "target-tracking", "target-tracking-stepwise"} <= {
+    assert {"break-even", "ski-rental", "mark", "nonuniform", "target-tracking", "target-tracking-stepwise"} <= {
         *PUBLISHED
     }
 

@@ -1,13 +1,13 @@
-"""The policy `infless`: instances of one type with batch sizes of their own, as section 3.2 of INFless scales them.
+"""The policy `nonuniform`: instances of one type with batch sizes of their own, as section 3.2 of INFless has them.
 
     R > R_max                                  instances for the rest, where these are not dearer than Lambda
     alpha R_min + (1 - alpha) R_max <= R       as it is
     below                                      smaller batches at once; fewer instances after a boot's time
 
-Lambda has what instances that boot will take, and the rest that is too little for one. Where the paper starts and stops
-functions on the servers of a cluster, in seconds, here are whole machines that take minutes to boot and cost the same
-with any batch size: so sizes change without a restart, and an instance that is too much goes when it has idled for as
-long as its boot took.
+Lambda has what instances that boot will take, and the rest that is too little for one. Where
+the paper starts and stops functions on the servers of a cluster, in seconds (Algorithm 1, the policy `infless` of
+serfer/control/infless), here are whole machines that take minutes to boot and cost the same with any batch size: so
+sizes change without a restart, and an instance that is too much goes when it has idled for as long as its boot took.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _LAYOUT: Final = 1  # of snapshots: another number for other fields
 class NonUniform:
     """Scales the scenario's first type on demand, each instance with a batch size; dispatches by their rates."""
 
-    name = "infless"
+    name = "nonuniform"
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._kind = scenario, scenario.instance

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from serfer.control.infless.policies import CLUSTER_POLICIES
 from serfer.control.nonuniform.policy import NonUniform
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
@@ -30,7 +31,7 @@ POLICIES: Final[dict[str, Callable[[Scenario], Policy]]] = {
     "sagemaker": SageMaker,
     "mark": Mark,
     "mark-spot": MarkSpot,
-    "infless": NonUniform,
+    NonUniform.name: NonUniform,
 }
 _FORECASTING: Final[dict[str, type[Mark]]] = {"mark": Mark, "mark-spot": MarkSpot}
 ALONE: Final = frozenset({"sagemaker"})
@@ -43,9 +44,14 @@ def make_policy(name: str, scenario: Scenario) -> Policy:
     """Return a policy: built in, plugged in by the entry point group `serfer.policies`, or MODULE:Class.
 
     `mark:FILE.npz` and `mark-spot:FILE.npz` forecast with MArk's trained LSTM. Raises UsageError: no policy has that
-    name, or what the user named is none; InputError for a file that is not a trained LSTM.
+    name, only clusters have it, or what the user named is none; InputError for a file that is not a trained LSTM.
     """
     make = POLICIES.get(name) or _with_forecaster(name) or find_policy(name)
+    if make is None and name in CLUSTER_POLICIES:
+        raise UsageError(
+            f"policy {name!r} is for a scenario with [[servers]], in serfer study simulate; on instances of one type "
+            f"INFless' batches (section 3.2) are the policy {NonUniform.name!r}"
+        )
     if make is None:
         known = ", ".join(dict.fromkeys([*POLICIES, *plugged_in_names()]))
         raise UsageError(f"there is no policy {name!r:.80}: there are {known}, and MODULE:Class")

@@ -1,4 +1,4 @@
-"""The policy `infless`: instances for what they are worth, batch sizes for what they get, and no oscillation."""
+"""The policy `nonuniform`: instances for what they are worth, batch sizes for what they get, and no oscillation."""
 
 import dataclasses
 
@@ -11,6 +11,7 @@ from serfer.control.nonuniform.sizes import sizes_of
 from serfer.control.policies import make_policy
 from serfer.control.policy import ByRates, InstanceGroup, InstanceState
 from serfer.control.scenario import LambdaTarget, Market, Scenario
+from serfer.core.errors import UsageError
 from tests.control.nonuniform.test_sizes import GPU, SLO_MS
 from tests.control.worlds import seen
 
@@ -88,13 +89,13 @@ def test_what_a_steady_load_leaves_to_lambda_in_the_end_is_not_worth_an_instance
 
 
 def test_instances_that_are_on_are_gone_on_with():
-    policy = make_policy("infless", WORLD)
+    policy = make_policy("nonuniform", WORLD)
     policy.resume((InstanceGroup("gpu", Market.ON_DEMAND, InstanceState.SERVING, 3, 8),))
     assert policy.observe(seen(1.0, 2.5 * UP)).total == 3
 
 
 def test_routers_know_that_it_dispatches_by_rates():
-    assert isinstance(make_policy("infless", WORLD), ByRates)
+    assert isinstance(make_policy("nonuniform", WORLD), ByRates)
     assert not isinstance(make_policy("break-even", WORLD), ByRates)
 
 
@@ -103,3 +104,8 @@ def test_a_snapshot_of_sizes_that_the_type_has_not_gets_the_bulks():
     snapshot = {**policy.snapshot(), "batches": [16, 3]}
     other.restore(snapshot)
     assert other.observe(seen(1.0, 3 * UP)).batches("gpu", Market.ON_DEMAND) == pytest.approx([16, 16])
+
+
+def test_the_name_of_a_cluster_s_policy_is_refused_with_the_one_that_instances_have():
+    with pytest.raises(UsageError, match=r"'infless' is for .* \[\[servers\]\].* are the policy 'nonuniform'"):
+        make_policy("infless", WORLD)

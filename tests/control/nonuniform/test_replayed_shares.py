@@ -32,12 +32,12 @@ def observations():
 
 
 def test_a_recording_holds_batch_sizes_and_dispatch_and_its_replay_gives_the_same_shares(tmp_path):
-    policy, path = make_policy("infless", WORLD), tmp_path / "recording"
+    policy, path = make_policy("nonuniform", WORLD), tmp_path / "recording"
     lines = [header_fields(policy, WORLD, fresh=True)]
     lines += [event_fields(Decision(seen, policy.observe(seen))) for seen in observations()]
     path.write_bytes(b"".join(write_json(line) + b"\n" for line in lines))
     header, events = read_recording(path)
-    report = replay(header, events, WORLD, make_policy("infless", WORLD))
+    report = replay(header, events, WORLD, make_policy("nonuniform", WORLD))
     assert report.first is None
     assert report.same == report.decisions == len(RATES)
     found = {(one.kind, one.batch): one for one in report.dispatch}

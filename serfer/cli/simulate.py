@@ -23,7 +23,7 @@ from serfer.cli.shared.options import (
 )
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.infless.policies import CLUSTER_POLICIES
-from serfer.control.policies import POLICIES
+from serfer.control.policies import POLICIES, refuse_cluster_policy
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.doctor.machine import this_machine
@@ -249,10 +249,7 @@ def _on_cluster(scenario: Path, policies: Sequence[str]) -> bool:
     if describes_cluster(scenario):
         return True
     for name in policies:
-        if name in CLUSTER_POLICIES and name not in POLICIES:
-            raise UsageError(
-                f"--policy {name} needs a cluster's scenario: {scenario} has no [[servers]], [[functions]]"
-            )
+        refuse_cluster_policy(name)
     return False
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 from numpy.typing import NDArray
 
-from serfer.control.policies import ALONE, DEFAULT, POLICIES, built_in, make_policy
+from serfer.control.policies import ALONE, DEFAULT, POLICIES, built_in, make_policy, refuse_cluster_policy
 from serfer.control.policies.mark.policy import Mark
 from serfer.control.policies.plugged_in import find_policy
 from serfer.control.policy import Policy
@@ -142,6 +142,7 @@ def choose_routing(
     """
     known = built_in(route) or route
     if known not in ROUTES and (known in POLICIES or find_policy(route) is None):
+        refuse_cluster_policy(route)
         raise UsageError(f"--route is {', '.join(ROUTES)}, a plugged-in policy or MODULE:Class, not {route[:40]!r}")
     if route == SERVERLESS:
         values = {

@@ -47,15 +47,20 @@ def make_policy(name: str, scenario: Scenario) -> Policy:
     name, only clusters have it, or what the user named is none; InputError for a file that is not a trained LSTM.
     """
     make = POLICIES.get(name) or _with_forecaster(name) or find_policy(name)
-    if make is None and name in CLUSTER_POLICIES:
-        raise UsageError(
-            f"policy {name!r} is for a scenario with [[servers]], in serfer study simulate; on instances of one type "
-            f"INFless' batches (section 3.2) are the policy {NonUniform.name!r}"
-        )
     if make is None:
+        refuse_cluster_policy(name)
         known = ", ".join(dict.fromkeys([*POLICIES, *plugged_in_names()]))
         raise UsageError(f"there is no policy {name!r:.80}: there are {known}, and MODULE:Class")
     return make(scenario)
+
+
+def refuse_cluster_policy(name: str) -> None:
+    """Raise UsageError for a policy that clusters alone have, with what instances have in its place."""
+    if name in CLUSTER_POLICIES and name not in POLICIES:
+        raise UsageError(
+            f"policy {name} needs a cluster's scenario of serfer study simulate, with [[servers]] and [[functions]]; "
+            f"non-uniform batches of instances of one type are the policy {NonUniform.name}"
+        )
 
 
 def built_in(name: str) -> str | None:

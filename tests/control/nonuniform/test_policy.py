@@ -107,5 +107,5 @@ def test_a_snapshot_of_sizes_that_the_type_has_not_gets_the_bulks():
 
 
 def test_the_name_of_a_cluster_s_policy_is_refused_with_the_one_that_instances_have():
-    with pytest.raises(UsageError, match=r"'infless' is for .* \[\[servers\]\].* are the policy 'nonuniform'"):
+    with pytest.raises(UsageError, match=r"policy infless needs a cluster's scenario .* are the policy nonuniform"):
         make_policy("infless", WORLD)

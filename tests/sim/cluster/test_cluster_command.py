@@ -87,7 +87,7 @@ def test_what_is_of_lambda_is_refused(scenario, arguments, message):
 
 def test_a_clusters_policy_needs_a_clusters_scenario(scenario):
     scenario.write_text(TARGETS)
-    with pytest.raises(UsageError, match=r"--policy batch needs a cluster's scenario: .* has no \[\[servers\]\]"):
+    with pytest.raises(UsageError, match=r"policy batch needs a cluster's scenario .* with \[\[servers\]\]"):
         called("poisson", "--scenario", scenario, "--policy", "batch")
 
 

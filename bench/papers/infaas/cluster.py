@@ -38,6 +38,12 @@ from serfer.control.selection.scaling import (
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Objectives, Place, SelectionReason, Variant, VariantState
 
+INFAAS: Final = "INFaaS"
+"""The paper's letter: by headroom alone (4.2.2), a variant's least loaded place (4.1)."""
+HEEDING: Final = "INFaaS, overload heeded"
+"""Overloaded variants get more copies, too (4.1: the autoscaler assesses them)."""
+PACKING: Final = "INFaaS, bin packing"
+"""The letter, but queries are packed onto workers (4.2.3), which contradicts 4.1's least loaded place."""
 SLOT_S: Final = 1.0
 PERIOD_S: Final = 2.0
 _RATE_S: Final = 2.0
@@ -77,9 +83,11 @@ class Network:
 class System:
     """How a cluster is run, and whether it `scales` copies.
 
-    Where it `heeds` overloaded variants it scales for them, too (4.1), and not by headroom alone (4.2.2). It adds
-    workers of a kind up to `most`, which boot for `boot_s`. `sharing` is, by kind, how much longer a query takes for
-    each other copy that is busy all the time on its worker; 1 shares the hardware by time.
+    Where it `heeds` overloaded variants it scales for them, too (4.1), and not by headroom alone (4.2.2). Where it
+    `packs`, a query goes to the fullest place of its variant that answers it in time: online bin packing, best fit
+    (4.2.3); where none does, and without it, to the one that is selected (4.1). It adds workers of a kind up to `most`,
+    which boot for `boot_s`. `sharing` is, by kind, how much longer a query takes for each other copy that is busy all
+    the time on its worker; 1 shares the hardware by time.
     """
 
     name: str
@@ -88,6 +96,7 @@ class System:
     scales: bool
     options: ScalingOptions = OPTIONS
     heeds: bool = False
+    packs: bool = False
     most: Mapping[str, int] = field(default_factory=dict)
     boot_s: float = 30.0
     sharing: Mapping[str, float] = field(default_factory=dict)
@@ -113,15 +122,23 @@ class _Queue:
         """Return the throughput at a time; of one copy where it is yet to be loaded."""
         return self.variant.qps.value * max(1, self.copies(now_s))
 
+    def begins_s(self, now_s: float) -> float:
+        """Return when a query that comes now would begin; infinity where it would wait for too long, and gives up."""
+        loaded_s = max(now_s, min(self.ready_s))
+        return math.inf if self.empty_s > loaded_s + _PATIENCE_S else max(loaded_s, self.empty_s)
+
+    def ends_s(self, begins_s: float) -> float:
+        """Return when a query that begins then is answered."""
+        return begins_s + self.slowdown * max(1 / self.qps(begins_s), self.variant.latency_ms.value / MS_PER_S)
+
     def serve(self, now_s: float) -> float:
-        """Return when a query that comes now is answered; infinity where it would wait for too long, and gives up."""
-        begins = max(now_s, min(self.ready_s), self.empty_s)
-        if begins > max(now_s, min(self.ready_s)) + _PATIENCE_S:
-            return math.inf
-        takes = self.slowdown / self.qps(begins)
-        self.empty_s = begins + takes
-        self.busy_s += takes
-        return begins + max(takes, self.slowdown * self.variant.latency_ms.value / MS_PER_S)
+        """Answer a query that comes now, and return when; infinity where it gives up."""
+        begins_s = self.begins_s(now_s)
+        if math.isfinite(begins_s):
+            takes = self.slowdown / self.qps(begins_s)
+            self.empty_s = begins_s + takes
+            self.busy_s += takes
+        return self.ends_s(begins_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +216,8 @@ class Cluster:
         if queue is None and was_inactive and chosen.place and self.system.scales:
             self._load(chosen.variant, 1, now_s)
             queue = self._queues.get((chosen.variant, chosen.place)) or self._any(chosen.variant)
-        queue = queue or self._any(chosen.variant)
+        packed = self._fullest(chosen.variant, now_s, network.slo_ms) if self.system.packs else None
+        queue = packed or queue or self._any(chosen.variant)
         ended_s = math.inf if queue is None else queue.serve(now_s)
         late = (ended_s - now_s) * MS_PER_S > network.slo_ms * (1 + _ROUNDING)
         measured.outcomes.append(Outcome(network.name, now_s, ended_s, late))
@@ -208,6 +226,12 @@ class Cluster:
         """Return the emptiest place of a variant: states may name one that is gone."""
         places = [queue for (name, _), queue in self._queues.items() if name == variant]
         return min(places, key=lambda queue: queue.empty_s, default=None)
+
+    def _fullest(self, variant: str, now_s: float, slo_ms: float) -> _Queue | None:
+        """Return the place that answers a query last and yet in time; None where none does."""
+        ends = [(queue.ends_s(queue.begins_s(now_s)), key) for key, queue in self._items() if key[0] == variant]
+        in_time = [each for each in ends if (each[0] - now_s) * MS_PER_S <= slo_ms]
+        return self._queues[max(in_time)[1]] if in_time else None
 
     def _tick(self, now_s: float, measured: Measured) -> None:
         """Pay for the slot, scale, and every second slot look at states."""

@@ -39,6 +39,7 @@ DayLoadOption = Annotated[
         help="A load of at least a day: a file, as Twitter's, or a generator.",
     ),
 ]
+DayOption = Annotated[int, typer.Option(min=0, help="Which day of it, from 0.")]
 
 
 def read_day(load: str, number: int, seed: int, progress: Callable[[str], None]) -> Rates:

@@ -15,21 +15,27 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
-from typing import Annotated, Final
-
-import typer
+from typing import Final
 
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.selection.scaling import InstanceCosts
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption
-from serfer_bench.core.results import publish_rows
-from serfer_bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
-from serfer_bench.papers.infaas.day import FORMS, GENERATED, DayLoadOption, Rates, arrivals, pressed, read_day
+from serfer_bench.core.seeds import SEEDS, SeedOption, SeedsOption, publish_seeds
+from serfer_bench.papers.infaas.cluster import HEEDING, INFAAS, PACKING, Cluster, Measured, Network, System, Worker
+from serfer_bench.papers.infaas.day import (
+    FORMS,
+    GENERATED,
+    DayLoadOption,
+    DayOption,
+    Rates,
+    arrivals,
+    pressed,
+    read_day,
+)
 from serfer_bench.papers.infaas.table8 import ARCHITECTURES, IMAGES, Architecture
 
-INFAAS, HEEDING = "INFaaS", "INFaaS, overload heeded"
 CLIPPER, SM = "Clipper+", "SM+"
 _LOW, _HIGH, _QUERIES = 10.0, 1000.0, 113_420
 _WINDOW_S: Final = 4.0
@@ -157,15 +163,17 @@ def _copies(gpus: int) -> dict[str, Counter[str]]:
 
 
 def systems() -> tuple[System, ...]:
-    """Return INFaaS, in its two readings, and the baselines."""
+    """Return INFaaS, in its three readings, and the baselines."""
     every, shared = ("cpu", "inferentia", "gpu"), {"gpu": 1.0}
     one = {each.name: Counter({_static(each, _POPULAR_MS).name: 1}) for each in ARCHITECTURES}
     most = {"cpu": 5, "gpu": 5, "inferentia": 4}
     ours, theirs = _workers(5, 5, 2), _workers(5, 7, 0)
     free = _networks(every, one, fixed=False)
+    infaas = System(INFAAS, free, ours, scales=True, most=most, sharing=shared)
     return (
-        System(INFAAS, free, ours, scales=True, most=most, sharing=shared),
-        System(HEEDING, free, ours, scales=True, most=most, sharing=shared, heeds=True),
+        infaas,
+        replace(infaas, name=HEEDING, heeds=True),
+        replace(infaas, name=PACKING, packs=True),
         System(CLIPPER, _networks(every, _copies(7), fixed=True), theirs, scales=False, sharing=shared),
         System(SM, _networks(every, one, fixed=True), theirs, scales=True, sharing=shared),
     )
@@ -178,6 +186,7 @@ class ProductionResult:
     Ratios are over INFaaS'.
     """
 
+    seed: int
     load: str
     system: str
     qps: float
@@ -213,14 +222,15 @@ def run(load: str, day: Rates, seed: int = 0, queries: int = _QUERIES) -> list[P
     zipf = _zipf()
     weights = [zipf[each.name] for each in ARCHITECTURES]
     found = [Cluster(each).run(arrivals(rates, weights, seed), float(len(rates))) for each in systems()]
-    return [_result(load, measured, found[0]) for measured in found]
+    return [_result(seed, load, measured, found[0]) for measured in found]
 
 
-def _result(load: str, measured: Measured, ours: Measured) -> ProductionResult:
+def _result(seed: int, load: str, measured: Measured, ours: Measured) -> ProductionResult:
     windows: dict[int, list[bool]] = {}
     for each in measured.outcomes:
         windows.setdefault(int(each.came_s // _WINDOW_S), []).append(each.late)
     return ProductionResult(
+        seed,
         load,
         measured.system,
         measured.qps,
@@ -236,21 +246,22 @@ def _result(load: str, measured: Measured, ours: Measured) -> ProductionResult:
 def command(
     *,
     trace: DayLoadOption = GENERATED,
-    day: Annotated[int, typer.Option(min=0, help="Which day of it, from 0.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of the arrivals, and of a generated load.")] = 0,
+    day: DayOption = 0,
+    seed: SeedOption = 0,
+    seeds: SeedsOption = SEEDS,
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Redo INFaaS' figure 5 in a simulation: 22 networks under a day of a trace, pressed into minutes."""
+    numbers, found = range(seed, seed + seeds), list[list[ProductionResult]]()
     with status_line() as progress:
-        minutes = read_day(trace, day, seed, progress)
-        rows: list[ProductionResult] = []
-        for load, form in FORMS.items():
-            progress(load)
-            rows += run(load, form(minutes), seed)
+        for number in numbers:
+            minutes = read_day(trace, day, number, progress)
+            progress(f"seed {number}")
+            found.append([row for load, form in FORMS.items() for row in run(load, form(minutes), number)])
     notes = [
         f"day {day} of {trace}",
         "published: INFaaS' throughput over the baseline's; the baseline's violations and dollars over INFaaS'",
         "constructed: speeds from multiply-accumulates, loading times, boots, GPUs shared by time",
     ]
-    publish_rows(rows, directory, as_json=as_json, notes=notes)
+    publish_seeds(found, numbers, directory, as_json=as_json, notes=notes)

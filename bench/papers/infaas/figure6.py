@@ -21,13 +21,12 @@ from serfer.control.selection.scaling import InstanceCosts
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption
-from serfer_bench.core.results import publish_rows
-from serfer_bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
+from serfer_bench.core.seeds import SEEDS, SeedOption, SeedsOption, publish_seeds
+from serfer_bench.papers.infaas.cluster import HEEDING, INFAAS, Cluster, Measured, Network, System, Worker
 
 _SLO_MS: Final = 500.0
 """Constructed: the paper has none for this figure; 6.3.2 has 500 ms for the same CPU variant."""
 _NETWORK: Final = "ResNet50"
-INFAAS, HEEDING = "INFaaS", "INFaaS, overload heeded"
 WITHOUT: Final = "INFaaS without Inferentia"
 _STEP_S: Final = 0.1
 _GB_S_USD: Final = {"cpu": 0.031, "inferentia": 0.190, "gpu": 0.498}
@@ -141,6 +140,7 @@ def arrivals(rate: Callable[[float], float], seconds: float, seed: int) -> Itera
 class LoadResult:
     """What a system did under a load; `cost_ratio` is its dollars over INFaaS', `published` what the paper says."""
 
+    seed: int
     load: str
     system: str
     qps: float
@@ -169,28 +169,29 @@ def run(load: str, seconds: float | None = None, seed: int = 0) -> list[LoadResu
     until = min(lasts, seconds or lasts)
     found = {each.name: Cluster(each).run(arrivals(rate, until, seed), until) for each in systems()}
     usd = found[INFAAS].usd
-    return [_result(load, name, measured, usd) for name, measured in found.items()]
+    return [_result(seed, load, name, measured, usd) for name, measured in found.items()]
 
 
-def _result(load: str, name: str, measured: Measured, usd: float) -> LoadResult:
+def _result(seed: int, load: str, name: str, measured: Measured, usd: float) -> LoadResult:
     published = PUBLISHED.get((load, name), "")
-    return LoadResult(load, name, measured.qps, measured.late_share, measured.usd, measured.usd / usd, published)
+    return LoadResult(seed, load, name, measured.qps, measured.late_share, measured.usd, measured.usd / usd, published)
 
 
 def command(
     *,
     seconds: Annotated[float | None, typer.Option(min=1.0, help="The first seconds of each load alone.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the arrivals.")] = 0,
+    seed: SeedOption = 0,
+    seeds: SeedsOption = SEEDS,
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Redo INFaaS' figure 6 in a simulation: dollars and throughput beside its published factors."""
-    rows: list[LoadResult] = []
+    numbers, found = range(seed, seed + seeds), list[list[LoadResult]]()
     with status_line() as progress:
-        for load in LOADS:
-            progress(load)
-            rows += run(load, seconds, seed)
+        for number in numbers:
+            progress(f"seed {number}")
+            found.append([row for load in LOADS for row in run(load, seconds, number)])
     notes = [
-        "constructed: memory of variants (repeats the flat load's factors), batch 1 of the GPU, loading times, spikes"
+        "constructed: memory of variants (repeats the flat load's factors), batch 1 of the GPU, loading times, spikes",
     ]
-    publish_rows(rows, directory, as_json=as_json, notes=notes)
+    publish_seeds(found, numbers, directory, as_json=as_json, notes=notes)

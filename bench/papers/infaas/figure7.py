@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated, Final
 
@@ -21,12 +21,21 @@ from serfer.control.selection.scaling import InstanceCosts
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption
-from serfer_bench.core.results import publish_rows
-from serfer_bench.papers.infaas.cluster import Cluster, Measured, Network, System, Worker
-from serfer_bench.papers.infaas.day import FORMS, GENERATED, DayLoadOption, Rates, arrivals, pressed, read_day
+from serfer_bench.core.seeds import SEEDS, SeedOption, SeedsOption, publish_seeds
+from serfer_bench.papers.infaas.cluster import HEEDING, INFAAS, PACKING, Cluster, Measured, Network, System, Worker
+from serfer_bench.papers.infaas.day import (
+    FORMS,
+    GENERATED,
+    DayLoadOption,
+    DayOption,
+    Rates,
+    arrivals,
+    pressed,
+    read_day,
+)
 
 LARGE, SMALL = "Inception-ResNetV2", "MobileNetV1"
-INFAAS, CLIPPER = "INFaaS", "Clipper+"
+CLIPPER = "Clipper+"
 _WEIGHTS: Final = (0.8, 0.2)
 _LOW, _HIGH, _QUERIES = 50.0, 500.0, 75_000
 _SLO_MS: Final = 50.0
@@ -71,11 +80,14 @@ def _half(cost: InstanceCosts) -> InstanceCosts:
 
 
 def systems(sharing: float = 1.0) -> tuple[System, ...]:
-    """Return INFaaS on one GPU, which may have two, and Clipper+ on two."""
+    """Return INFaaS, in its three readings, on one GPU, which may have two, and Clipper+ on two."""
     one, two = Worker("gpu 1", "gpu", _USD_S), Worker("gpu 2", "gpu", _USD_S)
     by_kind = {"gpu": sharing}
+    infaas = System(INFAAS, _networks(), (one,), scales=True, most={"gpu": 2}, boot_s=30.0, sharing=by_kind)
     return (
-        System(INFAAS, _networks(), (one,), scales=True, most={"gpu": 2}, boot_s=30.0, sharing=by_kind, heeds=True),
+        infaas,
+        replace(infaas, name=HEEDING, heeds=True),
+        replace(infaas, name=PACKING, packs=True),
         System(CLIPPER, _networks(), (one, two), scales=False, sharing=by_kind),
     )
 
@@ -88,6 +100,7 @@ class SharingResult:
     the system's workers over INFaaS'.
     """
 
+    seed: int
     load: str
     system: str
     network: str
@@ -119,19 +132,20 @@ def run(load: str, day: Rates, seed: int = 0, sharing: float = 1.0, queries: int
     rates = pressed(day, _LOW, _HIGH, queries)
     found = [Cluster(each).run(arrivals(rates, _WEIGHTS, seed), float(len(rates))) for each in systems(sharing)]
     return [
-        _result(load, measured, network, measured.workers_usd / found[0].workers_usd)
+        _result(seed, load, measured, network, measured.workers_usd / found[0].workers_usd)
         for measured in found
         for network in (LARGE, SMALL)
     ]
 
 
-def _result(load: str, measured: Measured, network: str, usd_ratio: float) -> SharingResult:
+def _result(seed: int, load: str, measured: Measured, network: str, usd_ratio: float) -> SharingResult:
     mine = [each for each in measured.outcomes if each.network == network]
     windows: dict[int, list[float]] = {}
     for each in mine:
         windows.setdefault(int(each.came_s // _WINDOW_S), []).append((each.answered_s - each.came_s) * MS_PER_S)
     p99_ms = median(_p99(each) for each in windows.values())
     return SharingResult(
+        seed,
         load,
         measured.system,
         network,
@@ -140,7 +154,7 @@ def _result(load: str, measured: Measured, network: str, usd_ratio: float) -> Sh
         p99_ms if math.isfinite(p99_ms) else None,
         sum(each.late for each in mine) / len(mine),
         usd_ratio,
-        _PUBLISHED[measured.system] if network == LARGE else "",
+        _PUBLISHED.get(measured.system, "") if network == LARGE else "",
     )
 
 
@@ -152,23 +166,24 @@ def _p99(ms: Sequence[float]) -> float:
 def command(
     *,
     trace: DayLoadOption = GENERATED,
-    day: Annotated[int, typer.Option(min=0, help="Which day of it, from 0.")] = 0,
+    day: DayOption = 0,
     sharing: Annotated[
         float, typer.Option(min=0.0, max=10.0, help="How much longer a query takes beside a busy copy (assumed).")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the arrivals, and of a generated load.")] = 0,
+    seed: SeedOption = 0,
+    seeds: SeedsOption = SEEDS,
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Redo INFaaS' figure 7 in a simulation: two networks on shared GPUs, by an assumed model of interference."""
+    numbers, found = range(seed, seed + seeds), list[list[SharingResult]]()
     with status_line() as progress:
-        minutes = read_day(trace, day, seed, progress)
-        rows: list[SharingResult] = []
-        for load, form in FORMS.items():
-            progress(load)
-            rows += run(load, form(minutes), seed, sharing)
+        for number in numbers:
+            minutes = read_day(trace, day, number, progress)
+            progress(f"seed {number}")
+            found.append([row for load, form in FORMS.items() for row in run(load, form(minutes), number, sharing)])
     notes = [
         f"day {day} of {trace}",
         "assumed: copies on a GPU share it by time; constructed: speeds, loading, the SLO",
     ]
-    publish_rows(rows, directory, as_json=as_json, notes=notes)
+    publish_seeds(found, numbers, directory, as_json=as_json, notes=notes)

@@ -85,12 +85,8 @@ def test_what_is_of_lambda_is_refused(scenario, arguments, message):
         called("--scenario", scenario, *arguments)
 
 
-def test_a_clusters_policy_needs_a_clusters_scenario(scenario):
+@pytest.mark.parametrize("policy", ["batch", "infless"])
+def test_a_clusters_policy_needs_a_clusters_scenario(scenario, policy):
     scenario.write_text(TARGETS)
-    with pytest.raises(UsageError, match=r"policy batch needs a cluster's scenario .* with \[\[servers\]\]"):
-        called("poisson", "--scenario", scenario, "--policy", "batch")
-
-
-def test_infless_is_a_policy_of_a_scenario_of_one_function_too(scenario):
-    scenario.write_text(TARGETS)
-    called("poisson:rate=5,hours=0.01", "--scenario", scenario, "--policy", "infless", "--level", "rates")
+    with pytest.raises(UsageError, match=rf"policy {policy} needs a cluster's scenario .* with \[\[servers\]\]"):
+        called("poisson", "--scenario", scenario, "--policy", policy)

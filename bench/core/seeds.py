@@ -28,16 +28,20 @@ def publish_seeds(
     *,
     as_json: bool,
     notes: Sequence[str] = (),
+    fixed: Sequence[Row] = (),
 ) -> None:
-    """Print the rows that each seed gave, in the same order, as one table; write and print as JSON all of them."""
-    said = f"{len(seeds)} seeds from {seeds[0]} on" + (": the least to the largest" if len(seeds) > 1 else "")
-    rows = [*chain.from_iterable(found)]
-    publish_rows(rows, directory, as_json=as_json, table=over_seeds(found), notes=[said, *notes])
+    """Print the rows that each seed gave, in the same order, as one table; write and print as JSON all of them.
+
+    Rows that are `fixed`, whatever the seed, come first.
+    """
+    said = f"{len(seeds)} seeds from {seeds[0]} on: the least to the largest" if len(seeds) > 1 else f"seed {seeds[0]}"
+    rows = [*fixed, *chain.from_iterable(found)]
+    publish_rows(rows, directory, as_json=as_json, table=over_seeds(found, fixed), notes=[said, *notes])
 
 
-def over_seeds(found: Sequence[Sequence[Row]]) -> Table:
+def over_seeds(found: Sequence[Sequence[Row]], fixed: Sequence[Row] = ()) -> Table:
     """Return the table of the rows that each seed gave, in the same order; cells that differ are ranges."""
-    tables = [table_of(rows) for rows in found]
+    tables = [table_of([*fixed, *rows]) for rows in found]
     body = [
         [_range(cells) for cells in zip(*same, strict=True)]
         for same in zip(*(table.body for table in tables), strict=True)

@@ -123,7 +123,7 @@ def _counted(rows: Sequence[BatchPrediction]) -> list[BatchPrediction]:
 
 
 def whole_results(rows: Sequence[BatchPrediction], profiles: Profiles) -> Results:
-    """Return the batches, the networks' mean errors and the mean of all, beside the published ones."""
+    """Return the errors by network, threads and batch, and all batches, beside the published ones."""
     counted = _counted(rows)
     disturbed = len(rows) - len(counted)
     head = ("network", "batch", "threads", "predicted ms", "measured ms", "error", "quiet/runs")
@@ -137,7 +137,7 @@ def whole_results(rows: Sequence[BatchPrediction], profiles: Profiles) -> Result
     source = f"{profiles.machine}; {profiles.runtime}; {profiles.date}"
     return Results(
         ({**asdict(one), "error": one.error, "profiles": source} for one in rows),
-        [Table(head, body), _by_network(counted)],
+        [_by_network(rows), Table(head, body)],
         [
             f"mean error {_mean(counted):.1%} of {len(counted)} batches; {disturbed} disturbed, not counted",
             f"published by INFless: {PUBLISHED}",
@@ -147,15 +147,31 @@ def whole_results(rows: Sequence[BatchPrediction], profiles: Profiles) -> Result
 
 
 def _by_network(rows: Sequence[BatchPrediction]) -> Table:
-    threads = sorted({one.threads for one in rows})
+    """Return the errors of each network and number of threads by batch, and the mean of those that count."""
     profiled = {name for name, _ in NETWORKS}
+    batches = sorted({one.batch for one in rows})
     body = []
-    for name in dict.fromkeys(one.model for one in rows):
-        own = [one for one in rows if one.model == name]
-        by_threads = [[one for one in own if one.threads == count] for count in threads]
-        cells = (f"{_mean(part):.1%}" if part else "-" for part in (*by_threads, own))
-        body.append((name, "yes" if name in profiled else "", *cells))
-    return Table(("network", "profiled", *(f"on {count}" for count in threads), "mean error"), body)
+    for name, threads in dict.fromkeys((one.model, one.threads) for one in rows):
+        own = {one.batch: one for one in rows if (one.model, one.threads) == (name, threads)}
+        cells = [_error(own[batch]) if batch in own else "" for batch in batches]
+        body.append((name, "yes" if name in profiled else "no", str(threads), *cells, _mean_text([*own.values()])))
+    for threads in dict.fromkeys(one.threads for one in rows):
+        own_rows = [one for one in rows if one.threads == threads]
+        body.append(("all", "", str(threads), *("" for _ in batches), _mean_text(own_rows)))
+    return Table(("network", "profiled", "threads", *map(_images, batches), "mean error"), body)
+
+
+def _images(batch: int) -> str:
+    return "1 image" if batch == 1 else f"{batch} images"
+
+
+def _error(one: BatchPrediction) -> str:
+    return f"{one.error:+.1%}" if one.quiet else "disturbed"
+
+
+def _mean_text(rows: Sequence[BatchPrediction]) -> str:
+    counted = [one for one in rows if one.quiet]
+    return f"{_mean(counted):.1%}" if counted else "-"
 
 
 def _mean(rows: Sequence[BatchPrediction]) -> float:

@@ -6,15 +6,17 @@ for a time; so both are run with other times, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from serfer.control.infless.scenario import ClusterScenario
 from serfer.sim.cluster.outcome import ClusterOutcome, outcome_of
 from serfer.sim.cluster.run import Detail, cluster_load, run_cluster
 from serfer.sim.rates import PERIOD_S, Progress
 from serfer.sim.simulate import LoadSpec
-from serfer_bench.papers.infless.paper import FIGURE_12A, OSVT, TABLE_4, VIOLATIONS, WORLDS, World
+from serfer_bench.papers.infless.paper import FIGURE_12A, OSVT, SHOWN, TABLE_4, VIOLATIONS, World
 from serfer_bench.papers.infless.rows import FigureRow, rows_of
 
 LOADS: Final = {
@@ -22,7 +24,7 @@ LOADS: Final = {
     "periodic": "diurnal:mean=20,hours=24,row_s=5",
     "bursty": "flash:base=10,peak=120,crowds=20,fade_s=120,hours=6,row_s=5",
 }
-"""Constructed: each function has its own, from a seed."""
+"""Constructed: each function has its own, from seeds of its own."""
 
 
 @dataclass(frozen=True)
@@ -46,26 +48,32 @@ COMPARED: Final = {
 _TABLE: Final = "periodic"
 
 
-def under_loads(progress: Progress, hours: float | None = None) -> Iterator[FigureRow]:
+def under_loads(seed: int, progress: Progress, hours: float | None = None) -> Iterator[FigureRow]:
     """Yield the rows of each load, for the first application."""
-    for world in (WORLDS[0], WORLDS[-1]):
-        for name, text in LOADS.items():
-            progress(f"{name}, profiles {world.profiles}")
-            found = dict(_outcomes(world, text, hours))
+    for world in SHOWN:
+        for name in LOADS:
+            progress(f"seed {seed}: {name}, profiles {world.profiles}")
+            found = outcomes(world.application(OSVT), name, seed, hours)
             yield from _resources(world, name, found)
             yield from _misses(world, name, found)
             if name == _TABLE:
                 yield from _table_4(world, found)
 
 
-def _outcomes(world: World, text: str, hours: float | None) -> Iterator[tuple[str, ClusterOutcome]]:
-    scenario = world.application(OSVT)
-    until_s = float("inf") if hours is None else hours * 3600
-    traces = [LoadSpec(text, until_s=until_s).read(number) for number in range(len(scenario.functions))]
-    load = cluster_load(traces, PERIOD_S, 0, Detail())
-    for name, system in COMPARED.items():
-        kept = replace(scenario, policy=replace(scenario.policy, **system.facts))
-        yield name, outcome_of(kept, OSVT, run_cluster(kept, system.policy, load), 0)
+def outcomes(
+    scenario: ClusterScenario, name: str, seed: int, hours: float | None, systems: Iterable[str] = tuple(COMPARED)
+) -> dict[str, ClusterOutcome]:
+    """Run systems on the first hours of a load, each function with one of its own."""
+    until_s = math.inf if hours is None else hours * 3600
+    first = seed * len(scenario.functions)
+    spec = LoadSpec(LOADS[name], until_s=until_s)
+    traces = [spec.read(first + number) for number in range(len(scenario.functions))]
+    load, found = cluster_load(traces, PERIOD_S, seed, Detail()), {}
+    for system in systems:
+        one = COMPARED[system]
+        kept = replace(scenario, policy=replace(scenario.policy, **one.facts))
+        found[system] = outcome_of(kept, OSVT, run_cluster(kept, one.policy, load, seed), seed)
+    return found
 
 
 def _resources(world: World, name: str, found: dict[str, ClusterOutcome]) -> list[FigureRow]:

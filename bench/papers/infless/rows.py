@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serfer_bench.papers.infless.paper import World
@@ -20,6 +21,7 @@ class FigureRow:
     value: float
     relative: float | None
     published: str
+    seed: int = 0
 
     @property
     def shown(self) -> dict[str, str]:
@@ -38,7 +40,12 @@ class FigureRow:
 
 
 def rows_of(
-    figure: str, world: World, setting: str, what: str, values: dict[str, float], published: dict[str, str]
+    figure: str,
+    world: World,
+    setting: str,
+    what: str,
+    values: Mapping[str, float],
+    published: Mapping[str, str],
 ) -> list[FigureRow]:
     """Return a row for each system."""
     base = values.get("infless")

@@ -8,8 +8,9 @@ from typing import Final
 
 from serfer.control.infless.policies import make_cluster_policy
 from serfer.control.infless.scenario import ClusterScenario
+from serfer.core.units import MS_PER_S
 from serfer_bench.papers.infless.capacity import SYSTEMS, placed
-from serfer_bench.papers.infless.paper import FRAGMENTS, WORLDS, World
+from serfer_bench.papers.infless.paper import FRAGMENTS, SHOWN, World
 from serfer_bench.papers.infless.rows import FigureRow, rows_of
 from serfer_bench.papers.infless.throughput import functions_of
 
@@ -21,11 +22,11 @@ _SYSTEMS: Final = ("infless", "batch", "openfaas-plus", "batch-rs")
 
 def figure_17() -> Iterator[FigureRow]:
     """Yield times and fragments by the number of instances."""
-    for world in (WORLDS[0], WORLDS[-1]):
+    for world in SHOWN:
         scenario = functions_of(world, _FUNCTIONS)
         for count in _COUNTS:
             rps = _rate_for(scenario, count)
-            yield from _overhead(world, scenario, rps)
+            yield from _overhead(world, scenario, count, rps)
             yield from _fragments(world, scenario, count)
 
 
@@ -44,7 +45,7 @@ def _rate_for(scenario: ClusterScenario, count: int, system: str = "infless") ->
     return low
 
 
-def _overhead(world: World, scenario: ClusterScenario, rps: float) -> list[FigureRow]:
+def _overhead(world: World, scenario: ClusterScenario, count: int, rps: float) -> Iterator[FigureRow]:
     """Time the step that launches all instances, and one with a load that has risen by 5%, on one core."""
     policy = make_cluster_policy("infless", scenario)
     each = [rps / _FUNCTIONS] * _FUNCTIONS
@@ -52,14 +53,14 @@ def _overhead(world: World, scenario: ClusterScenario, rps: float) -> list[Figur
     launched = len(policy.step(0.0, each).launched)
     all_s = time.process_time() - started
     started = time.process_time()
-    more = len(policy.step(5.0, [_RISE * one for one in each]).launched)
+    policy.step(5.0, [_RISE * one for one in each])
     rise_s = time.process_time() - started
-    setting = f"{launched:,} instances"
-    published = "below 1 s at 10,000; 0.5 ms each" if launched else ""
-    return [
-        FigureRow("17a", world.profiles, world.beta, setting, "infless", "s, all at once", all_s, None, published),
-        FigureRow("17a", world.profiles, world.beta, setting, "infless", f"s, {more:,} more", rise_s, None, ""),
-    ]
+    for what, value, published in (
+        ("ms, all at once", all_s * MS_PER_S, "below 1,000 for 10,000"),
+        ("ms for each of them", all_s * MS_PER_S / max(launched, 1), "0.5"),
+        ("ms, 5% more load", rise_s * MS_PER_S, ""),
+    ):
+        yield from rows_of("17a", world, f"{count:,} instances", what, {"infless": value}, {"infless": published})
 
 
 def _fragments(world: World, scenario: ClusterScenario, count: int) -> list[FigureRow]:

@@ -62,11 +62,12 @@ def test_without_a_trace_a_day_is_generated_from_the_seed():
     assert not np.array_equal(days[0], days[2])
 
 
-def test_the_command_shows_both_systems_and_networks_under_both_forms_of_the_day(trace, monkeypatch):
+def test_the_command_shows_all_systems_and_networks_under_both_forms_of_the_day_by_seed(trace, monkeypatch):
     monkeypatch.setattr(figure7, "_LOW", 5.0)
     monkeypatch.setattr(figure7, "_HIGH", 50.0)
     monkeypatch.setattr(figure7, "_QUERIES", 3000)
-    given = ["--trace", str(trace), "--day", "1", "--json"]
+    given = ["--trace", str(trace), "--day", "1", "--seeds", "2", "--json"]
     result = CliRunner().invoke(app, ["bench", "paper", "infaas", "--figure", "7", *given])
     rows = [json.loads(line) for line in result.output.splitlines()]
-    assert len(rows) == 2 * 2 * 2, result.output
+    assert len(rows) == 2 * 2 * 4 * 2, result.output
+    assert {row["seed"] for row in rows} == {0, 1}

@@ -4,11 +4,20 @@ from dataclasses import replace
 
 import pytest
 
+from serfer.control.infless.measured import measured_profile
 from serfer.control.infless.scenario import PolicyFacts
+from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.sim.rates import silent
+from serfer.splitter.network.source import load
+from serfer.splitter.network.zoo import find
+from serfer.splitter.plan_dir.emit import in_one_piece
+from serfer.splitter.profiling.whole_network import whole_works
+from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.papers.infless.capacity import SYSTEMS, highest, placed
 from serfer_bench.papers.infless.loads import COMPARED, under_loads
-from serfer_bench.papers.infless.paper import AUTHORS, BY_FLOPS, OSVT, QA_ROBOT, TABLE_4, World
+from serfer_bench.papers.infless.paper import AUTHORS, BY_FLOPS, OPERATORS, OSVT, QA_ROBOT, TABLE_4, World
+from serfer_bench.papers.infless.provisioning import provisioning
+from serfer_bench.papers.infless.throughput import functions_of
 
 pytestmark = pytest.mark.weekly
 
@@ -71,8 +80,30 @@ def test_keep_alive_and_windows_are_what_a_system_s_name_says():
 
 
 def test_loads_have_rows_for_each_figure():
-    rows = [*under_loads(silent, 0.1)]
+    rows = [*under_loads(0, silent, 0.1)]
     assert {one.figure for one in rows} == {"12a", "15a", "T4", "-"}
     assert {one.setting for one in rows} == {"sporadic", "periodic", "bursty", OSVT}
     assert {one.system for one in rows} == {*COMPARED}
     assert all(one.value >= 0 for one in rows)
+
+
+def test_batches_occupied_resources_and_parts_of_latency_have_rows_for_each_figure():
+    rows = [*provisioning(0, silent, 0.1)]
+    assert {one.figure for one in rows} == {"13", "14", "15b", "15c"}
+    shares = [one.value for one in rows if (one.figure, one.profiles, one.system) == ("13", BY_FLOPS, "infless")]
+    assert sum(shares) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_operator_profiles_are_those_that_the_shipped_ones_give_for_networks_of_the_zoo():
+    for profile in World(OPERATORS).application(OSVT).profiles:
+        size = find(profile.name).size
+        model = in_one_piece(from_onnx(load(profile.name, None)[0].onnx, size, size)).model({})
+        known = measured_profile(profile.name, whole_works(from_onnx(model, size, size)), shipped_profiles())
+        assert [replace(one, gpu=None) for one in profile.operators] == [*known.operators]
+
+
+def test_functions_have_the_networks_that_their_profiles_are_of():
+    assert {*World(OPERATORS).networks} == {OSVT}
+    scenario = functions_of(World(OPERATORS, by_scarcity=True), 10)
+    assert {one.profile for one in scenario.functions} <= {one.name for one in scenario.profiles}
+    assert functions_of(World(BY_FLOPS), 10, seed=1) != functions_of(World(BY_FLOPS), 10)

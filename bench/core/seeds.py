@@ -52,6 +52,8 @@ def over_seeds(found: Sequence[Sequence[Row]], fixed: Sequence[Row] = ()) -> Tab
 def _range(cells: Sequence[str]) -> str:
     if len(set(cells)) == 1:
         return cells[0]
+    if "" in cells:  # a ratio to nothing: of all seeds there is none
+        return ""
     ordered = sorted(cells, key=_number)
     return f"{ordered[0]} to {ordered[-1]}"
 

@@ -207,7 +207,7 @@ infless = parts(
             "serfer_bench.papers.infless.command:figure_13",
             "Batches, what is occupied, latency in parts: 13, 14, 15b, 15c.",
         ),
-        "--figure 14": ("serfer_bench.papers.infless.command:figure_13", "The same."),
+        "--figure 14": ("serfer_bench.papers.infless.command:figure_13", "The same as --figure 13."),
         "--figure 15": ("serfer_bench.papers.infless.command:loads", "SLOs missed under loads."),
         "--figure 16": ("serfer_bench.papers.infless.figure16:command", "LSTH, hybrid histograms and fixed windows."),
         "--figure 17": ("serfer_bench.papers.infless.command:figure_17", "Decisions and fragments at scale."),

@@ -33,18 +33,21 @@ _NOTES: Final = (
 _HoursOption = Annotated[float | None, typer.Option(min=0.1, help="The first hours of each load alone.")]
 
 
-def command(
-    *,
-    hours: _HoursOption = None,
-    seed: SeedOption = 0,
-    seeds: SeedsOption = SEEDS,
-    directory: RowsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Redo INFless' figures 11 to 15, 17 and 18 and Table 4 in simulations, beside its published numbers."""
-    parts = (throughput.figure_11, throughput.figure_12b, scale.figure_17)
-    numbers = range(seed, seed + seeds)
-    _publish(parts, (under_loads, provisioning, _figure_18), numbers, hours, directory, as_json=as_json)
+def _over_seeds(summary: str, parts: Sequence[_Part], seeded: Sequence[_Seeded]) -> Callable[..., None]:
+    """Return the command that redoes figures under loads from seeds, and others once."""
+
+    def redo(
+        *,
+        hours: _HoursOption = None,
+        seed: SeedOption = 0,
+        seeds: SeedsOption = SEEDS,
+        directory: RowsOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        _publish(parts, seeded, range(seed, seed + seeds), hours, directory, as_json=as_json)
+
+    redo.__doc__ = summary
+    return redo
 
 
 def figure_11(*, directory: RowsOption = None, as_json: JsonOption = False) -> None:
@@ -52,46 +55,9 @@ def figure_11(*, directory: RowsOption = None, as_json: JsonOption = False) -> N
     _publish((throughput.figure_11,), directory=directory, as_json=as_json)
 
 
-def figure_12(
-    *,
-    hours: _HoursOption = None,
-    seed: SeedOption = 0,
-    seeds: SeedsOption = SEEDS,
-    directory: RowsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Redo figure 12: throughput per resource, under changing loads and by SLO."""
-    numbers = range(seed, seed + seeds)
-    _publish((throughput.figure_12b,), (under_loads,), numbers, hours, directory, as_json=as_json)
-
-
 def figure_12b(*, directory: RowsOption = None, as_json: JsonOption = False) -> None:
     """Redo figure 12b: throughput per resource by SLO."""
     _publish((throughput.figure_12b,), directory=directory, as_json=as_json)
-
-
-def figure_13(
-    *,
-    hours: _HoursOption = None,
-    seed: SeedOption = 0,
-    seeds: SeedsOption = SEEDS,
-    directory: RowsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Redo figures 13a and b, 14 and 15b and c: batches, what is occupied, and latency in parts, under bursts."""
-    _publish((), (provisioning,), range(seed, seed + seeds), hours, directory, as_json=as_json)
-
-
-def loads(
-    *,
-    hours: _HoursOption = None,
-    seed: SeedOption = 0,
-    seeds: SeedsOption = SEEDS,
-    directory: RowsOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Redo what runs under changing loads: figures 12a and 15a and Table 4."""
-    _publish((), (under_loads,), range(seed, seed + seeds), hours, directory, as_json=as_json)
 
 
 def figure_17(*, directory: RowsOption = None, as_json: JsonOption = False) -> None:
@@ -135,3 +101,21 @@ def _publish(
         publish_seeds(found, seeds, directory, as_json=as_json, notes=_NOTES, fixed=fixed)
     else:
         publish_rows(fixed, directory, as_json=as_json, notes=_NOTES)
+
+
+figure_12 = _over_seeds(
+    "Redo figure 12: throughput per resource, under changing loads and by SLO.",
+    (throughput.figure_12b,),
+    (under_loads,),
+)
+figure_13 = _over_seeds(
+    "Redo figures 13a and b, 14 and 15b and c: batches, what is occupied, and latency in parts, under bursts.",
+    (),
+    (provisioning,),
+)
+loads = _over_seeds("Redo what runs under changing loads: figures 12a and 15a and Table 4.", (), (under_loads,))
+command = _over_seeds(
+    "Redo INFless' figures 11 to 15, 17 and 18 and Table 4 in simulations, beside its published numbers.",
+    (throughput.figure_11, throughput.figure_12b, scale.figure_17),
+    (under_loads, provisioning, _figure_18),
+)

@@ -12,6 +12,7 @@ for them on the first half.
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -25,7 +26,8 @@ import typer
 from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import DEFAULT
-from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
+from serfer.control.policies.mark.options import MarkOptions
+from serfer.control.policies.mark.policy import Mark, MarkSpot
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
@@ -38,6 +40,7 @@ from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace, scale_factor
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.several import Several
 from serfer_bench.policies.policies import (
     SCALES,
     SCENARIOS,
@@ -117,7 +120,7 @@ class HalvesCase(Case):
 
         start = MarkSpot.options if self.spot else Mark.options
         best = min((replace(start, cooldown_s=seconds) for seconds in COOLDOWNS_S), key=usd)
-        best = min((best, replace(best, monitor_queries=math.inf)), key=usd)
+        best = min((best, replace(best, backups=0)), key=usd)
         file = folder / "lstm.npz"
         file.write_bytes(train_lstm(peaks_of(first, best)).to_bytes())
         return min((best, replace(best, forecaster=str(file))), key=usd)
@@ -140,32 +143,45 @@ def _spot_kinds(scenario: Scenario) -> list[str]:
 def described(tuned: MarkOptions) -> str:
     """Return MArk's settings in words."""
     forecast = "lstm" if tuned.forecaster.endswith(".npz") else tuned.forecaster
-    monitor = "monitor" if tuned.monitor_queries < math.inf else "no monitor"
+    monitor = "monitor" if tuned.backups else "no monitor"
     return f"{TUNED} ({forecast}, {tuned.cooldown_s:g} s, {monitor})"
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Return a row for each outcome."""
+    """Return a row for each load, scenario, scale and policy: of several seeds, the least to the largest."""
+    found: dict[tuple[str, ...], list[tuple[Outcome, float]]] = {}
+    for one, ratio in _over_mark(outcomes):
+        policy = TUNED if _is_tuned(one) else one.policy
+        load = re.sub("[:,]seed=[0-9]+$", "", Path(one.trace).stem)
+        found.setdefault((load, one.scenario, one.scale, policy), []).append((one, ratio))
     return [
         (
-            Path(one.trace).stem,
-            one.scenario,
-            one.scale,
-            one.policy,
-            f"{one.cost_usd:,.2f}",
-            f"{ratio:.3f}",
-            "-" if one.ratio is None else f"{one.ratio:.3f}",
-            "-" if one.slo_met is None else f"{one.slo_met:.2%}",
+            *place[:3],
+            "; ".join(dict.fromkeys(one.policy for one, _ in seeds)),
+            _range([one.cost_usd for one, _ in seeds], ",.2f"),
+            _range([ratio for _, ratio in seeds], ".3f"),
+            _range([one.ratio for one, _ in seeds], ".3f"),
+            _range([one.slo_met for one, _ in seeds], ".2%"),
         )
-        for one, ratio in _over_mark(outcomes)
+        for place, seeds in found.items()
     ]
+
+
+def _range(values: Sequence[float | None], form: str) -> str:
+    """Return the least to the largest; a dash where a value is not known."""
+    known = tuple(value for value in values if value is not None)
+    return format(Several(known), form) if known and len(known) == len(values) else "-"
+
+
+def _is_tuned(one: Outcome) -> bool:
+    return one.policy.startswith(f"{TUNED} (")
 
 
 def _over_mark(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, float]]:
     """Yield outcomes with their dollars over those of tuned MArk, which comes first of each case."""
     mark = outcomes[0]
     for one in outcomes:
-        if one.policy.startswith(f"{TUNED} ("):
+        if _is_tuned(one):
             mark = one
         yield one, one.cost_usd / mark.cost_usd
 
@@ -175,7 +191,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
     lines, mark = [], outcomes[0]
     found: dict[str, list[tuple[float, bool]]] = {}
     for one, ratio in _over_mark(outcomes):
-        if one.policy.startswith(f"{TUNED} ("):
+        if _is_tuned(one):
             mark = one
             continue
         worse = one.slo_met is not None and mark.slo_met is not None and one.slo_met < mark.slo_met
@@ -215,6 +231,7 @@ def command(
     ] = None,
     scale: Annotated[list[str] | None, typer.Option(help="S, M, none or a factor; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Loads of each generator, from --seed on.")] = 1,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 10.0,
     learn: LearnOption = True,
     window_s: Annotated[
@@ -239,6 +256,7 @@ def command(
         only=load or LOADS,
         scales=scale or SCALES,
         seed=seed,
+        seeds=seeds,
         window_s=window_s,
         skip_zeros_over_s=skip_zeros_over,
     )

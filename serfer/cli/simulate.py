@@ -24,6 +24,7 @@ from serfer.cli.shared.options import (
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.infless.policies import CLUSTER_POLICIES
 from serfer.control.policies import POLICIES, refuse_cluster_policy
+from serfer.control.policies.mark.options import KEYS
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.doctor.machine import this_machine
@@ -50,7 +51,8 @@ generator, NAME or NAME:KEY=VALUE,...:
 \b
 {describe_generators()}
 
-Policies: {", ".join(POLICIES)}, those that are plugged in, and MODULE:Class (docs/how-to/add-a-policy.md).
+Policies: {", ".join(POLICIES)}, those that are plugged in, and MODULE:Class (docs/how-to/add-a-policy.md). mark and
+mark-spot take settings, as in mark:sl_min=0.99,m=100: {", ".join(KEYS)} (docs/explanation/policies.md).
 
 Of a scenario with [[servers]] and [[functions]], a cluster: {", ".join(CLUSTER_POLICIES)}. LOAD is then for functions
 that have none in the scenario.

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
+from serfer.control.dispatch import Batching
 from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
+from serfer.control.nonuniform.sizes import window_s
 from serfer.control.scenario import InstanceType, Market
 from serfer.control.snapshots import Snapshot
 
@@ -75,9 +77,9 @@ class Observation:
 
     `now_s` is the caller's clock in seconds: Unix time in a service, the load's own time in a simulation. `rate` is the
     load of all drivers in queries/s over the `elapsed_s` seconds up to now, one image each; `applications` divides it
-    by application, None where there is one. `latency` is None where it is not known, as in simulations; `fleet` has the
-    instances that are paid for. `dispatched` is where this driver alone sent its queries since the last observation,
-    under a policy that dispatches by rates.
+    by application, None where there is one. `latency` is None where it is not known, as in simulations at the level of
+    rates; `fleet` has the instances that are paid for. `dispatched` is where this driver alone sent its queries since
+    the last observation, under a policy that dispatches by rates.
     """
 
     now_s: float
@@ -94,14 +96,17 @@ class Observation:
 class InstanceCount:
     """The wanted number of instances of a type and market, booting or serving, with a batch size.
 
-    A `batch` of 0 is the plan's `max_batch` for the type, or else the largest of the scenario. An instance with a batch
-    size waits for it to be full (3.2 of INFless), others do not.
+    A `batch` of 0 is what the plan's `batching` has for the type, or else the largest of the scenario. An instance with
+    a batch size waits for it to be full, others do not.
     """
 
     kind: str
     market: Market
     count: int
     batch: int = 0
+
+
+_UNSET: Final = Batching(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +116,14 @@ class ProvisioningPlan:
     `instances` lists each type, market and batch size once, the one first that is the last to be given up under a
     ceiling of dollars. `warm` is how many environments of the serverless target there are to be at least: pings start
     those that queries do not keep, at the price of a query each, sent in a service by the driver that leads.
-    `max_batch` limits the images of a batch by instance type, where the scenario's own limit is not wanted.
+    `batching` is of instance types whose batches are not to be as large as the scenario allows and begin at once: the
+    size of instances without one of their own, and how long they wait for it.
     """
 
     instances: tuple[InstanceCount, ...]
     reason: str
     warm: int = 0
-    max_batch: Mapping[str, int] | None = None
+    batching: Mapping[str, Batching] | None = None
 
     @property
     def total(self) -> int:
@@ -133,13 +139,26 @@ class ProvisioningPlan:
 
     def batches(self, kind: str, market: Market) -> list[int]:
         """Return the batch size of each instance of a type and market."""
-        usual = (self.max_batch or {}).get(kind, 0)
+        usual = self._usual(kind).max_batch
         sizes = [
             [group.batch or usual] * group.count
             for group in self.instances
             if (group.kind, group.market) == (kind, market)
         ]
         return [batch for same in sizes for batch in same]
+
+    def window_s(self, kind: InstanceType, batch: int, slo_ms: float) -> float:
+        """Return how long an instance waits for a batch of this size: as `batching` says, or else as INFless has it.
+
+        One without a size does not wait.
+        """
+        usual = self._usual(kind.name)
+        if batch == usual.max_batch:
+            return usual.window_s
+        return window_s(kind, batch, slo_ms)
+
+    def _usual(self, kind: str) -> Batching:
+        return (self.batching or {}).get(kind, _UNSET)
 
 
 def on_demand(kind: InstanceType, count: int, reason: str) -> ProvisioningPlan:

@@ -12,11 +12,12 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from serfer.control.batching import BatchTimes
-from serfer.core.dataclass_codec import Bounds, structure, unstructure
+from serfer.core.dataclass_codec import LATER, Bounds, structure, unstructure
 from serfer.core.errors import InputError
 from serfer.core.units import MS_PER_S
 
 S_PER_HOUR = 3600.0
+_S_PER_MINUTE = 60.0
 _LOADED = 0.9  # the share of what batches sustain that an instance is loaded with
 _CONSISTENT = (0.8, 1.1)  # qps over what batches sustain: up to a tenth of margin, and of noise in measurements
 _MAX_TYPES, _MAX_BATCHES, _MAX_NAME = 16, 64, 64
@@ -45,12 +46,41 @@ class LambdaTarget:
 
 
 @dataclass(frozen=True)
+class CpuCredits:
+    """The CPU credits of a burstable type: one is a vCPU at full speed for a minute (AWS).
+
+    It earns `per_hour` of them, has `at_launch` when it is launched or resumed, and keeps `most`; without any it runs
+    at its baseline, as fast as it earns them. AWS's figures are in docs/explanation/policies.md.
+    """
+
+    vcpus: _Count
+    per_hour: _Positive
+    at_launch: _NotNegative
+    most: _Positive
+
+    @property
+    def earned(self) -> float:
+        """Credits a second."""
+        return self.per_hour / S_PER_HOUR
+
+    @property
+    def spent(self) -> float:
+        """Credits a second at full speed."""
+        return self.vcpus / _S_PER_MINUTE
+
+    @property
+    def baseline(self) -> float:
+        """The share of full speed that lasts, 1 at most."""
+        return min(1.0, self.earned / self.spent)
+
+
+@dataclass(frozen=True)
 class InstanceType(BatchTimes):
     """A machine that serves the whole network: `qps` is what it sustains within the SLO, batched.
 
     `batches` are (images, milliseconds) measured, by size; billing begins with the launch, `boot_s` before it serves.
-    A `burstable` type sustains its speed for a while only: it stands in for others, kept stopped until then, so that
-    its `boot_s` is that of a resume.
+    A type with `credits` is burstable, and sustains its speed as long as it has some: it stands in for others, kept
+    stopped until then, so that its `boot_s` is that of a resume.
     Raises InputError for another order of batches, and for a name that is not a short line.
     """
 
@@ -61,7 +91,7 @@ class InstanceType(BatchTimes):
     min_billing_s: _NotNegative
     qps: _Positive
     batches: tuple[tuple[_Count, _Positive], ...]
-    burstable: bool = False
+    credits: CpuCredits | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.name) <= _MAX_NAME or not self.name.isprintable():
@@ -72,6 +102,11 @@ class InstanceType(BatchTimes):
                 f"instance {self.name}: batches should be 1 to {_MAX_BATCHES} pairs [images, milliseconds], by size, "
                 f"not of {sizes!s:.80} images"
             )
+
+    @property
+    def burstable(self) -> bool:
+        """Whether it sustains its speed for a while only."""
+        return self.credits is not None
 
     @property
     def usd_per_s(self) -> float:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from serfer.control.nonuniform.mix import assign
 from serfer.control.policy import InstanceGroup, InstanceState, Interruption, ProvisioningPlan
-from serfer.control.scenario import S_PER_HOUR, InstanceType, Market, Scenario
+from serfer.control.scenario import S_PER_HOUR, CpuCredits, InstanceType, Market, Scenario
 
 Floats = NDArray[np.float64]
 _ROUNDING: Final = 1e-9
@@ -62,6 +62,29 @@ class Purchase:
     def usd_per_s(self) -> float:
         """What one costs a second."""
         return self.kind.market_usd_per_hour(self.market) / S_PER_HOUR
+
+
+class CreditBalance:
+    """The CPU credits of a burstable instance, all of whose vCPUs compute a batch."""
+
+    def __init__(self, known: CpuCredits, launched_s: float) -> None:
+        self._known = known
+        self._balance = known.at_launch
+        self._as_of_s = launched_s
+
+    def compute(self, now: float, seconds: float) -> float:
+        """Spend what a batch of so many `seconds` at full speed takes from `now` on, and return what it takes.
+
+        When credits are used up, the rest is computed at the baseline.
+        """
+        known = self._known
+        self._balance = min(known.most, self._balance + (now - self._as_of_s) * known.earned)
+        net = known.spent - known.earned
+        full_s = min(seconds, self._balance / net) if net > 0 else seconds
+        took_s = full_s + (seconds - full_s) / known.baseline
+        self._balance -= max(net, 0.0) * full_s
+        self._as_of_s = now + took_s
+        return took_s
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +236,7 @@ class Fleet:
     def carry_out(self, now: float, plan: ProvisioningPlan) -> tuple[list[Instance], list[Instance]]:
         """Launch and stop instances, and set batch sizes, so that there is what a plan wants; return both lists."""
         before = self._wanted
-        if before is not None and (plan.instances, plan.max_batch) == (before.instances, before.max_batch):
+        if before is not None and (plan.instances, plan.batching) == (before.instances, before.batching):
             return [], []
         counts = {self._number(*bought): count for bought, count in plan.counts().items()}
         launched, stopped = [], []

@@ -5,9 +5,11 @@
                                                  is drawn; throttled: again after a while; late: a duplicate
     every period ──> Router.tick with what came ──> instances launched, which serve after their boot, and stopped
 
-An instance that is stopped finishes what waits at it. Lambda reuses the environment that was used last, and drops one
-that was idle for `keep_alive_s`. What a driver has to do later (retries, duplicates, queries that wait for a slot) is
-in a heap of its own, so that it costs nothing where there is none of it.
+A tick sees the latencies of the queries that were sent to Lambda or began to be computed since the one before: at most
+a batch or an invocation before they are answered. An instance that is stopped finishes what waits at it; a burstable
+one computes at its baseline when its CPU credits are used up. Lambda reuses the environment that was used last, and
+drops one that was idle for `keep_alive_s`. What a driver has to do later (retries, duplicates, queries that wait for a
+slot) is in a heap of its own, so that it costs nothing where there is none of it.
 """
 
 from __future__ import annotations
@@ -23,15 +25,14 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.nonuniform.sizes import window_s
-from serfer.control.policy import Observation
+from serfer.control.policy import NO_QUERIES, LatencyWindow, Observation, ProvisioningPlan
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import Scenario
 from serfer.core.errors import UsageError
 from serfer.core.hedging import QUANTILE
 from serfer.core.run_machine import Retry
 from serfer.sim.driver_limits import DriverLimits, Growth, KnownHedging
-from serfer.sim.fleet import Fleet, Instance, Purchase, SpotLosses, interruptions_of
+from serfer.sim.fleet import CreditBalance, Fleet, Instance, Purchase, SpotLosses, interruptions_of
 from serfer.sim.hours import Window
 from serfer.sim.loads.arrivals import arrivals_in_steps
 from serfer.sim.rates import Progress, Steps, silent
@@ -73,6 +74,7 @@ class SimulatedInstance:
     batch: int = 0  # as the plan set it
     place: int = -1  # its place among those that serve, -1 for none
     on: bool = True
+    credits: CreditBalance | None = None  # of a burstable one
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +149,7 @@ class QueriesRun:
         self._booting: list[tuple[float, int, SimulatedInstance]] = []  # a heap: when they serve
         self._endpoints: list[Endpoint] = []
         self._named: dict[str, SimulatedInstance] = {}
+        self._plan = ProvisioningPlan((), "nothing is planned yet")
         self._computing: list[tuple[float, int, SimulatedInstance]] = []  # a heap: when batches are done
         self._limits = limits or DriverLimits()
         self._idle = deque([0.0] * self._limits.provisioned)  # since when others are, the longest first
@@ -175,6 +178,7 @@ class QueriesRun:
         self._on_instances = self._colds = self._batches = self._launches = 0
         self._idle_gb_s = self._instances_usd = 0.0
         self._latencies = array("d")
+        self._seen = 0  # of those, by the policy
 
     def _answered(self) -> int:
         """Return how many queries Lambda has answered."""
@@ -237,10 +241,9 @@ class QueriesRun:
         lost = self._fleet.lose(end)
         for instance in lost:
             self._lose(self._instances.pop(instance), end)
-        seen = Observation(
-            end, seconds, len(times) / seconds, self._fleet.groups(end), interruptions=interruptions_of(lost)
-        )
-        plan = self._router.tick(seen)
+        groups, rate = self._fleet.groups(end), len(times) / seconds
+        seen = Observation(end, seconds, rate, groups, self._new_latencies(), interruptions_of(lost))
+        plan = self._plan = self._router.tick(seen)
         launched, stopped = self._fleet.carry_out(end, plan)
         before = self._pings
         self._keep_warm(plan.warm, end)
@@ -255,6 +258,15 @@ class QueriesRun:
         self._launches += len(launched)
         for instance in stopped:
             self._stop(self._instances.pop(instance))
+
+    def _new_latencies(self) -> LatencyWindow:
+        """Return those that the policy has not seen."""
+        new_ms = np.array(self._latencies[self._seen :]) * _MS
+        if not new_ms.size:
+            return NO_QUERIES
+        self._seen += new_ms.size
+        late = int((new_ms > self._scenario.slo_ms).sum())
+        return LatencyWindow(new_ms.size, late, float(np.quantile(new_ms, 0.99, method="inverted_cdf")))
 
     def _arrive(self, times: list[float]) -> None:
         """Route queries in the order of their arrivals: the hot loop."""
@@ -424,7 +436,8 @@ class QueriesRun:
             return
         instance.computing, instance.next_s = images, math.inf
         if images:
-            done = now + self._batch_seconds(instance, images)
+            took = self._batch_seconds(instance, images)
+            done = now + (instance.credits.compute(now, took) if instance.credits else took)
             came = [queue.popleft() for _ in range(images)]
             if came[-1] >= self._since:
                 counted = [done - time for time in came if time >= self._since]
@@ -461,6 +474,8 @@ class QueriesRun:
         self._number += 1
         name, kind = f"i{self._number}", self._kinds[launched.kind.name]
         instance = SimulatedInstance(name, kind, launched.ready_s, launched, launched.kind.max_batch)
+        if launched.kind.credits is not None:
+            instance.credits = CreditBalance(launched.kind.credits, launched.launched_s)
         self._set_batch(instance)
         self._instances[launched] = instance
         heappush(self._booting, (instance.ready_s, self._number, instance))
@@ -469,7 +484,7 @@ class QueriesRun:
         """Take over the batch size that the plan has set, and its window; a batch that runs or fills up ends first."""
         kind, batch = instance.launched.kind, instance.launched.batch
         instance.batch, instance.most = batch, min(batch, kind.max_batch) or kind.max_batch
-        instance.window_s = window_s(kind, batch, self._scenario.slo_ms) if batch else 0.0
+        instance.window_s = self._plan.window_s(kind, batch, self._scenario.slo_ms)
 
     def _serve(self, instance: SimulatedInstance) -> None:
         instance.place = len(self._endpoints)

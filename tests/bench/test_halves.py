@@ -1,13 +1,14 @@
 """`serfer bench policies halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.control.policies.mark.policy import MarkOptions
+from serfer.control.policies.mark.options import MarkOptions
 from serfer.control.values.load_history import DAY
 from serfer.core.errors import InputError
 from serfer.learn import trainers
@@ -16,7 +17,7 @@ from serfer.sim.simulate import LoadSpec, Outcome, RunOptions, prepare, run_poli
 from serfer.sim.traces import Trace
 from serfer_bench.policies import halves as halves_command
 from serfer_bench.policies import policies as policies_command
-from serfer_bench.policies.halves import COOLDOWNS_S, HalfOptions, HalvesCase, halves, results
+from serfer_bench.policies.halves import COOLDOWNS_S, HalfOptions, HalvesCase, halves, results, rows
 from serfer_bench.policies.policies import Options
 from tests.control.values.worlds import Told
 from tests.control.worlds import TWO_TYPES
@@ -137,3 +138,20 @@ def test_the_summary_compares_with_mark_case_by_case():
     found = results([outcome(*one) for one in each])
     text = found.markdown()
     assert "p: 1.000 of tuned mark's dollars on average, 1.100 at worst; the SLO met by fewer queries in 1 of 2" in text
+
+
+def test_seeds_of_a_load_are_one_row_from_the_least_to_the_largest():
+    tuned = [
+        replace(outcome(f"mark ({how})", usd, 1.0), trace=f"mmpp:hours=2,seed={seed}")
+        for seed, how, usd in [(0, "seasonal", 2.0), (1, "lstm", 4.0)]
+    ]
+    others = [
+        replace(outcome("ski-rental", usd, met), trace=f"mmpp:hours=2,seed={seed}")
+        for seed, usd, met in [(0, 3.0, 0.5), (1, 4.0, None)]
+    ]
+    found = rows([tuned[0], others[0], tuned[1], others[1]])
+    assert {row[0] for row in found} == {"mmpp:hours=2"}
+    assert [row[3:] for row in found] == [
+        ("mark (seasonal); mark (lstm)", "2.00 to 4.00", "1.000", "-", "100.00%"),
+        ("ski-rental", "3.00 to 4.00", "1.000 to 1.500", "-", "-"),
+    ]

@@ -14,6 +14,7 @@ from serfer.core.errors import InputError, UsageError
 from tests.control.worlds import fleet, scenario, seen
 
 HEAD = """
+from serfer.control.dispatch import Batching
 from serfer.control.policy import InstanceCount, ProvisioningPlan, on_demand
 from serfer.control.scenario import Market
 """
@@ -185,7 +186,8 @@ def test_what_is_not_there_is_named(name, words):
         ("ProvisioningPlan((), 'x', warm=-2)", "-2 warm environments"),
         ("ProvisioningPlan((InstanceCount('gpu', Market.SPOT, 1),) * 2, 'x')", "twice"),
         ("ProvisioningPlan((InstanceCount('gpu', Market.ON_DEMAND, 1, -8),), 'x')", "batches of -8 images"),
-        ("ProvisioningPlan((), 'x', max_batch={'gpu': 2.5})", "batches of 2.5 images"),
+        ("ProvisioningPlan((), 'x', batching={'gpu': Batching(2.5)})", "batches of 2.5 images"),
+        ("ProvisioningPlan((), 'x', batching={'gpu': 4})", "whose batching is [4]"),
         ("on_demand(self.kind, 1, 'x\\ny')", "reason"),
         ("on_demand(self.kind, 1, None)", "reason"),
     ],

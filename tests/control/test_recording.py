@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 
+from serfer.control.dispatch import Batching
 from serfer.control.policies import make_policy
 from serfer.control.policy import (
     Dispatched,
@@ -36,7 +37,10 @@ FULL = Observation(
     dispatched=(Dispatched(7, "gpu", 8), Dispatched(2)),
 )
 PLAN = ProvisioningPlan(
-    (InstanceCount("gpu", Market.ON_DEMAND, 2), InstanceCount("gpu", Market.ON_DEMAND, 1, 4)), "a reason", 4, {"gpu": 8}
+    (InstanceCount("gpu", Market.ON_DEMAND, 2), InstanceCount("gpu", Market.ON_DEMAND, 1, 4)),
+    "a reason",
+    4,
+    {"gpu": Batching(8, 0.25)},
 )
 
 

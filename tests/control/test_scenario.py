@@ -158,7 +158,7 @@ def test_there_are_1_to_16_instance_types(instances):
 
 def test_a_burstable_type_is_not_the_first():
     gpu = tables()["instance"][0]
-    burstable = {**gpu, "name": "t2", "burstable": True}
+    burstable = {**gpu, "name": "t2", "credits": {"vcpus": 2, "per_hour": 24, "at_launch": 60, "most": 576}}
     world = parse_scenario({**tables(), "instance": [gpu, burstable]})
     assert [one.burstable for one in world.instances] == [False, True]
     assert "instance t2: the first type serves load that lasts" in refusal({**tables(), "instance": [burstable, gpu]})

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from serfer.control.policy import Observation, fleet_of
-from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
+from serfer.control.scenario import CpuCredits, InstanceType, LambdaTarget, Scenario
 
 QPS = 10.0
+CREDITS = CpuCredits(2, 24.0, 60.0, 576.0)
+"""AWS's of a t2.medium."""
 LONG = 240.0  # seconds of a boot
 
 # Scenarios as their files are written: large networks, small ones, and two types of instances to choose from.

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from serfer.control.dispatch import Batching
 from serfer.control.nonuniform.sizes import window_s
 from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
 from serfer.control.scenario import Market
@@ -11,9 +12,9 @@ from tests.fleet.fakes import GPU, Net, scenario
 from tests.fleet.test_controller import Drivers, run
 
 
-def wanting(*batches, max_batch=None):
+def wanting(*batches):
     groups = tuple(InstanceCount("gpu", Market.ON_DEMAND, 1, batch) for batch in batches)
-    return ProvisioningPlan(groups, "as the test says", max_batch=max_batch)
+    return ProvisioningPlan(groups, "as the test says")
 
 
 class Pool:
@@ -50,9 +51,11 @@ def test_policies_that_set_nothing_take_back_once_what_was_set():
     assert pool.bring(both) == ([0, 0], asked)
 
 
-def test_a_plans_largest_batch_of_a_type_holds_for_its_instances():
-    plan = ProvisioningPlan((InstanceCount("gpu", Market.ON_DEMAND, 2),), "both", max_batch={"gpu": 4})
-    assert Pool(2).bring(plan)[0] == [4, 4]
+def test_a_plans_batching_of_a_type_holds_for_its_instances():
+    plan = ProvisioningPlan((InstanceCount("gpu", Market.ON_DEMAND, 2),), "both", batching={"gpu": Batching(4, 0.05)})
+    pool = Pool(2)
+    assert pool.bring(plan)[0] == [4, 4]
+    assert [window for _, _, window in pool.net.settings] == [0.05] * 2
 
 
 def test_one_that_does_not_answer_is_asked_again_and_one_that_was_away_too():

@@ -95,9 +95,12 @@ def test_a_route_is_a_policy_of_the_users_own(file):
 def test_a_route_is_mark_with_a_trained_forecaster(file, tmp_path):
     trained = tmp_path / "lstm.npz"
     trained.write_bytes(LstmWeights(2, *(np.zeros(shape) for shape in [4, (4, 1), 4, (3, 1), 3])).to_bytes())
-    assert choose_routing(f"mark:{trained}", "local", file, None).router().policy.name == f"mark:{trained}"
+    assert (
+        choose_routing(f"mark:forecaster={trained}", "local", file, None).router().policy.name
+        == f"mark:forecaster={trained}"
+    )
     with pytest.raises(InputError, match=r"missing\.npz"):
-        choose_routing("mark:missing.npz", "local", file, None)
+        choose_routing("mark:forecaster=missing.npz", "local", file, None)
 
 
 BUYS = "gpu=ec2:a,gpu/spot=ec2:b,cpu=local"
@@ -118,7 +121,7 @@ boot_s = 5
 min_billing_s = 0
 qps = 10
 batches = [[1, 50]]
-burstable = true
+credits = {vcpus = 2, per_hour = 24, at_launch = 0, most = 576}
 """
 
 

@@ -336,7 +336,12 @@ def test_a_policy_of_one_type_goes_on_from_instances_of_that_type_alone(name):
 
 def spot_scenario():
     """Return the two types, where spot pays, with one that stands in."""
-    stand_in = {**TWO_TYPES["instance"][1], "name": "t3", "qps": 20, "burstable": True}
+    stand_in = {
+        **TWO_TYPES["instance"][1],
+        "name": "t3",
+        "qps": 20,
+        "credits": {"vcpus": 2, "per_hour": 24, "at_launch": 60, "most": 576},
+    }
     return parse_scenario({**TWO_TYPES, "instance": [*TWO_TYPES["instance"], stand_in]})
 
 
@@ -346,7 +351,10 @@ def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_aw
     async def scene():
         known = spot_scenario()
         world = World(known, [GPU, SPOT, CPU, stand_in])
-        one, _ = world.add(policy=make_policy("mark-spot", known), recorder=Recorder(tmp_path / "r.jsonl"))
+        policy = make_policy("mark-spot", known)
+        batching = {kind: set_to for kind, set_to in policy._batching.items() if kind == SPOT.kind}
+        assert all(set_to.window_s > 0 for set_to in batching.values())
+        one, _ = world.add(policy=policy, recorder=Recorder(tmp_path / "r.jsonl"))
 
         async def ask():
             for _ in range(150):
@@ -355,6 +363,8 @@ def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_aw
         await world.step(150, ask)
         served = one.pool.serving_by_type
         assert served[SPOT] > 0
+        asked = {(size, window_s) for _, size, window_s in world.net.settings}
+        assert asked == {(set_to.max_batch, set_to.window_s) for set_to in batching.values()}  # MArk's, section 4.3
         assert stand_in not in world.there()
         name = next(iter(world.provisioners[SPOT].there))
         world.provisioners[SPOT].ending = {name}

@@ -2,28 +2,30 @@
 
 import tomllib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serfer.control.dispatch import Batching
 from serfer.control.policies import make_policy
 from serfer.control.policies.mark.policy import MarkSpot
-from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, ProvisioningPlan
+from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, ProvisioningPlan, fleet_of
 from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.sim import queries
 from serfer.sim.driver_limits import DriverLimits
-from serfer.sim.fleet import Purchase, SpotLosses
+from serfer.sim.fleet import CreditBalance, Purchase, SpotLosses
 from serfer.sim.hours import Window, windows_of
 from serfer.sim.queries import QueriesRun
 from serfer.sim.rates import steps_of
 from serfer.sim.service_times import Quantiles, ServiceTimes, scenario_times
 from serfer.sim.traces import Trace
-from tests.control.worlds import TWO_TYPES
+from tests.control.worlds import CREDITS, TWO_TYPES
 from tests.sim.worlds import Scripted, scenario
 
 FIXED = ServiceTimes(Quantiles.always(0.12), Quantiles.always(0.8), "a test", one_task=True)
@@ -80,6 +82,69 @@ def test_an_idle_instance_answers_at_once_and_alone():
     assert result.on_instances == result.queries == result.batches > 50
     assert np.allclose(result.latencies_s, 0.014, atol=0.014)
     assert np.median(result.latencies_s) == pytest.approx(0.014)
+
+
+def test_an_idle_instance_waits_for_a_batch_as_long_as_the_plan_says():
+    policy = Scripted([1], batching={"gpu": Batching(8, 0.1)})
+    result = ran(trace([1000], [0.1]), scenario(), policy, launched=[-1000.0])
+    assert np.median(result.latencies_s) == pytest.approx(0.114)
+    full = ran(trace([100], [100]), scenario(), policy, launched=[-1000.0])
+    assert full.on_instances / full.batches > 6
+
+
+def test_a_policy_is_told_the_latencies_of_the_queries_since_its_last_decision():
+    world, policy = scenario(), Scripted([1])
+    result = ran(trace([60, 60], [100, 600]), world, policy, launched=[-1000.0], overflow=False)
+    told = [one for one in policy.latencies if one.answered]
+    late = int((result.latencies_s > world.slo_ms / 1000).sum())
+    assert 0 < sum(one.late for one in told) <= late < result.queries
+    assert sum(one.answered for one in told) <= len(result.latencies_s)
+    assert all(one.late == 0 and one.p99_ms < world.slo_ms for one in told[:12])
+    assert told[-1].late == told[-1].answered  # instances alone: the queue grows
+    assert told[-1].p99_ms > world.slo_ms
+
+
+def test_marks_monitor_launches_backups_where_the_queries_of_a_simulation_are_late():
+    world = scenario(slo_ms=100.0)
+
+    def launches(backups):
+        policy = make_policy(f"mark:p_u=300,l={backups}", world)  # no forecast is made in this load
+        policy.resume(fleet_of(world.instance, 0, 1))
+        return ran(trace([100], [150]), world, policy, launched=[-1000.0], overflow=False).launches
+
+    assert (launches(0), launches(2)) == (0, 2)
+
+
+def test_a_burstable_instance_computes_at_its_baseline_without_credits():
+    first = scenario().instance
+
+    def median_s(at_launch):
+        t2 = replace(first, name="t2", boot_s=0.0, credits=replace(CREDITS, at_launch=at_launch))
+        world = replace(scenario(), instances=(first, t2))
+        plan = ProvisioningPlan((InstanceCount("t2", Market.ON_DEMAND, 1),), "as the test says")
+        router = Router(world, SimpleNamespace(name="one t2", observe=lambda _: plan), overflow=False)
+        run = QueriesRun(world, router, FIXED, [(0.0, Purchase(t2, Market.ON_DEMAND))], 0)
+        return np.median(run.over(steps_of(trace([60], [20]), 5), 0.0, Window("whole", 0.0, 60.0)).latencies_s)
+
+    assert median_s(60.0) < 0.03
+    assert median_s(0.0) > 5 * 0.014
+
+
+@given(spans=st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 900)), min_size=1, max_size=20))
+def test_credits_are_never_overdrawn_and_a_batch_takes_its_own_time_to_five_times_that(spans):
+    balance, now, computed = CreditBalance(CREDITS, 0.0), 0.0, 0.0
+    for idle_s, seconds in spans:
+        took = balance.compute(now + idle_s, seconds)
+        now, computed = now + idle_s + took, computed + seconds
+        assert seconds * (1 - 1e-9) <= took <= seconds / CREDITS.baseline * (1 + 1e-9)
+    spent = computed * CREDITS.vcpus / 60
+    assert spent <= (CREDITS.at_launch + now * CREDITS.per_hour / 3600) * (1 + 1e-9)
+
+
+def test_a_new_t2_sustains_its_full_speed_for_the_papers_half_hour_and_not_for_an_hour():
+    assert CREDITS.baseline == pytest.approx(0.2)
+    assert CreditBalance(CREDITS, 0.0).compute(0.0, 1800.0) == 1800.0
+    assert CreditBalance(CREDITS, 0.0).compute(0.0, 3600.0) == pytest.approx(2250 + 1350 / 0.2)
 
 
 def test_a_busy_instance_fills_its_batches():
@@ -288,7 +353,7 @@ def test_pings_are_within_the_ceiling_all_or_none():
 def test_stand_ins_cover_an_interruption_until_spot_instances_are_back(share, lost):
     world, interrupted = scenario(), 480.0
     kind = replace(world.instance, qps=10.0, batches=((1, 45.0), (4, 145.0)))
-    stand_in = replace(kind, name="t2", qps=5.0, boot_s=90.0, spot_usd_per_hour=0.0, burstable=True)
+    stand_in = replace(kind, name="t2", qps=5.0, boot_s=90.0, spot_usd_per_hour=0.0, credits=CREDITS)
     world = replace(world, instances=(kind, stand_in))
     load, spot = trace([1000], [97]), Purchase(kind, Market.SPOT)
 

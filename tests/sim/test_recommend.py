@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from serfer.core.errors import UsageError
 from serfer.sim.recommend import Comparison, Evaluation, LambdaChoice, Spread, evaluate, recommend
 from serfer.sim.simulate import LoadSpec, RunOptions
+from tests.control.worlds import CREDITS
 from tests.sim.worlds import scenario
 
 
@@ -128,7 +129,7 @@ def test_types_without_a_spot_price_are_left_out_with_spot():
 
 
 def test_burstable_types_are_not_compared():
-    two = replace(scenario().instance, name="t2", burstable=True)
+    two = replace(scenario().instance, name="t2", credits=CREDITS)
     world = replace(scenario(), instances=(scenario().instance, two))
     assert {one.instance for one, _, _ in comparison(scenario=world).candidates()} == {"gpu", None}
 

@@ -271,6 +271,15 @@ def test_a_ceiling_binds(scenario):
     assert "were refused" in bound["warnings"][0]
 
 
+def test_marks_settings_are_given_behind_its_name(scenario):
+    load = "mmpp:seed=0,hours=1,row_s=10"
+    names = ("mark:cool_down=0,l=0", "mark:cool_down=3600")
+    arguments = [word for name in names for word in ("--policy", name)]
+    found = outcomes(load, "--scenario", scenario, "--level", "rates", *arguments)
+    assert [one["policy"] for one in found] == [*names]
+    assert found[0]["instances_usd"] < found[1]["instances_usd"]
+
+
 def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario, tmp_path):
     scenario.write_text(TOML.replace("qps = 60", "qps = 30"))
     arguments = ["study", "simulate", "poisson:hours=0.2", "--scenario", str(scenario), "--level", "rates", "--json"]
@@ -354,6 +363,8 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, plan, tmp_path):
         (("nothing",), InputError, "neither a file nor a generator"),
         (("mmpp:x=1",), UsageError, "no parameter 'x'"),
         ((LOAD, "--policy", "best"), UsageError, "no policy 'best'"),
+        ((LOAD, "--policy", "mark:slmin=1"), UsageError, "mark has no parameter 'slmin': it has .*sl_min"),
+        ((LOAD, "--policy", "mark:sl_min=98"), UsageError, "mark.sl_min should be 0 to 1"),
         ((LOAD, "--level", "atoms"), UsageError, "--level"),
         ((LOAD, "--level", "tasks"), UsageError, "--plan DIR or --calibration FILE"),
         ((LOAD, "--scale", "X"), UsageError, "--scale"),

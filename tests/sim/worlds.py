@@ -45,17 +45,20 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, wanted, warm=0):
+    def __init__(self, wanted, warm=0, batching=None):
         self._wanted = list(wanted)
         self._warm = warm
+        self._batching = batching
+        self.latencies = []
         self.seen = []
         self.fleets = []
 
     def observe(self, seen):
         self.seen.append((seen.elapsed_s, seen.rate))
         self.fleets.append(seen.fleet)
+        self.latencies.append(seen.latency)
         wanted = self._wanted.pop(0) if len(self._wanted) > 1 else self._wanted[0]
-        return replace(on_demand(scenario().instance, wanted, "as scripted"), warm=self._warm)
+        return replace(on_demand(scenario().instance, wanted, "as scripted"), warm=self._warm, batching=self._batching)
 
     def resume(self, fleet):
         pass

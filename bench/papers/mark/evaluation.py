@@ -1,8 +1,11 @@
 """MArk's evaluation (ATC 2019, section 5) redone in the simulator: `serfer bench paper mark`.
 
-    cost           Twitter, 8 hours, and MMPP, 4 hours: SageMaker's dollars over MArk's, latency, SLO
+    cost           Twitter, 8 hours, and MMPP, 4 hours: SageMaker's dollars over MArk's, SLO, and figure 7's curve:
+                   MMPP query by query, Twitter's dollars at the level of rates and the rest in windows
+    latency        of the same, figure 6's boxes
     surges         +50, +75 and +100% in two minutes: how long queries are late, and how many
-    interruptions  20 spot instances, of which 20, 40 and 80% are taken away: latency before, meanwhile and after
+    interruptions  20 spot instances, of which 20, 40 and 80% are taken away: latency before, meanwhile and after,
+                   with stand-ins that have as many vCPUs as what they stand in for, and twice as many
 
 The paper's text gives factors, settings and pairs; the cells of its tables are not in it. Speeds that it does not give
 are constructed, and so marked: `MODELS` says which. Of its four models the two are run that it says most about.
@@ -11,9 +14,11 @@ None of these policies learns values, so there is no trainer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from enum import StrEnum
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -23,10 +28,11 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import ALONE, make_policy
-from serfer.control.policies.mark.policy import Mark, MarkOptions
+from serfer.control.policies.mark.options import MarkOptions
+from serfer.control.policies.mark.policy import Mark
 from serfer.control.policy import InstanceGroup, InstanceState
 from serfer.control.router import Router
-from serfer.control.scenario import InstanceType, LambdaTarget, Market, Scenario
+from serfer.control.scenario import CpuCredits, InstanceType, LambdaTarget, Market, Scenario
 from serfer.settings import load_settings
 from serfer.sim.fleet import Purchase, SpotLosses
 from serfer.sim.hours import Window
@@ -34,8 +40,9 @@ from serfer.sim.queries import QueriesResult, QueriesRun
 from serfer.sim.rates import steps_of
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, prepare, run_policies
-from serfer.sim.traces import Trace
+from serfer.sim.traces import Floats, Trace
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.several import Several
 from serfer_bench.core.traces import missing_in, skipped
 
 PERIOD_S: Final = 5.0
@@ -47,7 +54,17 @@ _HISTORY_DAYS, _EVALUATED_H = 10.0, 8.0
 _MOST: Final = 40  # instances of the first type that the highest rate takes; the paper used up to 42
 _LOSSES_PER_HOUR: Final = 0.05  # constructed
 _GB_S_USD, _CALL_USD = 0.0000166667, 2e-7
+_OVER: Final = (0.5, 2.0, 10.0)  # times the SLO
+_BOX: Final = (5, 25, 50, 75, 95)
 HEAD: Final = ("experiment", "model", "load", "figure", "published", "here")
+
+
+class Experiment(StrEnum):
+    """What is run: the cost, latency and SLO of loads, surges, or interruptions."""
+
+    COST = "cost"
+    SURGE = "surge"
+    INTERRUPTION = "interruption"
 
 
 class MarkOnDemand(Mark):
@@ -63,9 +80,18 @@ def _lambda(latency_ms: float, cold_ms: float) -> LambdaTarget:
 
 def _kind(name: str, usd: tuple[float, float], batches: tuple[tuple[int, float], ...], slo_ms: float) -> InstanceType:
     """Return a type at its prices on demand and of spot: it boots for tau, 5 minutes; t2 is resumed in less than 2."""
-    burstable = name.startswith("t2")
-    made = InstanceType(name, *usd, 90.0 if burstable else 300.0, 60.0, 1.0, batches, burstable)
+    known = CREDITS.get(name)
+    made = InstanceType(name, *usd, 90.0 if known else 300.0, 60.0, 1.0, batches, known)
     return replace(made, qps=0.9 * made.sustained_qps(slo_ms))
+
+
+CREDITS: Final = {"t2.medium": CpuCredits(2, 24.0, 60.0, 576.0), "t2.xlarge": CpuCredits(4, 54.0, 120.0, 1296.0)}
+"""AWS's, with 30 launch credits a vCPU at each start: its EC2 User Guide, *CPU credits and baseline utilization*."""
+STAND_INS: Final = (
+    _kind("t2.medium", (0.0464, 0.0), ((1, 250.0),), 600.0),
+    _kind("t2.xlarge", (0.1856, 0.0), ((1, 125.0),), 600.0),  # "drops linearly with the CPU allocation" (3.2)
+)
+"""Types that stand in for c5.large, boosted: with its two vCPUs, and with four."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +116,7 @@ MODELS: Final = (
             (
                 _kind("c5.large", (0.085, 0.034), ((1, 250.0),), 600.0),
                 _kind("p2.xlarge", (0.90, 0.27), ((1, 41.25), (8, 130.0)), 600.0),
-                _kind("t2.medium", (0.0464, 0.0), ((1, 250.0),), 600.0),
+                STAND_INS[0],
             ),
         ),
         "from the text: SLO, N_batch 8 and W_batch 200 ms (put in: p2.xlarge's constructed times end at 8 images), "
@@ -116,17 +142,6 @@ MODELS: Final = (
     ),
     Model("OpenNMT-ende", 3.15, 7.83),
 )
-
-
-@dataclass(frozen=True)
-class Several:
-    """A value for each seed, shown as the least to the largest."""
-
-    values: tuple[float, ...]
-
-    def __format__(self, spec: str) -> str:
-        least, most = format(min(self.values), spec), format(max(self.values), spec)
-        return least if least == most else f"{least} to {most}"
 
 
 @dataclass(frozen=True)
@@ -184,41 +199,48 @@ def twitter_rows(
             yield from _costs(model, model.scenario, "Twitter", judged, whole.cut(until_s=middle), window_s, seed, most)
 
 
-def mmpp_rows(window_s: float, seed: int, progress: Callable[[str], None], most: float = _MOST) -> Iterator[Row]:
-    """Run it on four hours of a Markov-modulated process, after a day of another one."""
+def mmpp_rows(
+    seed: int, progress: Callable[[str], None], most: float = _MOST, hours: tuple[float, float] = (4, 24)
+) -> Iterator[Row]:
+    """Run it on four hours of a Markov-modulated process, query by query, after a day of another one."""
     model, scenario = _model("Inception-v3")
     progress(f"{model.name}, MMPP")
-    loads = [LoadSpec(f"mmpp:row_s=5,hours={hours}").read(seed + number) for number, hours in enumerate((4, 24))]
-    yield from _costs(model, scenario, "MMPP", loads[0], loads[1], window_s, seed, most)
+    loads = [LoadSpec(f"mmpp:row_s=5,hours={many:g}").read(seed + number) for number, many in enumerate(hours)]
+    yield from _costs(model, scenario, "MMPP", loads[0], loads[1], math.inf, seed, most)
 
 
 def _costs(
     model: Model, scenario: Scenario, load: str, judged: Trace, history: Trace, window_s: float, seed: int, most: float
 ) -> Iterator[Row]:
+    """Compare the policies; windows longer than the load have all of it query by query, dollars too."""
     factor = most * scenario.instance.qps / judged.peak
-    found = {}
+    found: dict[str, tuple[float, Outcome, Floats]] = {}
     for name in NAMES:
         losses = _LOSSES_PER_HOUR if name == "mark-spot" else 0.0
         options = RunOptions(PERIOD_S, spot_losses_per_hour=losses, history=history.scaled(factor))
         detailed = DetailedRun(scenario_times(scenario.serverless, load_settings().facts().functions), window_s)
         sim_input = prepare(judged.scaled(factor), model.name, scenario, "none")
-        found[name] = next(run_policies(sim_input, [name], options, seed, detailed)).outcome
+        run = next(run_policies(sim_input, [name], options, seed, detailed))
+        usd = run.outcome.cost_usd if window_s < judged.seconds else run.windows[0].usd(scenario)
+        found[name] = usd, run.outcome, np.concatenate([one.latencies_s for one in run.windows]) * _MS
     published = {ON_DEMAND: model.on_demand, "mark-spot": model.spot}
-    sagemaker = found["sagemaker"]
     for name, value in published.items():
-        one, figure = found[name], f"SageMaker / {NAMES[name]}"
+        usd, figure = found[name][0], f"SageMaker / {NAMES[name]}"
         paper = f"{value:.2f}" if load == "Twitter" else "-"
-        reached = sagemaker.cost_usd / one.cost_usd
-        yield Row("cost", model.name, load, figure, paper, "{factor:.2f}", {"factor": reached, **_dollars(one)})
-    for name, one in found.items():
+        values = {"factor": found["sagemaker"][0] / usd, "cost_usd": usd}
+        yield Row("cost", model.name, load, figure, paper, "{factor:.2f}", values)
+    for name, (usd, one, ms) in found.items():
         paper = {"sagemaker": "below 98%"}.get(name, "98% or more")
-        p50_ms = one.latency_ms.p50 if one.latency_ms else 0.0
-        values = {"slo_met": one.slo_met or 0.0, "p50_ms": p50_ms, **_dollars(one)}
-        yield Row("SLO", model.name, load, NAMES[name], paper, "{slo_met:.2%}, p50 {p50_ms:,.0f} ms", values)
-
-
-def _dollars(one: Outcome) -> dict[str, Any]:
-    return {"cost_usd": one.cost_usd, "serverless_usd": one.serverless_usd, "instances_usd": one.instances_usd}
+        values = {"slo_met": one.slo_met or 0.0, "cost_usd": usd}
+        values |= {f"over_{100 * times:.0f}": float((ms > times * scenario.slo_ms).mean()) for times in _OVER}
+        form = "{slo_met:.2%}; later than half, twice and ten times the SLO: "
+        form += ", ".join(f"{{over_{100 * times:.0f}:.2%}}" for times in _OVER)
+        yield Row("SLO", model.name, load, NAMES[name], paper, form, values)
+    for name, (_, _, ms) in found.items():
+        values = {f"p{share}_ms": float(np.quantile(ms, share / 100)) for share in _BOX}
+        form = " / ".join(f"{{p{share}_ms:,.0f}}" for share in _BOX) + " ms"
+        figure = f"{NAMES[name]}, p{' / '.join(map(str, _BOX))}"
+        yield Row("latency", model.name, load, figure, "-", form, values)
 
 
 def surge_rows(seed: int, progress: Callable[[str], None], surges: Sequence[float] = (0.5, 0.75, 1.0)) -> Iterator[Row]:
@@ -244,11 +266,13 @@ def surge_rows(seed: int, progress: Callable[[str], None], surges: Sequence[floa
 
 
 def interruption_rows(
-    seed: int, progress: Callable[[str], None], shares: Sequence[float] = (0.2, 0.4, 0.8)
+    seed: int,
+    progress: Callable[[str], None],
+    shares: Sequence[float] = (0.2, 0.4, 0.8),
+    stand_ins: Sequence[InstanceType] = STAND_INS,
 ) -> Iterator[Row]:
     """Take away shares of 20 spot instances of Inception-v3 at the 7th minute, after 5 others."""
     model, whole = _model("Inception-v3")
-    scenario = Scenario(whole.slo_ms, whole.serverless, (whole.instances[0], whole.instances[2]))
     lead_s, minute = 300.0, _MINUTE_S
     lost_s = lead_s + 7 * minute
     bounds = (lead_s, lost_s, lost_s + 6 * minute, lead_s + 25 * minute)
@@ -256,10 +280,11 @@ def interruption_rows(
         span: Window(span, *window)
         for span, window in zip(("before", "meanwhile", "after"), pairwise(bounds), strict=True)
     }
-    for share in shares:
+    for stand_in, share in product(stand_ins, shares):
+        scenario = Scenario(whole.slo_ms, whole.serverless, (whole.instance, stand_in))
         values, met = {}, []
         for span, window in spans.items():
-            progress(f"{model.name}, {share:.0%} lost, {span}")
+            progress(f"{model.name}, {share:.0%} lost, {stand_in.name}, {span}")
             trace = Trace("steady", np.array([window.end_s]), np.array([19.0 * scenario.instance.qps]))
             fleet = _Fleet(scenario, "mark-spot", 20, Market.SPOT)
             run = fleet.run(trace, window, seed, SpotLosses(shares=((lost_s, share),)))
@@ -267,12 +292,13 @@ def interruption_rows(
             values[f"{span}_ms"] = float(run.latencies_s.mean()) * _MS
             values[f"{span}_on_lambda"] = run.on_serverless / run.queries
         form = (
-            "{before_ms:.0f} / {meanwhile_ms:.0f} / {after_ms:.0f} ms, SLO met by {slo_met:.2%} at least, "
-            "{meanwhile_on_lambda:.1%} on Lambda meanwhile"
+            "{before_ms:.0f} / {meanwhile_ms:.0f} / {after_ms:.0f} ms, {less:.0%} less meanwhile, SLO met by "
+            "{slo_met:.2%} at least, {meanwhile_on_lambda:.1%} on Lambda meanwhile"
         )
         figure = "mean latency before / meanwhile / after"
-        values["slo_met"] = min(met)
-        yield Row("interruption", model.name, f"{share:.0%} lost", figure, "lower meanwhile", form, values)
+        values |= {"slo_met": min(met), "less": 1 - values["meanwhile_ms"] / values["before_ms"]}
+        load = f"{share:.0%} lost, {stand_in.name}"
+        yield Row("interruption", model.name, load, figure, "lower meanwhile", form, values)
 
 
 @dataclass(frozen=True)
@@ -321,24 +347,29 @@ def command(
         typer.Option(metavar="DIR", help=f"A folder with {TWITTER}.csv; without it, no rows of Twitter."),
     ] = None,
     window_s: Annotated[
-        float, typer.Option(min=60, help="Seconds of the busiest and the median window that are run query by query.")
+        float,
+        typer.Option(min=60, help="Seconds of Twitter's busiest and median window, run query by query."),
     ] = 600.0,
     seed: Annotated[int, typer.Option(min=0, help="Of MMPP, arrivals and losses.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="How many, from --seed on: their least to largest.")] = 1,
+    experiment: Annotated[
+        list[Experiment] | None,
+        typer.Option(help="Which: cost (latency and SLO, too), surge, interruption; may be repeated. [default: all]"),
+    ] = None,
     as_markdown: MarkdownOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Redo MArk's evaluation in the simulator: its factors as published beside those reached here."""
-    numbers = range(seed, seed + seeds)
-    missing = missing_in(traces, [TWITTER])
+    numbers, wanted = range(seed, seed + seeds), {*(experiment or Experiment)}
+    missing = missing_in(traces, [TWITTER]) if Experiment.COST in wanted else []
     twitter = None if traces is None or missing else traces / f"{TWITTER}.csv"
     with status_lines() as progress:
         found = [
             [
-                *(twitter_rows(twitter, window_s, number, progress) if twitter else ()),
-                *mmpp_rows(window_s, number, progress),
-                *surge_rows(number, progress),
-                *interruption_rows(number, progress),
+                *(twitter_rows(twitter, window_s, number, progress) if twitter and Experiment.COST in wanted else ()),
+                *(mmpp_rows(number, progress) if Experiment.COST in wanted else ()),
+                *(surge_rows(number, progress) if Experiment.SURGE in wanted else ()),
+                *(interruption_rows(number, progress) if Experiment.INTERRUPTION in wanted else ()),
             ]
             for number in numbers
         ]

@@ -31,7 +31,7 @@ def train_forecaster(
 ) -> None:
     """Train MArk's LSTM on the minutes of a load, and compare its forecasts of the rest with the seasonal ones.
 
-    serfer study simulate --policy mark:FILE.npz forecasts with it. Needs torch (extra split).
+    serfer study simulate --policy mark:forecaster=FILE.npz forecasts with it. Needs torch (extra split).
     """
     from serfer.control.policies.mark.forecaster import TRAINED, Forecaster  # noqa: PLC0415 - the command line starts fast
     from serfer.control.policies.mark.lstm import LstmForecaster  # noqa: PLC0415 - same

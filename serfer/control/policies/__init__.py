@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
 
 from serfer.control.infless.policies import CLUSTER_POLICIES
 from serfer.control.nonuniform.policy import NonUniform
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
-from serfer.control.policies.mark.forecaster import TRAINED
 from serfer.control.policies.mark.policy import Mark, MarkSpot
 from serfer.control.policies.plugged_in import find_policy, plugged_in_names
 from serfer.control.policies.ski_rental import SkiRental
@@ -33,7 +31,7 @@ POLICIES: Final[dict[str, Callable[[Scenario], Policy]]] = {
     "mark-spot": MarkSpot,
     NonUniform.name: NonUniform,
 }
-_FORECASTING: Final[dict[str, type[Mark]]] = {"mark": Mark, "mark-spot": MarkSpot}
+_WITH_OPTIONS: Final[dict[str, type[Mark]]] = {"mark": Mark, "mark-spot": MarkSpot}
 ALONE: Final = frozenset({"sagemaker"})
 """The policies whose instances serve alone: what they cannot take is late or refused, and never on Lambda."""
 SEVERAL_TYPES: Final = frozenset({"mark-spot"})
@@ -43,10 +41,11 @@ SEVERAL_TYPES: Final = frozenset({"mark-spot"})
 def make_policy(name: str, scenario: Scenario) -> Policy:
     """Return a policy: built in, plugged in by the entry point group `serfer.policies`, or MODULE:Class.
 
-    `mark:FILE.npz` and `mark-spot:FILE.npz` forecast with MArk's trained LSTM. Raises UsageError: no policy has that
-    name, only clusters have it, or what the user named is none; InputError for a file that is not a trained LSTM.
+    `mark:KEY=VALUE,...` and `mark-spot:KEY=VALUE,...` have other settings than the default ones (MarkOptions). Raises
+    UsageError: no policy has that name, only clusters have it, a setting is unknown or out of bounds, or what the user
+    named is none; InputError for a file that is not a trained LSTM.
     """
-    make = POLICIES.get(name) or _with_forecaster(name) or find_policy(name)
+    make = POLICIES.get(name) or _with_options(name) or find_policy(name)
     if make is None:
         refuse_cluster_policy(name)
         known = ", ".join(dict.fromkeys([*POLICIES, *plugged_in_names()]))
@@ -64,22 +63,22 @@ def refuse_cluster_policy(name: str) -> None:
 
 
 def built_in(name: str) -> str | None:
-    """Return which built-in policy a name is of, `mark` of `mark:FILE.npz`; None for one that is plugged in."""
-    policy, _, file = name.partition(":")
-    is_known = name in POLICIES or (policy in _FORECASTING and file.endswith(TRAINED))
-    return policy if is_known else None
+    """Return which built-in policy a name is of, `mark` of `mark:m=100`; None for one that is plugged in."""
+    policy = name.partition(":")[0]
+    return policy if name in POLICIES or policy in _WITH_OPTIONS else None
 
 
-def _with_forecaster(name: str) -> Callable[[Scenario], Policy] | None:
-    """Return what makes MArk with a trained forecaster, None for another policy."""
-    policy = built_in(name)
-    if policy is None or policy == name:
+def _with_options(name: str) -> Callable[[Scenario], Policy] | None:
+    """Return what makes MArk with the settings behind its name; None for another policy."""
+    policy, colon, text = name.partition(":")
+    if policy not in _WITH_OPTIONS or not colon:
         return None
-    kind, file = _FORECASTING[policy], name.partition(":")[2]
+    kind = _WITH_OPTIONS[policy]
+    options = kind.options.changed(policy, text)
 
     def make(scenario: Scenario) -> Policy:
-        made = kind(scenario, replace(kind.options, forecaster=file))
-        made.name = name  # recordings tell it from the one without a file
+        made = kind(scenario, options)
+        made.name = name  # recordings tell it from the one with the default settings
         return made
 
     return make

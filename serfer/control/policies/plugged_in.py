@@ -5,9 +5,11 @@ What they are made of, and each plan that they make, is checked before anybody a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from serfer.control.dispatch import Batching
 from serfer.control.policy import ByRates, InstanceCount, InstanceGroup, Observation, Policy, ProvisioningPlan
 from serfer.control.scenario import Market, Scenario
 from serfer.control.snapshots import Snapshot
@@ -102,7 +104,10 @@ class _CheckedPolicy:
                 return f"a plan of {count!r:.40} {what}: 0 to {MAX_INSTANCES:,}, an int, is possible"
         if len({(one.kind, one.market, one.batch) for one in plan.instances}) < len(plan.instances):
             return "a plan that lists a type and market twice"
-        for batch in (*(one.batch for one in plan.instances), *(plan.max_batch or {}).values()):
+        usual = [*(plan.batching or {}).values()]
+        if not all(isinstance(one, Batching) and 0.0 <= one.window_s < math.inf for one in usual):
+            return f"a plan whose batching is {usual!r:.80}: Batching with a window_s of seconds is possible"
+        for batch in (*(one.batch for one in plan.instances), *(one.max_batch for one in usual)):
             if type(batch) is not int or not 0 <= batch <= MAX_BATCH:
                 return f"a plan of batches of {batch!r:.40} images: 0 to {MAX_BATCH:,}, an int, is possible"
         return None

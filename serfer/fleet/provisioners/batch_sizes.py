@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from serfer.control.nonuniform.mix import assign
-from serfer.control.nonuniform.sizes import OWN, window_s
+from serfer.control.nonuniform.sizes import OWN
 from serfer.control.policy import InstanceState, ProvisioningPlan
-from serfer.control.scenario import InstanceType, Scenario
+from serfer.control.scenario import Scenario
 from serfer.drivers.instance.client import InstanceClient
 from serfer.fleet.log_events import log_event
 from serfer.fleet.purchase import Purchase
@@ -66,7 +66,7 @@ class BatchSizes:
         kind = self._scenario.kind(bought.kind)
         await asyncio.gather(
             *(
-                self._ask(one, size, kind)
+                self._ask(one, size, plan.window_s(kind, size, self._scenario.slo_ms))
                 for one, size in zip(staying, sizes, strict=True)
                 if one.state is InstanceState.SERVING
                 and ready.get(one.name)
@@ -84,11 +84,11 @@ class BatchSizes:
     def _known(self, name: str) -> _Size:
         return self._of.get(name, _Size(_UNKNOWN, OWN))
 
-    async def _ask(self, member: FleetMember, size: int, kind: InstanceType) -> None:
+    async def _ask(self, member: FleetMember, size: int, window_s: float) -> None:
         name = member.name
         client = self._clients.get(name) or self._connect(str(member.url))
         self._clients[name] = client
-        has = await client.set_batching(size, window_s(kind, size, self._scenario.slo_ms) if size else 0.0, _ASK_S)
+        has = await client.set_batching(size, window_s, _ASK_S)
         if has is None:
             return
         self._of[name] = _Size(size, has)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from serfer.control.policies.mark.forecaster import Forecaster, checked
+from serfer.control.policies.mark.options import MarkOptions
 from serfer.control.policies.mark.peaks import PeakSampler
-from serfer.control.policies.mark.policy import MarkOptions
 from serfer.core.errors import InputError
 from serfer.sim.rates import steps_of
 from serfer.sim.traces import Floats, Trace

@@ -117,11 +117,11 @@ def test_a_network_is_read_back_and_used_by_name(tmp_path):
     forecaster.observe(7.0)
     assert forecaster.forecast(60).shape == (60,)
     for name in ("mark", "mark-spot"):
-        policy = make_policy(f"{name}:{file}", scenario())
+        policy = make_policy(f"{name}:forecaster={file}", scenario())
         assert policy.observe(seen(60.0, 15.0)).total >= 1
-        assert policy.name == f"{name}:{file}"
+        assert policy.name == f"{name}:forecaster={file}"
     with pytest.raises(UsageError, match="serverless"):
-        make_policy(f"serverless:{file}", scenario())
+        make_policy(f"serverless:forecaster={file}", scenario())
 
 
 def saved(**changes):

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from serfer.control.policies.mark.policy import Mark, MarkOptions, MarkSpot
+from serfer.control.dispatch import Batching
+from serfer.control.policies.mark.forecaster import FORECASTERS
+from serfer.control.policies.mark.options import MarkOptions
+from serfer.control.policies.mark.policy import Mark, MarkSpot
 from serfer.control.policy import (
     InstanceGroup,
     InstanceState,
@@ -16,8 +19,8 @@ from serfer.control.policy import (
     fleet_of,
 )
 from serfer.control.scenario import Market, parse_scenario
-from serfer.core.errors import InputError
-from tests.control.worlds import QPS, TWO_TYPES, fleet, scenario, seen, steps
+from serfer.core.errors import InputError, UsageError
+from tests.control.worlds import CREDITS, QPS, TWO_TYPES, fleet, scenario, seen, steps
 
 
 class Ramp:
@@ -39,7 +42,7 @@ def mark(world=None, **options):
 
 
 def with_ramp(monkeypatch, **options):
-    monkeypatch.setitem(__import__("serfer.control.policies.mark.forecaster", fromlist=["x"]).FORECASTERS, "ramp", Ramp)
+    monkeypatch.setitem(FORECASTERS, "ramp", lambda _: Ramp())
     return mark(forecaster="ramp", **options)
 
 
@@ -93,6 +96,32 @@ def test_the_monitor_waits_for_enough_queries_and_launches_once_a_minute():
     ]
 
 
+def test_the_monitor_judges_the_last_queries_wherever_they_begin():
+    policy = mark(monitor_queries=100)
+    late = [0, 2, 2, 0]  # of 60 each: at most 2 of any 100 that one of these begins, but 4 of 120
+    windows = [LatencyWindow(answered=60, late=count, p99_ms=900.0) for count in late]
+    plans = [policy.observe(Observation(0.0, 20.0, 3.0, fleet(1), latency=window)) for window in windows]
+    assert ["backups" in plan.reason for plan in plans] == [False, False, True, False]
+
+
+def test_the_same_late_queries_launch_backups_once():
+    policy = mark(monitor_queries=1000)
+    rows = [LatencyWindow(1000, 1000, 900.0), *[LatencyWindow(9, 0, 10.0)] * 12]
+    plans = [policy.observe(Observation(0.0, 10.0, 10.0, fleet(1), latency=row)) for row in rows]
+    assert ["backups" in plan.reason for plan in plans] == [True] + [False] * 12
+
+
+def test_backups_are_of_the_type_that_is_wanted_and_none_where_none_are():
+    world = parse_scenario(tomllib.loads(TWO_TYPES))
+    late = Observation(0.0, 10.0, 100.0, (), latency=LatencyWindow(1000, 1000, 900.0))
+    policy = Mark(world, MarkOptions(backup_kind="g5.xlarge", backups=3))
+    assert ("g5.xlarge", Market.ON_DEMAND) in policy.purchases
+    assert [(one.kind, one.count) for one in policy.observe(late).instances] == [("g5.xlarge", 3)]
+    assert mark(backups=0).observe(late).total == 0
+    with pytest.raises(UsageError, match=r"t is a type that is not burstable, not p3: the scenario has g4dn\.xlarge"):
+        Mark(world, MarkOptions(backup_kind="p3"))
+
+
 def test_queries_that_come_faster_than_instances_serve_count_as_late_where_latencies_are_not_known():
     policy = mark(monitor_queries=100)
     booting = Observation(0.0, 10.0, 2.0 * QPS, fleet_of(scenario().instance, 1, 1))
@@ -130,7 +159,7 @@ def burstable():
     """Constructed: a small type that stands in, as the paper's t2 instances do, and serves after 100 s."""
     world = scenario()
     spot = replace(world.instance, spot_usd_per_hour=1000.0)
-    t2 = replace(spot, name="t2", qps=4.0, boot_s=100.0, spot_usd_per_hour=0.0, burstable=True)
+    t2 = replace(spot, name="t2", qps=4.0, boot_s=100.0, spot_usd_per_hour=0.0, credits=CREDITS)
     return replace(world, instances=(spot, t2))
 
 
@@ -190,3 +219,19 @@ def test_a_burstable_type_is_no_candidate():
     cheap = replace(world.instances[1], usd_per_hour=1.0)
     policy = Mark(replace(world, instances=(world.instance, cheap)), MarkOptions(all_types=True))
     assert {one.kind for one in plans(policy, [(120, 30.0)])[-1].instances} == {"gpu"}
+
+
+GPU = ((1, 41.25), (8, 130.0))
+"""Times of which section 4.3 makes batches of 8 in windows of 200 ms, for 600 ms."""
+
+
+def test_instances_gather_batches_as_the_tuning_of_section_4_3_has_it():
+    world = scenario(slo_ms=600.0)
+    gpu = replace(world, instances=(replace(world.instance, batches=GPU),))
+    assert mark(gpu).observe(seen(10.0, 1.0)).batching == {"gpu": Batching(8, 0.2)}
+    assert mark(gpu, batch_window_ms=50.0).observe(seen(10.0, 1.0)).batching == {"gpu": Batching(8, 0.05)}
+    assert mark(gpu, batch_window_ms=0.0).observe(seen(10.0, 1.0)).batching is None
+    one_by_one = replace(world, instances=(replace(world.instance, batches=GPU[:1]),))
+    assert mark(one_by_one).observe(seen(10.0, 1.0)).batching is None
+    with pytest.raises(UsageError, match="w_batch of 500 ms and 130 ms for a batch of 8 on gpu are more than slo_ms 6"):
+        mark(gpu, batch_window_ms=500.0)

@@ -54,18 +54,24 @@ class KeptForecaster(Protocol):
         ...
 
 
-FORECASTERS: Final[dict[str, Callable[[], Forecaster]]] = {"seasonal": SeasonalSmoothing}
+FORECASTERS: Final[dict[str, Callable[[float], Forecaster]]] = {"seasonal": SeasonalSmoothing.of_units}
+MINUTE_S: Final = 60.0
 
 
-def make_forecaster(name: str) -> Forecaster:
+def make_forecaster(name: str, unit_s: float = MINUTE_S) -> Forecaster:
     """Return a forecaster: built in, plugged in by the entry point group `serfer.forecasters`, or MODULE:Class.
 
-    A name that ends in .npz is a file of `serfer study train-forecaster`: MArk's LSTM. Raises UsageError: none has that
-    name, or what the user named is none; InputError for a file that is not a trained LSTM.
+    Its units last `unit_s` seconds, which one of the user's own is not told.
+
+    A name that ends in .npz is a file of `serfer study train-forecaster`: MArk's LSTM, for units of a minute. Raises
+    UsageError: none has that name or forecasts such units, or what the user named is none; InputError for a file that
+    is not a trained LSTM.
     """
     if (make := FORECASTERS.get(name)) is not None:
-        return make()
+        return make(unit_s)
     if name.endswith(TRAINED):
+        if unit_s != MINUTE_S:
+            raise UsageError(f"{name:.80}: a trained LSTM forecasts minutes: p_u is {MINUTE_S:g} with it")
         return LstmForecaster(read_lstm(Path(name)))
     plugged = plugged_in(GROUP)
     if ":" not in name and name not in plugged:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from serfer.control.batching import MS_PER_S, Profile, tune
+from serfer.control.dispatch import Batching
 from serfer.control.environments import environments
 from serfer.control.policies.mark.forecaster import KeptForecaster, checked, make_forecaster
+from serfer.control.policies.mark.options import MarkOptions
 from serfer.control.policies.mark.peaks import PeakSampler
 from serfer.control.policies.mark.schedule import Candidate, Key, fill
 from serfer.control.policies.mark.standby import Standby
 from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Observation, ProvisioningPlan
 from serfer.control.scenario import InstanceType, Market, Scenario
 from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UsageError
+from serfer.core.wire import MAX_BATCH
 
 _MAX_PLANS: Final = 10_000  # in a snapshot
 _MAX_KINDS: Final = 64  # types and markets in one of them
+_LAYOUT: Final = 2  # of snapshots: another number for other fields
+_PARTS: Final = 50  # in which the last M queries are kept
+_ROUNDING: Final = 1e-9
 
 
 class CoolDown:
@@ -67,66 +73,55 @@ def _listed(plan: Iterable[tuple[Key, int]]) -> list[Snapshot]:
 
 
 class SloMonitor:
-    """The SLO monitor (MArk, 4.4): judges `queries` at a time (M), of which at least the share `met` has to be in time.
+    """The SLO monitor (MArk, 4.4): of the last `queries` (M) at least the share `met` (SL_min) has to be in time.
 
-    Where latencies are not known, queries count as late that come faster than the instances serve which are paid for:
-    they would wait, if Lambda did not take them.
+    A policy is told how many queries were late, not which: the last M are those of the fewest last observations that
+    have so many. Where latencies are not known, queries count as late that come faster than the instances serve which
+    are paid for: they would wait, if Lambda did not take them.
     """
 
-    def __init__(self, queries: float, met: float) -> None:
+    def __init__(self, queries: int, met: float) -> None:
         self._queries = queries
         self._met = met
-        self._answered = self._late = 0.0
+        self._answered: deque[float] = deque()  # of observations, small ones together
+        self._late: deque[float] = deque()
 
-    def violated(self, seen: Observation, capacity: float) -> bool:
-        """Take in an observation, with the queries/s that instances serve; says whether M queries are over and late."""
+    def observe(self, seen: Observation, capacity: float) -> None:
+        """Take in an observation, with the queries/s that instances serve."""
         if seen.latency is not None:
-            self._answered += seen.latency.answered
-            self._late += seen.latency.late
+            answered, late = float(seen.latency.answered), float(seen.latency.late)
         else:
-            self._answered += seen.rate * seen.elapsed_s
-            self._late += max(seen.rate - capacity, 0.0) * seen.elapsed_s
-        if self._answered < self._queries:
-            return False
-        violated = self._late > (1 - self._met) * self._answered
-        self._answered = self._late = 0.0
-        return violated
+            answered, late = seen.rate * seen.elapsed_s, max(seen.rate - capacity, 0.0) * seen.elapsed_s
+        if self._answered and self._answered[-1] < self._queries / _PARTS:
+            self._answered[-1] += answered
+            self._late[-1] += late
+        elif answered:
+            self._answered.append(answered)
+            self._late.append(late)
+        while len(self._answered) > 1 and sum(self._answered) - self._answered[0] >= self._queries:
+            self._answered.popleft()
+            self._late.popleft()
+
+    @property
+    def violated(self) -> bool:
+        """Whether there are M queries, and fewer than SL_min of them were in time."""
+        answered = sum(self._answered)
+        return answered >= self._queries and sum(self._late) > (1 - self._met + _ROUNDING) * answered
+
+    def forget(self) -> None:
+        """Forget the queries so far: the same late ones launch backups once."""
+        self._answered.clear()
+        self._late.clear()
 
     def snapshot(self) -> Snapshot:
-        """Return the queries that are not judged yet, as plain JSON values."""
-        return {"answered": self._answered, "late": self._late}
+        """Return the last queries, as plain JSON values."""
+        return {"answered": [*self._answered], "late": [*self._late]}
 
     def restore(self, saved: SavedFields) -> None:
         """Go on from a snapshot; raises InputError for what is not one."""
-        self._answered = saved.number("answered", 0.0)
-        self._late = saved.number("late", 0.0)
-
-
-_LAYOUT: Final = 1  # of snapshots: another number for other fields
-
-
-@dataclass(frozen=True)
-class MarkOptions:
-    """The paper's settings; [P_u, P_w, P_s] is [1 min, 60, 5 s].
-
-    `lead_units` is tau, by default the units in which the slowest type boots. `cooldown_s` is how long an instance is
-    kept that no plan wants. The monitor judges `monitor_queries` (M) by the share `slo_met` (SL_min), and launches
-    `backups` (L) of the first type (T). With `all_types` the scenario's other types are candidates too, with `spot`
-    their spot prices. Burstable types are no candidates: with `spot` the first of them stands in for instances that are
-    taken away.
-    """
-
-    forecaster: str = "seasonal"
-    unit_s: float = 60.0
-    window: int = 60
-    sample_s: float = 5.0
-    lead_units: int | None = None
-    cooldown_s: float = 300.0
-    monitor_queries: float = 1000.0
-    slo_met: float = 0.98
-    backups: int = 1
-    all_types: bool = False
-    spot: bool = False
+        count = saved.length("answered", 2 * _PARTS)
+        self._answered.extend(saved.numbers("answered", (count,), 0.0).tolist())
+        self._late.extend(saved.numbers("late", (count,), 0.0).tolist())
 
 
 class Mark:
@@ -136,12 +131,16 @@ class Mark:
     options = MarkOptions()
 
     def __init__(self, scenario: Scenario, options: MarkOptions | None = None) -> None:
-        """Prepare for a scenario; raises InputError where no type is within the SLO, UsageError for no forecaster."""
+        """Prepare for a scenario; raises InputError where no type is within the SLO.
+
+        Raises UsageError for no forecaster, a type of backups that is not there, and a window beyond the SLO.
+        """
         chosen = options or self.options
         self._scenario = scenario
         self._options = chosen
         kinds = [kind for kind in scenario.instances if not kind.burstable]
         self._kinds = _in_time(kinds if chosen.all_types else kinds[:1], scenario.slo_ms)
+        self._backup = self._backup_key(kinds)
         stand_ins = [kind for kind in scenario.instances if kind.burstable] if chosen.spot else []
         self._stand_in = stand_ins[0] if stand_ins else None
         self._candidates = [
@@ -151,9 +150,10 @@ class Mark:
             if market is Market.ON_DEMAND or (chosen.spot and kind.spot_usd_per_hour)
         ]
         boots = max(kind.boot_s for kind in self._kinds)
-        self._lead = max(1, math.ceil(boots / chosen.unit_s)) if chosen.lead_units is None else chosen.lead_units
+        self._lead = chosen.lead_units or min(max(1, math.ceil(boots / chosen.unit_s)), chosen.window)
+        self._batching = self._batchings() or None
         self._sampler = PeakSampler(chosen.unit_s, chosen.sample_s)
-        self._forecaster = make_forecaster(chosen.forecaster)
+        self._forecaster = make_forecaster(chosen.forecaster, chosen.unit_s)
         self._monitor = SloMonitor(chosen.monitor_queries, chosen.slo_met)
         self._standby = Standby(scenario, self._stand_in)
         self._soon = 0.0  # the highest rate that is forecast for as long as a launch takes
@@ -165,7 +165,7 @@ class Mark:
     def purchases(self) -> list[Key]:
         """The types and markets that plans may have."""
         stand_ins = [(self._stand_in.name, Market.ON_DEMAND)] if self._stand_in else []
-        return [*(one.key for one in self._candidates), *stand_ins]
+        return [*dict.fromkeys([*(one.key for one in self._candidates), self._backup, *stand_ins])]
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
         """Plan where a unit is over, launch backups where queries are late, and keep what was planned for a while."""
@@ -186,7 +186,7 @@ class Mark:
             wanted[self._stand_in.name, Market.ON_DEMAND] += stand_ins
             reason += "; stand-ins for spot instances"
         reason = f"{seen.rate:.1f} queries/s: planned ahead{reason}"
-        return ProvisioningPlan(self._counts(wanted), reason, self._environments(seen))
+        return ProvisioningPlan(self._counts(wanted), reason, self._environments(seen), self._batching)
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Keep them for a cool-down."""
@@ -224,6 +224,33 @@ class Mark:
         self._standby.restore(saved.part("standby"))
         self._cool_down.restore(saved, "plans", self._scenario, self._now)
 
+    def _backup_key(self, kinds: Sequence[InstanceType]) -> Key:
+        """Return the type and market of backups: T on demand, or the first candidate's type."""
+        wanted = self._options.backup_kind
+        if wanted and wanted not in [kind.name for kind in kinds]:
+            names = ", ".join(kind.name for kind in kinds)
+            raise UsageError(f"mark: t is a type that is not burstable, not {wanted:.40}: the scenario has {names}")
+        return wanted or self._kinds[0].name, Market.ON_DEMAND
+
+    def _batchings(self) -> dict[str, Batching]:
+        """Return N_batch and W_batch of each type that does not begin with all that waits, at once, anyway."""
+        slo_ms, window_ms = self._scenario.slo_ms, self._options.batch_window_ms
+        found = {}
+        for kind in [*self._kinds, *([self._stand_in] if self._stand_in else [])]:
+            if kind.batch_ms(1) > slo_ms:
+                continue
+            larger = [batch for batch in kind.batches if 1 < batch[0] <= MAX_BATCH]
+            tuned = tune(Profile(((1, kind.batch_ms(1)), *larger)), slo_ms)
+            waits_ms = tuned.window_ms if window_ms is None else window_ms
+            if waits_ms + tuned.batch_ms > slo_ms * (1 + _ROUNDING):
+                raise UsageError(
+                    f"mark: w_batch of {waits_ms:g} ms and {tuned.batch_ms:g} ms for a batch of {tuned.most} on "
+                    f"{kind.name} are more than slo_ms {slo_ms:g}"
+                )
+            if tuned.most > 1 and waits_ms:
+                found[kind.name] = Batching(tuned.most, waits_ms / MS_PER_S)
+        return found
+
     def _kept_forecaster(self) -> KeptForecaster:
         if isinstance(self._forecaster, KeptForecaster):
             return self._forecaster
@@ -236,12 +263,15 @@ class Mark:
 
     def _late(self, seen: Observation, running: Counter[Key]) -> bool:
         """Launch backups where the SLO is violated, at most once a unit."""
-        capacity = self._capacity(group for group in seen.fleet if group.state is not InstanceState.DRAINING)
-        if not self._monitor.violated(seen, capacity) or self._now < self._launched_s + self._options.unit_s:
+        if not self._options.backups:
             return False
+        capacity = self._capacity(group for group in seen.fleet if group.state is not InstanceState.DRAINING)
+        self._monitor.observe(seen, capacity)
+        if not self._monitor.violated or self._now < self._launched_s + self._options.unit_s:
+            return False
+        self._monitor.forget()
         self._launched_s = self._now
-        backup = Counter({self._candidates[0].key: self._options.backups})
-        self._cool_down.add(self._now, running + backup)
+        self._cool_down.add(self._now, running + Counter({self._backup: self._options.backups}))
         return True
 
     def _environments(self, seen: Observation) -> int:

@@ -12,7 +12,7 @@ next hour: on the first halves of the traces of Twitter and NASA at M both cost 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapsh
 Floats = NDArray[np.float64]
 DAY: Final = 1440  # minutes
 _PART: Final = 60
+_MINUTE_S: Final = 60.0
 _ALPHA, _GAMMA = 0.9, 0.005
 
 
@@ -38,6 +39,11 @@ class SeasonalSmoothing:
         self._part = part
         self._season: Floats = np.zeros(-(-season // part))
         self._first: list[float] | None = []  # the peaks of the first season, until that is over
+
+    @classmethod
+    def of_units(cls, unit_s: float) -> Self:
+        """Return one with a season of a day by hours, told of units of so many seconds."""
+        return cls(round(DAY * _MINUTE_S / unit_s), max(1, round(_PART * _MINUTE_S / unit_s)))
 
     def observe(self, peak: float) -> None:
         """Correct level and season by the error of the forecast."""

@@ -12,16 +12,24 @@ SMALL = replace(EXTENT, small=16, large=4, packages=(12_000_000, 0), repeats=4, 
 NONE = Extent(groups=(4, 16), small=2, large=1, memories=(), packages=(), restored=0)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("name", SETS)
 def test_constants_that_are_put_in_are_found_within_a_tenth(name):
-    """Two sets, so that no default can be what was found; each of the kit's steps runs, on the real protocols."""
-    found = probed(SETS[name], load_settings(), SMALL)
-    assert found.samples.missing == ()
+    """Two sets, so that no default can be what was found. Weekly, since it measures: nothing may run beside it."""
+    found = probed(SETS[name], load_settings())
     ratios = {row.constant: row.found / row.put_in for row in rows_of(name, SETS[name], found)}
     assert {constant: ratio for constant, ratio in ratios.items() if abs(ratio - 1) > 0.1} == {}
-    billed = found.bill()
-    assert [row["invocations"] for row in billed] == ["20 cold", "16 warm"]
+
+
+@pytest.mark.slow
+def test_the_kit_runs_each_step_and_finds_no_less_time_than_was_put_in():
+    """A busy machine may add to times, so the exact values are weekly."""
+    found = probed(SETS["one"], load_settings(), SMALL)
+    assert found.samples.missing == ()
+    rows = {row.constant: row for row in rows_of("one", SETS["one"], found)}
+    times = ("lambda.invoke_floor", "lambda.init", "lambda.restore", "s3.request_latency")
+    assert {name: rows[name].found for name in times if rows[name].found < 0.9 * rows[name].put_in} == {}
+    assert [row["invocations"] for row in found.bill()] == ["20 cold", "16 warm"]
 
 
 @pytest.mark.slow

@@ -57,7 +57,7 @@ def test_the_forecaster_that_is_shown_is_marks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [code] = re.findall(r"```python\n(# my_mark\.py\n.*?)```", page, re.DOTALL)
     Path("my_mark.py").write_text(code, encoding="utf-8")
-    policy = make_policy("my_mark.py:MyMark", scenario(qps=10.0))
+    policy = make_policy("mark:forecaster=my_mark.py:LastPeak", scenario(qps=10.0))
     assert [policy.observe(seen(60.0, rate)).total for rate in (30.0, 50.0, 0.0)] == [3, 5, 5]
 
 

@@ -114,6 +114,7 @@ CASES = {
         "--policy serverless --policy target-tracking --policy mark",
         "study simulate --scenario {cluster} --policy infless --policy batch --policy openfaas-plus --level rates",
     ),
+    "study fetch-traces": case("study fetch-traces"),
     "study policy": case("study policy ski-rental --alone --load poisson:hours=1,row_s=10 --seeds 1"),
     "study train-forecaster": weekly(
         "study train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"
@@ -275,9 +276,9 @@ def test_no_number_is_cut(terminal, places, tmp_path, name, width):
 
 
 def cut_numbers(text, width):
-    """Return the lines that a terminal breaks inside a number; messages and commands to be copied are left to it."""
+    """Return the lines that a terminal breaks inside a number; what is to be copied, and messages, are left to it."""
     number = re.compile(r"\d[\d.,]*\d")
-    lines = [line for line in text.splitlines() if not line.startswith(("serfer: ", "next: ", "wrote "))]
+    lines = [line for line in text.splitlines() if not line.startswith(("serfer: ", "next: ", "wrote ", "https://"))]
     return [line for line in lines if any(number.match(line, at - 1) for at in range(width, len(line), width))]
 
 

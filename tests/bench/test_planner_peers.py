@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.core.errors import InputError, SerferError
+from serfer_bench.baselines.published_costs import GILLIS, PublishedCosts
 from serfer_bench.planner.peers.command import Comparison, Pair, Price, results
-from serfer_bench.planner.peers.programs import program_of, run_program
+from serfer_bench.planner.peers.programs import Stage, TheirPlan, program_of, run_program
 from serfer_bench.planner.peers.templates import TEMPLATES
 from tests.bench.test_published_costs import chain
 
@@ -91,6 +92,14 @@ def test_a_program_that_takes_too_long_is_ended(checkout):
 def test_a_directory_without_a_planner_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"no policy_dp.py in partitioning/partition \(MPHB\) or partition \(Gillis\)"):
         program_of(tmp_path)
+
+
+@pytest.mark.parametrize(("layers", "stop"), [(2, 1), (3, 3), (3, 2)])
+def test_a_plan_for_other_layers_than_the_network_has_is_refused(layers, stop):
+    """The network has two."""
+    plan = TheirPlan(layers, 1.0, 1.0, (Stage(0, stop, 1, 1, columns=False, here=True),))
+    with pytest.raises(InputError, match=f"a plan of {layers} layers, up to {stop}, for 2 layers"):
+        plan.groups(PublishedCosts(chain(), GILLIS))
 
 
 def test_what_is_cheaper_than_all_of_ours_is_a_loss():

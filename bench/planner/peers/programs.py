@@ -67,8 +67,9 @@ class TheirPlan:
     def groups(self, costs: PublishedCosts) -> tuple[Group, ...]:
         """Return its groups; raises InputError where its layers are not those of the network as read here."""
         ends = [0, *(stage.stop for stage in self.stages)]
-        if [stage.start for stage in self.stages] != ends[:-1] or ends[-1] != self.layers != len(costs.ends) - 1:
-            raise InputError(f"a plan of {self.layers} layers, up to {ends[-1]}, for {len(costs.ends) - 1} layers")
+        layers = len(costs.ends) - 1
+        if [stage.start for stage in self.stages] != ends[:-1] or {ends[-1], self.layers} != {layers}:
+            raise InputError(f"a plan of {self.layers} layers, up to {ends[-1]}, for {layers} layers")
         return tuple(stage.group() for stage in self.stages)
 
 

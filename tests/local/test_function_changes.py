@@ -71,12 +71,20 @@ def zipped(**entries):
     return buffer.getvalue()
 
 
+def damaged(archive):
+    """Return a zip of one file `code` whose compressed bytes are none: its first block is of no kind."""
+    data = bytearray(archive)
+    data[30 + len("code")] = 0xFF
+    return bytes(data)
+
+
 @pytest.mark.parametrize(
     ("operation", "given", "reason"),
     [
         ("update_function_configuration", {"MemorySize": 20_000}, "20000 MB of memory"),
         ("update_function_configuration", {"Timeout": 5}, "does not change Timeout"),
         ("update_function_code", {"ZipFile": b"no zip"}, "cannot be unpacked"),
+        ("update_function_code", {"ZipFile": damaged(zipped(code=1000))}, "cannot be unpacked"),
         ("update_function_code", {"ZipFile": zipped(bomb=300_000_000)}, "300,000,000 bytes unzipped"),
         ("update_function_code", {"S3Bucket": "abc", "S3Key": "k"}, "does not change S3Bucket, S3Key"),
     ],

@@ -13,9 +13,11 @@ from __future__ import annotations
 import base64
 import io
 import json
+import lzma
 import shutil
 import tempfile
 import zipfile
+import zlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 MOST_CODE_BYTES: Final = 70_000_000
 """Bytes of a request with code: a zip of 50 MB in base64."""
 _ON_VERSIONS: Final = "PublishedVersions"
+_DAMAGED: Final = (ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError)
 _CHANGED: Final = {"configuration": {"MemorySize", "SnapStart"}, "code": {"ZipFile"}, "versions": set[str]()}
 
 
@@ -88,7 +91,7 @@ class FunctionChanges:
             directory = Path(tempfile.mkdtemp(prefix="serfer-function-"))
             self._directories.append(directory)
             archive.extractall(directory)
-        except (ValueError, zipfile.BadZipFile, NotImplementedError, OSError) as error:
+        except (*_DAMAGED, RuntimeError) as error:  # RuntimeError: encrypted, or packed in a way that is not known
             raise InputError(f"ZipFile cannot be unpacked: {error}") from error
         return directory
 

@@ -94,10 +94,12 @@ def _is_there(file: Path, trace: PublicTrace) -> bool:
     if not file.exists():
         return False
     try:
-        if _digest(file.read_bytes()) == trace.sha256:
-            return True
+        with file.open("rb") as opened:  # of any size
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"{str(file)!r} cannot be read: {error.strerror}") from error
+    if found == trace.sha256:
+        return True
     raise InputError(f"{file} is there already and is not this trace: move it away, or give another --out")
 
 
@@ -108,20 +110,19 @@ def _read(given: Path, trace: PublicTrace) -> bytes:
     place = next((one for one in places if one.is_file()), None)
     if place is None:
         raise InputError(f"--from {given}: there is no {trace.path} of {trace.repository}, nor {project}/{trace.path}")
-    with place.open("rb") as file:
-        return file.read(MAX_SOURCE_BYTES + 1)
+    try:
+        with place.open("rb") as file:
+            return file.read(MAX_SOURCE_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{str(place)!r} cannot be read: {error.strerror}") from error
 
 
 def _checked(trace: PublicTrace, source: bytes) -> bytes:
     """Return a source as a CSV file; raises InputError where its digest is not the known one."""
     data = trace.converted(source)
-    if (found := _digest(data)) != trace.sha256:
+    if (found := hashlib.sha256(data).hexdigest()) != trace.sha256:
         raise InputError(
             f"{trace.path} of {trace.repository} has changed: converted it has the SHA-256 {found}, not "
             f"{trace.sha256}: nothing was written"
         )
     return data
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -24,9 +24,9 @@ T = TypeVar("T")
 def scenario_file(path: Path) -> Path:
     """Return a scenario's file: the path, or what comes with SerFer where that is a name and no file.
 
-    Raises InputError for another word.
+    A folder of that name does not stand in its way. Raises InputError for another word.
     """
-    if path.suffix or len(path.parts) != 1 or path.exists():
+    if path.suffix or len(path.parts) != 1 or path.is_file():
         return path
     if path.name not in SHIPPED:
         raise InputError(f"{path.name[:80]!r} is neither a file nor a scenario by name: those are {', '.join(SHIPPED)}")

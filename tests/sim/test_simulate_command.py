@@ -223,6 +223,7 @@ def test_the_same_seed_gives_the_same_output(scenario):
 @pytest.mark.parametrize(("given", "name"), [((), "aws"), (("--scenario", "small-network"), "small-network")])
 def test_prices_that_come_with_serfer_are_known_by_name_and_one_is_the_default(given, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # as with a wheel: no examples are near
+    (tmp_path / name).mkdir()  # a folder of the user's own, as of the AWS command line
     (one,) = outcomes("poisson:hours=0.1", *given, "--policy", "serverless", "--level", "rates")
     assert one["scenario"] == name
 

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 MOST_CODE_BYTES: Final = 70_000_000
 """Bytes of a request with code: a zip of 50 MB in base64."""
 _ON_VERSIONS: Final = "PublishedVersions"
-_DAMAGED: Final = (ValueError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError)
+_DAMAGED: Final = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, OSError)
+"""What reading a zip raises: ValueError for what is not base64, RuntimeError for what is encrypted."""
 _CHANGED: Final = {"configuration": {"MemorySize", "SnapStart"}, "code": {"ZipFile"}, "versions": set[str]()}
 
 
@@ -91,7 +92,7 @@ class FunctionChanges:
             directory = Path(tempfile.mkdtemp(prefix="serfer-function-"))
             self._directories.append(directory)
             archive.extractall(directory)
-        except (*_DAMAGED, RuntimeError) as error:  # RuntimeError: encrypted, or packed in a way that is not known
+        except _DAMAGED as error:
             raise InputError(f"ZipFile cannot be unpacked: {error}") from error
         return directory
 

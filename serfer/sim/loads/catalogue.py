@@ -27,7 +27,7 @@ from serfer.sim.traces import MAX_BYTES, MAX_ROWS
 
 MAX_SOURCE_BYTES: Final = 16 * MIB
 _CATALOGUE: Final = Path(__file__).with_name("catalogue.toml")
-_UNREADABLE: Final = (ValueError, TypeError, ArithmeticError, LookupError, OSError, EOFError)
+_UNREADABLE: Final = (tarfile.TarError, ValueError, TypeError, ArithmeticError, LookupError, EOFError, OSError)
 _MINUTE_S: Final = 60
 _MICROSECONDS: Final = 26  # characters of a date and time as far as Python reads it; Azure has seven digits
 
@@ -59,7 +59,7 @@ class PublicTrace:
             raise InputError(f"{self.path} has more than {MAX_SOURCE_BYTES:,} bytes")
         try:
             return _FORMS[self.form](self, source)
-        except (*_UNREADABLE, tarfile.TarError) as error:
+        except _UNREADABLE as error:
             raise InputError(f"{self.path} is not what it is said to be ({self.form}): {error}") from error
 
 

@@ -6,7 +6,7 @@ What they are made of, and each plan that they make, is checked before anybody a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from serfer.control.dispatch import Batching
@@ -104,13 +104,17 @@ class _CheckedPolicy:
                 return f"a plan of {count!r:.40} {what}: 0 to {MAX_INSTANCES:,}, an int, is possible"
         if len({(one.kind, one.market, one.batch) for one in plan.instances}) < len(plan.instances):
             return "a plan that lists a type and market twice"
-        usual = [*(plan.batching or {}).values()]
-        if not all(isinstance(one, Batching) and 0.0 <= one.window_s < math.inf for one in usual):
-            return f"a plan whose batching is {usual!r:.80}: Batching with a window_s of seconds is possible"
-        for batch in (*(one.batch for one in plan.instances), *(one.max_batch for one in usual)):
+        usual = plan.batching or {}
+        if not isinstance(usual, Mapping) or not all(map(_is_batching, usual.values())):
+            return f"a plan whose batching is {usual!r:.80}: by type a Batching with a window_s of seconds is possible"
+        for batch in (*(one.batch for one in plan.instances), *(one.max_batch for one in usual.values())):
             if type(batch) is not int or not 0 <= batch <= MAX_BATCH:
                 return f"a plan of batches of {batch!r:.40} images: 0 to {MAX_BATCH:,}, an int, is possible"
         return None
+
+
+def _is_batching(one: object) -> bool:
+    return isinstance(one, Batching) and isinstance(one.window_s, int | float) and 0.0 <= one.window_s < math.inf
 
 
 class _CheckedLearner(_CheckedPolicy):

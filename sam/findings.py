@@ -161,7 +161,7 @@ def _starts(name: str, groups: Iterable[tuple[object, Sequence[Sample]]], usual:
 
 
 def _row(what: str, value: object, seconds: Sequence[float]) -> dict[str, str]:
-    slowest = quantiles(seconds, n=100)[98] if len(seconds) >= _P99_SAMPLES else max(seconds)
+    slowest = quantiles(seconds, n=100, method="inclusive")[98] if len(seconds) >= _P99_SAMPLES else max(seconds)
     return {
         "measured": what,
         "value": str(value),

@@ -99,7 +99,8 @@ def smoke(
         groups = tuple(group for group in Extent.groups if group <= at_once) or (at_once,)
         order = Order(build, settings, max_usd, out.absolute(), Extent(groups))
         found = measure(order, load_settings(), session, complain)
-    record = json.dumps(_record(found, f"serfer deploy smoke BUILD {environment} --max-usd {max_usd:g}"), indent=1)
+    command = f"serfer deploy smoke BUILD {environment} --max-usd {max_usd:g} --at-once {at_once}"
+    record = json.dumps(_record(found, command), indent=1)
     write_whole(out.with_suffix(".json"), record.encode())
     complain(f"written: {out.with_suffix('.json')}; serfer bench results reads it from docs/results/data")
     tables = found.tables()

@@ -1,6 +1,7 @@
 """Functions of the local Lambda service are changed, and versions published, as clients of AWS do it."""
 
 import io
+import queue
 import zipfile
 
 import pytest
@@ -10,7 +11,7 @@ from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.platform_times import PlatformTimes
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.sam.probed_function import ProbedFunction, RefusedError
-from tests.local.test_lambda_service import HERE, Local, probe
+from tests.local.test_lambda_service import HERE, PATIENCE, Local, probe
 from tests.local.test_platform_times import log_of
 
 
@@ -61,6 +62,23 @@ def test_a_published_version_is_restored_and_keeps_what_it_was(local, function):
     assert "Init Duration" not in log
     assert "Memory Size: 2048" not in log
     assert [one["FunctionName"] for one in local.client.list_functions()["Functions"]] == ["echo"]
+
+
+def test_events_run_a_function_as_it_is_by_then_and_a_version_as_it_was(local, function, monkeypatch):
+    seen, dispatch = queue.Queue(), local.service._pool.dispatch
+
+    def noting(config, invocation):
+        seen.put((config.memory_mb, config.version))
+        return dispatch(config, invocation)
+
+    monkeypatch.setattr(local.service._pool, "dispatch", noting)
+    local.invoke("echo", InvocationType="Event")
+    assert seen.get(timeout=PATIENCE) == (1769, "$LATEST")
+    version = function.publish_snapshot()
+    function.set_memory(1024)
+    for name, expected in ((version, (1769, "1")), ("echo", (1024, "$LATEST"))):
+        local.invoke(name, InvocationType="Event")
+        assert seen.get(timeout=PATIENCE) == expected
 
 
 def zipped(**entries):

@@ -6,11 +6,11 @@
 
 It lives on the running event loop and starts its workers from that loop's thread; they die with that thread
 (`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, a
-qualifier that is not a published version means $LATEST, /tmp is the machine's own, and whether a synchronous payload is
-JSON is found out by the worker that has to parse it anyway (100 kB cost 0.16 ms to check), so such a request may start
-an environment. What it has done so far it reports at GET /serfer/counts (faults.py). A plan's functions are added by
-POST /serfer/plans (added_functions.py); memory and code are changed, and versions published, as in AWS
-(function_changes.py). It may take on the times of a platform (platform_times.py).
+qualifier means $LATEST but for a published version in NAME:VERSION, /tmp is the machine's own, and whether a
+synchronous payload is JSON is found out by the worker that has to parse it anyway (100 kB cost 0.16 ms to check), so
+such a request may start an environment. What it has done so far it reports at GET /serfer/counts (faults.py). A plan's
+functions are added by POST /serfer/plans (added_functions.py); memory and code are changed, and versions published, as
+in AWS (function_changes.py). It may take on the times of a platform (platform_times.py).
 
 Every call must be signed with the service's credentials (access.py): loopback is open to all users of the
 machine. What describes a function leaves out its variables, which hold passwords.
@@ -304,15 +304,16 @@ class LambdaService:
             _throttle(exchange)
 
     def _queue(self, function: FunctionConfig) -> EventQueue:
-        if function.name not in self._queues:
-            self._queues[function.name] = EventQueue(
-                lambda invocation: self._pool.dispatch(function, invocation),
+        reference = function.reference
+        if reference not in self._queues:
+            self._queues[reference] = EventQueue(
+                lambda invocation: self._pool.dispatch(self._functions[reference], invocation),  # as it is by then
                 self._policy,
                 clock=self._clock,
                 sleep=self._sleep,
                 on_drop=lambda message: self._on_log(f"{function.name}: {message}") if self._on_log else None,
             )
-        return self._queues[function.name]
+        return self._queues[reference]
 
 
 def _answer(exchange: Exchange, invocation: Invocation, outcome: Outcome) -> None:

@@ -186,9 +186,14 @@ class Scenario:
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of all prices and speeds, by which what was learnt with them is known again."""
-        text = json.dumps(unstructure(self), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """The SHA-256 of all prices and speeds, by which what was learnt with them is known again.
+
+        A type says in it whether it is burstable, as before there were credits: without such types it stays the same.
+        """
+        tables = unstructure(self)
+        for kind in tables["instance"]:
+            kind["burstable"] = "credits" in kind
+        return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
     def warnings(self) -> list[str]:
         """Return what is inconsistent in the scenario, a sentence for each instance type."""

@@ -14,7 +14,12 @@ from typing import Any
 from serfer.core.errors import UnavailableError
 
 _REFUSED = frozenset(
-    {"InvalidParameterValueException", "UnsupportedMediaTypeException", "CodeStorageExceededException"}
+    {
+        "InvalidParameterValueException",
+        "UnsupportedMediaTypeException",
+        "CodeStorageExceededException",
+        "RequestEntityTooLargeException",  # a zip of more than 50 MB
+    }
 )
 
 

@@ -152,7 +152,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
     found: dict[tuple[str, ...], list[tuple[Outcome, float]]] = {}
     for one, ratio in _over_mark(outcomes):
         policy = TUNED if _is_tuned(one) else one.policy
-        load = re.sub("[:,]seed=[0-9]+$", "", Path(one.trace).stem)
+        load = re.sub("[:,]seed=[0-9]+$", "", Path(one.trace).name.removesuffix(".csv"))
         found.setdefault((load, one.scenario, one.scale, policy), []).append((one, ratio))
     return [
         (

@@ -19,6 +19,7 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_lines, value_trainer
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import DEFAULT
+from serfer.core.errors import InputError
 from serfer.extras import missing_extra
 from serfer.sim.recommend import Spread
 from serfer.sim.simulate import Outcome, RunOptions
@@ -66,12 +67,18 @@ class ValuesRow:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[ValuesRow]:
-    """Return a row for each load in each scenario at each scaling, of outcomes in pairs."""
+    """Return a row for each load in each scenario at each scaling, of outcomes in pairs.
+
+    Loads without queries, which have no optimum, are left out; raises InputError where there are no others.
+    """
     pairs: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     for windows, values in zip(outcomes[::2], outcomes[1::2], strict=True):
         load = windows.trace.rpartition(",seed=")[0] or windows.trace
         key = (load, windows.scenario, windows.scale)
-        pairs.setdefault(key, []).append((windows.ratio or 0.0, values.ratio or 0.0))
+        if windows.ratio and values.ratio:
+            pairs.setdefault(key, []).append((windows.ratio, values.ratio))
+    if not pairs:
+        raise InputError("no load has an optimum to compare with: they have no queries")
     return [ValuesRow(*key, len(found), *_spreads(found)) for key, found in pairs.items()]
 
 

@@ -142,15 +142,15 @@ def test_the_summary_compares_with_mark_case_by_case():
 
 def test_seeds_of_a_load_are_one_row_from_the_least_to_the_largest():
     tuned = [
-        replace(outcome(f"mark ({how})", usd, 1.0), trace=f"mmpp:hours=2,seed={seed}")
+        replace(outcome(f"mark ({how})", usd, 1.0), trace=f"mmpp:hours=2.5,seed={seed}")
         for seed, how, usd in [(0, "seasonal", 2.0), (1, "lstm", 4.0)]
     ]
     others = [
-        replace(outcome("ski-rental", usd, met), trace=f"mmpp:hours=2,seed={seed}")
+        replace(outcome("ski-rental", usd, met), trace=f"mmpp:hours=2.5,seed={seed}")
         for seed, usd, met in [(0, 3.0, 0.5), (1, 4.0, None)]
     ]
     found = rows([tuned[0], others[0], tuned[1], others[1]])
-    assert {row[0] for row in found} == {"mmpp:hours=2"}
+    assert {row[0] for row in found} == {"mmpp:hours=2.5"}
     assert [row[3:] for row in found] == [
         ("mark (seasonal); mark (lstm)", "2.00 to 4.00", "1.000", "-", "100.00%"),
         ("ski-rental", "3.00 to 4.00", "1.000 to 1.500", "-", "-"),

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.control.policies import DEFAULT
+from serfer.core.errors import InputError
 from serfer.learn import trainers
 from serfer.sim.policy_suite import PRICES
 from serfer.sim.simulate import RunOptions
@@ -26,6 +27,14 @@ def test_rows_are_over_seeds_and_the_note_has_the_mean_saving_of_the_loads():
     assert [row[:3] for row in found.tables[0].body] == [["a", "b", "S"], ["b", "b", "S"]]
     assert found.tables[0].body[0][4:] == ["1.600 (1.500 to 1.700)", "20.0% (15.0% to 25.0%)"]
     assert found.notes[0] == "saved: 5.0% on average over 2 loads, -10.0% to 20.0%"
+
+
+def test_loads_without_an_optimum_are_left_out():
+    none = [outcome(name, 0.0, None, "a,seed=1", None) for name in (values.WINDOWS, values.VALUES)]
+    one = [outcome(name, 1.0, None, "b,seed=1", 1.5) for name in (values.WINDOWS, values.VALUES)]
+    assert [row.load for row in values.rows([*none, *one])] == ["b"]
+    with pytest.raises(InputError, match="no load has an optimum"):
+        values.rows(none)
 
 
 def test_a_load_is_run_twice_on_mmpp_too_where_a_peer_runs_beside_each_policy():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -39,9 +40,14 @@ def recorded(record: Record, root: Path) -> Record:
     if missing:
         raise InputError(f"files of a record are not there: {', '.join(missing)}")
     commit, files = commit_of(root), {name: digest(root / name) for name in record.files}  # before: runs take hours
+    began = os.times()
+    tables = run_again(record)
+    ended = os.times()
     return replace(
         record,
-        tables=run_again(record),
+        tables=tables,
+        elapsed_s=round(ended.elapsed - began.elapsed, 1),
+        processor_s=round(sum(ended[:4]) - sum(began[:4]), 1),  # of this process and of those that it waited for
         files=files,
         date=datetime.now(UTC).date().isoformat(),
         commit=commit,

@@ -28,6 +28,7 @@ NOT_RECORDED: Final = ""
 _MAX_BYTES: Final = 1 << 20
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.(\d+))?(?:e[+-]?\d+)?")
 _LEAST_CHANGE: Final = 0.01
+_MINUTES_FROM_S: Final = 100.0
 _BRACED: Final = re.compile(r"\{([^}]*)\}")
 _TEXTS: Final = re.compile(r'\[\s+((?:"(?:[^"\\]|\\.)*"(?:,\s+)?)+)\s+\]')
 
@@ -67,6 +68,7 @@ class Layout:
 class Record:
     """The tables of a command; `files` are those that set its figures, by path, with their SHA-256.
 
+    It took `elapsed_s`, and `processor_s` of its processes together; 0 where they were not taken.
     What is `cheap` takes a minute at most and gives the same figures everywhere: `make slow` runs it again.
     """
 
@@ -79,6 +81,8 @@ class Record:
     commit: str = ""
     machine: str = ""
     tables: tuple[Figures, ...] = ()
+    elapsed_s: float = field(default=0.0, metadata=LATER)
+    processor_s: float = field(default=0.0, metadata=LATER)
     cheap: bool = field(default=False, metadata=LATER)
     layout: Layout | None = field(default=None, metadata=LATER)
     pictures: tuple[Picture, ...] = field(default=(), metadata=LATER)
@@ -126,6 +130,8 @@ class Record:
         about += [f"commit {self.commit}"] if self.commit else []
         about += [f"seeds {self.seeds}"] if self.seeds else []
         about += [self.samples] if self.samples else []
+        if self.elapsed_s:
+            about.append(f"took {_in_words(self.elapsed_s)}, {_in_words(self.processor_s)} of processors")
         return f"{table.markdown()}\n\n{'; '.join(about)}."
 
     def draw(self, root: Path) -> list[str]:
@@ -140,6 +146,11 @@ class Record:
     @property
     def _shown(self) -> list[Table]:
         return [Table(figures.head, figures.rows) for figures in self.tables]
+
+
+def _in_words(seconds: float) -> str:
+    """Write a time as in 12 s, 3 min, 250 min."""
+    return f"{seconds:.0f} s" if seconds < _MINUTES_FROM_S else f"{seconds / 60:.0f} min"
 
 
 def digest(path: Path) -> str:

@@ -21,16 +21,24 @@ from serfer_bench.records.pages import chosen, read_pages
 from serfer_bench.records.record import FOLDER, Figures, Record, commit_of, differences, digest, read_records
 
 
+def steps(record: Record) -> list[list[str]]:
+    """Return the words after `serfer` of a record's commands, which && joins; raises InputError for other programs."""
+    commands = [shlex.split(command) for command in record.command.split(" && ")]
+    if any(words[:1] != ["serfer"] for words in commands):
+        raise InputError(f"a record's commands are serfer's, joined by &&, not {record.command!r:.80}")
+    return [words[1:] for words in commands]
+
+
 def run_again(record: Record) -> tuple[Figures, ...]:
-    """Run a record's command in this process, and return its tables; raises what it raises."""
-    program, *words = shlex.split(record.command)
-    if program != "serfer":
-        raise InputError(f"a record's command is one of serfer's, not {record.command!r:.80}")
-    with captured() as found:
-        code = typer.main.get_command(app).main(words, prog_name="serfer", standalone_mode=False)
+    """Run a record's commands in this process, and return the tables of the last; raises what they raise."""
+    for words in steps(record):
+        with captured() as found:
+            code = typer.main.get_command(app).main(words, prog_name="serfer", standalone_mode=False)
+        if code:
+            raise SerferError(f"'serfer {shlex.join(words)}' ended with {code}")
     tables = [table for results in found for table in results.tables]
-    if code or not tables:
-        raise SerferError(f"{record.command!r} ended with {code or 0} and {len(tables)} tables")
+    if not tables:
+        raise SerferError(f"{record.command!r} gave no tables")
     return tuple(Figures(tuple(one.head), tuple(tuple(row) for row in one.body)) for one in tables)
 
 
@@ -110,9 +118,13 @@ def command(
 ) -> None:
     """Write the tables of pages from records (docs/results/data), or run their commands again.
 
-    Stale records are listed: one of the files that set the figures has changed since.
+    Stale records, of the page or those that were run where such are named, are listed: one of the files that set the
+    figures has changed since.
     """
     records = read_records(checkout)
+    asked = set(records)
+    if page:
+        asked = {name for one in chosen(read_pages(checkout), page) for name in one.records}
     for name, record in _named(records, run or ()).items():
         now = recorded(record, checkout)
         if not check:
@@ -120,9 +132,12 @@ def command(
             records[name] = now
         elif changes := [*differences(record.tables, now.tables)]:
             raise SerferError(f"{name}: {len(changes)} figures differ: {'; '.join(changes[:5])}")
+        else:
+            out.print(f"{name}: equal", markup=False)
     if check:
         check_pages(records, checkout, page)
     else:
         write_pages(records, checkout, page)
-    for line in stale_lines(records, checkout):
+    listed = {name: record for name, record in records.items() if name in (run or asked)}
+    for line in stale_lines(listed, checkout):
         out.print(line, soft_wrap=True, markup=False)

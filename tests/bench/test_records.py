@@ -6,11 +6,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.core.errors import InputError
-from serfer_bench.records.command import recorded
+from serfer.core.errors import InputError, SerferError
+from serfer_bench.records.command import recorded, steps
 from serfer_bench.records.record import FOLDER, Figures, Layout, Record, commit_of, differences, digest, read_records
 
 ROOT = Path(__file__).parents[2]
@@ -136,9 +137,43 @@ def test_a_record_that_no_page_shows_fails_the_check(checkout):
     assert "no page shows lonely" in str(results(checkout, "--check").exception)
 
 
-def test_only_commands_of_serfer_run(checkout):
-    with pytest.raises(InputError, match="one of serfer's, not 'rm -r'"):
-        recorded(Record("rm -r", "measured", "", "", {"rule.py": ""}), checkout)
+@pytest.mark.parametrize("command", ["rm -r", f"{COMMAND} && rm -r"])
+def test_only_commands_of_serfer_run(checkout, command):
+    with pytest.raises(InputError, match=r"serfer's, joined by &&, not '.*rm -r'"):
+        recorded(Record(command, "measured", "", "", {"rule.py": ""}), checkout)
+
+
+def test_of_several_commands_all_are_run_and_the_last_ones_tables_recorded(checkout):
+    several = Record(
+        f"serfer bench policies sharing --seconds 5 --rate 3 && {COMMAND}", "simulated", "", "", {"rule.py": ""}
+    )
+    assert [row[0] for row in recorded(several, checkout).tables[0].rows] == ["2"] * 5
+    failing = Record(f"serfer bench results --checkout nowhere && {COMMAND}", "simulated", "", "", {"rule.py": ""})
+    with pytest.raises(SerferError, match="nowhere"):
+        recorded(failing, checkout)
+
+
+@pytest.mark.parametrize("name", sorted(read_records(ROOT)))
+def test_the_command_of_each_record_parses(name):
+    for words in steps(read_records(ROOT)[name]):
+        command, context, rest = typer.main.get_command(app), None, words
+        while hasattr(command, "resolve_command"):
+            context = command.make_context("serfer", rest, parent=context)
+            _, command, rest = command.resolve_command(context, [*context._protected_args, *context.args])
+        command.make_context("serfer", rest, parent=context)
+
+
+def test_stale_records_of_other_pages_are_not_listed_where_one_was_asked_for(checkout):
+    results(checkout, "--run", "shared")
+    (checkout / "rule.py").write_text("one = 2\n")
+    shared = (checkout / FOLDER / "shared.json").read_text()
+    (checkout / FOLDER / "other.json").write_text(shared)
+    (checkout / "docs" / "other.md").write_text(PAGE.replace("shared", "other"))
+    assert results(checkout, "other").output.count("stale: ") == 1
+    assert results(checkout).output.count("stale: ") == 2
+    checked = results(checkout, "--run", "shared", "--check")
+    assert "shared: equal" in checked.output
+    assert "other" not in checked.output
 
 
 def test_a_commit_is_marked_where_files_have_changed_but_not_for_pages_or_without_git(tmp_path, monkeypatch):

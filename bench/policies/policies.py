@@ -52,6 +52,7 @@ SAVING: Final = ("twitter", "nasa", "diurnal")
 YARDSTICK: Final = "target-tracking-stepwise"  # what earlier papers compare with; earlier tables did, too
 MMPP: Final = "mmpp"
 HEAD: Final = ("load", "scenario", "scale", "policy", "cost $", "ratio", "slo met", "launches", "saves")
+PEER_HEAD: Final = ("scenario", "scale", "policy", "over the optimum", f"over {PEER}", "least to largest", "loads")
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,6 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
     for policy in dict.fromkeys(one.policy for one in outcomes):
         mine = [one for one in outcomes if one.policy == policy]
         lines.append(f"{policy}: {'; '.join(_verdicts(mine, outcomes))}")
-    lines += _beside_the_peer(outcomes)
     warnings = dict.fromkeys(f"{one.scenario}: {warning}" for one in outcomes for warning in one.warnings)
     return [*lines, *(f"warning: {each}" for each in warnings)]
 
@@ -240,8 +240,8 @@ def _verdicts(mine: Sequence[Outcome], outcomes: Sequence[Outcome]) -> Iterator[
         yield f"saves {min(saved):.0%} at least at M on {', '.join(SAVING)}"
 
 
-def _beside_the_peer(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Compare policies with the best one that knows the process, in each scenario at each scaling, over the seeds."""
+def _beside_the_peer(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
+    """Yield a row of `PEER_HEAD` for each policy in each scenario at each scaling, over the seeds of an MMPP."""
     peers = {_place(one): one for one in outcomes if one.policy == PEER}
     beside: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     for one in outcomes:
@@ -249,17 +249,23 @@ def _beside_the_peer(outcomes: Sequence[Outcome]) -> Iterator[str]:
         if peer and peer.cost_usd and one.ratio is not None:
             key = one.scenario, one.scale, one.policy
             beside.setdefault(key, []).append((one.ratio, one.cost_usd / peer.cost_usd))
-    for (scenario, scale, policy), pairs in beside.items():
+    for key, pairs in beside.items():
         ratios, times = zip(*pairs, strict=True)
         yield (
-            f"{MMPP}, {scenario}, {scale}, {policy}: {fmean(ratios):.3f} times the optimum, {fmean(times):.3f} times "
-            f"{PEER} ({min(times):.3f} to {max(times):.3f}), mean of {len(pairs)}"
+            *key,
+            f"{fmean(ratios):.3f}",
+            f"{fmean(times):.3f}",
+            f"{min(times):.3f} to {max(times):.3f}",
+            f"{len(pairs)}",
         )
 
 
 def results(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Results:
-    """Return all outcomes, and how each policy did."""
-    return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], [*summary(outcomes), *notes])
+    """Return all outcomes, how each policy did, and how beside the best one that knows an MMPP, where it ran."""
+    tables = [Table(HEAD, rows(outcomes))]
+    if beside := [*_beside_the_peer(outcomes)]:
+        tables.append(Table(PEER_HEAD, beside))
+    return Results((one.as_dict() for one in outcomes), tables, [*summary(outcomes), *notes])
 
 
 def command(

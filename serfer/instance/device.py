@@ -5,7 +5,7 @@
     engine C ──▶ offer ──┘                                    └── free again: look
 
 A batch has all of the device, so that its time can be predicted and its profile holds; networks that compute at once
-slow each other down, and answer no more queries (docs/how-to/instance.md has the measurement). Earliest deadline first
+slow each other down, and answer no more queries (`serfer bench instance turns` measures it). Earliest deadline first
 is the rule within an engine's queue, too: it answers all in time wherever some order would, and lets no engine wait
 for ever, as what waits becomes the earliest.
 """

@@ -17,6 +17,13 @@ from serfer_bench.records.record import FOLDER, Figures, Layout, Record, commit_
 ROOT = Path(__file__).parents[2]
 COMMAND = "serfer bench policies sharing --seconds 5 --rate 2"
 PAGE = "# Page\n\nText.\n\n<!-- record: shared table: 1 -->\nold\n<!-- end -->\n\nMore.\n"
+TABLES_WITHOUT_A_RECORD = {
+    ("bench.md", "Benchmarks: results, and how to repeat them"): "names commands",
+    ("chaos.md", "Chaos tests: scenarios and pass criteria"): "defines scenarios",
+    ("infaas.md", "INFaaS: selections, scaling, and figures 5 to 7"): "defines systems",
+    ("infless.md", "INFless: its evaluation in simulations, beside the published figures"): "defines profiles",
+    ("serfer.md", "What the systems are"): "defines systems",
+}
 FIGURES = Figures(("system", "load", "ms", "share"), (("a", "low", "1,200", "50.0%"), ("b", "low", "3", "")))
 
 
@@ -232,6 +239,17 @@ def test_other_columns_or_rows_are_a_difference():
 def test_the_tables_of_all_pages_are_those_of_their_records():
     done = results(ROOT, "--check")
     assert done.exit_code == 0, f"run serfer bench results: {done.exception}"
+
+
+def test_tables_of_results_are_of_records_but_for_definitions():
+    found, heading = set(), ""
+    for path in (ROOT / "docs" / "results").glob("*.md"):
+        text = re.sub(r"<!-- record: .*?<!-- end -->", "", path.read_text(), flags=re.DOTALL)
+        for line in text.splitlines():
+            heading = line.lstrip("# ") if line.startswith("#") else heading
+            if line.startswith("|") and re.search(r"\b\d", line):
+                found.add((path.name, heading))
+    assert found == {*TABLES_WITHOUT_A_RECORD}, "figures of ours come from records: docs/results/bench.md has how"
 
 
 def test_the_files_of_all_records_exist():

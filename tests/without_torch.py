@@ -10,7 +10,7 @@ import pytest
 
 from serfer.extras import BASE, MODULES
 
-MISSING = {"grimp", "lightgbm", "playwright", "schemathesis", "tritonclient"} | {
+MISSING = {"grimp", "playwright", "schemathesis", "tritonclient"} | {
     module for extra, modules in MODULES.items() if extra != BASE for module in modules
 }
 MISSING = {module for module in MISSING if importlib.util.find_spec(module) is None}

@@ -2,7 +2,7 @@
 
     first half ──> MArk's settings, one after the other: the cheapest cool-down, with and without the SLO monitor,
                    seasonal or LSTM forecasts (trained on it)
-    second half ──> every policy, having seen the first, and learnt values from it where it does, as its history:
+    second half ──> every policy, having seen the first as its history:
                    dollars, SLO, and dollars over tuned MArk's
 
 With `--spot` MArk plans all types and spot instances, and the others buy spot instances of the type that was cheapest
@@ -23,7 +23,7 @@ from typing import Annotated, Final
 
 import typer
 
-from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
+from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import DEFAULT
 from serfer.control.policies.mark.options import MarkOptions
@@ -233,7 +233,6 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Loads of each generator, from --seed on.")] = 1,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 10.0,
-    learn: LearnOption = True,
     window_s: Annotated[
         float, typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none.")
     ] = 0.0,
@@ -248,8 +247,7 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Tune MArk on the first half of each load, and compare policies with it on the second (needs torch)."""
-    trainer = value_trainer(learn=learn)
-    run_options = RunOptions(period_s=period_s, spot_losses_per_hour=spot_losses, trainer=trainer)
+    run_options = RunOptions(period_s=period_s, spot_losses_per_hour=spot_losses)
     options = Options(
         policies=policy or (DEFAULT,),
         run_options=run_options,

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
-from serfer.cli.shared.options import JsonOption, LearnOption, status_lines, value_trainer
+from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
@@ -282,7 +282,6 @@ def command(
     seed: Annotated[int, typer.Option(min=0, help="Of generators and arrivals.")] = 0,
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Loads of each generator, from --seed on.")] = 1,
     period_s: Annotated[float, typer.Option(help="Seconds between a policy's decisions.")] = 5.0,
-    learn: LearnOption = True,
     window_s: Annotated[
         float,
         typer.Option(min=0, help="Run so many seconds query by query, busiest and median ones; 0: none; 3600: hours."),
@@ -299,7 +298,7 @@ def command(
     """Run policies on all generators, and on a folder of loads, in all scenarios, and compare with the optimum."""
     options = Options(
         policies=policy or POLICIES,
-        run_options=RunOptions(period_s=period_s, overflow=overflow, trainer=value_trainer(learn=learn)),
+        run_options=RunOptions(period_s=period_s, overflow=overflow),
         only=load or (),
         scales=scale or SCALES,
         seed=seed,

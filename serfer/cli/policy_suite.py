@@ -101,4 +101,4 @@ def _notes(suite: Suite) -> Iterator[str]:
     if suite.seeds > 1:
         yield f"of a generated load the mean of {suite.seeds} seeds from 0 on, the least and the largest"
     yield "all: the mean of the means above, the least and the largest of them"
-    yield "Lambda takes what instances cannot, so every query is answered; values are not learnt; boots cost Lambda"
+    yield "Lambda takes what instances cannot, so every query is answered; boots cost Lambda"

@@ -14,12 +14,10 @@ import typer
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import (
     JsonOption,
-    LearnOption,
     opened,
     print_json,
     status_line,
     status_lines,
-    value_trainer,
 )
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.infless.policies import CLUSTER_POLICIES
@@ -34,7 +32,6 @@ from serfer.system import processors
 
 if TYPE_CHECKING:
     from serfer.control.scenario import LambdaTarget, Scenario
-    from serfer.control.values.trainer import Trainer
     from serfer.sim.calibration import Calibration
     from serfer.sim.driver_limits import DriverLimits
     from serfer.sim.recommend import Comparison, LambdaChoice
@@ -162,7 +159,6 @@ def simulate(
             metavar="LOAD", help="Policies begin having seen this load, scaled as LOAD is: a CSV file or a generator."
         ),
     ] = None,
-    learn: LearnOption = True,
     window_s: Annotated[float, typer.Option(help="Length of what is looked at query by query.")] = 3600.0,
     csv_file: Annotated[
         Path | None,
@@ -193,7 +189,7 @@ def simulate(
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
         return
     if replay is not None:
-        _replay(load, replay, scenario, policy or [], value_trainer(learn=learn), as_json=as_json)
+        _replay(load, replay, scenario, policy or [], as_json=as_json)
         return
     scenario = scenario or DEFAULT_SCENARIO
     if _on_cluster(scenario, policy or ()):
@@ -213,8 +209,7 @@ def simulate(
     policy = policy or [ALL]
     names = policy_names(policies_of(policy), world)
     seen = _load_spec(history, "0", None, math.inf).read(seed) if history else None
-    trainer = value_trainer(learn=learn)
-    options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen, trainer)
+    options = RunOptions(period_s, max_usd_per_hour, instance, spot, overflow, spot_losses, seen)
     options.applied(world)
     spec = _load_spec(load, from_time, until_time, skip_zeros_over)
     limits = DriverLimits(drivers, driver_slots, hedge, load_settings().facts().functions.growth)
@@ -347,7 +342,6 @@ def _replay(
     recording: Path,
     scenario: Path | None,
     policies: Sequence[str],
-    trainer: Trainer | None,
     *,
     as_json: bool,
 ) -> None:
@@ -355,7 +349,7 @@ def _replay(
         raise UsageError("to replay give --replay FILE, --scenario FILE.toml, at most one --policy, and no LOAD")
     from serfer.cli.shared.replay import replay_recording  # noqa: PLC0415 - the command line starts fast
 
-    replay_recording(recording, scenario, policies[0] if policies else None, trainer, as_json=as_json)
+    replay_recording(recording, scenario, policies[0] if policies else None, as_json=as_json)
 
 
 def _late_decisions(world: Scenario, period_s: float) -> list[str]:

@@ -21,7 +21,6 @@ MOST_COUNTED: Final = 2**53
 MOST_QPS: Final = 1e12
 """The highest rate in a snapshot, in queries/s."""
 _MAX_FLOAT: Final = sys.float_info.max
-_FLOAT32_DIGITS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -93,26 +92,6 @@ class SavedFields:
         if len(data) != -(-count // 8):
             raise self._wrong(key, f"{count} bits")
         return np.unpackbits(np.frombuffer(data, np.uint8), count=count).astype(np.bool_).reshape(shape)
-
-    def float32s(self, key: str, most: int) -> NDArray[np.float32]:
-        """Return at most so many finite numbers that are not negative, of hexadecimal digits."""
-        value = self._get(key)
-        if not isinstance(value, str) or len(value) > most * _FLOAT32_DIGITS or len(value) % _FLOAT32_DIGITS:
-            raise self._wrong(key, f"hexadecimal digits of at most {most} float32")
-        try:
-            found = np.frombuffer(bytes.fromhex(value), "<f4").astype(np.float32)
-        except ValueError:
-            raise self._wrong(key, "hexadecimal digits") from None
-        if len(found) * _FLOAT32_DIGITS != len(value) or not bool(np.all((found >= 0) & np.isfinite(found))):
-            raise self._wrong(key, "finite numbers that are not negative")
-        return found
-
-    def text(self, key: str, most: int) -> str:
-        """Return a text of at most so many characters."""
-        value = self._get(key)
-        if not isinstance(value, str) or len(value) > most:
-            raise self._wrong(key, f"a text of at most {most} characters")
-        return value
 
     def choice(self, key: str, choices: Collection[str]) -> str:
         """Return one of some texts."""

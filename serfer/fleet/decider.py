@@ -10,20 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, Policy, ProvisioningPlan, paid_for
 from serfer.control.router import Router
-from serfer.control.values.trainer import Trainable
 from serfer.fleet.background import Background
 from serfer.fleet.log_events import log_event
 from serfer.fleet.policy_state import SAVE_EVERY_S, StateKeeper
 from serfer.fleet.recorder import Recorder
-from serfer.learn.trainers import BackgroundTrainer, KeptTrainer, can_learn
 
 _PATIENCE_S: Final = 10.0
 _MAX_MISSED: Final = 20_000  # observations: more than five hours
@@ -171,35 +167,3 @@ class Lesson:
 
     def _say(self, level: int, message: str) -> None:
         log_event(level, "policy history", policy=self._policy.name, message=message.partition("\n")[0])
-
-
-class Learning:
-    """The trainers of a pool's policies; what they learn from a history is kept in a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._trainers: list[BackgroundTrainer] = []
-
-    def join(self, policy: Policy) -> None:
-        """Have a policy learn in the background."""
-        if isinstance(policy, Trainable) and can_learn():
-            trainer = BackgroundTrainer(lambda message: _report(policy, message))
-            self._trainers.append(trainer)
-            policy.learn_by(trainer)
-
-    @contextmanager
-    def at_once(self, policy: Policy) -> Iterator[None]:
-        """Have a policy that goes through a history wait for what it learns, and learn in the background then."""
-        if isinstance(policy, Trainable) and can_learn():
-            policy.learn_by(KeptTrainer(self._directory))
-        yield
-        self.join(policy)
-
-    def close(self) -> None:
-        """End the processes that run."""
-        for trainer in self._trainers:
-            trainer.close()
-
-
-def _report(policy: Policy, message: str) -> None:
-    log_event(logging.WARNING, "policy values", policy=policy.name, message=message)

@@ -36,7 +36,7 @@ from serfer.drivers.instance.client import InstanceClient, open_http
 from serfer.drivers.instance.open_inference import check_classifies
 from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.controller import Controller
-from serfer.fleet.decider import Decider, Learning, Lesson, Teach
+from serfer.fleet.decider import Decider, Lesson, Teach
 from serfer.fleet.log_events import log_event
 from serfer.fleet.policy_state import StateOwner, open_keeper, open_place
 from serfer.fleet.pool import Pool
@@ -45,7 +45,6 @@ from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import PoolRegistry
-from serfer.learn.trainers import VALUES
 from serfer.settings import NONE, Settings
 from serfer.storage import schemes
 from serfer.storage.store import Store
@@ -203,12 +202,9 @@ def routing_of(
 class RunningPool:
     """A pool with its controller, as a pipeline's target; `model` is what instances call the network."""
 
-    def __init__(
-        self, pool: Pool, controller: Controller, http: aiohttp.ClientSession, registry: Path, learning: Learning
-    ) -> None:
+    def __init__(self, pool: Pool, controller: Controller, http: aiohttp.ClientSession, registry: Path) -> None:
         self.pool = pool
         self.controller = controller
-        self._learning = learning
         self._http = http
         self._registry = registry
 
@@ -221,7 +217,6 @@ class RunningPool:
         try:
             await self.controller.close()
         finally:
-            self._learning.close()
             await self._http.close()
             remove_empty(self._registry, self._registry.parent)
 
@@ -257,9 +252,7 @@ async def open_pool(
     keeper = open_keeper(options.state, url, owner) if options.state is not None else None
     learnt = await asyncio.to_thread(keeper.restored, routing.new_policy) if keeper else None
     router = routing.router(learnt)
-    learning = Learning(settings.cache_dir / VALUES)
-    learning.join(router.policy)
-    teach = _teaching(routing, learning)
+    teach = _teaching(routing)
     lesson = Lesson(routing.new_policy(), teach) if teach and learnt is None else None
     # Last of what is opened: nothing below raises, so nothing has to close it.
     http = open_http(settings.instance_key.get_secret_value())
@@ -279,10 +272,10 @@ async def open_pool(
         ping=ping,
     )
     controller.start()
-    return RunningPool(pool, controller, http, registry, learning)
+    return RunningPool(pool, controller, http, registry)
 
 
-def _teaching(routing: Routing, learning: Learning) -> Teach | None:
+def _teaching(routing: Routing) -> Teach | None:
     """Return what has a policy see the history, as if it ended now; None where there is none."""
     history = routing.history
     if history is None:
@@ -290,8 +283,7 @@ def _teaching(routing: Routing, learning: Learning) -> Teach | None:
     from serfer.sim.history import place_until, see_history  # noqa: PLC0415 - functions do without the simulator
 
     def teach(policy: Policy, wanted: Callable[[], bool]) -> None:
-        with learning.at_once(policy):
-            see_history(policy, routing.scenario, place_until(time.time(), history), wanted=wanted)
+        see_history(policy, routing.scenario, place_until(time.time(), history), wanted=wanted)
 
     return teach
 

@@ -16,7 +16,6 @@ from serfer.control.policies import ALONE, make_policy
 from serfer.control.policy import Policy
 from serfer.control.router import Router
 from serfer.control.scenario import S_PER_HOUR, Scenario
-from serfer.control.values.trainer import Trainable, Trainer
 from serfer.core.errors import InputError, UsageError
 from serfer.sim.calibration import Calibration
 from serfer.sim.driver_limits import DriverLimits
@@ -80,8 +79,7 @@ class RunOptions:
     away `spot_losses_per_hour` times an hour on average. Without `overflow`, and by
     policies that are `ALONE`, Lambda is not used: queries beyond the instances' capacity are late, or refused where
     none serves, and cost nothing, so that the cost cannot be compared with the optimum. `history`
-    is a load that policies begin with, scaled as the load is. By `trainer` policies learn values while they go through
-    the load; without one they do not.
+    is a load that policies begin with, scaled as the load is.
     """
 
     period_s: float = PERIOD_S
@@ -91,7 +89,6 @@ class RunOptions:
     overflow: bool = True
     spot_losses_per_hour: float = 0.0
     history: Trace | None = None
-    trainer: Trainer | None = None
 
     def __post_init__(self) -> None:
         check_period(self.period_s)
@@ -103,8 +100,6 @@ class RunOptions:
     def new_policy(self, name: str, scenario: Scenario, factor: float) -> Policy:
         """Return a policy that has seen the history."""
         policy = make_policy(name, scenario)
-        if self.trainer is not None and isinstance(policy, Trainable):
-            policy.learn_by(self.trainer)
         if self.history is not None:
             see_history(policy, scenario, self.history.scaled(factor), period_s=self.period_s)
         return policy

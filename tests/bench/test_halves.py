@@ -9,17 +9,13 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.control.policies.mark.options import MarkOptions
-from serfer.control.values.load_history import DAY
 from serfer.core.errors import InputError
-from serfer.learn import trainers
-from serfer.learn.trainers import KeptTrainer
-from serfer.sim.simulate import LoadSpec, Outcome, RunOptions, prepare, run_policies
+from serfer.sim.simulate import Outcome, RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
 from serfer_bench.policies import halves as halves_command
 from serfer_bench.policies import policies as policies_command
-from serfer_bench.policies.halves import COOLDOWNS_S, HalfOptions, HalvesCase, halves, results, rows
+from serfer_bench.policies.halves import COOLDOWNS_S, HalfOptions, halves, results, rows
 from serfer_bench.policies.policies import Options
-from tests.control.values.worlds import Told
 from tests.control.worlds import TWO_TYPES
 from tests.sim.worlds import TOML, scenario
 
@@ -85,21 +81,6 @@ def test_settings_of_mark_reach_the_policy():
     assert on_s(900.0) > on_s(60.0) + 800
 
 
-@pytest.mark.weekly
-def test_values_are_learnt_from_the_first_half_before_the_second_is_judged(tmp_path, monkeypatch):
-    monkeypatch.setattr(HalvesCase, "_tuned", lambda *_: MarkOptions())
-    (tmp_path / "two-types.toml").write_text(TOML)
-    trainer, load = Told(), "diurnal:hours=120,row_s=600"
-    options = Options(("break-even",), RunOptions(600.0, trainer=trainer), only=(load,), scales=("M",))
-    (case,) = halves(tmp_path, tmp_path, options, spot=False)
-    case.run()
-    _, first, *later = trainer.records
-    assert (len(first.rates), first.end_s) == (2 * DAY, -0.5 * 86_400)  # the second half begins at 0
-    assert [len(one.rates) for one in later] == [3 * DAY, 4 * DAY, 5 * DAY]
-    whole = LoadSpec(load).read(0)
-    assert first.rates[:: DAY // 144] == pytest.approx(whole.rates[:288] * 60.0 / whole.mean, rel=1e-6)
-
-
 def outcome(policy, usd, met, load="a", ratio=None):
     names = dict.fromkeys(Outcome.__dataclass_fields__)
     where = {"trace": load, "scenario": "b", "scale": "S"}
@@ -108,29 +89,15 @@ def outcome(policy, usd, met, load="a", ratio=None):
     return Outcome(**{**names, **where, **known})
 
 
-@pytest.mark.parametrize(
-    ("given", "installed", "learns"),
-    [((), True, True), (("--no-learn",), True, False), ((), False, False)],
-    ids=["by default", "not wanted", "without the extra"],
-)
-@pytest.mark.parametrize("bench", ["halves", "optimum"])
-def test_values_are_learnt_where_the_extra_is_installed_unless_told_not_to(
-    tmp_path, monkeypatch, bench, given, installed, learns
-):
-    """The trainer of both commands keeps its models in the cache, as that of `serfer study simulate`."""
-    every = []
-    module = {"halves": halves_command, "optimum": policies_command}[bench]
-    monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(trainers, "can_learn", lambda: installed)
-    monkeypatch.setattr(module, "measure", lambda cases, _: every.extend(cases) or [outcome("mark (x)", 10, 0.98)])
+@pytest.mark.parametrize("module", [halves_command, policies_command], ids=["halves", "optimum"])
+def test_a_load_that_is_not_here_is_named_with_the_command_that_fetches_it(tmp_path, monkeypatch, module):
+    monkeypatch.setattr(module, "measure", lambda *_: [outcome("mark (x)", 10, 0.98)])
     (tmp_path / "two-types.toml").write_text(TOML)
+    bench = "halves" if module is halves_command else "optimum"
     folders = ("--traces", str(tmp_path), "--scenarios", str(tmp_path))
-    loads = ("--load", "diurnal", "--load", "nasa")
-    done = CliRunner().invoke(app, ["bench", "policies", bench, *folders, *loads, *given])
+    done = CliRunner().invoke(app, ["bench", "policies", bench, *folders, "--load", "diurnal", "--load", "nasa"])
     assert done.exit_code == 0
     assert "skipped: nasa_http_1995_per_minute: not here; get them with serfer study fetch-traces" in done.stdout
-    found = {case.options.run_options.trainer for case in every}
-    assert found == {KeptTrainer(tmp_path / "values") if learns else None}
 
 
 def test_the_summary_compares_with_mark_case_by_case():

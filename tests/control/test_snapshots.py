@@ -69,9 +69,9 @@ def test_a_snapshot_stays_as_it_is_while_the_policy_goes_on(name):
 
 def test_a_snapshot_holds_what_the_windows_learnt():
     policy = taught("break-even")
-    assert policy.snapshot()["guesses"]["windows"]["predictors"][0]["actions"]
+    assert policy.snapshot()["windows"]["predictors"][0]["actions"]
     assert copied(policy).snapshot() == policy.snapshot()
-    assert make_policy("break-even", WORLD).snapshot()["guesses"]["windows"]["predictors"] == []
+    assert make_policy("break-even", WORLD).snapshot()["windows"]["predictors"] == []
 
 
 def test_a_snapshot_is_bounded_and_levels_that_learnt_nothing_take_little():
@@ -79,7 +79,7 @@ def test_a_snapshot_is_bounded_and_levels_that_learnt_nothing_take_little():
     policy.observe(seen(1.0, 5000 * QPS))
     policy.observe(seen(1.0, 0.0))
     text = json.dumps(policy.snapshot())
-    assert len(policy.snapshot()["guesses"]["windows"]["predictors"]) == 1000
+    assert len(policy.snapshot()["windows"]["predictors"]) == 1000
     assert len(text) < 2_000_000
 
 
@@ -119,5 +119,6 @@ def test_missing_fields_and_other_layouts_are_refused_by_name(name):
     for key in known:
         with pytest.raises(InputError, match=f"lacks '{key}'"):
             make_policy(name, WORLD).restore({at: value for at, value in known.items() if at != key})
-    with pytest.raises(InputError, match="newer layout"):
-        make_policy(name, WORLD).restore({**known, "version": 1000})
+    for version, age in ((1000, "a newer"), (0, "an older")):
+        with pytest.raises(InputError, match=f"{age} layout, {version}"):
+            make_policy(name, WORLD).restore({**known, "version": version})

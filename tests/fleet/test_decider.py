@@ -1,4 +1,4 @@
-"""Policies learn from a history while another one decides, and values in the background, with the extra."""
+"""Policies learn from a history while another one decides."""
 
 import asyncio
 from threading import Event
@@ -6,14 +6,10 @@ from threading import Event
 import pytest
 
 from serfer.control.policies import make_policy
-from serfer.control.policies.break_even import BreakEven
-from serfer.control.policies.ski_rental import SkiRental
 from serfer.control.recording import read_recording, replay
 from serfer.control.router import Router
-from serfer.fleet import decider as decider_module
-from serfer.fleet.decider import Decider, Learning, Lesson
+from serfer.fleet.decider import Decider, Lesson
 from serfer.fleet.recorder import Recorder
-from serfer.learn.trainers import BackgroundTrainer, KeptTrainer
 from tests.control.worlds import QPS, scenario, seen, steps
 
 WORLD = scenario(5.0, boot_s=40.0)
@@ -139,52 +135,3 @@ def test_a_policy_without_snapshots_may_have_a_history(name, tmp_path, caplog):
     asyncio.run(decided(decider, LOAD[:3]))
     recorder.close(60)
     assert any("cannot be replayed" in record.serfer["message"] for record in caplog.records)
-
-
-def trainer(policy):
-    return policy._values._trainer
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    monkeypatch.setattr(decider_module, "can_learn", lambda: True)
-
-
-@pytest.mark.usefixtures("installed")
-def test_each_policy_that_can_learn_has_a_trainer_of_its_own(tmp_path):
-    policies, pool = [BreakEven(scenario()), BreakEven(scenario())], Learning(tmp_path)
-    for policy in [*policies, SkiRental(scenario())]:
-        pool.join(policy)
-    first, second = map(trainer, policies)
-    assert isinstance(first, BackgroundTrainer)
-    assert isinstance(second, BackgroundTrainer)
-    assert first is not second
-    pool.close()
-
-
-@pytest.mark.usefixtures("installed")
-def test_a_history_is_learnt_from_at_once(tmp_path):
-    policy, pool = BreakEven(scenario()), Learning(tmp_path)
-    with pool.at_once(policy):
-        assert trainer(policy) == KeptTrainer(tmp_path)
-    assert isinstance(trainer(policy), BackgroundTrainer)
-
-
-def test_without_the_extra_nothing_is_learnt(monkeypatch, tmp_path):
-    monkeypatch.setattr(decider_module, "can_learn", lambda: False)
-    policy, pool = BreakEven(scenario()), Learning(tmp_path)
-    pool.join(policy)
-    with pool.at_once(policy):
-        assert trainer(policy) is None
-    assert trainer(policy) is None
-    pool.close()
-
-
-@pytest.mark.usefixtures("installed")
-def test_closing_ends_trainings_that_run(monkeypatch, tmp_path):
-    ended = []
-    monkeypatch.setattr(BackgroundTrainer, "close", lambda self: ended.append(self))  # noqa: PLW0108 - a method
-    policy, pool = BreakEven(scenario()), Learning(tmp_path)
-    pool.join(policy)
-    pool.close()
-    assert ended == [trainer(policy)]

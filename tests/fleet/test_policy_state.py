@@ -137,6 +137,7 @@ def test_the_leader_saves_every_few_minutes_and_at_its_end_and_no_other_driver_d
         (lambda data: data.replace(b'"version":1', b'"version":7', 1), "newer version, 7"),
         (lambda data: data.replace(b'"break-even"', b'"ski-rental"', 1), "of the policy 'ski-rental'"),
         (lambda data: data.replace(WORLD.digest.encode(), b"f" * 64), "other prices or speeds"),
+        (lambda _: encode_state(OWNER, 1.7e9, {"version": 2}), "older layout, 2"),  # with values that were learnt
         (lambda data: b"\0" * len(data), "not a policy's state"),
         (lambda data: data + b" " * 100_000_000, "more than"),
     ],

@@ -24,7 +24,6 @@ from serfer.settings import Settings, load_settings
 from serfer.splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
-    from serfer.control.values.trainer import Trainer
     from serfer.pipeline.pipeline import Pipeline
 
 ImagesArgument = Annotated[
@@ -109,13 +108,6 @@ KeptOption = Annotated[
         metavar="URL",
         help="The store of results: file:///, redis://, s3://; by default a folder of the cache.",
         as_given=True,
-    ),
-]
-LearnOption = Annotated[
-    bool,
-    typer.Option(
-        "--learn/--no-learn",
-        help="break-even learns values from the days that it has seen (extra learn; models are kept in the cache).",
     ),
 ]
 AccountOption = Annotated[
@@ -273,13 +265,6 @@ def opened(
     finally:
         with uninterrupted():  # cleaning up takes no time; a second Ctrl-C must not leave it half done
             pipeline.close()
-
-
-def value_trainer(*, learn: bool) -> Trainer | None:
-    """Return what policies learn values by; None without --learn, and where the extra is not installed."""
-    from serfer.learn.trainers import VALUES, KeptTrainer, can_learn  # noqa: PLC0415 - the command line starts fast
-
-    return KeptTrainer(load_settings().cache_dir / VALUES) if learn and can_learn() else None
 
 
 def kept_url(url: str | None, settings: Settings) -> str:

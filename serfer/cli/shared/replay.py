@@ -14,23 +14,18 @@ from serfer.core.errors import WrongAnswerError
 if TYPE_CHECKING:
     from serfer.control.policy import InstanceCount, ProvisioningPlan
     from serfer.control.recording import Difference, ReplayReport
-    from serfer.control.values.trainer import Trainer
 
 
-def replay_recording(file: Path, scenario: Path, policy: str | None, trainer: Trainer | None, *, as_json: bool) -> None:
+def replay_recording(file: Path, scenario: Path, policy: str | None, *, as_json: bool) -> None:
     """Replay a recording and print the report; raises WrongAnswerError where its own policy decides otherwise."""
     from serfer.control.policies import make_policy  # noqa: PLC0415 - the command line starts fast
     from serfer.control.recording import read_recording, replay  # noqa: PLC0415 - same
     from serfer.control.scenario_files import read_scenario  # noqa: PLC0415 - same
-    from serfer.control.values.trainer import Trainable  # noqa: PLC0415 - same
 
     world = read_scenario(scenario)
     header, events = read_recording(file)
     name = policy or header.policy
-    replayed = make_policy(name, world)
-    if trainer is not None and isinstance(replayed, Trainable):
-        replayed.learn_by(trainer)
-    report = replay(header, events, world, replayed)
+    report = replay(header, events, world, make_policy(name, world))
     if as_json:
         print_json(asdict(report))
     else:

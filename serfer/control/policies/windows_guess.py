@@ -26,11 +26,6 @@ class WindowsGuess:
         self._seconds = self._queries = 0.0  # of the tick that has begun
 
     @property
-    def reason(self) -> str:
-        """What its decisions rest on."""
-        return "windows learnt from bursts so far"
-
-    @property
     def on(self) -> Bools:
         """The levels that should be on: (levels,)."""
         return np.array([bool(predictor.on) for predictor in self._predictors], np.bool_)

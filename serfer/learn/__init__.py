@@ -1,1 +1,0 @@
-"""Learns values of capacity from a load's past, in processes of their own; needs the extra `learn`."""

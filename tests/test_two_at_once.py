@@ -264,6 +264,6 @@ def write_file(process, path):
 
 
 def test_a_file_that_four_write_is_one_of_theirs(tmp_path, by_four):
-    """Output of commands, learnt values, states on a volume of containers, each of whose process has the same id."""
+    """Output of commands, states on a volume of containers, each of whose process has the same id."""
     by_four(write_file, tmp_path / "out.json")
     assert [each.name for each in tmp_path.iterdir()] == ["out.json"]

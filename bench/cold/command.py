@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -32,9 +33,9 @@ from serfer_bench.cold.functions import (
     FunctionStart,
     measure_functions,
 )
-from serfer_bench.cold.pairs import alone, measure_pairs, other_plan
+from serfer_bench.cold.pairs import Pairs, alone, measure_pairs, other_plan, paired_plan
 from serfer_bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
-from serfer_bench.core.options import NetworkOption, RowsOption, network
+from serfer_bench.core.options import RowsOption, network
 from serfer_bench.core.results import publish_rows
 
 STARTING, FETCHING, SESSIONS, FIRST_RUN = "process and imports", "fetching", "graphs and sessions", "first run"
@@ -70,6 +71,7 @@ def predicted_by_others(others: Sequence[MeasuredStart], weight_bytes: int) -> d
 
 
 Progress = Callable[[str], None]
+_MB = 1e6
 QUERY = "query"
 WHOLE = "all parts"
 _STARTING = (
@@ -226,7 +228,13 @@ def _with_error(predicted_ms: float, ms: float) -> str:
 
 
 def command(
-    model: NetworkOption = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A fixed plan of bench/core/plans.py, or else a model of the zoo. With --pairs one of the zoo, which "
+            "may be repeated: its plan with weights fetched, and a cold plan of four environments.",
+        ),
+    ] = None,
     plan: PlanOption = None,
     rounds: Annotated[int, typer.Option(min=1, help="Cold starts of each function; functions take turns.")] = 5,
     store: StoreOption = None,
@@ -240,13 +248,18 @@ def command(
     pairs: Annotated[
         int | None,
         typer.Option(
-            min=1,
-            help="Measure first answers of the plan and of its cold plan instead, in so many alternated pairs "
-            "(SERFER_LOCAL_FETCH_RATE=75e6 holds environments to Lambda's rate).",
+            min=1, help="Measure first answers of the plan and of its cold plan instead, in so many alternated pairs."
         ),
     ] = None,
     against: Annotated[
         Path | None, typer.Option(help="With --pairs: another plan of the network, instead of the cold plan.")
+    ] = None,
+    fetch_mb_per_s: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="MB a second at which an environment fetches weights, 75 on Lambda; by default SERFER_LOCAL_FETCH_RATE.",
+        ),
     ] = None,
     directory: RowsOption = None,
     as_json: JsonOption = False,
@@ -254,34 +267,44 @@ def command(
     """Measure cold starts part by part in fresh processes, against those predicted, and first answers of plans."""
     if page_cache_mode not in page_cache.MODES:
         raise UsageError(f"--page-cache is {', '.join(page_cache.MODES)}, not {page_cache_mode!r}")
-    if against is not None and pairs is None:
-        raise UsageError("--against is a plan to compare with: give --pairs too")
+    if pairs is None and (against is not None or len(model or ()) > 1):
+        raise UsageError("--against, and several of --model, are for first answers of two plans: give --pairs too")
+    if plan is not None and model:
+        raise UsageError("give --plan or --model, not both")
     settings = load_settings()
-    with status_line() as progress:
-        found = network(model, plan, settings, progress)
-        server = None if store else RedisServer()
-        try:
-            url = store or (server.url if server else "")
-            with open_store(url) as opened:
-                bench = Bench(load_plan(found), found, opened, url, settings, page_cache_mode)
-                if pairs is not None:
-                    other, place = other_plan(found, bench.plan, against)
-                    compared = measure_pairs(bench, replace(bench, plan=other, directory=place), pairs, progress)
-                else:
-                    rows, dropped = measure(alone(bench), rounds, progress)
-        finally:
-            if server:
-                server.stop()
+    if fetch_mb_per_s is not None:
+        settings = settings.model_copy(update={"local_fetch_rate": fetch_mb_per_s * _MB})
+    with status_line() as progress, ExitStack() as stack:
+        url = store or stack.enter_context(RedisServer()).url
+        opened = stack.enter_context(open_store(url))
+
+        def bench(found: Path) -> Bench:
+            return Bench(load_plan(found), found, opened, url, settings, page_cache_mode)
+
+        if pairs is None:
+            measured = bench(network(next(iter(model or ()), None), plan, settings, progress))
+            rows, dropped = measure(alone(measured), rounds, progress)
+        else:
+            found = [paired_plan(name, settings, progress) for name in model or ()] or [
+                network(None, plan, settings, progress)
+            ]
+            compared = [_compared(bench(place), against, pairs, progress) for place in found]
     if pairs is not None:
+        answers = [row for each in compared for row in each.rows]
         rate = settings.local_fetch_rate
-        held = f"environments fetch at {rate / 1e6:g} MB/s at most" if rate else "fetching is not held to a rate"
-        notes = [*compared.notes, held]
-        publish_rows(compared.rows, directory, as_json=as_json, table=compared.table, notes=notes)
+        held = f"environments fetch at {rate / _MB:g} MB/s at most" if rate else "fetching is not held to a rate"
+        said = dict.fromkeys(note for each in compared for note in each.notes)
+        publish_rows(answers, directory, as_json=as_json, notes=[*said, held])
         return
     notes = [
         f"page cache: {dropped}",
-        f"{len(bench.plan.functions)} functions, each started {rounds} times",
+        f"{len(measured.plan.functions)} functions, each started {rounds} times",
         "predicted: the cost model's, for Lambda, whose start of a process is an assumption",
         "by others: on this machine, from the plan's other functions, by the bytes of their weights",
     ]
     publish_rows(rows, directory, as_json=as_json, table=table(rows), notes=notes)
+
+
+def _compared(bench: Bench, against: Path | None, pairs: int, progress: Progress) -> Pairs:
+    other, place = other_plan(bench.directory, bench.plan, against)
+    return measure_pairs(bench, replace(bench, plan=other, directory=place), pairs, progress)

@@ -14,7 +14,7 @@ from serfer.settings import Settings, load_settings
 from serfer_bench.core.plans import PLANS, Progress, bench_plan, tiled_plan
 from serfer_bench.core.results import check_directory
 
-_DEFAULT_MODEL = "alexnet"
+DEFAULT_MODEL = "alexnet"
 
 
 def _made(directory: Path | None) -> Path | None:
@@ -33,6 +33,10 @@ NetworkOption = Annotated[
     str | None, typer.Option("--model", help="A fixed plan of bench/core/plans.py, or else a model of the zoo.")
 ]
 FixedPlanOption = Annotated[str, typer.Option("--plan", help="A fixed plan (bench/core/plans.py).")]
+FixedPlansOption = Annotated[
+    list[str] | None,
+    typer.Option("--plan", help=f"A fixed plan (bench/core/plans.py); may be repeated. By default {DEFAULT_MODEL}."),
+]
 ModelsOption = Annotated[list[str] | None, typer.Option("--model", help="A model of the zoo; may be repeated.")]
 StoreKindOption = Annotated[
     str, typer.Option("--store", callback=_known, help="The kind of store of our plans: redis or s3.")
@@ -54,7 +58,7 @@ def plan_of(model: str | None, plan: Path | None) -> Path:
     if plan is not None:
         return plan_directory(plan, model)
     with status_lines() as progress:
-        return tiled_plan(model or _DEFAULT_MODEL, load_settings(), progress)
+        return tiled_plan(model or DEFAULT_MODEL, load_settings(), progress)
 
 
 def network(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:
@@ -63,5 +67,5 @@ def network(model: str | None, plan: Path | None, settings: Settings, progress: 
         raise UsageError("give --plan or --model, not both")
     if plan is not None:
         return plan
-    name = model or _DEFAULT_MODEL
+    name = model or DEFAULT_MODEL
     return (bench_plan if name in PLANS else tiled_plan)(name, settings, progress)

@@ -2,15 +2,16 @@
 
     one        the network in one function of one vCPU
     threads    the network in one function of n vCPUs, which computes on n threads
-    ungrouped  the best plan without gangs, of at most n tiles a stage
+    ungrouped  the best plan without gangs, of at most n tiles a stage, which may be one function
+    stages     the fastest plan without gangs whose stages have n tiles, on n functions of one vCPU, wherever they can
     staged     the gang plan's stages, one by one
     gang       a plan with a gang of n members, of one vCPU each
 
 Queries take turns, one at a time, over local workers and a Redis server. All systems have the same n processors: the
 process, and with it the workers, the driver and the store, is bound to them, to fewer where the machine has fewer. A
 function of Lambda has at most 10,240 MB, 5.8 vCPUs: with n of 6 and more `threads` is what no function has. AWS's
-latencies can be put in: each invocation then begins `--invoke-ms` late, each request to the store waits `--request-ms`,
-and its bytes flow at `--mb-per-s`: requests at the same time, as a driver's for all crops, do not share that.
+latencies can be put in (`--latencies 30,0.5,75`): each invocation then begins 30 ms late, each request to the store
+waits 0.5 ms, and its bytes flow at 75 MB/s: requests at the same time, as a driver's for all crops, do not share that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -53,8 +55,10 @@ _MB = 1e6
 _WARM_UP = 3
 _RESAMPLES = 2000
 _CHANNELS = 3
+_NONE = "none"
+_NETWORK, _SIZE = "resnet50", 448
 _MOST_MEMBERS = 64
-SYSTEMS = ("one", "threads", "ungrouped", "staged", "gang")
+SYSTEMS = ("one", "threads", "ungrouped", "stages", "staged", "gang")
 _WITH_GANG = ("staged", "gang")
 _OPTIONS: dict[str, Any] = {
     "objective": "latency",
@@ -75,6 +79,31 @@ class Latencies:
     request_ms: float = 0.0
     bytes_per_s: float = 0.0
 
+    @classmethod
+    def parse(cls, text: str) -> Latencies:
+        """Read INVOKE_MS,REQUEST_MS,MB_PER_S, or "none"; raises UsageError."""
+        if text == _NONE:
+            return cls()
+        try:
+            invoke_ms, request_ms, mb_per_s = (_put_in(float(part)) for part in text.split(","))
+        except ValueError as error:
+            form = f"{_NONE} or INVOKE_MS,REQUEST_MS,MB_PER_S, as 30,0.5,75"
+            raise UsageError(f"--latencies is {form}, not {text!r:.60}") from error
+        return cls(invoke_ms, request_ms, mb_per_s * _MB)
+
+    def __str__(self) -> str:
+        """Write as in "30 ms, 0.5 ms, 75 MB/s"."""
+        if self == Latencies():
+            return _NONE
+        flow = f"{self.bytes_per_s / _MB:g} MB/s" if self.bytes_per_s else "no limit"
+        return f"{self.invoke_ms:g} ms, {self.request_ms:g} ms, {flow}"
+
+
+def _put_in(value: float) -> float:
+    if not 0 <= value < math.inf:
+        raise ValueError(value)
+    return value
+
 
 @dataclass(frozen=True)
 class GangTime:
@@ -90,6 +119,7 @@ class GangTime:
 
     network: str
     size: int
+    latencies: str
     members: int
     processors: int
     system: str
@@ -109,6 +139,7 @@ class GangTime:
         """Its columns."""
         return {
             "network": f"{self.network} {self.size}",
+            "latencies put in": self.latencies,
             "members": str(self.members),
             "processors": str(self.processors),
             "system": self.system,
@@ -201,7 +232,7 @@ def measure(
                     system.ms, system.stored, system.waits = [], [], []
         progress(f"{members} queries at once")
         calibration = _Calibration.of(systems[0], image, members, rounds) if systems[0].name == "one" else None
-        of = (network, size, members, processors)
+        of = (network, size, str(latencies), members, processors)
         return [_row(of, system, systems[-1], calibration) for system in systems]
 
 
@@ -282,6 +313,7 @@ def _plan(network: str, size: int, members: int, system: str, settings: Settings
         "one": {"grids": "1", "stages": 1, "gang": "never"},
         "threads": {"grids": "1", "stages": 1, "gang": "never"},
         "ungrouped": {"gang": "never", "max_tiles": members},
+        "stages": {"gang": "never", "grids": _grid(members)},
     }
     of_gang = {"grids": _grid(members), "gang": "always", "gang_width": members}
     options = {**_OPTIONS, "memory_mb": vcpus * facts.functions.memory_per_vcpu, **shapes.get(system, of_gang)}
@@ -309,7 +341,9 @@ def _grid(members: int) -> str:
     return f"{members // columns}x{columns}"
 
 
-def _row(of: tuple[str, int, int, int], system: _System, gang: _System, calibration: _Calibration | None) -> GangTime:
+def _row(
+    of: tuple[str, int, str, int, int], system: _System, gang: _System, calibration: _Calibration | None
+) -> GangTime:
     plan, predicted_ms = system.pipeline.plan, system.predicted_ms
     ratios = np.array(system.ms) / np.array(gang.ms)
     samples = np.random.default_rng(0).choice(ratios, (_RESAMPLES, len(ratios)))
@@ -344,8 +378,13 @@ def _described(plan: Plan) -> str:
 
 
 def command(
-    model: Annotated[str, typer.Option(help="A model of the zoo, or an .onnx file.")] = "resnet50",
-    size: Annotated[list[int] | None, typer.Option(help="Height and width of the image; may be repeated.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(help=f"A model of the zoo, or an .onnx file; may be repeated. By default {_NETWORK}."),
+    ] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(help=f"Height and width of the image; may be repeated. By default {_SIZE}.")
+    ] = None,
     gang_width: Annotated[
         list[int] | None,
         typer.Option(
@@ -355,11 +394,14 @@ def command(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Queries of each; they take turns.")] = 30,
-    invoke_ms: Annotated[float, typer.Option(min=0, help="Milliseconds put into each invocation.")] = 0.0,
-    request_ms: Annotated[float, typer.Option(min=0, help="Milliseconds put into each request to the store.")] = 0.0,
-    mb_per_s: Annotated[
-        float, typer.Option(min=0, help="MB a second of each request to the store; 0: no limit.")
-    ] = 0.0,
+    latencies: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="INVOKE_MS,REQUEST_MS,MB_PER_S",
+            help="Milliseconds put into each invocation and into each request to the store, and MB a second of that "
+            "(0: no limit), as 30,0.5,75; none, by default, puts nothing in. May be repeated.",
+        ),
+    ] = None,
     system: Annotated[
         list[str] | None,
         typer.Option(help=f"{', '.join(SYSTEMS)}; may be repeated. The gang plan is always among them."),
@@ -371,12 +413,12 @@ def command(
     if unknown := {*(system or ())} - {*SYSTEMS}:
         raise UsageError(f"unknown system {', '.join(sorted(unknown))}: choose from {', '.join(SYSTEMS)}")
     chosen = [name for name in SYSTEMS if not system or name in (*system, "gang")]
-    latencies, settings = Latencies(invoke_ms, request_ms, mb_per_s * _MB), load_settings()
-    rows: list[GangTime] = []
+    delays = [Latencies.parse(text) for text in latencies or [_NONE]]
+    settings, rows = load_settings(), list[GangTime]()
+    cases = product(model or [_NETWORK], size or [_SIZE], gang_width or [MEASURED_MEMBERS], delays)
     with status_line() as progress:
-        for pixels in size or [448]:
-            for members in gang_width or [MEASURED_MEMBERS]:
-                rows += measure(model, pixels, members, settings, latencies, rounds, chosen, progress)
+        for network, pixels, members, put_in in cases:
+            rows += measure(network, pixels, members, settings, put_in, rounds, chosen, progress)
     publish_rows(rows, directory, as_json=as_json, notes=_shared(rows))
 
 

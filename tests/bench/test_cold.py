@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import onnx
 import pytest
+from typer.testing import CliRunner
 
+from serfer.cli.main import app
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.local.servers.redis import RedisServer
@@ -115,12 +117,19 @@ def test_first_answers_of_both_plans_are_measured_in_alternated_pairs(two_plans,
         result = pairs.measure_pairs(whole, replace(whole, plan=other, directory=place), 2)
     assert order == ["plan", "cold", "cold", "plan"]
     assert [row.plan for row in result.rows] == [whole.plan.digest, other.digest]
-    assert result.least <= result.earlier <= result.greatest
+    assert result.whole.earlier is None
+    assert result.split.earlier.least <= result.split.earlier.times <= result.split.earlier.greatest
     for row in result.rows:
         assert 0 < row.second_ms < row.ms
         assert row.usd > 0 < row.predicted_usd
         assert row.environments == load_plan(two_plans if row.what == "whole" else place).tasks
-    assert result.table.head[:2] == ["plan", "first answer ms"]
+    assert [row.shown["times earlier"] != "" for row in result.rows] == [False, True]
+
+
+@pytest.mark.parametrize("options", [("--model", "vgg16", "--model", "alexnet"), ("--against", "somewhere")])
+def test_what_is_for_pairs_is_refused_without_them(options):
+    with pytest.raises(UsageError, match="give --pairs too"):
+        CliRunner().invoke(app, ["bench", "cold", *options], catch_exceptions=False, standalone_mode=False)
 
 
 def test_a_plan_to_compare_with_is_of_the_same_network(two_plans, lean):

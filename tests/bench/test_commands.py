@@ -129,23 +129,17 @@ def test_stores_are_measured_at_every_size_and_left_empty(tmp_path):
 
 
 @pytest.mark.slow
-def test_gangs_are_compared_with_their_own_stages(tmp_path):
+def test_gangs_are_compared_with_stages_of_as_many_tiles_and_with_their_own(tmp_path):
     onnx.save(small_onnx(), tmp_path / "small.onnx")
-    options = (
-        "--model",
-        tmp_path / "small.onnx",
-        "--size",
-        SIZE,
-        "--rounds",
-        2,
-        "--system",
-        "one",
-        "--system",
-        "staged",
-    )
-    lines = [json.loads(line) for line in bench("gangs", *options, "--request-ms", 1, "--json").output.splitlines()]
-    assert [line["system"] for line in lines] == ["one", "staged", "gang"]
-    assert lines[2]["gain"] == lines[2]["gain_low"] == lines[2]["gain_high"] == 1.0
+    systems = ("one", "stages", "staged")
+    options = ("--size", SIZE, "--rounds", 2, *(word for name in systems for word in ("--system", name)))
+    put_in = ("--latencies", "none", "--latencies", "0,1,0")
+    shown = bench("gangs", "--model", tmp_path / "small.onnx", *options, *put_in, "--json").output
+    lines = [json.loads(line) for line in shown.splitlines()]
+    assert [line["system"] for line in lines] == 2 * [*systems, "gang"]
+    assert [line["latencies"] for line in lines] == 4 * ["none"] + 4 * ["0 ms, 1 ms, no limit"]
+    assert lines[1]["plan"].startswith("2x1")
+    assert lines[3]["gain"] == lines[3]["gain_low"] == lines[3]["gain_high"] == 1.0
     assert lines[0]["calibrated_ms"] == pytest.approx(lines[0]["median_ms"])
 
 
@@ -191,6 +185,12 @@ def test_a_network_without_such_a_gang_is_refused(monkeypatch, settings, tmp_pat
 def test_an_unknown_system_beside_gangs_is_refused():
     with pytest.raises(UsageError, match="unknown system nothing"):
         bench("gangs", "--system", "nothing")
+
+
+@pytest.mark.parametrize("text", ["30", "30,x,75", "30,0.5,-1", "nan,0,0", "0,inf,0", ""])
+def test_latencies_that_cannot_be_put_in_are_refused(text):
+    with pytest.raises(UsageError, match="--latencies is none or INVOKE_MS,REQUEST_MS,MB_PER_S"):
+        bench("gangs", "--latencies", text)
 
 
 def test_the_hot_paths_parts_are_measured(directory):

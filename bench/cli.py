@@ -239,6 +239,10 @@ COMMANDS = {
     "engines": ("serfer_bench.pipeline.engines:command", "Push, poll and Step Functions; inline, Redis and S3."),
     "cold": ("serfer_bench.cold.command:command", "Cold starts part by part, and a cold plan's first answer."),
     "gangs": ("serfer_bench.pipeline.gangs:command", "Gangs against one worker, as many threads, other plans."),
+    "large-machine": (
+        "serfer_bench.pipeline.large_machine:command",
+        "What 16 processors and a GPU show, in ten minutes.",
+    ),
     "chaos": ("serfer_bench.chaos.scenarios:command", "Inject faults while queries run: nothing may be lost."),
     "service": ("serfer_bench.cli:service", "Price HTTP and the balancer; overload and flood the service."),
     "instance": ("serfer_bench.cli:instance", "Load instances: batches, several networks, batch sizes."),

@@ -258,7 +258,7 @@ def command(
         float | None,
         typer.Option(
             min=0.001,
-            help="MB a second at which an environment fetches weights, 75 on Lambda; by default SERFER_LOCAL_FETCH_RATE.",
+            help="MB a second at which an environment fetches weights, 75 on Lambda; else SERFER_LOCAL_FETCH_RATE.",
         ),
     ] = None,
     directory: RowsOption = None,

@@ -47,8 +47,8 @@ class Earlier:
 class PlanAnswers:
     """First answers of a plan, one for each pair: medians with their 95% intervals, and what the model predicts.
 
-    `usd` is a query's, priced by the times measured here, warm-up requests included. `earlier` is how many times earlier a
-    second plan's answers came than the first one's.
+    `usd` is a query's, priced by the times measured here, warm-up requests included. `earlier` is how many times
+    earlier a second plan's answers came than the first one's.
     """
 
     network: str

@@ -193,6 +193,7 @@ def command(
     seconds: Annotated[float, typer.Option(min=0.1, max=600.0, help="How long each load lasts.")] = 10.0,
     rounds: Annotated[int, typer.Option(min=1, max=100)] = 4,
     max_batch: Annotated[int, typer.Option(min=1, max=1024)] = 8,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where ONNX Runtime can use one.")] = "cpu",
     threads: Annotated[int | None, typer.Option(min=1, max=1024)] = None,
     *,
     spin: Annotated[bool, typer.Option("--spin", help="Let ONNX Runtime's threads wait busily after a batch.")] = False,
@@ -203,7 +204,7 @@ def command(
     models = served_models(model, plan)
     if len(models) == 1:
         raise UsageError("give two networks or more: --model A --model B")
-    hardware = Hardware("cpu", threads=threads, spin=spin)
+    hardware = Hardware(device, threads=threads, spin=spin)
     with status_line() as progress:
         rows = measure(models, hardware, max_batch, load or (0.6, 1.2), seconds, rounds, progress)
     publish_rows(rows, directory, as_json=as_json)

@@ -12,6 +12,12 @@ def percentiles(values: Sequence[float], *shares: float) -> list[float]:
     return [float(each) for each in np.percentile(values or [0.0], shares)]
 
 
+def holds(count: int, share: float) -> bool:
+    """Whether one of so many values lies beyond a percentile (0 to 100), or it is the least or the greatest of them."""
+    beyond = min(share, 100 - share)
+    return count > 0 and (beyond == 0 or count * beyond >= 100)  # noqa: PLR2004 - percent
+
+
 def quantile_interval(values: Sequence[float], share: float = 0.5, confidence: float = 0.95) -> tuple[float, float]:
     """Return an interval that has a quantile, of what values are drawn from, with at least this probability.
 

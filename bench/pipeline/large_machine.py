@@ -78,20 +78,22 @@ def parts(out: Path) -> list[Part]:
 
 def trial(out: Path) -> list[Part]:
     """Return the same commands at small sizes, for two processors without a GPU: what they measure means nothing."""
-    figures = "bench paper serfer --figure 9 --model squeezenet --rounds 1 --burst 8 --max-batch 4 --device cpu"
-    turns = "bench instance turns --model squeezenet --model resnet18 --rounds 1 --load 0.3 --seconds 1 --device cpu"
+    plan = out / "plan"
+    quoted = shlex.quote(str(plan))
+    networks = f"--plan one={quoted} --plan two={quoted}"
+    figures = f"bench paper serfer --figure 9 --plan {quoted} --rounds 1 --burst 8 --max-batch 4 --device cpu"
+    turns = f"bench instance turns {networks} --rounds 1 --load 0.3 --seconds 1 --device cpu"
     return [
         _part(out / "gangs-and-stages-of-2", f"bench gangs --model squeezenet --size 224 --rounds 1 {_SYSTEMS}", 100),
+        _part(plan, "split squeezenet --whole", 100),
         _part(out / "figures-9-and-11", figures, 100),
-        _part(
-            out / "batches.toml", "study tune --model squeezenet --slo-ms 600 --repeats 1 --most 2 --device cpu", 100
-        ),
+        _part(out / "batches.toml", f"study tune --plan {quoted} --slo-ms 600 --repeats 1 --most 2 --device cpu", 100),
         _part(out / "two-networks", turns, 100),
     ]
 
 
 def _part(out: Path, words: str, limit_s: float, processors: int = 1) -> Part:
-    return Part(out.stem, (*words.split(), "--out", str(out)), limit_s, processors)
+    return Part(out.stem, (*shlex.split(words), "--out", str(out)), limit_s, processors)
 
 
 def run(part: Part, out: Path) -> PartRun:

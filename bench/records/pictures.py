@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,7 @@ class TableChart:
     """A chart of the rows of a table (from 1) whose cells are those of `where`, a curve for each text of `curve`.
 
     Points are the columns `x` and `y`; without `y`, a row is a distribution, whose quantiles are the columns that begin
-    with a percentage. Rows with `dashed` in a cell are drawn so. An axis whose values range far is logarithmic.
+    with a percentage. Rows with `dashed` in a cell are drawn so; an empty cell is not drawn.
     """
 
     table: int
@@ -59,20 +59,16 @@ class TableChart:
         curves = tuple(self._curves(kept))
         if not curves:
             raise InputError(f"picture {self.title!r}: no row is {dict(self.where)}")
-        points = [point for curve in curves for point in curve.points]
-        x_log, y_log = (is_wide(values) for values in zip(*points, strict=True))
-        top = None if self.y else 1.0
-        return Chart(
-            self.title, self.x_label, self.y_label, curves, x_log=x_log, y_log=y_log and bool(self.y), y_max=top
-        )
+        return Chart(self.title, self.x_label, self.y_label, curves, y_max=None if self.y else 1.0)
 
     def _curves(self, lines: Sequence[Mapping[str, str]]) -> Iterator[Curve]:
         """Yield curves; a dashed one begins where the solid one ends."""
         for name in dict.fromkeys(self._name(line) for line in lines):
             mine = [line for line in lines if self._name(line) == name]
             if not self.y:
-                yield from (Curve(name, _distribution(line)) for line in mine)
+                yield from (Curve(name, points) for line in mine if (points := _distribution(line)))
                 continue
+            mine = [line for line in mine if line[self.y]]
             solid = [self._point(line) for line in mine if not self._is_dashed(line)]
             dashed = [self._point(line) for line in mine if self._is_dashed(line)]
             if solid:
@@ -92,7 +88,10 @@ class TableChart:
 
 @dataclass(frozen=True)
 class Picture:
-    """A file of docs/pictures with charts below each other."""
+    """A file of docs/pictures with charts below each other.
+
+    Axes of the same label are all logarithmic where their values together range far, or none of them is.
+    """
 
     file: str
     title: str
@@ -102,10 +101,27 @@ class Picture:
         """Draw it below a checkout `root` unless it shows these figures already; return whether it was drawn."""
         if self.shows(tables, root):
             return False
-        charts = [chart.of(tables) for chart in self.charts]
+        charts = self.drawn(tables)
         names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
         draw_charts(self.title, charts, names, [about, self._figures(tables)], root / self.file)
         return True
+
+    def drawn(self, tables: Sequence[Table]) -> list[Chart]:
+        """Return the charts; raises InputError where a table or column is missing."""
+        charts = [chart.of(tables) for chart in self.charts]
+        values = dict[str, list[float]]()
+        for chart in charts:
+            for x, y in (point for curve in chart.curves for point in curve.points):
+                values.setdefault(chart.x_label, []).append(x)
+                values.setdefault(chart.y_label, []).append(y)
+        return [
+            replace(
+                chart,
+                x_log=is_wide(values[chart.x_label]),
+                y_log=chart.y_max is None and is_wide(values[chart.y_label]),
+            )
+            for chart in charts
+        ]
 
     def shows(self, tables: Sequence[Table], root: Path) -> bool:
         """Whether the file is there and says that it shows these figures."""
@@ -120,7 +136,7 @@ class Picture:
 
 def _distribution(line: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
     quantiles = ((cell, column.partition("%")) for column, cell in line.items() if "%" in column)
-    return tuple((_number(cell), float(share) / 100) for cell, (share, _, _) in quantiles)
+    return tuple((_number(cell), float(share) / 100) for cell, (share, _, _) in quantiles if cell)
 
 
 def _number(cell: str) -> float:

@@ -31,7 +31,7 @@ from serfer.pipeline.workload import Sent, run
 from serfer.plan_directory import load_plan
 from serfer_bench.core.arrivals import burst, poisson
 from serfer_bench.core.options import RowsOption, plan_of
-from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.quantiles import holds, percentiles
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.server_process import serving
 
@@ -104,9 +104,10 @@ class InstanceTime:
             "refused": f"{self.refused:,}",
             "late": f"{self.late:,}",
             "failed": f"{self.failed:,}",
-            "p50 ms": f"{self.p50_ms:,.0f}",
-            "p95 ms": f"{self.p95_ms:,.0f}",
-            "p99 ms": f"{self.p99_ms:,.0f}",
+            **{
+                f"p{share} ms": f"{ms:,.0f}" if holds(self.answered, share) else ""
+                for share, ms in ((50, self.p50_ms), (95, self.p95_ms), (99, self.p99_ms))
+            },
             "images/s": f"{self.images_per_s:,.1f}",
             "batch": f"{self.batch:.1f}",
         }

@@ -37,7 +37,25 @@ def test_rows_become_points_and_what_was_not_measured_is_dashed_from_the_last_th
         Curve("theirs", ((8.0, 50.0),)),
         Curve("theirs", ((8.0, 50.0), (1000.0, 6250.0)), dashed=True),
     )
-    assert (chart.x_log, chart.y_log) == (True, True)
+    [drawn] = Picture(FILE, "Latency", (LINES,)).drawn(TABLES)
+    assert drawn == replace(chart, x_log=True, y_log=True)
+
+
+def test_axes_of_one_label_are_all_logarithmic_where_their_values_together_range_far():
+    each = [
+        replace(SHARES, where={"load": ("burst",), "images": (images,)}, curve=("system",)) for images in ("8", "1,000")
+    ]
+    assert [chart.x_log for chart in Picture(FILE, "Shares", (each[0],)).drawn([Table(HEAD, BODY[:1])])] == [False]
+    assert [(chart.x_log, chart.y_log) for chart in Picture(FILE, "Shares", tuple(each)).drawn(TABLES)] == 2 * [
+        (True, False)
+    ]
+
+
+def test_an_empty_cell_is_not_drawn():
+    rows = [(*row[:4], "" if row[1] == "8" else row[4], row[5]) for row in BODY]
+    lines, shares = LINES.of([Table(HEAD, rows)]), SHARES.of([Table(HEAD, rows)])
+    assert [curve.points for curve in lines.curves] == [((1000.0, 1100.0),), ((1000.0, 6250.0),)]
+    assert shares.curves[0].points == ((20.0, 1.0),)
 
 
 def test_without_a_column_of_values_a_row_is_a_distribution_over_its_quantiles():
@@ -46,7 +64,7 @@ def test_without_a_column_of_values_a_row_is_a_distribution_over_its_quantiles()
         Curve("ours, burst", ((10.0, 0.5), (20.0, 1.0))),
         Curve("ours, uniform", ((5.0, 0.5), (6.0, 1.0))),
     )
-    assert (chart.y_log, chart.y_max) == (False, 1.0)
+    assert chart.y_max == 1.0
 
 
 @pytest.mark.parametrize(

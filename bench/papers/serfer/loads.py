@@ -13,7 +13,7 @@ from statistics import median
 from typing import Final
 
 from serfer.settings import Settings
-from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.quantiles import holds, percentiles
 from serfer_bench.load.results import Log, Round
 from serfer_bench.load.rounds import Plan, measure_rounds
 from serfer_bench.load.systems import SERFER, UNSPLIT, Setup, examples, open_systems
@@ -117,8 +117,8 @@ def measure(
 class LoadRow:
     """A system under a load: answers a second and in ms the quantiles of all rounds' latencies from scheduled arrivals.
 
-    `of_unsplit` is each round's rate as a share of the unsplit network's under the same load. `failed` queries had no
-    right answer.
+    `of_unsplit` is each round's rate as a share of the unsplit network's under the same load. `timed` queries of all
+    rounds were answered; quantiles that so few do not hold are not shown. `failed` ones had no right answer.
     """
 
     traffic: str
@@ -128,6 +128,7 @@ class LoadRow:
     a_second: float
     of_unsplit: tuple[float, ...]
     latency_ms: tuple[float, ...]
+    timed: int
     failed: int
 
     @property
@@ -142,7 +143,10 @@ class LoadRow:
             "a second": f"{self.a_second:,.2f}",
             "of unsplit": f"{median(shares):.2f}" if shares else "",
             "range": f"{min(shares):.2f} to {max(shares):.2f}" if len(shares) > 1 else "",
-            **{f"{share}% ms": f"{ms:,.0f}" for share, ms in zip(SHARES, self.latency_ms, strict=True)},
+            **{
+                f"{share}% ms": f"{ms:,.0f}" if holds(self.timed, share) else ""
+                for share, ms in zip(SHARES, self.latency_ms, strict=True)
+            },
             "failed": f"{self.failed}",
         }
 
@@ -173,6 +177,7 @@ def _load_row(one: Measured, unsplit: Sequence[float]) -> LoadRow:
         median(rates),
         tuple(rate / base for rate, base in zip(rates, bases, strict=False)),
         tuple(percentiles(times, *SHARES)),
+        len(times),
         sum(each.sent - each.answered for each in one.rounds),
     )
 

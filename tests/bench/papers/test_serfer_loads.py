@@ -12,13 +12,14 @@ from serfer.core.errors import UsageError
 from serfer.pipeline.workload import Sent
 from serfer_bench.core.part_times import LAYER, POLL, READ, PartTimes
 from serfer_bench.core.processes import held
+from serfer_bench.core.quantiles import holds
 from serfer_bench.core.system import Totals
 from serfer_bench.load.results import Log, make_round
 from serfer_bench.load.systems import UNSPLIT
 from serfer_bench.papers.serfer.costs import TABLE_2
 from serfer_bench.papers.serfer.emulated import paper_ms
 from serfer_bench.papers.serfer.evaluation import part_rows
-from serfer_bench.papers.serfer.loads import BURSTS, STEP_FUNCTIONS, UNIFORM, Load, Measured, limited, load_rows
+from serfer_bench.papers.serfer.loads import BURSTS, SHARES, STEP_FUNCTIONS, UNIFORM, Load, Measured, limited, load_rows
 
 ALL = (*BURSTS, *UNIFORM, *STEP_FUNCTIONS)
 SYSTEMS = sorted({name for load in ALL for name in load.systems})
@@ -78,6 +79,15 @@ def test_bursts_that_a_system_was_not_given_are_extrapolated_from_its_largest_an
     ]
     assert slow[2].latency_ms == tuple(5 * ms for ms in slow[1].latency_ms)
     assert [row.figures for row in rows if row.system == "fast"] == ["measured"]
+
+
+def test_quantiles_that_the_queries_of_all_rounds_do_not_hold_are_left_empty():
+    few, more = load_rows([measured("a", 8, 4.0), measured("a", 32, 4.0, 4.0, 4.0)])
+    assert [share for share in SHARES if few.shown[f"{share}% ms"]] == [25, 50, 75, 100]
+    assert [share for share in SHARES if more.shown[f"{share}% ms"]] == [5, 10, 25, 50, 75, 90, 95, 100]
+    assert holds(100, 99)
+    assert not holds(99, 99)
+    assert not holds(0, 100)
 
 
 def test_uniform_traffic_is_not_extrapolated():

@@ -61,7 +61,7 @@ def parts(out: Path) -> list[Part]:
     gangs = [
         _part(
             out / f"gangs-and-stages-of-{width}",
-            f"bench gangs --model resnet50 --size 896 --gang-width {width} --rounds 8 {_SYSTEMS} {latencies}",
+            f"bench gangs --model resnet50 --size 448 --gang-width {width} --rounds 12 {_SYSTEMS} {latencies}",
             110,
             processors=width,
         )
@@ -106,8 +106,9 @@ def run(part: Part, out: Path) -> PartRun:
         words = [sys.executable, "-m", "serfer", *part.words]
         with subprocess.Popen(words, stdout=printed, stderr=subprocess.STDOUT) as process:  # noqa: S603 - our own
             result = _ended(process, part.limit_s)
-    if result != "done" and (errors := [line for line in log.read_text(errors="replace").splitlines() if line]):
-        result += f": {next((line for line in errors if line.startswith(_ERROR)), errors[-1]).removeprefix(_ERROR)}"
+    if result != "done" and (lines := [line for line in log.read_text(errors="replace").splitlines() if line]):
+        errors = [line for line in lines if line.startswith(_ERROR)] or lines
+        result += f": {errors[-1].removeprefix(_ERROR)}"
     return PartRun(part.name, command, time.monotonic() - began, result)
 
 

@@ -3,53 +3,60 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Final
 
-from fastapi import Query
+from pydantic import Field
 
 from serfer.api.http.problems import Problem
+from serfer.api.http.query_parameters import QueryParameters
 from serfer.api.service import Service, ServiceResult
 from serfer.applications.applications import ApplicationQuery, Choice
 from serfer.core.http_messages import SelectedVariant
-from serfer.core.variants import NAME, OBJECTIVES, Objectives
+from serfer.core.variants import NAME, Objectives
 
-PARAMETERS: Final = ("application", *OBJECTIVES, "strict")
+_MOST_CLASSES: Final = 65_536
 OPENING: Final = "the variant that was selected for it was opened"
 """What a query that is late was doing."""
 _MOST_MS, _MOST_USD = 900_000.0, 1_000_000.0
 _NAME: Final = rf"^{NAME.pattern}$"
 
 
-def objectives_of(
-    application: Annotated[
-        str | None, Query(pattern=_NAME, description="One of GET /v1/applications, in place of a model.")
-    ] = None,
-    latency_ms: Annotated[
-        float | None, Query(gt=0, le=_MOST_MS, description="A variant that answers within so many milliseconds.")
-    ] = None,
-    min_accuracy: Annotated[
-        float | None, Query(ge=0, le=1, description="A variant whose accuracy's 95% interval begins there or higher.")
-    ] = None,
-    max_cost_usd: Annotated[
-        float | None, Query(ge=0, le=_MOST_USD, description="A variant that costs at most so many dollars a query.")
-    ] = None,
-    variant: Annotated[str | None, Query(pattern=_NAME, description="The variant itself, by its name.")] = None,
-    network: Annotated[str | None, Query(pattern=_NAME, description="A variant of this network alone.")] = None,
-    strict: Annotated[bool, Query(description="Refuse with 422 rather than answer by the nearest variant.")] = False,  # noqa: FBT002 - a query parameter
-) -> tuple[str | None, Objectives]:
-    """Return the application that a request names, if it names one, and what it asks for: a dependency of routes."""
-    return application, Objectives(latency_ms, min_accuracy, max_cost_usd, variant, network, strict)
+class ObjectiveParameters(QueryParameters):
+    """The parameters of a query that an application may answer, beside those of its route."""
+
+    top_k: int = Field(5, ge=1, le=_MOST_CLASSES, description="How many classes at most, best first.")
+    model: str | None = Field(None, max_length=80, description="One of GET /v1/models.")
+    application: str | None = Field(
+        None, pattern=_NAME, description="One of GET /v1/applications, in place of a model."
+    )
+    latency_ms: float | None = Field(
+        None, gt=0, le=_MOST_MS, description="A variant that answers within so many milliseconds."
+    )
+    min_accuracy: float | None = Field(
+        None, ge=0, le=1, description="A variant whose accuracy's 95% interval begins there or higher."
+    )
+    max_cost_usd: float | None = Field(
+        None, ge=0, le=_MOST_USD, description="A variant that costs at most so many dollars a query."
+    )
+    variant: str | None = Field(None, pattern=_NAME, description="The variant itself, by its name.")
+    network: str | None = Field(None, pattern=_NAME, description="A variant of this network alone.")
+    strict: bool = Field(default=False, description="Refuse with 422 rather than answer by the nearest variant.")
+
+    @property
+    def objectives(self) -> Objectives:
+        """What an application should satisfy."""
+        return Objectives(
+            self.latency_ms, self.min_accuracy, self.max_cost_usd, self.variant, self.network, self.strict
+        )
 
 
-def asked_of(
-    service: Service, model: str | None, requested: tuple[str | None, Objectives], query: str
-) -> ApplicationQuery | None:
+def asked_of(service: Service, parameters: ObjectiveParameters, query: str) -> ApplicationQuery | None:
     """Return what a query asks of an application; None for a query of a model.
 
     A query that names neither is one of a model, where the service has any. Raises Problem 404 for an unknown
     application, 422 for both, and for objectives where there are no applications.
     """
-    application, objectives = requested
+    model, application, objectives = parameters.model, parameters.application, parameters.objectives
     applications = service.applications
     if application is None and objectives == Objectives() and (model is not None or service.models):
         return None

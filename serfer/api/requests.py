@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serfer.api.http.problems import Problem, problem_of, problem_response
+from serfer.api.http.query_parameters import check_names
 from serfer.api.service import ServiceQuery
 from serfer.drivers.driver import RequestContext
 
@@ -102,19 +103,10 @@ class TimelyResponse(Response):
         await problem_response(problem_of(error), Request(scope))(scope, receive, send)
 
 
-def check_parameters(request: Request, known: Iterable[str]) -> None:
+def check_parameters(request: Request, known: Sequence[str]) -> None:
     """Refuse query parameters that are unknown or given twice, by name; raises Problem 422."""
-    names = [name for name, _ in request.query_params.multi_items()]
-    known = tuple(known)
-    for name in names:
-        if name not in known:
-            shown = name[:40] if name.isprintable() else "a parameter"
-            raise Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"{shown!r} is not a parameter here: there is {', '.join(known) or 'none'}",
-            )
-        if names.count(name) > 1:
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is given more than once")
+    if request.scope["query_string"]:
+        check_names(request.query_params, known)
 
 
 def idempotency_header(request: Request) -> str | None:

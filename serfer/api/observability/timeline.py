@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from serfer.api.service import ServiceResult
@@ -18,7 +18,7 @@ from serfer.core.http_messages import (
     Timeline,
 )
 from serfer.core.plan import Plan
-from serfer.core.report import PredictedImage, QueryReport
+from serfer.core.report import PredictedImage
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
@@ -38,14 +38,12 @@ def served_report(
     """Return a query's report for the client, its timeline counted from the request's arrival at admission."""
     result = answered.result
     timeline = _timeline(answered, plan, facts) if explain else None
-    known = {field.name: getattr(result.report, field.name) for field in fields(QueryReport)}
-    return ServedReport(**known, timeline=timeline, selected=selected)
+    return ServedReport(**vars(result.report), timeline=timeline, selected=selected)
 
 
 def served_prediction(report: ServedReport, plan: Plan, images: Sequence[PredictedImage]) -> ServedPrediction:
     """Return a query's report with what was found in its images, in place of their classes."""
-    known = {field.name: getattr(report, field.name) for field in fields(ServedReport)}
-    return ServedPrediction(**{**known, "images": tuple(images)}, kind=kind_of(plan))
+    return ServedPrediction(**{**vars(report), "images": tuple(images)}, kind=kind_of(plan))
 
 
 def progress(plan: Plan, stages: Sequence[StageRun], zero: float) -> tuple[StageProgress, ...]:

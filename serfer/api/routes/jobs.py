@@ -10,9 +10,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
 from yarl import URL
 
 from serfer.api.answering import Question, answer
@@ -24,14 +25,13 @@ from serfer.api.http.uploads import FORM, Upload
 from serfer.api.jobs.offline import MOST_IMAGES, OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.jobs.processes import unpack
 from serfer.api.jobs.runner import JobState
-from serfer.api.objectives import PARAMETERS, asked_of, objectives_of
+from serfer.api.objectives import ObjectiveParameters, asked_of
 from serfer.api.requests import check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import FILE, problems, request_body
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import ApplicationQuery
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.variants import Objectives
 from serfer.drivers.driver import RequestContext
 from serfer.images import image_files
 from serfer.offline.notify.target import Target
@@ -44,12 +44,17 @@ _ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _ALLOWED_S: Final = 120.0
 _LINES: Final = "application/jsonl"
 _WHAT: Final = "the archive"
-_PARAMETERS: Final = ("top_k", "model", *PARAMETERS)
 _BODY: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["images"],
     "properties": {"images": FILE, "notify": {"type": "string", "format": "uri"}},
 }
+
+
+class JobParameters(ObjectiveParameters):
+    """The query parameters of a job."""
+
+    top_k: int = Field(5, ge=1, le=1000, description="How many classes at most, best first.")
 
 
 @dataclass(frozen=True)
@@ -90,28 +95,20 @@ def jobs_router(service: Service, settings: Settings) -> APIRouter:
         "",
         status_code=HTTPStatus.ACCEPTED,
         responses=problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503),
-        openapi_extra={"requestBody": request_body({FORM: _BODY})},
+        openapi_extra={"requestBody": request_body({FORM: _BODY}), "parameters": JobParameters.described()},
     )
-    async def begin(
-        request: Request,
-        response: Response,
-        top_k: Annotated[int, Query(ge=1, le=1000, description="How many classes at most, best first.")] = 5,
-        model: Annotated[str | None, Query(max_length=80, description="One of GET /v1/models.")] = None,
-        *,
-        requested: Annotated[tuple[str | None, Objectives], Depends(objectives_of)],
-    ) -> OfflineStatus:
+    async def begin(request: Request, response: Response) -> OfflineStatus:
         """Classify the images of an archive when online queries leave room: 202, and Location says how far it is."""
-        check_parameters(request, _PARAMETERS)
-        jobs = _jobs(service)
-        asked = asked_of(service, model, requested, secrets.token_hex(8))
-        name = asked.application if asked else service.name(model)
+        parameters, jobs = JobParameters.of(request), _jobs(service)
+        asked = asked_of(service, parameters, secrets.token_hex(8))
+        name = asked.application if asked else service.name(parameters.model)
         if asked is None:
             check_classifies(service, name)
         async with jobs.uploads.receiving() as folder:
             form = await _received(request, folder, settings)
             targets = _targets(form.values.get("notify"), settings)
             images = await _images(form, settings)
-            answers = _answerer(service, _Asking(name, asked, top_k, client_of(request)), settings)
+            answers = _answerer(service, _Asking(name, asked, parameters.top_k, client_of(request)), settings)
             record = await jobs.begin(OfflineJob(owner_of(request), name, images, folder, answers, targets))
         response.headers["Location"] = f"/v1/jobs/{record.id}"
         response.headers["Retry-After"] = "2"

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from serfer.api.http.inference_models import InferenceError
 from serfer.api.http.problems import MEDIA_TYPE, ProblemDetails
+from serfer.api.http.query_parameters import QueryParameters
 from serfer.api.http.uploads import FORM, JSON, RAW, ImageRequest
 
 BINARY: Final = "application/octet-stream"
@@ -101,7 +102,7 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
     return whole
 
 
-CLASSIFY: Final[dict[str, Any]] = {
-    "requestBody": request_body({FORM: _FORM, **dict.fromkeys(RAW, FILE), JSON: ImageRequest}),
-    "parameters": _HEADERS,
-}
+def images_in(parameters: type[QueryParameters]) -> dict[str, Any]:
+    """Return the documentation of a route that takes images and reads its query string by itself."""
+    content = {FORM: _FORM, **dict.fromkeys(RAW, FILE), JSON: ImageRequest}
+    return {"requestBody": request_body(content), "parameters": [*parameters.described(), *_HEADERS]}

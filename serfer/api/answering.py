@@ -45,7 +45,7 @@ async def answer(
     async def classified(model: str) -> ServiceResult:
         used[model] = service.pipelines[model]
         runs(used[model].plan)
-        query = replace(question.query, model=model)
+        query = question.query if model == question.query.model else replace(question.query, model=model)
         if question.classifies:
             return await service.classify(query, data, names, question.wanted.top_k)
         return await service.predict(query, data, names, question.wanted)

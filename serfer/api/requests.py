@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from serfer.drivers.driver import RequestContext
 
 _KEY = re.compile(r"[!-~]{1,255}")
 _NETWORK_BITS = 64  # of an IPv6 address: what one customer of a provider has
+_NETWORKS = 1024  # addresses whose networks are known
 _Value = TypeVar("_Value")
 
 
@@ -59,7 +61,11 @@ def client_of(request: Request) -> str:
     known = getattr(request.state, "client", None)
     if known is not None:
         return f"key {known.name}"
-    host = request.client.host if request.client else ""
+    return _network(request.client.host if request.client else "")
+
+
+@lru_cache(_NETWORKS)
+def _network(host: str) -> str:
     try:
         address = ip_address(host)
     except ValueError:
@@ -137,19 +143,24 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
-    """Do the work, or cancel it when the client goes away; raises ClientDisconnect then."""
-    doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnect(request))
-    try:
-        await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
-        if doing.done():
-            return doing.result()
-        raise ClientDisconnect
-    finally:
-        gone.cancel()
-        if not doing.done():
+    """Do the work in the task that calls, or cancel it when the client goes away; raises ClientDisconnect then."""
+    doing, gone = asyncio.current_task(), asyncio.create_task(_disconnect(request))
+    assert doing is not None  # noqa: S101 - a coroutine that runs is in a task
+
+    def end(gone: asyncio.Task[None]) -> None:
+        if not gone.cancelled():
             doing.cancel()
-            await asyncio.wait((doing,))
+
+    gone.add_done_callback(end)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if gone.done() and not doing.uncancel():  # nobody else has cancelled it
+            raise ClientDisconnect from None
+        raise
+    finally:
+        gone.remove_done_callback(end)
+        gone.cancel()
 
 
 async def _disconnect(request: Request) -> None:

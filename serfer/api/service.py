@@ -335,11 +335,10 @@ class Service:
         """Wait for a turn, and run a query in the time that is left; a cancelled caller cancels it."""
         waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)
         async with AsyncExitStack() as turn:
-            async with query.in_time("it waited for its turn"):
-                try:
-                    queued_s = await turn.enter_async_context(self.admission.turn(place, query.left_s))
-                except DeadlineError:  # of the time that was left, which no client knows
-                    raise query.late("it waited for its turn") from None
+            try:
+                queued_s = await turn.enter_async_context(self.admission.turn(place, query.left_s))
+            except DeadlineError:  # of the time that was left, which no client knows
+                raise query.late("it waited for its turn") from None
             admitted = time.monotonic() - busy_s
             with self.load.running():
                 async with query.in_time("it was running"):

@@ -464,7 +464,8 @@ class Pipeline:
             if left_s <= 0:
                 raise DeadlineError("no answer by the deadline: it passed before the query could begin")
             kept = self._planned(chosen.plan, query)
-            context = replace(query.context, size=size_of(chosen.plan, query.array))
+            size = size_of(chosen.plan, query.array)
+            context = replace(query.context, size=size) if size else query.context
             answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, context))
         if kept and self._keeper:
             answer = with_counts(answer, await self._keeper.finish(kept, deadline))

@@ -70,6 +70,8 @@ class PlanChoice:
         """Return the driver's answer with the warm-up requests."""
         if not any(report.init_ms for run in answer.stages for report in run.reports):
             self.took_s = answer.ended - answer.started
+        if not self.sent:
+            return answer
         records = tuple(record for each in self.sent if (record := each.record(answer.ended)))
         warm_ups = answer.overheads.warm_ups + records
         return replace(answer, overheads=replace(answer.overheads, warm_ups=warm_ups))

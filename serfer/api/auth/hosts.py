@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ from serfer.api.http.problems import Problem
 _EXEMPT = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})  # for balancers
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - to listen at, which is not done here
 _SHOWN = 80
+_KNOWN = 256  # names, which clients repeat, of as many bytes as a request's head may have
 
 
 class HostCheck:
@@ -56,6 +58,7 @@ class HostCheck:
         return name in self._allowed or (address is not None and address.is_loopback)
 
 
+@lru_cache(_KNOWN)
 def _name(url: str) -> str:
     """Return the host that a URL names, without its port; empty where there is none."""
     try:
@@ -68,6 +71,7 @@ def _plain(host: str) -> str:
     return host.lower().removesuffix(".").strip("[]")
 
 
+@lru_cache(_KNOWN)
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(name)

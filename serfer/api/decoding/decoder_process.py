@@ -17,6 +17,7 @@ import socket
 import struct
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from serfer.core.dataclass_codec import structure, unstructure
@@ -28,10 +29,12 @@ from serfer.system import address_space_bytes
 START: Final = b"start"
 CONTROL: Final = struct.Struct("<q")  # to the fork server: a process to end; from it: a process id or exit status
 UNKNOWN: Final = 1 << 32  # the exit status of a process that the fork server did not start
-JOB_HEAD: Final = struct.Struct("<IQ")  # bytes of JSON, bytes of the file
+JOB_HEAD: Final = struct.Struct("<IIQQQdQ")
+"""Bytes of the recipe in JSON, of the name and of the file; then a job's four numbers in their order."""
 REPLY_HEAD: Final = struct.Struct("<BIIdI")  # kind, rows and columns, seconds of processor time, bytes that follow
 PIXELS, ERROR, TOO_LARGE = range(3)
 _LONGEST_MESSAGE = 64
+_RECIPES = 64  # of plans that are served
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,19 @@ class Job:
 
     def pack(self, data: bytes) -> bytes:
         """Return the message's bytes, before the file's own."""
-        described = json.dumps(unstructure(self)).encode()
-        return JOB_HEAD.pack(len(described), len(data)) + described
+        recipe, name = _packed(self.recipe), self.name.encode(errors="surrogatepass")
+        limits = self.pixels_left, self.request_pixels, self.processor_s, self.memory_bytes
+        return JOB_HEAD.pack(len(recipe), len(name), len(data), *limits) + recipe + name
+
+
+@lru_cache(_RECIPES)
+def _packed(recipe: Recipe) -> bytes:
+    return json.dumps(unstructure(recipe)).encode()
+
+
+@lru_cache(_RECIPES)
+def _unpacked(recipe: bytes) -> Recipe:
+    return structure(Recipe, json.loads(recipe), "recipe")
 
 
 def run_fork_server(descriptor: int) -> None:
@@ -100,8 +114,10 @@ def _serve(driver: socket.socket) -> None:
         resource.setrlimit(limit, (0, 0))
     idle_bytes = address_space_bytes()
     while head := driver.recv(JOB_HEAD.size, socket.MSG_WAITALL):
-        described, size = JOB_HEAD.unpack(head)
-        job = structure(Job, json.loads(driver.recv(described, socket.MSG_WAITALL)), "job")
+        of_recipe, of_name, size, *limits = JOB_HEAD.unpack(head)
+        described = driver.recv(of_recipe + of_name, socket.MSG_WAITALL)
+        name = described[of_recipe:].decode(errors="surrogatepass")
+        job = Job(name, _unpacked(described[:of_recipe]), *limits)
         data = driver.recv(size, socket.MSG_WAITALL)
         if len(data) < size:
             return

@@ -245,8 +245,9 @@ async def _answer(
     routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
 ) -> bytes:
     """Return the body of the answer, explained where `watch` follows the query."""
-    context = replace(parsed.query.context, watch=watch, result=_place_of_maps(routes, parsed, len(images)))
-    query, state = replace(parsed.query, context=context), parsed.request.state
+    query, state, place = parsed.query, parsed.request.state, _place_of_maps(routes, parsed, len(images))
+    if watch or place:
+        query = replace(query, context=replace(query.context, watch=watch, result=place))
     explain = parsed.explain or watch is not None
     question = Question(query, parsed.wanted, explain, parsed.asked, classifies=parsed.classifies)
     state.answered, report = await answer(routes.service, question, images, lambda plan: setattr(state, "plan", plan))

@@ -72,6 +72,7 @@ service = parts(
     {
         "overload": ("serfer_bench.serving.service:command", "Price HTTP and the balancer, and overload the service."),
         "flood": ("serfer_bench.serving.flood:command", "Flood the service with clients that never wait."),
+        "profile": ("serfer_bench.serving.profile:command", "Count what a query takes in the first process, by part."),
     },
 )
 instance = parts(

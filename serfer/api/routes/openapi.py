@@ -104,5 +104,5 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
 
 def images_in(parameters: type[QueryParameters]) -> dict[str, Any]:
     """Return the documentation of a route that takes images and reads its query string by itself."""
-    content = {FORM: _FORM, **dict.fromkeys(RAW, FILE), JSON: ImageRequest}
+    content: dict[str, type[BaseModel] | dict[str, Any]] = {FORM: _FORM, **dict.fromkeys(RAW, FILE), JSON: ImageRequest}
     return {"requestBody": request_body(content), "parameters": [*parameters.described(), *_HEADERS]}

@@ -1,0 +1,184 @@
+"""Where the first process of `serfer serve` spends a small query: function calls and processor time of each part.
+
+One query is in flight, so that counts are the same in each run. What is profiled is the thread of the event loop:
+passes of the network, and images, are computed elsewhere. The profiler makes each call longer, so shares are of parts
+that consist of calls, and the times are not those of a service that is not profiled (`serfer bench peers`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import aiohttp
+import typer
+
+from serfer.cli.shared.options import JsonOption, status_line
+from serfer.cli.shared.tables import Results, Table, publish
+from serfer.core.errors import UnavailableError
+from serfer.local.server import free_ports
+from serfer_bench.core.onnx_file import write_onnx
+from serfer_bench.core.plans import Progress
+from serfer_bench.core.results import stamp_now
+from serfer_bench.peers.command import examples_of
+
+_WORKERS: Final = ("inprocess", "local")
+_WARM_UP = 20
+_PATIENCE_S, _AGAIN_S = 180.0, 0.05
+_PROGRAM = "serfer_bench.serving.profiled_server"
+_PARTS: Final = {
+    "uvicorn and h11": ("uvicorn/", "h11/", "serfer/api/http/protocol.py"),
+    "FastAPI, Starlette, pydantic": ("fastapi/", "starlette/", "pydantic/", "anyio/"),
+    "handing images to the decoder's process": ("serfer/api/decoding/", "serfer/images.py"),
+    "metrics and logs": ("serfer/api/observability/", "prometheus_client/", "serfer/api/online_load.py"),
+    "admission and turns": ("serfer/api/admission.py", "serfer/api/service.py"),
+    "our routes and middleware": ("serfer/api/",),
+    "the pipeline and the report": ("serfer/pipeline/", "serfer/core/costs/", "serfer/core/report.py", "numpy/"),
+    "the client of Lambda: signing, HTTP": ("serfer/drivers/lambda_http.py", "botocore/", "aiohttp/", "yarl/"),
+    "the local Lambda service": ("serfer/local/", "serfer/core/sigv4.py"),
+    "the driver and its run machine": ("serfer/drivers/", "serfer/core/", "serfer/control/", "serfer/storage/"),
+    "the event loop": ("asyncio/", "selectors.py"),
+    "Python's library": ("",),
+}
+"""Parts by the beginnings of their files' names, the first that fits counts."""
+_COUNTED: Final = {
+    "turns of the event loop": ("asyncio/base_events.py", "_run_once"),
+    "callbacks": ("asyncio/events.py", "_run"),
+    "tasks": ("asyncio/base_events.py", "create_task"),
+    "timers": ("asyncio/base_events.py", "call_at"),
+    "sockets written": ("", "<method 'send' of '_socket.socket' objects>"),
+    "hand-overs to threads": ("concurrent/futures/thread.py", "submit"),
+}
+"""Functions whose calls are counted, by the ends of their files' names."""
+
+
+@dataclass(frozen=True)
+class QueryCounts:
+    """Calls and processor seconds of a query by part, and counts by what is counted, with one kind of workers."""
+
+    workers: str
+    queries: int
+    calls: Mapping[str, float]
+    seconds: Mapping[str, float]
+    counts: Mapping[str, float]
+
+
+def part_of(file: str) -> str:
+    """Return the part that a source file belongs to."""
+    for place in ("site-packages/", "/lib/python"):
+        _, found, rest = file.rpartition(place)
+        if found:
+            file = rest.partition("/")[2] if place == "/lib/python" else rest
+            break
+    else:
+        names = file.split("/")
+        file = "/".join(names[names.index("serfer") :]) if "serfer" in names else file
+    return next(part for part, beginnings in _PARTS.items() if file.startswith(beginnings))
+
+
+def counted(workers: str, queries: int, calls: Sequence[tuple[str, str, int, float]]) -> QueryCounts:
+    """Return what calls (file, name, count, processor seconds) of so many queries are for each."""
+    number, seconds, counts = dict.fromkeys(_PARTS, 0.0), dict.fromkeys(_PARTS, 0.0), dict.fromkeys(_COUNTED, 0.0)
+    for file, name, count, own_s in calls:
+        part = part_of(file)
+        number[part] += count / queries
+        seconds[part] += own_s / queries
+        for what, (end, called) in _COUNTED.items():
+            if name == called and file.endswith(end):
+                counts[what] += count / queries
+    return QueryCounts(workers, queries, number, seconds, counts)
+
+
+def measure(network: Path, workers: str, queries: int, home: Path, progress: Progress) -> QueryCounts:
+    """Profile a service of a network; raises UnavailableError where it does not start."""
+    progress(f"serfer serve --workers {workers}")
+    [port], file = free_ports(1), home / f"{workers}.json"
+    options = ["--output", "softmax", "--workers", workers, "--port", str(port), "--log-level", "error"]
+    with (
+        (home / "log.txt").open("wb") as log,
+        subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-m", _PROGRAM, str(file), "serve", str(network), *options, "--drain-s", "0"],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"SERFER_LOCAL_CONCURRENCY": "1"},
+        ) as process,
+    ):
+        try:
+            image = examples_of(network)[0].image
+            asyncio.run(_ask(process, f"http://127.0.0.1:{port}/v1/classify?top_k=5", image, queries))
+        finally:
+            process.send_signal(signal.SIGTERM)
+    return counted(workers, queries, json.loads(file.read_text(encoding="utf-8")))
+
+
+async def _ask(process: subprocess.Popen[bytes], url: str, image: bytes, queries: int) -> None:
+    async with aiohttp.ClientSession(headers={"Content-Type": "image/jpeg"}) as http:
+
+        async def ask() -> None:
+            async with http.post(url, data=image) as response:
+                await response.read()
+                response.raise_for_status()
+
+        started = time.monotonic()
+        while True:
+            try:
+                await ask()
+                break
+            except aiohttp.ClientError as error:
+                if process.poll() is not None or time.monotonic() - started > _PATIENCE_S:
+                    raise UnavailableError(f"serfer serve gives no answer: {error}") from error
+                await asyncio.sleep(_AGAIN_S)
+        for _ in range(_WARM_UP):
+            await ask()
+        process.send_signal(signal.SIGUSR1)
+        for _ in range(queries):
+            await ask()
+        process.send_signal(signal.SIGUSR2)
+        await ask()  # it has seen the signal by the end of this one
+
+
+def results(measured: Sequence[QueryCounts], network: str) -> Results:
+    """Return the parts, those with most processor time first, and the counts."""
+    head = ("part", *(f"{what}, {one.workers}" for one in measured for what in ("calls", "share")))
+    order = sorted(_PARTS, key=lambda part: -sum(one.seconds[part] for one in measured))
+    rows = [(part, *(cell for one in measured for cell in _cells(one, part))) for part in order]
+    rows.append(("all", *(cell for one in measured for cell in (f"{sum(one.calls.values()):,.0f}", ""))))
+    counts = Table(
+        ("of a query", *(one.workers for one in measured)),
+        [(what, *(f"{one.counts[what]:.1f}" for one in measured)) for what in _COUNTED],
+    )
+    records = [
+        {"workers": one.workers, "queries": one.queries, "calls": one.calls, "seconds": one.seconds, **one.counts}
+        for one in measured
+    ]
+    said = f"{network}, one query in flight; the thread of the event loop alone"
+    return Results(records, [Table(head, rows), counts], [said, *stamp_now().lines])
+
+
+def _cells(one: QueryCounts, part: str) -> tuple[str, str]:
+    return f"{one.calls[part]:,.0f}", f"{one.seconds[part] / sum(one.seconds.values()):.0%}"
+
+
+def command(
+    model: Annotated[str, typer.Option(help="A network of the zoo.")] = "squeezenet",
+    size: Annotated[int, typer.Option(min=32, help="The side of its images, in pixels.")] = 96,
+    queries: Annotated[int, typer.Option(min=1, help="Queries, one after the other.")] = 300,
+    as_json: JsonOption = False,
+) -> None:
+    """Count what a query takes in the first process of serfer serve, by part (docs/results/peers.md)."""
+    with status_line() as progress, tempfile.TemporaryDirectory(prefix="serfer-profile-") as home:
+        progress(f"writing {model}")
+        network = Path(home, f"{model}.onnx")
+        write_onnx(model, size, network)
+        measured = [measure(network, workers, queries, Path(home), progress) for workers in _WORKERS]
+    publish(results(measured, f"{model} at {size} px"), as_json=as_json)

@@ -1,0 +1,42 @@
+"""`serfer` with the thread of its event loop profiled between SIGUSR1 and SIGUSR2, for `serfer bench service profile`.
+
+Its first argument is a file, the others are serfer's. At its end it writes the calls there, as JSON: each function
+once, and once for each function that calls a built-in one.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import pstats
+import signal
+import sys
+import time
+from pathlib import Path
+
+from serfer.cli.main import main
+
+_BUILT_IN = "~"
+
+
+def calls(profile: cProfile.Profile) -> list[tuple[str, str, int, float]]:
+    """Return file, name, calls and processor seconds of functions; a built-in one's file is its caller's."""
+    found: list[tuple[str, str, int, float]] = []
+    table = pstats.Stats(profile).stats  # type: ignore[attr-defined] # not in typeshed
+    for (file, _, name), (_, count, own_s, _, callers) in table.items():
+        if file == _BUILT_IN:
+            found += [(caller[0], name, by[0], by[2]) for caller, by in callers.items()]
+        else:
+            found.append((file, name, count, own_s))
+    return found
+
+
+if __name__ == "__main__":
+    profile = cProfile.Profile(time.thread_time)
+    signal.signal(signal.SIGUSR1, lambda *_: profile.enable())
+    signal.signal(signal.SIGUSR2, lambda *_: profile.disable())
+    file, sys.argv[1:] = Path(sys.argv[1]), sys.argv[2:]
+    try:
+        main()
+    finally:
+        file.write_text(json.dumps(calls(profile)), encoding="utf-8")

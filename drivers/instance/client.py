@@ -11,10 +11,9 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,6 +33,9 @@ from serfer.drivers.instance.open_inference import (
     read_form,
     read_index,
 )
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _CONNECT_S = 2.0
 _KEEP_ALIVE_S = 4.0  # less than servers keep connections for: uvicorn 5 s
@@ -64,6 +66,8 @@ class Fault:
 
 def open_http(key: str = "") -> aiohttp.ClientSession:
     """Return the connections of a driver to its instances, kept alive; `key` is their API key."""
+    import aiohttp  # noqa: PLC0415 - most services have no instances, and it takes 7 MB
+
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),  # admission bounds queries
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -83,6 +87,8 @@ class InstanceProbe:
 
     async def ready(self, patience_s: float) -> bool:
         """Return whether the instance is up and takes queries."""
+        import aiohttp  # noqa: PLC0415 - as in open_http
+
         try:
             async with asyncio.timeout(patience_s):
                 await self._read("GET", "/v2/health/ready", MOST_HEAD)
@@ -102,6 +108,8 @@ class InstanceProbe:
 
         Raises _StatusError for any status but 200, InputError for more bytes.
         """
+        import aiohttp  # noqa: PLC0415 - as in open_http
+
         url = f"{self.url}{path}"
         if self._http.closed:
             raise aiohttp.ClientConnectionError("the connections to instances are closed")
@@ -137,6 +145,8 @@ class InstanceClient(InstanceProbe):
         The instance is to answer within `timeout_s` and is waited for `patience_s`; `request` is the query's id in its
         log.
         """
+        import aiohttp  # noqa: PLC0415 - as in open_http
+
         try:
             async with asyncio.timeout(patience_s):
                 form = await self._known()
@@ -162,6 +172,8 @@ class InstanceClient(InstanceProbe):
         Returns what it does now, 0 where it does as it was started, as servers of other kinds always do; None where
         that is not known.
         """
+        import aiohttp  # noqa: PLC0415 - as in open_http
+
         wanted = {"max_batch": batch, "window_ms": window_s * MS_PER_S} if batch else {}
         data, headers = json.dumps(wanted).encode(), {"Content-Type": "application/json"}
         path = f"/v2/repository/models/{quote(self._model, safe='')}/{_BATCHING}"

@@ -9,8 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from serfer.core.errors import UnavailableError
 from serfer.core.retry import Backoff
 from serfer.drivers.clock import Clock
@@ -167,6 +165,8 @@ class Executions:
 
     async def _call(self, method: Callable[..., Any], **given: str) -> Any:  # noqa: ANN401 - botocore's
         """Call botocore in a thread; its errors, which hold no secrets, become one line."""
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - as in `connect`
+
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: method(**given))
         except ClientError as error:

@@ -12,9 +12,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
 from numpy.typing import NDArray
 
 from serfer.control.selection import VariantSignals
@@ -27,6 +26,9 @@ from serfer.drivers.driver import RequestContext
 from serfer.drivers.instance.client import Fault, FaultKind, InstanceClient, open_http
 from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.log_events import TroubleLog
+
+if TYPE_CHECKING:
+    import aiohttp
 
 PERIOD_S: Final = 2.0
 """Seconds between two looks at an instance (INFaaS, section 5)."""
@@ -130,6 +132,8 @@ class VariantInstances:
         return OneInstance(url, model, plan, self._key)
 
     async def _read(self, http: aiohttp.ClientSession, url: str) -> SeenInstance | None:
+        import aiohttp  # noqa: PLC0415 - most services have no instances, and it takes 7 MB
+
         try:
             async with asyncio.timeout(_PATIENCE_S), http.get(f"{url}/v1/models") as reply:
                 data = await _read_all(reply.content)

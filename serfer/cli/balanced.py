@@ -35,7 +35,6 @@ from serfer.local.servers.redis import RedisServer
 from serfer.local.stack import DRAIN_S, Order, Stack
 from serfer.plan_directory import check_artefacts
 from serfer.settings import NONE, Settings, access_setting
-from serfer.wiring.local import local_service, start_service
 from serfer.wiring.options import Choices
 
 _DRIVER = "serfer.balanced_driver"
@@ -203,6 +202,8 @@ async def _run(
 ) -> None:
     """Run until a signal comes, and end in order; a second signal cuts off what runs."""
     if behind.service is not None:
+        from serfer.wiring.local import start_service  # noqa: PLC0415 - imports what local workers need
+
         await start_service(behind.service)
     stack = Stack(behind.order(*address), behind.service, behind.embedded, say=lines.say, on_line=lines.pass_on)
     with _signals(stack) as caught:
@@ -267,6 +268,8 @@ def _service(
     plans = plans_of(directories, settings)
     for plan, directory in plans:
         check_artefacts(plan, directory)
+    from serfer.wiring.local import local_service  # noqa: PLC0415 - imports what local workers need
+
     return local_service(
         plans, urls[0], settings, objects=urls[1], results=settings.results, on_log=on_log, grows=grows
     )

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import aiohttp
 from numpy.typing import NDArray
 
 from serfer.control.policies import ALONE, DEFAULT, POLICIES, built_in, make_policy, refuse_cluster_policy
@@ -50,6 +49,8 @@ from serfer.storage import schemes
 from serfer.storage.store import Store
 
 if TYPE_CHECKING:
+    import aiohttp
+
     from serfer.sim.traces import Trace
 
 AUTO: Final = "auto"

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-import aiohttp
 from yarl import URL
 
 from serfer.core.errors import UnavailableError, UsageError
@@ -62,6 +61,8 @@ def exchange(
     Raises UnavailableError that names the host alone, where none comes within `timeout_s`. Not for an event loop's
     thread: it runs a loop of its own.
     """
+    import aiohttp  # noqa: PLC0415 - few processes exchange anything, and it takes 7 MB
+
     try:
         return asyncio.run(_exchange(method, url, headers, body, timeout_s, most_bytes))
     except TimeoutError:
@@ -73,6 +74,8 @@ def exchange(
 async def _exchange(
     method: str, url: URL, headers: Mapping[str, str], body: bytes | None, timeout_s: float, most_bytes: int
 ) -> HttpReply:
+    import aiohttp  # noqa: PLC0415 - as above
+
     async with (
         asyncio.timeout(timeout_s),
         aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False) as session,

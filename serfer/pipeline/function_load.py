@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from serfer.control.offline.occupancy import Occupancy
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
-from serfer.drivers.lambda_http import LambdaInvoker
+
+if TYPE_CHECKING:
+    from serfer.drivers.lambda_http import LambdaInvoker
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,17 @@ import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from botocore.credentials import Credentials
+from typing import TYPE_CHECKING, Any
 
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan
-from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.settings import Settings, settings_with
 from serfer.storage import schemes
+
+if TYPE_CHECKING:
+    from botocore.credentials import Credentials
+
+    from serfer.drivers.lambda_http import LambdaInvoker
 
 _STACK = re.compile(
     r"[A-Za-z][A-Za-z0-9-]{0,127}|arn:[a-z-]+:cloudformation:[a-z0-9-]+:\d{12}:stack/[A-Za-z0-9/-]{1,200}"
@@ -167,6 +169,8 @@ async def deployed_functions(plan: Plan, settings: Settings, cold: Plan | None =
 
     Raises UnavailableError where boto3 finds no region or credentials.
     """
+    from serfer.drivers.lambda_http import LambdaInvoker  # noqa: PLC0415 - it imports botocore and aiohttp
+
     client, credentials = await asyncio.to_thread(_connect, "lambda", "--workers aws")
     meta = client.meta
     client.close()

@@ -28,11 +28,9 @@ from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 from serfer.drivers.driver import Driver
 from serfer.drivers.inprocess import InProcessInvoker
 from serfer.drivers.invoker import Invoker
-from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.drivers.poll import PollInvoker
 from serfer.drivers.push import PushDriver
 from serfer.drivers.query_store import retry_store
-from serfer.drivers.stepfunctions.client import connect
 from serfer.drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.fleet.keep_warm import KeepWarm, WarmOptions, open_keep_warm
 from serfer.fleet.open_pool import Routing, RunningPool, open_pool
@@ -54,6 +52,7 @@ from serfer.wiring.in_process import files_of, in_process_invoker
 from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
 
 if TYPE_CHECKING:
+    from serfer.drivers.lambda_http import LambdaInvoker
     from serfer.local.lambda_.faults import Faults
     from serfer.local.lambda_.service import LambdaService
     from serfer.splitter.network.by_name.named_model import NamedModel
@@ -359,7 +358,7 @@ class _Assembly:
         if workers.service is not None:
             # Stopped first: what is in flight ends, and with it what could still write.
             self.parts.push_async_callback(workers.service.stop)
-        functions = workers.invoker if isinstance(workers.invoker, LambdaInvoker) else None
+        functions = None if isinstance(workers.invoker, InProcessInvoker) else workers.invoker
         warmer = plans.warmer if isinstance(plans, TwoPlans) else functions
         pool = None
         if opening.routing is not None:
@@ -457,7 +456,7 @@ class _Assembly:
         if opening.choices.driver.startswith("stepfunctions"):
             self.parts.push_async_callback(invoker.close)
             return OnePlan(plan, self._state_machine(workers.running, store), opening.plan_reason)
-        if cold is None or not isinstance(invoker, LambdaInvoker):
+        if cold is None or isinstance(invoker, InProcessInvoker):
             tasks = PollInvoker(invoker, store) if opening.choices.driver == "poll" else invoker
             self.parts.push_async_callback(tasks.close)  # also where the driver refuses the plan
             stores = _Stores(store, url, results)
@@ -513,6 +512,8 @@ class _Assembly:
             server, client = local_machine(plan, kind, running)
             arn = server.arn
         elif arn := settings.state_machine:
+            from serfer.drivers.stepfunctions.client import connect  # noqa: PLC0415 - for a machine of AWS alone
+
             client = connect(arn.split(":")[3])
         else:
             raise UsageError("--engine stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")

@@ -18,9 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
-
-import aiohttp
+from typing import TYPE_CHECKING, Final
 
 from serfer.applications.applications import served_name
 from serfer.applications.exchange import ScalingDecision
@@ -50,6 +48,9 @@ from serfer.fleet.open_pool import remove_empty
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import DriverLoad, PoolRegistry
+
+if TYPE_CHECKING:
+    import aiohttp
 
 _MOST_REASON: Final = 300
 

@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
-
-import aiohttp
 
 from serfer.core.http_messages import ModelState, ModelStatus
 from serfer.drivers.instance.client import open_http
 from serfer.fleet.log_events import log_event
+
+if TYPE_CHECKING:
+    import aiohttp
 
 Action = Literal["load", "unload"]
 _PATIENCE_S: Final[dict[Action, float]] = {"load": 60.0, "unload": 10.0}
@@ -104,6 +105,8 @@ class VariantCopies:
 
     async def _requested(self, action: Action, url: str, model: str) -> str | None:
         """Ask an instance for a change, and return why it was not made, None where it was."""
+        import aiohttp  # noqa: PLC0415 - most services have no instances, and it takes 7 MB
+
         if self._http is None:
             self._http = open_http(self._key)
         place = f"{url}/v2/repository/models/{quote(model, safe='')}/{action}"

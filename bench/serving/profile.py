@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from typing import Annotated, Final
 import aiohttp
 import typer
 
+import serfer
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UnavailableError
@@ -75,14 +77,12 @@ class QueryCounts:
 
 def part_of(file: str) -> str:
     """Return the part that a source file belongs to."""
-    for place in ("site-packages/", "/lib/python"):
+    for place in (f"{Path(serfer.__file__).parents[1]}/serfer/", "/site-packages/", "/lib/python"):
         _, found, rest = file.rpartition(place)
         if found:
-            file = rest.partition("/")[2] if place == "/lib/python" else rest
+            file = f"serfer/{rest}" if place.endswith("/serfer/") else rest
             break
-    else:
-        names = file.split("/")
-        file = "/".join(names[names.index("serfer") :]) if "serfer" in names else file
+    file = re.sub(r"^3\.\d+t?/", "", file)  # of Python's library
     return next(part for part, beginnings in _PARTS.items() if file.startswith(beginnings))
 
 

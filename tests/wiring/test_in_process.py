@@ -1,6 +1,8 @@
 """Workers in the driver's own process, as a driver function has them: files in a layer, weights fetched, threads."""
 
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -136,3 +138,9 @@ def test_weights_are_fetched_at_init_where_lambda_gives_the_time(fetched, layere
         pytest.raises((PlanError, QueryError, MissingKeyError), match="are not there"),
     ):
         pipeline.run(batch())
+
+
+def test_a_service_of_workers_in_its_process_imports_no_client_of_others():
+    code = "import sys, serfer.cli.serve; print({'aiohttp', 'botocore', 'torch'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n", "15 MB of a service's memory"

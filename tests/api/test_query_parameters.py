@@ -1,0 +1,119 @@
+"""Query parameters: checked as FastAPI checks them, once for a query string, and documented as FastAPI writes it."""
+
+import asyncio
+from contextlib import suppress
+from typing import Annotated
+
+import pytest
+from fastapi import FastAPI, Query
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+from starlette.requests import ClientDisconnect, Request
+
+from serfer.api.http.problems import Problem
+from serfer.api.http.query_parameters import QueryParameters
+from serfer.api.requests import unless_gone
+from serfer.api.routes.classify import PredictParameters
+
+
+class Few(QueryParameters):
+    """Two parameters."""
+
+    count: int = Field(5, ge=1, le=9, description="How many.")
+    form: str | None = Field(None, alias="format", max_length=3)
+
+
+def asked(query, receive=None):
+    return Request({"type": "http", "query_string": query.encode(), "headers": []}, receive)
+
+
+def test_a_query_string_is_checked_once():
+    assert PredictParameters.of(asked("top_k=3&model=a")) is PredictParameters.of(asked("top_k=3&model=a"))
+    assert PredictParameters.of(asked("top_k=4&model=a")).top_k == 4
+    assert PredictParameters.of(asked("")).top_k == 5
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("count=0", "count: Input should be greater than or equal to 1"),
+        ("count=x", "count: Input should be a valid integer"),
+        ("format=long", "format: String should have at most 3"),
+        ("form=a", "'form' is not a parameter here: there is count, format"),
+        ("count=1&count=1", "count is given more than once"),
+        ("colour=red&count=0", "'colour' is not a parameter here"),
+    ],
+)
+def test_the_first_wrong_parameter_is_named_every_time(query, detail):
+    for _ in range(2):  # what is refused is not kept
+        with pytest.raises(Problem) as refused:
+            Few.of(asked(query))
+        assert refused.value.status == 422
+        assert refused.value.detail.startswith(detail)
+
+
+@given(st.text(max_size=20))
+def test_any_query_string_gives_parameters_or_a_problem(query):
+    with suppress(Problem):
+        assert 1 <= Few.of(asked(query)).count <= 9
+
+
+def test_parameters_are_documented_as_fastapi_documents_them():
+    app = FastAPI()
+
+    @app.get("/")
+    def few(
+        count: Annotated[int, Query(ge=1, le=9, description="How many.")] = 5,
+        form: Annotated[str | None, Query(alias="format", max_length=3)] = None,
+    ) -> None: ...
+
+    def without_defaults(parameters):
+        return [{**one, "schema": {k: v for k, v in one["schema"].items() if v is not None}} for one in parameters]
+
+    assert without_defaults(Few.described()) == app.openapi()["paths"]["/"]["get"]["parameters"]
+
+
+class TestUnlessGone:
+    def test_work_ends_with_its_result(self):
+        async def ask():
+            return await unless_gone(asked("", asyncio.Event().wait), asyncio.sleep(0, "done"))
+
+        assert asyncio.run(ask()) == "done"
+
+    def test_a_client_that_goes_away_cancels_the_work_and_nothing_else(self):
+        async def gone():
+            return {"type": "http.disconnect"}
+
+        async def ask():
+            ended = []
+
+            async def work():
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    ended.append(True)
+
+            with pytest.raises(ClientDisconnect):
+                await unless_gone(asked("", gone), work())
+            await asyncio.sleep(0)  # the task goes on
+            return ended
+
+        assert asyncio.run(ask()) == [True]
+
+    def test_a_caller_that_is_cancelled_is_no_client_that_goes_away(self):
+        async def ask():
+            task = asyncio.create_task(unless_gone(asked("", asyncio.Event().wait), asyncio.Event().wait()))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(ask())
+
+    def test_what_the_work_raises_is_raised(self):
+        async def fail():
+            raise ValueError("no")
+
+        with pytest.raises(ValueError, match="no"):
+            asyncio.run(unless_gone(asked("", asyncio.Event().wait), fail()))

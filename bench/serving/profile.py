@@ -37,6 +37,7 @@ from serfer_bench.peers.command import examples_of
 _WORKERS: Final = ("inprocess", "local")
 _WARM_UP = 20
 _PATIENCE_S, _AGAIN_S = 180.0, 0.05
+_LOG, _TOLD = "log.txt", 400  # characters of it in an error
 _PROGRAM = "serfer_bench.serving.profiled_server"
 _PARTS: Final = {
     "uvicorn and h11": ("uvicorn/", "h11/", "serfer/api/http/protocol.py"),
@@ -105,7 +106,7 @@ def measure(network: Path, workers: str, queries: int, home: Path, progress: Pro
     [port], file = free_ports(1), home / f"{workers}.json"
     options = ["--output", "softmax", "--workers", workers, "--port", str(port), "--log-level", "error"]
     with (
-        (home / "log.txt").open("wb") as log,
+        (home / _LOG).open("wb") as log,
         subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-m", _PROGRAM, str(file), "serve", str(network), *options, "--drain-s", "0"],
             stdout=log,
@@ -116,6 +117,9 @@ def measure(network: Path, workers: str, queries: int, home: Path, progress: Pro
         try:
             image = examples_of(network)[0].image
             asyncio.run(_ask(process, f"http://127.0.0.1:{port}/v1/classify?top_k=5", image, queries))
+        except UnavailableError as error:
+            said = (home / _LOG).read_text(errors="replace").split()
+            raise UnavailableError(f"{error}: {' '.join(said)[-_TOLD:]}") from error
         finally:
             process.send_signal(signal.SIGTERM)
     return counted(workers, queries, json.loads(file.read_text(encoding="utf-8")))

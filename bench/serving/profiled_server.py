@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import cProfile
 import json
-import pstats
 import signal
 import sys
 import time
@@ -21,9 +20,9 @@ _BUILT_IN = "~"
 
 def calls(profile: cProfile.Profile) -> list[tuple[str, str, int, float]]:
     """Return file, name, calls and processor seconds of functions; a built-in one's file is its caller's."""
+    profile.create_stats()
     found: list[tuple[str, str, int, float]] = []
-    table = pstats.Stats(profile).stats  # type: ignore[attr-defined] # not in typeshed
-    for (file, _, name), (_, count, own_s, _, callers) in table.items():
+    for (file, _, name), (_, count, own_s, _, callers) in profile.stats.items():
         if file == _BUILT_IN:
             found += [(caller[0], name, by[0], by[2]) for caller, by in callers.items()]
         else:

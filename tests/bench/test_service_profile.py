@@ -47,7 +47,7 @@ def test_calls_are_those_of_a_query():
 
 
 @pytest.mark.slow
-def test_a_query_has_the_same_calls_whenever_it_is_counted():
+def test_a_query_is_counted_with_both_kinds_of_workers():
     done = CliRunner().invoke(app, ["bench", "service", "profile", "--size", "64", "--queries", "20", "--json"])
     assert done.exit_code == 0, done.output
     records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

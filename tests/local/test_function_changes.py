@@ -2,7 +2,9 @@
 
 import io
 import queue
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -57,11 +59,36 @@ def test_other_code_runs_and_is_removed_with_the_service(local, function):
 def test_a_published_version_is_restored_and_keeps_what_it_was(local, function):
     version = function.publish_snapshot()
     function.set_memory(2048)
-    log = log_of(local.invoke(version, LogType="Tail")[1])
+    answer = local.invoke(version, LogType="Tail")[1]
+    log = log_of(answer)
+    assert (answer["ExecutedVersion"], local.invoke("echo")[1]["ExecutedVersion"]) == ("1", "$LATEST")
     assert "Restore Duration: " in log
     assert "Init Duration" not in log
     assert "Memory Size: 2048" not in log
     assert [one["FunctionName"] for one in local.client.list_functions()["Functions"]] == ["echo"]
+
+
+def test_invocations_do_not_wait_for_code_that_is_unpacked_but_other_changes_do(local, function, monkeypatch):
+    entered, gate, unpacked = threading.Event(), threading.Event(), local.service._changes._unpacked
+
+    def unpack(given):
+        entered.set()
+        assert gate.wait(PATIENCE)
+        return unpacked(given)
+
+    monkeypatch.setattr(local.service._changes, "_unpacked", unpack)
+    with ThreadPoolExecutor(2) as threads:
+        padding = threads.submit(function.pad, 5_000)
+        assert entered.wait(PATIENCE)
+        remembering = threads.submit(function.set_memory, 1024)
+        assert local.invoke("echo")[0]["calls"] == 1
+        assert not padding.done()
+        gate.set()
+        padding.result(PATIENCE)
+        remembering.result(PATIENCE)
+    described = local.client.get_function_configuration(FunctionName="echo")
+    assert described["MemorySize"] == 1024
+    assert described["CodeSize"] > 5_000
 
 
 def test_events_run_a_function_as_it_is_by_then_and_a_version_as_it_was(local, function, monkeypatch):

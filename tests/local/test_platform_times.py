@@ -2,18 +2,22 @@
 
 import base64
 import itertools
+import re
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from botocore.exceptions import HTTPClientError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.errors import UsageError
+from serfer.local.lambda_.environment import Environment
 from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.platform_times import PlatformTimes, tail
 from serfer.local.lambda_.runtime import runtime_directory
-from serfer.sam.measure import Sample
-from tests.local.test_lambda_service import Local, probe
+from tests.local.test_lambda_service import PATIENCE, Local, probe
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +52,28 @@ def test_an_initialisation_takes_its_time_and_a_warm_invocation_none_of_it(runti
     faults = Faults(times=PlatformTimes(init_s=0.8, start_tail_s=0.01, invoke_tail_s=0.01))
     with Local(runtime, probe("echo"), faults=faults) as local:
         first, later = (log_of(local.invoke("echo", LogType="Tail")[1]) for _ in range(2))
-    assert Sample(1, None, 1, first)._lambda_ms("Init") >= 800
+    assert float(re.search(r"Init Duration: ([\d.]+) ms", first)[1]) >= 800
     assert "Init" not in later
+
+
+def test_stopping_does_not_wait_for_environments_that_have_no_place_yet(runtime, monkeypatch):
+    """Here their package takes an hour."""
+    placing, start_in = threading.Event(), Environment.start_in
+
+    def noted(environment, seconds):
+        start_in(environment, seconds)
+        placing.set()
+
+    monkeypatch.setattr(Environment, "start_in", noted)
+    with Local(runtime, probe("echo"), faults=Faults(times=PlatformTimes(package_rate=1.0))) as local:
+        local.service._sizes["echo"] = 3600
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(local.invoke, "echo")
+            assert placing.wait(PATIENCE)
+            local.do(local.service.stop)
+            with pytest.raises(HTTPClientError):
+                waiting.result()
+        assert local.service.environments == 0
 
 
 def test_a_function_has_the_processor_time_of_its_memory(runtime):

@@ -45,8 +45,11 @@ class Verifier:
         self._access = access
         self._now = now
 
-    def refusal(self, exchange: Exchange) -> Refusal | None:
-        """Return why a request is refused, None for one that is signed."""
+    def refusal(self, exchange: Exchange, *, by_head: bool = False) -> Refusal | None:
+        """Return why a request is refused, None for one that is signed.
+
+        `by_head` needs no body, and so cannot know whether the signature, which covers it, is right.
+        """
         parsed = _AUTHORIZATION.fullmatch(exchange.headers.get("authorization", ""))
         if parsed is None:
             return "MissingAuthenticationTokenException", "Requests must have an AWS signature, version 4"
@@ -62,6 +65,8 @@ class Verifier:
             return "IncompleteSignatureException", "Host and X-Amz-Date must be signed, and all that is signed be there"
         if not self._is_recent(time):
             return "InvalidSignatureException", f"Signature expired: {time} is more than 5 minutes from now"
+        if by_head:
+            return None
         request = (exchange.method, exchange.target, exchange.headers)
         right = signature(self._access.secret, scope, time, *request, names, exchange.body)
         if not hmac.compare_digest(given, right):

@@ -94,6 +94,7 @@ class Environment:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._server = HttpServer(self._handle, lambda _: host.facts.sync_payload_limit, ours_only=True)
+        self._placing: asyncio.TimerHandle | None = None
         self._process: WorkerProcess | None = None
         self._log = LogTail(_prefixed(host.on_log, function.name))
         self._invocation: Invocation | None = None
@@ -107,15 +108,19 @@ class Environment:
         self._init_s: float | None = None  # of the invocation that waited for it
         self._peak = 0  # bytes
 
-    def start(self) -> None:
+    def start_in(self, seconds: float) -> None:
+        """Start the worker when its place is there; `kill` before that leaves nothing to wait for."""
+        self._placing = self._loop.call_later(seconds, self._start)  # no task: that may be cancelled, and stopping waits
+
+    def _start(self) -> None:
         """Open the Runtime API and start the worker; what goes wrong ends the invocation, not the service."""
+        self._placing = None
         try:
             self._started = time.perf_counter()  # it may have waited for its place
             port = self._server.listen("127.0.0.1")
-            if not self.dead:
-                self._process = self._spawn(port)
-                if self._host.times.memory_per_vcpu:
-                    self._share = ProcessorShare(self._process, self._host.times.processors(self.function.memory_mb))
+            self._process = self._spawn(port)
+            if self._host.times.memory_per_vcpu:
+                self._share = ProcessorShare(self._process, self._host.times.processors(self.function.memory_mb))
         except OSError as error:
             self._crash("Runtime.StartFailed", f"the environment could not be started: {error}")
         if self._process is None:
@@ -143,6 +148,10 @@ class Environment:
         self._server.close()
         if self._process is not None:
             self._process.kill()
+        elif self._placing is not None:
+            self._placing.cancel()
+            self._placing = None
+            self._gone()
 
     def check_memory(self) -> None:
         """Kill the environment if its worker's resident memory is above the function's."""
@@ -158,7 +167,7 @@ class Environment:
         return times.restore_s if self.function.restored else times.init_s
 
     def _spawn(self, port: int) -> WorkerProcess:
-        stream = f"{time.strftime('%Y/%m/%d', time.gmtime())}/[$LATEST]{uuid.uuid4().hex}"
+        stream = f"{time.strftime('%Y/%m/%d', time.gmtime())}/[{self.function.version}]{uuid.uuid4().hex}"
         client = self._host.runtimes[self.function.interpreter]
         return WorkerProcess(
             runtime.command(self.function, self.slowness),

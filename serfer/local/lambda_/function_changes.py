@@ -10,6 +10,7 @@ would change anything else is refused.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import json
@@ -27,6 +28,8 @@ from serfer.core.errors import InputError
 from serfer.local.lambda_.function import FunctionConfig, check_function
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from serfer.core.costs.aws import LambdaFacts
 
 MOST_CODE_BYTES: Final = 70_000_000
@@ -38,18 +41,30 @@ _CHANGED: Final = {"configuration": {"MemorySize", "SnapStart"}, "code": {"ZipFi
 
 
 class FunctionChanges:
-    """Makes the changed functions that requests describe; what code is unpacked to is removed by `close`."""
+    """Makes the changed functions that requests describe, one after another; `stop` removes what code is unpacked to."""
 
     def __init__(self, facts: LambdaFacts) -> None:
         self._facts = facts
         self._snapshots: set[str] = set()  # functions whose versions are started from snapshots
         self._published: Counter[str] = Counter()
         self._directories: list[Path] = []
+        self._one = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, change: Coroutine[Any, Any, None]) -> None:
+        """Run a change after those that have begun: each changes what the one before made."""
+        task = asyncio.create_task(self._alone(change))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _alone(self, change: Coroutine[Any, Any, None]) -> None:
+        async with self._one:
+            await change
 
     def changed(self, function: FunctionConfig, action: str, body: bytes) -> tuple[FunctionConfig, int]:
         """Return the function, or version, that "configuration", "code" or "versions" makes, and its package's bytes.
 
-        Raises InputError for what AWS would refuse, and for what is not known here.
+        It blocks while code is unpacked. Raises InputError for what AWS would refuse, and for what is not known here.
         """
         given = _members(body, _CHANGED[action])
         if action == "versions":
@@ -64,8 +79,10 @@ class FunctionChanges:
                 self._apply_snapstart(function.name, given["SnapStart"])
         return made, check_function(made, self._facts)
 
-    def close(self) -> None:
-        """Remove the code that was unpacked."""
+    async def stop(self) -> None:
+        """Wait for the changes that have begun, and remove the code that was unpacked."""
+        if self._tasks:
+            await asyncio.wait([*self._tasks])
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -99,7 +99,7 @@ class EnvironmentPool:
         self._stopping = True
         if self._memory_check is not None:
             self._memory_check.cancel()
-        for environment in self._all:
+        for environment in list(self._all):
             environment.kill()
         await asyncio.gather(*(environment.reaped.wait() for environment in list(self._all)))
 
@@ -122,8 +122,7 @@ class EnvironmentPool:
         environment.assign(invocation)
         self._all.add(environment)
         placing_s = self._faults.placing_s(self._sizes[function.reference]) if self._faults else 0.0
-        # no task: that may be cancelled, and stopping waits
-        asyncio.get_running_loop().call_later(placing_s, environment.start)
+        environment.start_in(placing_s)
         return environment
 
     def _freed(self, environment: Environment) -> None:

@@ -86,7 +86,7 @@ def variables(config: FunctionConfig, runtime: Path, api_port: int, stream: str)
         "AWS_DEFAULT_REGION": REGION,
         "AWS_EXECUTION_ENV": f"AWS_Lambda_python{python_version(config.interpreter)}",
         "AWS_LAMBDA_FUNCTION_NAME": config.name,
-        "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
+        "AWS_LAMBDA_FUNCTION_VERSION": config.version,
         "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(config.memory_mb),
         "AWS_LAMBDA_INITIALIZATION_TYPE": "on-demand",
         "AWS_LAMBDA_LOG_GROUP_NAME": f"/aws/lambda/{config.name}",

@@ -152,7 +152,7 @@ class LambdaService:
         await self._pool.stop()
         for queue in self._queues.values():
             await queue.stop()
-        self._changes.close()
+        await self._changes.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -170,15 +170,16 @@ class LambdaService:
         if exchange.headers.get("x-amz-invocation-type") == "Event":
             return self._facts.async_payload_limit
         if exchange.method == "PUT" and exchange.target.endswith("/code"):
-            return MOST_CODE_BYTES
+            # Only of a caller who knows the key: the rest of them are refused before their code is read.
+            return 0 if self._verifier.refusal(exchange, by_head=True) else MOST_CODE_BYTES
         return self._facts.sync_payload_limit
 
     def _handle(self, exchange: Exchange) -> None:
         """Route a request of the Invoke API or of the few calls that only look, if it is signed."""
-        if exchange.oversize:  # without its body, which its signature covers
-            self._refuse_oversize(exchange)
-        elif refusal := self._verifier.refusal(exchange):
+        if refusal := self._verifier.refusal(exchange, by_head=exchange.oversize):  # which has no body
             _refuse(exchange, 403, *refusal)
+        elif exchange.oversize:
+            self._refuse_oversize(exchange)
         else:
             self._route(exchange)
 
@@ -230,11 +231,14 @@ class LambdaService:
 
     def _change(self, exchange: Exchange, reference: str, action: str) -> None:
         """Change a function, or publish a version of it, and describe what came of it."""
+        self._changes.begin(self._changed(exchange, reference, action))
+
+    async def _changed(self, exchange: Exchange, reference: str, action: str) -> None:
         function = self._find(exchange, reference)
         if function is None:
             return
         try:
-            made, size = self._changes.changed(function, action, exchange.body)
+            made, size = await asyncio.to_thread(self._changes.changed, function, action, exchange.body)
         except InputError as error:
             _refuse(exchange, 400, "InvalidParameterValueException", str(error))
             return
@@ -270,7 +274,8 @@ class LambdaService:
         elif kind == "Event":
             self._take_event(exchange, function)
         else:
-            exchange.reply(204, b"", {"x-amzn-RequestId": str(uuid.uuid4()), "X-Amz-Executed-Version": "$LATEST"})
+            executed = {"X-Amz-Executed-Version": function.version}
+            exchange.reply(204, b"", {"x-amzn-RequestId": str(uuid.uuid4()), **executed})
 
     def _refuse_oversize(self, exchange: Exchange) -> None:
         kind = exchange.headers.get("x-amz-invocation-type", "RequestResponse")
@@ -296,7 +301,7 @@ class LambdaService:
         invocation = Invocation(
             request_id=str(uuid.uuid4()),
             payload=exchange.body or b"{}",
-            done=lambda outcome: _answer(exchange, invocation, outcome),
+            done=lambda outcome: _answer(exchange, invocation, outcome, function.version),
             tail=exchange.headers.get("x-amz-log-type") == "Tail",
             headers=headers,
         )
@@ -316,14 +321,14 @@ class LambdaService:
         return self._queues[reference]
 
 
-def _answer(exchange: Exchange, invocation: Invocation, outcome: Outcome) -> None:
+def _answer(exchange: Exchange, invocation: Invocation, outcome: Outcome, version: str) -> None:
     if outcome.error == "Runtime.UnmarshalError":  # the worker's word for a payload that is not JSON
         _refuse(exchange, 400, "InvalidRequestContentException", "Could not parse request body into json")
         return
     headers = {
         "Content-Type": "application/json",
         "x-amzn-RequestId": invocation.request_id,
-        "X-Amz-Executed-Version": "$LATEST",
+        "X-Amz-Executed-Version": version,
     }
     if outcome.error:
         headers["X-Amz-Function-Error"] = "Unhandled"

@@ -126,6 +126,10 @@ planner = parts(
             "serfer_bench.planner.constants:command",
             "Put constants into the local Lambda service, and find them.",
         ),
+        "tails": (
+            "serfer_bench.planner.tails:command",
+            "How exact tails of starts are fitted, by the number of samples.",
+        ),
     },
 )
 policies = parts(

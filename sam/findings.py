@@ -40,10 +40,10 @@ class Priced:
         store: StoreFacts = getattr(self.facts, self.table)
         return store
 
-    def usd(self, sample: Sample) -> float:
-        """Price an invocation that was measured, with its two requests to the store."""
+    def usd(self, memory_mb: int, billed_ms: float) -> float:
+        """Price an invocation that was billed so long, with its two requests to the store."""
         requests = self.store.price_put + self.store.price_get
-        return invocation_usd(sample.memory_mb, sample.billed_ms, self.functions) + requests
+        return invocation_usd(memory_mb, billed_ms, self.functions) + requests
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Findings:
         for name, samples, cold in (("cold", self.samples.cold, True), ("warm", self.samples.small, False)):
             if not samples:
                 continue
-            billed = sum(map(self.priced.usd, samples))
+            billed = sum(self.priced.usd(sample.memory_mb, sample.billed_ms) for sample in samples)
             counts = samples[0].report.counts
             moved = counts.bytes_get + counts.bytes_put
             predicted, again = (

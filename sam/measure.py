@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import fmean, median
+from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 
 from serfer.core.costs.aws import Source
 from serfer.core.wire import Report
+from serfer.sam.tails import floor_and_tail, start_tail
 
 _MS = 1000
 _LEAST_WEIGHTS = 1_000_000  # bytes; to build sessions of fewer takes the same time
@@ -19,7 +20,7 @@ _THROTTLED = 1.1  # times as long as with a whole vCPU: less is noise
 _REPORT = re.compile(r"^REPORT RequestId: .*$", re.MULTILINE)
 _DURATION = re.compile(r"(?:^|\t)(Billed|Init|Restore) Duration: (\d{1,9}(?:\.\d{1,6})?) ms(?=\t|$)")
 UNITS = {
-    "lambda.start_tail": "s, mean of what the start of an environment takes on top of the fastest",
+    "lambda.start_tail": "s, mean of what an environment takes to begin its init, on top of the fastest possible",
     "lambda.package_rate": "bytes/s of a package, as a new environment gets it",
 }
 """Units of what is measured and not a value of `aws.toml`: the cost model has no such term."""
@@ -45,39 +46,54 @@ class Sample:
     @property
     def billed_ms(self) -> float:
         """The billed duration, by Lambda's own REPORT line, or by the worker's clock where there is none."""
-        return self._lambda_ms("Billed") or self.report.billed_ms
+        return billed_ms(self.log) or self.report.billed_ms
 
     @property
     def init_ms(self) -> float:
         """The initialisation by the REPORT line, or by the worker's clock; weights that were fetched apart."""
-        return (self._lambda_ms("Init") or self.report.init_ms) - self.report.fetch_ms
+        return self._whole_init_ms - self.report.fetch_ms
+
+    @property
+    def placing_s(self) -> float:
+        """The seconds of the invocation besides its task and the initialisation of its environment."""
+        return self.overhead_s - self._whole_init_ms / _MS
 
     @property
     def restore_ms(self) -> float | None:
         """The restoring of a snapshot by the REPORT line; None where it has none."""
-        return self._lambda_ms("Restore")
+        return _reported_ms(self.log, "Restore")
 
-    def _lambda_ms(self, kind: str) -> float | None:
-        line = _REPORT.search(self.log)
-        return next((float(ms) for name, ms in _DURATION.findall(line[0]) if name == kind), None) if line else None
+    @property
+    def _whole_init_ms(self) -> float:
+        return _reported_ms(self.log, "Init") or self.report.init_ms
+
+
+def billed_ms(log: str) -> float | None:
+    """Return the billed duration by the REPORT line of a log; None where it has none."""
+    return _reported_ms(log, "Billed")
+
+
+def _reported_ms(log: str, kind: str) -> float | None:
+    line = _REPORT.search(log)
+    return next((float(ms) for name, ms in _DURATION.findall(line[0]) if name == kind), None) if line else None
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a probe, in seconds and bytes.
+    """The samples of a probe, in seconds and bytes, to which it adds.
 
     `groups` are invocations that started environments, by how many were sent at once; `small` and `large` are warm, on
     inputs of two sizes. `memories` are warm by MB of memory, `packages` started environments by bytes added to the
     package, `restored` did from a snapshot. `missing` says what was not measured, and why.
     """
 
-    groups: Mapping[int, Sequence[Sample]]
-    small: Sequence[Sample]
-    large: Sequence[Sample]
-    memories: Mapping[int, Sequence[Sample]]
-    packages: Mapping[int, Sequence[Sample]]
-    restored: Sequence[Sample]
-    missing: Sequence[str] = ()
+    groups: dict[int, list[Sample]] = field(default_factory=dict)
+    small: list[Sample] = field(default_factory=list)
+    large: list[Sample] = field(default_factory=list)
+    memories: dict[int, list[Sample]] = field(default_factory=dict)
+    packages: dict[int, list[Sample]] = field(default_factory=dict)
+    restored: list[Sample] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
 
     @property
     def cold(self) -> list[Sample]:
@@ -120,7 +136,7 @@ def facts_of(samples: Samples, weight_bytes: int, store: str, memory_per_vcpu: f
 def _invocations(warm: Sequence[Sample]) -> Iterator[Fact]:
     """A round trip is a floor plus an exponential tail, as in the cost model."""
     if warm:
-        floor, tail = _floor_and_tail(warm)
+        floor, tail = floor_and_tail(_overheads(warm))
         yield Fact("lambda.invoke_floor", floor, len(warm))
         yield Fact("lambda.invoke_tail", tail, len(warm))
 
@@ -131,7 +147,9 @@ def _starts(cold: Sequence[Sample], warm: Sequence[Sample], weight_bytes: int) -
     yield Fact("lambda.init", median(sample.init_ms for sample in cold) / _MS, len(cold))
     if not warm:
         return
-    yield Fact("lambda.start_tail", _floor_and_tail(cold)[1] - _floor_and_tail(warm)[1], len(cold))
+    if len(cold) > 1:
+        placing = [sample.placing_s for sample in cold]
+        yield Fact("lambda.start_tail", start_tail(placing, floor_and_tail(_overheads(warm))[1]), len(cold))
     if weight_bytes >= _LEAST_WEIGHTS:  # a cold task builds its session before it computes
         first, later = (median(sample.report.compute_ms for sample in samples) / _MS for samples in (cold, warm))
         if first > later:
@@ -200,17 +218,8 @@ def transfers(warm: Sequence[Sample]) -> dict[tuple[str, int], list[float]]:
     return sizes
 
 
-def _floor_and_tail(samples: Sequence[Sample]) -> tuple[float, float]:
-    """Fit an exponential distribution above a floor to overheads, by its unbiased estimators.
-
-    Those of least variance (Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 1, chapter 19).
-    """
-    overheads = [sample.overhead_s for sample in samples]
-    least, count = min(overheads), len(overheads)
-    if count == 1:
-        return least, 0.0
-    tail = (fmean(overheads) - least) * count / (count - 1)
-    return least - tail / count, tail
+def _overheads(samples: Sequence[Sample]) -> list[float]:
+    return [sample.overhead_s for sample in samples]
 
 
 def dump_facts(facts: Sequence[Fact], sources: Mapping[str, Source], where: str, date: str) -> str:

@@ -36,7 +36,7 @@ from serfer.sam.cost.bill import Bill, price_build
 from serfer.sam.deployment import function_code, load_current_plan, load_deployment
 from serfer.sam.findings import Findings, Priced, predicted_usd
 from serfer.sam.measure import Samples
-from serfer.sam.probe import Extent, Probe, Step, input_bytes, steps
+from serfer.sam.probe import Extent, OverBudgetError, Probe, Step, input_bytes, steps
 from serfer.sam.probed_function import ProbedFunction
 from serfer.sam.quotas import run_sam
 from serfer.sam.samconfig import StackSettings
@@ -68,26 +68,24 @@ class Order:
 
 
 class Budget:
-    """The dollars that were spent, by the price model; raises before a step that might take more than there are."""
+    """The dollars that were spent, by the price model, and whether a step may follow that might take more."""
 
     def __init__(self, most_usd: float) -> None:
         self.most_usd = most_usd
         self.spent_usd = 0.0
 
     def allow(self, step: str, usd: float) -> None:
-        """Raise QueryError where a step, estimated at so many dollars, is more than what is left."""
+        """Raise OverBudgetError where a step, estimated at so many dollars, is more than what is left."""
         left_usd = self.most_usd - self.spent_usd
         if usd > left_usd:
-            raise QueryError(
-                f"stopped before {step}: estimated at ${usd:.4f}, and ${left_usd:.4f} are left of --max-usd "
+            raise OverBudgetError(
+                f"{step}: estimated at ${usd:.4f}, and ${max(left_usd, 0.0):.4f} are left of --max-usd "
                 f"{self.most_usd:g}: allow more"
             )
 
     def spend(self, usd: float) -> None:
-        """Count dollars; raises QueryError when the limit is passed, which ends the run."""
+        """Count dollars, which were spent whatever is left."""
         self.spent_usd += usd
-        if self.spent_usd > self.most_usd:
-            raise QueryError(f"${self.spent_usd:.4f} are spent, of --max-usd {self.most_usd:g}: stopped; allow more")
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class Smoke:
         """Return the dollars of a step, rather too many: as if each invocation started its environment."""
         moved = 2 * input_bytes(self.plan, step.images)
         cold = predicted_usd(self.plan, self.priced, step.memory_mb, moved, images=step.images, cold=True)
-        restored = self.priced.functions.price_snapstart_restored * step.memory_mb / _MB_PER_GB
+        restored = step.restored * self.priced.functions.price_snapstart_restored * step.memory_mb / _MB_PER_GB
         return step.invocations * (cold + restored)
 
 
@@ -178,7 +176,10 @@ def smoke(order: Order, settings: Settings, session: Any, say: Say) -> Findings:
         try:
             _deploy(run)
             samples = _probe(run, session, budget)  # first, while no environment is there
-            _ask(run, session, budget, say)
+            try:
+                _ask(run, session, budget, say)
+            except OverBudgetError as stop:
+                say(f"not measured: {stop}")
             return _found(run, samples, say)
         finally:
             hours = (time.monotonic() - started) / 3600
@@ -230,6 +231,7 @@ def _ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: A
     if run.plan.preprocess is None:
         say("the plan does not say how an image becomes its input: the REST API is not queried")
         return
+    budget.allow(f"{QUERIES} queries to the REST API", run.bill.cold.usd + QUERIES * run.bill.warm.usd)
     outputs, gateway = _outputs(run, session), session.client("apigateway")
     key = gateway.get_api_key(apiKey=outputs["ApiKeyId"], includeValue=True)["value"]
     answers, latencies = set(), []
@@ -293,7 +295,7 @@ def _probe(run: Smoke, session: Any, budget: Budget) -> Samples:  # noqa: ANN401
                     function,
                     client.meta.endpoint_url,
                     lambda step: budget.allow(step.name, run.step_usd(step)),
-                    lambda sample: budget.spend(run.priced.usd(sample)),
+                    lambda memory_mb, billed_ms: budget.spend(run.priced.usd(memory_mb, billed_ms)),
                     run.order.extent,
                     run.snapstart,
                 )
@@ -306,12 +308,12 @@ def _probe(run: Smoke, session: Any, budget: Budget) -> Samples:  # noqa: ANN401
 
 def _found(run: Smoke, samples: Samples, say: Say) -> Findings:
     """Return what was measured, and write it where `serfer cost` can read it."""
-    if len(samples.warm) < 2:  # noqa: PLR2004 - of fewer there is no distribution
-        raise QueryError(f"of {len(samples.cold)} invocations every one started an environment: nothing is measured")
-    where = f"{run.region}, {run.plan.model} {run.plan.digest[:12]}, {run.plan.stages[0].memory_mb} MB"
-    found = Findings(run.plan, samples, run.priced, where, datetime.now(UTC).date().isoformat())
     for reason in samples.missing:
         say(f"not measured: {reason}")
+    where = f"{run.region}, {run.plan.model} {run.plan.digest[:12]}, {run.plan.stages[0].memory_mb} MB"
+    found = Findings(run.plan, samples, run.priced, where, datetime.now(UTC).date().isoformat())
+    if not found.facts:
+        raise QueryError("deploy smoke measured nothing")
     write_whole(run.order.out, found.toml.encode())
     say(f"written: {run.order.out}; use it by SERFER_AWS_FILE={run.order.out}")
     return found

@@ -113,11 +113,12 @@ def _record(found: Findings, command: str) -> dict[str, Any]:
     """Return the record of a run, as `serfer bench results` reads it: its tables, and the files that set them."""
     package = Path(__file__).parents[1]
     files = [package / "sam" / name for name in ("probe.py", "probed_function.py", "measure.py", "findings.py")]
+    several = f"{found.where}: {len(found.samples.warm)} warm invocations, {len(found.samples.cold)} starts"
     return {
         "command": command,
         "kind": "measured",
         "seeds": "",
-        "samples": f"{found.where}: {len(found.samples.warm)} warm invocations, {len(found.samples.cold)} starts",
+        "samples": "; not measured: ".join([several, *found.samples.missing]),
         "files": {
             file.relative_to(package.parent).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
         },

@@ -8,9 +8,9 @@ from serfer.sam.probe import Extent
 from serfer.settings import load_settings
 from serfer_bench.planner.constants import EXTENT, SETS, probed, rows_of
 
-SMALL = replace(EXTENT, small=16, large=4, packages=(12_000_000, 0), repeats=4, restored=3)
-QUICK = replace(SETS["one"], init_s=1.0, start_tail_s=0.2, restore_s=0.8, package_rate=8e6)
-NONE = Extent(groups=(4, 16), small=2, large=1, memories=(), packages=(), restored=0)
+SMALL = replace(EXTENT, groups=(4, 16), rounds=1, small=16, large=4, packages=(12_000_000, 0), repeats=4, restored=3)
+QUICK = replace(SETS["one"], init_s=1.0, invoke_tail_s=0.1, start_tail_s=0.2, restore_s=0.8, package_rate=8e6)
+NONE = Extent(groups=(4, 16), rounds=1, small=2, large=1, memories=(), packages=(), restored=0)
 
 
 @pytest.mark.weekly

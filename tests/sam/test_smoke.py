@@ -18,16 +18,17 @@ from moto import mock_aws
 
 from serfer.cli.deploy import _record
 from serfer.core.costs.aws import parse_aws, shipped_aws
-from serfer.core.errors import QueryError, TaskFailedError, UsageError
+from serfer.core.errors import TaskFailedError, UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.wire import Report
 from serfer.sam import smoke
 from serfer.sam.deployment import load_current_plan, load_deployment
 from serfer.sam.findings import Findings, Priced
 from serfer.sam.measure import Fact, Sample, Samples, dump_facts, facts_of
-from serfer.sam.probe import steps
+from serfer.sam.probe import OverBudgetError, steps
 from serfer.sam.samconfig import stack_of
 from serfer.sam.smoke import Budget, Order
+from serfer.sam.tails import floor_and_tail, start_tail
 from serfer.settings import Settings, load_settings
 from serfer_bench.records.record import Record
 from tests.e2e.small import split_small
@@ -50,8 +51,7 @@ def sample(seconds, *, init_ms=0.0, compute_ms=10.0, read=(0, 0.0), write=(0, 0.
 
 def samples(**given):
     """Samples of a probe that measured nothing but what is given."""
-    nothing = {"groups": {}, "small": (), "large": (), "memories": {}, "packages": {}, "restored": ()}
-    return Samples(**{**nothing, **given})
+    return Samples(**given)
 
 
 def found(weight_bytes=0, store="s3", **given):
@@ -80,6 +80,14 @@ def test_a_floor_and_a_tail_are_found_whatever_they_are(floor, tail, count):
     facts = found(small=warm)
     assert facts["lambda.invoke_floor"] == pytest.approx(floor, rel=1e-6)
     assert facts["lambda.invoke_tail"] == pytest.approx(tail, rel=1e-6)
+
+
+def test_the_tail_of_starts_is_that_of_two_exponential_times():
+    warm, overheads = [sample(0.010 + 0.2), sample(0.010 + 0.4)], [2.0, 2.5, 3.0, 4.5]
+    facts = found(groups={4: [sample(0.010 + overhead, init_ms=500) for overhead in overheads]}, small=warm)
+    assert facts["lambda.start_tail"] == pytest.approx(start_tail(overheads, facts["lambda.invoke_tail"]))
+    assert facts["lambda.start_tail"] > floor_and_tail(overheads)[1] - facts["lambda.invoke_tail"]
+    assert "lambda.start_tail" not in found(groups={1: [sample(2, init_ms=500)]}, small=warm)
 
 
 def test_a_cold_start_is_its_init_and_the_sessions_that_weights_become():
@@ -168,21 +176,19 @@ def test_a_bill_is_of_reported_milliseconds_at_the_price_model():
     line = "REPORT RequestId: 1\tBilled Duration: 700 ms\t"
     priced = Priced(shipped_aws(), "x86_64", "s3")
     usd = 0.20e-6 + 1769 / 1024 * 0.7 * 0.0000166667 + 0.005e-3 + 0.0004e-3
-    assert priced.usd(sample(1, log=line)) == pytest.approx(usd)
-    arm = replace(priced, architecture="arm64")
-    assert arm.usd(sample(1, log=line)) < priced.usd(sample(1, log=line))
+    assert priced.usd(1769, sample(1, log=line).billed_ms) == pytest.approx(usd)
+    assert replace(priced, architecture="arm64").usd(1769, 700) < priced.usd(1769, 700)
 
 
-def test_a_budget_stops_when_it_is_spent_and_before_a_step_that_is_more_than_is_left():
+def test_a_budget_allows_no_step_that_is_more_than_is_left():
     budget = Budget(0.01)
     budget.spend(0.009)
     budget.allow("4 starts at once", 0.0009)
-    with pytest.raises(
-        QueryError, match=r"stopped before 64 starts at once: estimated at \$0\.0011, and \$0\.0010 are"
-    ):
+    with pytest.raises(OverBudgetError, match=r"64 starts at once: estimated at \$0\.0011, and \$0\.0010 are left of"):
         budget.allow("64 starts at once", 0.0011)
-    with pytest.raises(QueryError, match=r"--max-usd 0\.01: stopped"):
-        budget.spend(0.002)
+    budget.spend(0.002)
+    with pytest.raises(OverBudgetError, match=r"\$0\.0000 are left of --max-usd 0\.01: allow more"):
+        budget.allow("442 MB", 0.0)
     assert budget.spent_usd == pytest.approx(0.011)
 
 
@@ -263,6 +269,22 @@ def test_the_stack_is_deleted_after_any_run(tmp_path, monkeypatch, aws, step, er
     assert aws.client("s3").list_buckets()["Buckets"] == []
     assert any(line.startswith("spent: $0.0") for line in lines)
     assert not order.out.exists()
+
+
+def test_a_run_that_has_spent_its_dollars_writes_what_it_measured(tmp_path, monkeypatch, aws):
+    def probe(_run, _session, budget):
+        budget.spend(1.0)
+        return samples(groups={4: [sample(2, init_ms=600)] * 4}, missing=["warm invocations: $0.0000 are left"])
+
+    monkeypatch.setattr(smoke, "_deploy", lambda _run: None)
+    monkeypatch.setattr(smoke, "_probe", probe)
+    order, lines = order_of(tmp_path), []
+    found = smoke.smoke(order, Settings(), aws, lines.append)
+    assert tomllib.loads(order.out.read_text(encoding="utf-8"))["lambda"].keys() == {"init"}
+    assert [row["invocations"] for row in found.bill()] == ["4 cold"]
+    assert any(line.startswith("not measured: 10 queries to the REST API: estimated at $0.0") for line in lines)
+    assert "not measured: warm invocations: $0.0000 are left" in lines
+    assert "not measured: warm" in _record(found, "serfer deploy smoke BUILD dev")["samples"]
 
 
 def test_a_run_that_fails_before_its_stack_exists_reports_the_reason(tmp_path, monkeypatch, aws):

@@ -110,7 +110,9 @@ class Environment:
 
     def start_in(self, seconds: float) -> None:
         """Start the worker when its place is there; `kill` before that leaves nothing to wait for."""
-        self._placing = self._loop.call_later(seconds, self._start)  # no task: that may be cancelled, and stopping waits
+        self._placing = self._loop.call_later(
+            seconds, self._start
+        )  # no task: that may be cancelled, and stopping waits
 
     def _start(self) -> None:
         """Open the Runtime API and start the worker; what goes wrong ends the invocation, not the service."""

@@ -41,7 +41,7 @@ _CHANGED: Final = {"configuration": {"MemorySize", "SnapStart"}, "code": {"ZipFi
 
 
 class FunctionChanges:
-    """Makes the changed functions that requests describe, one after another; `stop` removes what code is unpacked to."""
+    """Makes the changed functions that requests describe, one after another; `stop` removes unpacked code."""
 
     def __init__(self, facts: LambdaFacts) -> None:
         self._facts = facts

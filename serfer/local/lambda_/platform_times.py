@@ -58,7 +58,7 @@ class PlatformTimes:
 
 
 def tail(mean_s: float) -> Iterator[float]:
-    """Yield draws of an exponential distribution, spread so evenly that few of them have its mean.
+    """Yield draws of an exponential distribution, spread so evenly that the mean of some fifty of them is its own.
 
     They are the quantiles of a half and multiples of the golden ratio, modulo 1: the same in each run.
     """

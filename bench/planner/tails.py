@@ -1,0 +1,72 @@
+"""How exact `serfer deploy smoke` fits the tails of invocations and of starts, by how many it has: drawn, not measured.
+
+Starts and warm invocations are drawn from exponential distributions of known means, and fitted as the kit does it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from serfer.cli.shared.options import JsonOption
+from serfer.cli.shared.tables import Results, publish, table_of
+from serfer.sam.probe import Extent
+from serfer.sam.tails import floor_and_tail, start_tail
+from serfer_bench.core.options import MarkdownOption
+
+_SHARES = (0.01, 0.1, 0.5, 1.0)
+_ROUNDS, _SEED, _TENTH = 500, 0, 0.1
+_NEW_ACCOUNT = 10
+"""Environments of a new account, which starts no larger group."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Fits of `starts` whose tail is `share` of that of starts as long, as ratios to what was drawn from."""
+
+    share: float
+    starts: int
+    warm: int
+    invoke_error: float
+    mean: float
+    error: float
+    within: float
+    single: float
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Return the cells of its row."""
+        return {
+            "invocations' tail / starts'": f"{self.share:g}",
+            "starts": str(self.starts),
+            "warm invocations": str(self.warm),
+            "invocations' tail: standard error": f"{self.invoke_error:.0%}",
+            "starts' tail: found / drawn from": f"{self.mean:.2f}",
+            "its standard error": f"{self.error:.0%}",
+            "within 10%": f"{self.within:.0%}",
+            "fitted as one exponential time": f"{self.single:.2f}",
+        }
+
+
+def fitted(share: float, starts: int, warm: int) -> Row:
+    """Fit the tails of so many starts and warm invocations, drawn again and again."""
+    draws = np.random.default_rng(_SEED)
+    invokes, found, single = np.empty((3, _ROUNDS))
+    for number in range(_ROUNDS):
+        cold = (draws.exponential(share, starts) + draws.exponential(1.0, starts)).tolist()
+        invokes[number] = floor_and_tail(draws.exponential(share, warm).tolist())[1]
+        found[number] = start_tail(cold, invokes[number])
+        single[number] = floor_and_tail(cold)[1] - invokes[number]
+    within = float(np.mean(np.abs(found - 1) <= _TENTH))
+    means = float(found.mean()), float(found.std()), within, float(single.mean())
+    return Row(share, starts, warm, float(invokes.std()) / share, *means)
+
+
+def command(as_markdown: MarkdownOption = False, as_json: JsonOption = False) -> None:
+    """Draw starts and invocations, and fit their tails as serfer deploy smoke does, by how many there are."""
+    extent = Extent()
+    few, some, all_of_them = (sum(extent.at_once(most)) for most in (_NEW_ACCOUNT, 16, max(extent.groups)))
+    warm = extent.small + extent.large
+    rows = [fitted(share, starts, warm) for starts in (few, some, all_of_them) for share in _SHARES]
+    publish(Results([asdict(row) for row in rows], [table_of(rows)]), as_json=as_json, as_markdown=as_markdown)

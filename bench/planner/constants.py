@@ -25,7 +25,6 @@ from botocore.credentials import Credentials
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
-import serfer_bench.planner.stand_in_worker
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.tables import Results, publish, table_of
 from serfer.core.plan import Plan
@@ -179,12 +178,10 @@ def _function(directory: Path, constants: Constants, memory_mb: int) -> tuple[Fu
     code, layer = directory / "code", directory / "layer" / "python"
     code.mkdir()
     layer.mkdir(parents=True)
-    worker = Path(serfer_bench.planner.stand_in_worker.__file__)
+    worker = _origin("serfer_bench.planner.stand_in_worker")
     shutil.copyfile(worker, code / worker.name)
     for name in ("serfer", "msgpack"):
-        spec = find_spec(name)
-        assert spec is not None and spec.origin is not None  # noqa: S101, PT018 - we run by both
-        (layer / name).symlink_to(Path(spec.origin).parent)
+        (layer / name).symlink_to(_origin(name).parent)
     (directory / "store").mkdir()
     latency_ms = _MS_PER_S * constants.request_s
     inner = (directory / "store").as_uri()
@@ -199,6 +196,13 @@ def _function(directory: Path, constants: Constants, memory_mb: int) -> tuple[Fu
         layers=(layer.parent,),
     )
     return config, inner
+
+
+def _origin(module: str) -> Path:
+    """Return the file of a module, which is not run."""
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None  # noqa: S101, PT018 - our own, and what we run by
+    return Path(spec.origin)
 
 
 def _plan(directory: Path) -> Plan:

@@ -19,6 +19,7 @@ _SHARES = (0.01, 0.1, 0.5, 1.0)
 _ROUNDS, _SEED, _TENTH = 500, 0, 0.1
 _NEW_ACCOUNT = 10
 """Environments of a new account, which starts no larger group."""
+_UP_TO = [(Extent.up_to(group), group) for group in (16, 64)]
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ def fitted(share: float, starts: int, warm: int) -> Row:
 
 def command(as_markdown: MarkdownOption = False, as_json: JsonOption = False) -> None:
     """Draw starts and invocations, and fit their tails as serfer deploy smoke does, by how many there are."""
-    extent = Extent()
-    few, some, all_of_them = (sum(extent.at_once(most)) for most in (_NEW_ACCOUNT, 16, max(extent.groups)))
-    warm = extent.small + extent.large
-    rows = [fitted(share, starts, warm) for starts in (few, some, all_of_them) for share in _SHARES]
+    new_account = (Extent(), _NEW_ACCOUNT)
+    sizes = [(sum(extent.at_once(most)), extent.small + extent.large) for extent, most in (new_account, *_UP_TO)]
+    rows = [fitted(share, *size) for size in sizes for share in _SHARES]
     publish(Results([asdict(row) for row in rows], [table_of(rows)]), as_json=as_json, as_markdown=as_markdown)

@@ -83,7 +83,11 @@ def smoke(
         ),
     ] = Path("aws-measured.toml"),
     at_once: Annotated[
-        int, typer.Option(min=1, help="The largest group of environments that are started at once, of 4, 16 and 64.")
+        int,
+        typer.Option(
+            min=1,
+            help="The largest group of starts at once, six times: 4, 16 or 64.",
+        ),
     ] = 64,
     as_json: JsonOption = False,
 ) -> None:
@@ -96,8 +100,7 @@ def smoke(
 
     with _stack(build, environment) as (settings, session):
         os.environ["AWS_DEFAULT_REGION"] = settings.region  # of the clients that know no samconfig.toml, and of SAM CLI
-        groups = tuple(group for group in Extent.groups if group <= at_once) or (at_once,)
-        order = Order(build, settings, max_usd, out.absolute(), Extent(groups))
+        order = Order(build, settings, max_usd, out.absolute(), Extent.up_to(at_once))
         found = measure(order, load_settings(), session, complain)
     command = f"serfer deploy smoke BUILD {environment} --max-usd {max_usd:g} --at-once {at_once}"
     record = json.dumps(_record(found, command), indent=1)

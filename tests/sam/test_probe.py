@@ -119,6 +119,14 @@ def test_every_account_and_every_order_has_at_least_one_group(most, groups, roun
     assert {group for group in groups if group <= most} <= {*sent}
 
 
+@given(most=st.integers(1, 100))
+def test_there_are_as_many_warm_invocations_as_starts_but_fifty(most):
+    extent = Extent.up_to(most)
+    assert extent.small + extent.large == max(50, sum(extent.at_once()))
+    assert max(extent.groups) <= most
+    assert Extent.up_to(64) == Extent()
+
+
 @given(allowed=st.integers(0, 38))
 def test_what_was_measured_before_the_money_ran_out_is_kept(allowed):
     """Whichever invocation is the last: each costs a dollar, and so many are there."""

@@ -24,7 +24,11 @@ _UP_TO = [(Extent.up_to(group), group) for group in (16, 64)]
 
 @dataclass(frozen=True)
 class Row:
-    """Fits of `starts` whose tail is `share` of that of starts as long, as ratios to what was drawn from."""
+    """Fits of so many starts and `warm` invocations, whose tail tau is `share` of the starts' tail sigma.
+
+    `invoke_error` and `error` are the standard errors of both, `mean` is what is found of sigma on average and `single`
+    what the fit of one exponential time finds, as shares of it; `within` is the share of probes that are within 10%.
+    """
 
     share: float
     starts: int
@@ -39,14 +43,14 @@ class Row:
     def shown(self) -> dict[str, str]:
         """Return the cells of its row."""
         return {
-            "invocations' tail / starts'": f"{self.share:g}",
+            "tau / sigma": f"{self.share:g}",
             "starts": str(self.starts),
-            "warm invocations": str(self.warm),
-            "invocations' tail: standard error": f"{self.invoke_error:.0%}",
-            "starts' tail: found / drawn from": f"{self.mean:.2f}",
-            "its standard error": f"{self.error:.0%}",
+            "warm": str(self.warm),
+            "tau: error": f"{self.invoke_error:.0%}",
+            "sigma: found / true": f"{self.mean:.2f}",
+            "sigma: error": f"{self.error:.0%}",
             "within 10%": f"{self.within:.0%}",
-            "fitted as one exponential time": f"{self.single:.2f}",
+            "fitted as one": f"{self.single:.2f}",
         }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from serfer.control.infless.fleet import FrontQueue
@@ -10,6 +10,7 @@ from serfer.control.infless.options import Function, Option
 from serfer.control.infless.scheduling import pack, spread
 from serfer.control.infless.servers import Servers
 from serfer.control.infless.uniform import KEEP_ALIVE_S, Place, Uniform
+from serfer.control.windows import WindowPolicy
 
 
 class Batch(Uniform):
@@ -30,8 +31,9 @@ class Batch(Uniform):
         *,
         keep_alive_s: float = KEEP_ALIVE_S,
         place: Place = spread,
+        windows: Callable[[], WindowPolicy] | None = None,
     ) -> None:
-        super().__init__(functions, servers, keep_alive_s=keep_alive_s, place=place)
+        super().__init__(functions, servers, keep_alive_s=keep_alive_s, place=place, windows=windows)
         self._chosen: dict[int, Option] = {}
 
     def option(self, function: int, rate: float) -> Option | None:
@@ -55,8 +57,15 @@ class BatchScheduled(Batch):
 
     name = "batch-rs"
 
-    def __init__(self, functions: Sequence[Function], servers: Servers, *, keep_alive_s: float = KEEP_ALIVE_S) -> None:
-        super().__init__(functions, servers, keep_alive_s=keep_alive_s, place=pack)
+    def __init__(
+        self,
+        functions: Sequence[Function],
+        servers: Servers,
+        *,
+        keep_alive_s: float = KEEP_ALIVE_S,
+        windows: Callable[[], WindowPolicy] | None = None,
+    ) -> None:
+        super().__init__(functions, servers, keep_alive_s=keep_alive_s, place=pack, windows=windows)
 
 
 _UNKNOWN: Final = FrontQueue(1, 0.0)

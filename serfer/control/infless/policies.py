@@ -35,8 +35,9 @@ class OpenFaasPlus(Uniform):
         *,
         offset: float,
         keep_alive_s: float = KEEP_ALIVE_S,
+        windows: Callable[[], WindowPolicy] | None = None,
     ) -> None:
-        super().__init__(functions, servers, keep_alive_s=keep_alive_s)
+        super().__init__(functions, servers, keep_alive_s=keep_alive_s, windows=windows)
         self._options = [fixed_option(one.network, INSTANCE, sizes, offset=offset) for one in functions]
 
     def option(self, function: int, rate: float) -> Option:
@@ -87,11 +88,20 @@ def _windows(scenario: ClusterScenario) -> Callable[[], WindowPolicy] | None:
 
 
 def _batch(scenario: ClusterScenario) -> ClusterPolicy:
-    return Batch(scenario.new_functions(), scenario.new_servers(), keep_alive_s=scenario.policy.keep_alive_s)
+    return _buffered(Batch, scenario)
 
 
 def _batch_scheduled(scenario: ClusterScenario) -> ClusterPolicy:
-    return BatchScheduled(scenario.new_functions(), scenario.new_servers(), keep_alive_s=scenario.policy.keep_alive_s)
+    return _buffered(BatchScheduled, scenario)
+
+
+def _buffered(kind: type[Batch | BatchScheduled], scenario: ClusterScenario) -> ClusterPolicy:
+    return kind(
+        scenario.new_functions(),
+        scenario.new_servers(),
+        keep_alive_s=scenario.policy.keep_alive_s,
+        windows=_windows(scenario),
+    )
 
 
 def _openfaas_plus(scenario: ClusterScenario) -> ClusterPolicy:
@@ -102,6 +112,7 @@ def _openfaas_plus(scenario: ClusterScenario) -> ClusterPolicy:
         scenario.cluster.sizes,
         offset=facts.offset,
         keep_alive_s=facts.keep_alive_s,
+        windows=_windows(scenario),
     )
 
 

@@ -75,7 +75,9 @@ def test_table_4_contradicts_its_own_price_of_infless():
 def test_keep_alive_and_windows_are_what_a_system_s_name_says():
     facts = {name: replace(PolicyFacts(), **one.facts) for name, one in COMPARED.items()}
     assert (facts["batch"].keep_alive_s, facts["batch, 60 s"].keep_alive_s) == (300.0, 60.0)
+    assert (facts["batch"].windows, facts["batch, LSTH"].windows) == ("", "lsth")
     assert (facts["infless"].windows, facts["infless, 300 s"].windows) == ("lsth", "")
+    assert facts["batch, LSTH"].keep_alive_s == facts["infless"].reserve_s  # what windows do not shorten
     assert (facts["infless, 300 s"].reserve_s, facts["infless, 60 s"].reserve_s) == (300.0, 60.0)
 
 

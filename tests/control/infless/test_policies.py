@@ -30,8 +30,22 @@ def with_windows(functions, servers):
     return Infless(functions, servers, reserve_s=0.0, windows=window_policies("lsth"))
 
 
+def batch_with_windows(functions, servers):
+    return Batch(functions, servers, keep_alive_s=0.0, windows=window_policies("lsth"))
+
+
 KINDS = pytest.mark.parametrize(
-    "kind", [Infless, InflessByEfficiency, with_windows, Batch, BatchScheduled, OpenFaasPlus]
+    "kind", [Infless, InflessByEfficiency, with_windows, Batch, batch_with_windows, BatchScheduled, OpenFaasPlus]
+)
+WINDOWED = pytest.mark.parametrize(
+    ("kind", "least"),
+    [
+        (Infless, {"reserve_s": 0.0}),
+        (InflessByEfficiency, {"reserve_s": 0.0}),
+        (Batch, {"keep_alive_s": 0.0}),
+        (BatchScheduled, {"keep_alive_s": 0.0}),
+        (OpenFaasPlus, {"keep_alive_s": 0.0}),
+    ],
 )
 
 
@@ -135,19 +149,21 @@ def steps(policy, on_s, off_s, cycles, tick_s=10):
             yield cycle, second, policy.step(cycle * (on_s + off_s) + second, (rate, 0))
 
 
-def test_windows_stop_what_will_not_be_needed_soon_and_start_it_again_before_it_is():
-    policy = made(Infless, reserve_s=0.0, windows=window_policies("lsth"))
+@WINDOWED
+def test_windows_stop_what_will_not_be_needed_soon_and_start_it_again_before_it_is(kind, least):
+    policy = made(kind, windows=window_policies("lsth"), **least)
     seen = [*steps(policy, 600, 3000, 30)]
     last = [(second, step) for cycle, second, step in seen if cycle == 29]
     assert not any(step.launched for _, step in last)
-    [stopped] = {second for second, step in last if step.stopped and second > 600}
+    [stopped] = {second for second, step in last if step.stopped and second >= 600}
     [started] = {second for second, step in last if step.prewarmed}
-    assert 600 < stopped < started < 3600
+    assert 600 <= stopped < started < 3600
     assert any(step.launched for cycle, _, step in seen if cycle == 0)
 
 
-def test_windows_keep_an_instance_that_is_needed_again_within_them():
-    policy = made(Infless, reserve_s=0.0, windows=window_policies("600"))
+@WINDOWED
+def test_windows_keep_an_instance_that_is_needed_again_within_them(kind, least):
+    policy = made(kind, windows=window_policies("600"), **least)
     taken = [(step.launched, step.prewarmed) for _, _, step in steps(policy, 100, 500, 4)]
     assert sum(len(launched) for launched, _ in taken) == len(taken[0][0])
     assert not any(prewarmed for _, prewarmed in taken)

@@ -27,7 +27,7 @@ _NOTES: Final = (
     "beta by: FLOPS, as in the paper (a thread is 0.45% of a GPU); scarcity, ours: a server's cores are worth its GPUs",
     "constructed, too: loads, networks and SLOs of figure 18, cold starts of 3 s",
     "times are up to 10% from their profiles (constructed), of operators up to 20% (figure 8: 19% at most)",
-    "under loads infless has the windows of LSTH, openfaas-plus and batch 300 s, unless a name says another time",
+    "under loads infless has the windows of LSTH, openfaas-plus and batch 300 s, unless a name says otherwise",
     "published: figures 11, 12b and 18 by the authors' plotting scripts; ratios are over INFless'",
 )
 _HoursOption = Annotated[float | None, typer.Option(min=0.1, help="The first hours of each load alone.")]

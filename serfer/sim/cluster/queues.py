@@ -39,14 +39,16 @@ def offer(one: Server, arrivals: Iterable[float], timeout_s: float, counters: Co
     dropped.
     """
     batch, pending = one.instance.option.configuration.batch, one.pending
+    start_s = _start(one, batch, timeout_s)
     for arrival in arrivals:
-        if pending and _start(one, batch, timeout_s) <= arrival:
-            one.run(pending[:], _start(one, batch, timeout_s), counters)
+        if start_s <= arrival:
+            one.run(pending, start_s, counters)
             pending.clear()
-        if len(pending) >= batch:
+        elif len(pending) >= batch:
             counters.dropped += 1
-        else:
-            pending.append(arrival)
+            continue
+        pending.append(arrival)
+        start_s = _start(one, batch, timeout_s)
 
 
 def advance(one: Server, until_s: float, timeout_s: float, counters: Counters) -> None:
@@ -54,12 +56,15 @@ def advance(one: Server, until_s: float, timeout_s: float, counters: Counters) -
     if one.pending:
         start_s = _start(one, one.instance.option.configuration.batch, timeout_s)
         if start_s <= until_s:
-            one.run(one.pending[:], start_s, counters)
+            one.run(one.pending, start_s, counters)
             one.pending.clear()
 
 
 def _start(one: Server, batch: int, timeout_s: float) -> float:
+    """Return when the batch that waits starts: never where nothing waits."""
     pending = one.pending
+    if not pending:
+        return float("inf")
     due = pending[0] + timeout_s
     if len(pending) >= batch:
         due = min(due, pending[-1])
@@ -79,11 +84,12 @@ class FrontBuffer:
         """Put requests in order of time into the buffer."""
         heap = [(one.free_s, one.instance.number, one) for one in servers]
         heapify(heap)
+        batch, timeout_s = front.batch, front.timeout_s
         for arrival in arrivals:
-            if self.pending and self.pending[0] + front.timeout_s <= arrival:
-                self._submit(self.pending[0] + front.timeout_s, heap, counters)
+            if self.pending and self.pending[0] + timeout_s <= arrival:
+                self._submit(self.pending[0] + timeout_s, heap, counters)
             self.pending.append(arrival)
-            if len(self.pending) >= front.batch:
+            if len(self.pending) >= batch:
                 self._submit(arrival, heap, counters)
 
     def advance(self, until_s: float, front: FrontQueue, servers: list[Server], counters: Counters) -> None:

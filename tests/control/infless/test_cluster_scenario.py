@@ -73,10 +73,11 @@ def test_errors_name_the_field(old, new, message):
         parsed(TOML.replace(old, new, 1))
 
 
-def test_unknown_windows_are_refused_by_the_key():
+@pytest.mark.parametrize("policy", CLUSTER_POLICIES)
+def test_unknown_windows_are_refused_by_the_key_whatever_the_policy(policy):
     world = parsed(TOML.replace("exec_error = 0.1", 'windows = "never"', 1))
     with pytest.raises(InputError, match=r"policy\.windows: there are no windows 'never': there are lsth, hybrid"):
-        make_cluster_policy("infless", world)
+        make_cluster_policy(policy, world)
 
 
 def test_a_file_is_one_kind_of_scenario(tmp_path):

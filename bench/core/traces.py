@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
+import typer
+
+from serfer.cli.shared.terminal import err
 from serfer.sim.loads.catalogue import catalogue
 
 
@@ -24,4 +28,11 @@ def skipped(names: Sequence[str], where: object = "DIR") -> list[str]:
     if not names:
         return []
     listed = " ".join(names)
-    return [f"skipped: {', '.join(names)}: not here; get them with serfer study fetch-traces {listed} --out {where}"]
+    why = f"there is no folder {where}" if isinstance(where, Path) and not where.is_dir() else "not here"
+    return [f"skipped: {', '.join(names)}: {why}; get them with serfer study fetch-traces {listed} --out {where}"]
+
+
+def end_skipped(lines: Sequence[str]) -> NoReturn:
+    """End a command of which nothing is left to run, with exit code 0; `lines` name what was skipped."""
+    err.print(*lines, soft_wrap=True, markup=False)  # standard output has results alone
+    raise typer.Exit

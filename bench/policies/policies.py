@@ -27,7 +27,7 @@ from serfer.sim.policy_suite import PRICES
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.traces import missing_in, skipped
+from serfer_bench.core.traces import end_skipped, missing_in, skipped
 from serfer_bench.policies.memoryless import NAME as PEER
 from serfer_bench.policies.memoryless import MemorylessOptimum
 
@@ -133,11 +133,13 @@ class _WithPeer(RunOptions):
 def cases(traces: Path | None, scenarios: Path, options: Options) -> list[Case]:
     """Return what there is to run: CSV files of `traces` and the generators, in TOML files of `scenarios`, or that one.
 
-    Raises InputError where there is nothing.
+    Ends the command where public traces alone are wanted, and none is there. Raises InputError where there is nothing.
     """
     loads = [str(path) for path in sorted(traces.glob("*.csv"))] if traces else []
     loads += [name for name in GENERATORS if name not in OF_ONE_FUNCTION]
     loads = options.wanted(loads) + options.own
+    if not loads and (lines := options.skipped(traces)):
+        end_skipped(lines)
     worlds = sorted(scenarios.glob("*.toml")) if scenarios.is_dir() else [scenario_file(scenarios)]
     for what, files, where in (
         ("loads", loads, f"--traces {traces or '(none)'}"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import typer
 
 from serfer.cli.shared.terminal import err
 from serfer.sim.loads.catalogue import catalogue
+
+SKIPPED: Final = "skipped: "
+"""How a line about what was skipped begins."""
 
 
 def missing_in(folder: Path | None, names: Iterable[str] = ()) -> list[str]:
@@ -29,7 +32,7 @@ def skipped(names: Sequence[str], where: object = "DIR") -> list[str]:
         return []
     listed = " ".join(names)
     why = f"there is no folder {where}" if isinstance(where, Path) and not where.is_dir() else "not here"
-    return [f"skipped: {', '.join(names)}: {why}; get them with serfer study fetch-traces {listed} --out {where}"]
+    return [f"{SKIPPED}{', '.join(names)}: {why}; get them with serfer study fetch-traces {listed} --out {where}"]
 
 
 def end_skipped(lines: Sequence[str]) -> NoReturn:

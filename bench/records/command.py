@@ -17,6 +17,7 @@ from serfer.cli.shared.tables import captured
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import InputError, SerferError, UsageError
 from serfer.doctor.machine import this_machine
+from serfer_bench.core.traces import SKIPPED
 from serfer_bench.records.pages import chosen, read_pages
 from serfer_bench.records.record import FOLDER, Figures, Record, commit_of, differences, digest, read_records
 
@@ -29,21 +30,30 @@ def steps(record: Record) -> list[list[str]]:
     return [words[1:] for words in commands]
 
 
-def run_again(record: Record) -> tuple[Figures, ...]:
-    """Run a record's commands in this process, and return the tables of the last; raises what they raise."""
+def run_again(record: Record) -> tuple[Figures, ...] | None:
+    """Run a record's commands in this process, and return the tables of the last; raises what they raise.
+
+    Returns None where the last one skipped tables, for want of a trace, and says so: by a note, or, without any table,
+    by itself.
+    """
     for words in steps(record):
         with captured() as found:
             code = typer.main.get_command(app).main(words, prog_name="serfer", standalone_mode=False)
         if code:
             raise SerferError(f"'serfer {shlex.join(words)}' ended with {code}")
+    notes = [note for results in found for note in results.notes if note.startswith(SKIPPED)]
+    for note in notes:
+        err.print(note, soft_wrap=True, markup=False)
+    if notes or not found:
+        return None
     tables = [table for results in found for table in results.tables]
     if not tables:
         raise SerferError(f"{record.command!r} gave no tables")
     return tuple(Figures(tuple(one.head), tuple(tuple(row) for row in one.body)) for one in tables)
 
 
-def recorded(record: Record, root: Path) -> Record:
-    """Return the record with the figures that its command gives now, here."""
+def recorded(record: Record, root: Path) -> Record | None:
+    """Return the record with the figures that its command gives now, here; None where it skips some."""
     missing = [name for name in record.files if not (root / name).is_file()]
     if missing:
         raise InputError(f"files of a record are not there: {', '.join(missing)}")
@@ -51,6 +61,8 @@ def recorded(record: Record, root: Path) -> Record:
     began = os.times()
     tables = run_again(record)
     ended = os.times()
+    if tables is None:
+        return None
     return replace(
         record,
         tables=tables,
@@ -127,7 +139,9 @@ def command(
         asked = {name for one in chosen(read_pages(checkout), page) for name in one.records}
     for name, record in _named(records, run or ()).items():
         now = recorded(record, checkout)
-        if not check:
+        if now is None:
+            out.print(f"{name}: skipped: a trace that it is of is not here", markup=False)
+        elif not check:
             now.write(checkout / FOLDER / f"{name}.json")
             records[name] = now
         elif changes := [*differences(record.tables, now.tables)]:

@@ -160,6 +160,28 @@ def test_of_several_commands_all_are_run_and_the_last_ones_tables_recorded(check
         recorded(failing, checkout)
 
 
+@pytest.mark.parametrize(
+    ("command", "check"),
+    [
+        ("paper infless --figure 16 --trace traces/nasa_http_1995_per_minute.csv", ("--check",)),
+        ("policies halves --traces traces --load nasa", ()),
+        ("policies optimum --traces traces --load nasa --load uniform:hours=0.1 --scale S --policy serverless", ()),
+    ],
+    ids=["a file", "a folder", "one of two loads"],
+)
+def test_a_record_of_a_trace_that_is_not_here_is_skipped_and_stays_as_it_is(checkout, monkeypatch, command, check):
+    monkeypatch.chdir(checkout)
+    file = checkout / FOLDER / "shared.json"
+    file.write_text(file.read_text().replace(COMMAND, f"serfer bench {command}"))
+    assert results(checkout).exit_code == 0
+    before = file.read_text()
+    done = results(checkout, "--run", "shared", *check)
+    assert done.exit_code == 0, done.output
+    assert "skipped: nasa_http_1995_per_minute: " in done.output
+    assert "shared: skipped: a trace that it is of is not here" in done.output
+    assert file.read_text() == before
+
+
 @pytest.mark.parametrize("name", sorted(read_records(ROOT)))
 def test_the_command_of_each_record_parses(name):
     for words in steps(read_records(ROOT)[name]):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.sim.rates import Progress
+from serfer.sim.rates import Progress, silent
+from serfer.system import processors
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.seeds import SEEDS, SeedOption, SeedsOption, publish_seeds
@@ -96,11 +100,32 @@ def _publish(
         for part in parts:
             progress(part.__name__.replace("_", " "))
             fixed += part()
-        found = [[replace(row, seed=seed) for run in seeded for row in run(seed, progress, hours)] for seed in seeds]
+        found = _of_seeds(tuple(seeded), seeds, hours, progress)
     if found:
         publish_seeds(found, seeds, directory, as_json=as_json, notes=_NOTES, fixed=fixed)
     else:
         publish_rows(fixed, directory, as_json=as_json, notes=_NOTES)
+
+
+def _of_seeds(
+    seeded: Sequence[_Seeded], seeds: Sequence[int], hours: float | None, progress: Progress
+) -> list[list[FigureRow]]:
+    """Return each seed's rows; several seeds run on all processors, each in a process."""
+    if len(seeds) <= 1:
+        return [_of_seed(seeded, hours, progress, seed) for seed in seeds]
+    found: list[list[FigureRow]] = []
+    pool = ProcessPoolExecutor(min(processors(), len(seeds)), mp_context=get_context("spawn"))
+    try:
+        for rows in pool.map(partial(_of_seed, seeded, hours, silent), seeds):
+            found.append(rows)
+            progress(f"{len(found)} of {len(seeds)} seeds")
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+def _of_seed(seeded: Sequence[_Seeded], hours: float | None, progress: Progress, seed: int) -> list[FigureRow]:
+    return [replace(row, seed=seed) for run in seeded for row in run(seed, progress, hours)]
 
 
 figure_12 = _over_seeds(

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.shared.options import JsonOption, status_line
+from serfer.cli.shared.options import JsonOption
 from serfer.cli.shared.tables import Results, Table, publish
-from serfer.cli.shared.terminal import complain
+from serfer.cli.shared.terminal import complain, err
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.sim.loads.catalogue import PublicTrace
 from serfer.sim.loads.fetching import HOST, FetchedTrace, chosen, fetch
@@ -46,8 +46,7 @@ def fetch_traces(
             raise UsageError("--from converts a source: say where to, with --out DIR")
         publish(listed(traces, mirror), as_json=as_json)
         return
-    with status_line() as progress:
-        found = [*fetch(traces, directory, given, mirror, progress)]
+    found = [*fetch(traces, directory, given, mirror, lambda line: err.print(line, soft_wrap=True, markup=False))]
     publish(results(found, traces, directory), as_json=as_json)
     missing = [one for one in found if one.state == "missing"]
     for one in missing:

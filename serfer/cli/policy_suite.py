@@ -11,6 +11,7 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.tables import Results, Table, publish
+from serfer.control.policies import ALONE, SEVERAL_TYPES
 from serfer.sim.policy_suite import (
     LOADS,
     PERIOD_S,
@@ -101,4 +102,9 @@ def _notes(suite: Suite) -> Iterator[str]:
     if suite.seeds > 1:
         yield f"of a generated load the mean of {suite.seeds} seeds from 0 on, the least and the largest"
     yield "all: the mean of the means above, the least and the largest of them"
+    if {*PUBLISHED} <= {*suite.policies}:
+        yield (
+            f"left out: {', '.join(sorted(SEVERAL_TYPES))}, which buys other types and spot instances than the optimum "
+            f"may, and {', '.join(sorted(ALONE))}, whose instances serve alone and not all queries"
+        )
     yield "Lambda takes what instances cannot, so every query is answered; boots cost Lambda"

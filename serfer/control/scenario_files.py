@@ -14,8 +14,9 @@ from serfer.files import read_text
 
 _MAX_SCENARIO_BYTES = 64 * 1024
 _MAX_CLUSTER_BYTES = 1024 * 1024  # profiles of many operators
-_FOLDERS: Final = tuple(Path(__file__).parent / name for name in ("prices", "scenarios"))  # links into examples/
-SHIPPED: Final = {path.stem: path for folder in _FOLDERS for path in sorted(folder.glob("*.toml"))}
+_HERE: Final = Path(__file__).parent
+_FILES: Final = ("prices/*.toml", "scenarios/*.toml", "cluster.toml")  # links into examples/
+SHIPPED: Final = {path.stem: path for files in _FILES for path in sorted(_HERE.glob(files))}
 """The scenarios that come with SerFer, by name."""
 DEFAULT_SCENARIO: Final = Path("aws")
 T = TypeVar("T")

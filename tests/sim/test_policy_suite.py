@@ -49,6 +49,8 @@ def test_an_own_policy_stands_first_beside_all_published_ones(own):
     assert row.startswith(f"| {HOUR} | aws | ")
     assert row.count(" to ") == len(PUBLISHED) + 1  # each with the range of its seeds
     assert everything.startswith("| all |")
+    assert "- left out: mark-spot, which buys other types" in done.output
+    assert "and sagemaker, whose instances serve alone" in done.output
 
 
 def test_json_has_the_optimum_and_each_ratio_over_it(own):

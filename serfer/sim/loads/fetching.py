@@ -44,7 +44,8 @@ def fetch(
 ) -> Iterator[FetchedTrace]:
     """Write traces' CSV files into a directory and yield what became of each; what is there already is kept.
 
-    `given` is a source, or a folder of them, that takes the place of downloads from `host`. Raises UsageError where it
+    `given` is a source, or a folder of them, that takes the place of downloads from `host`; `progress` is told of each
+    that is fetched or read. Raises UsageError where it
     is one source and the traces have several, InputError where `out` is not a directory, nor can be made.
     """
     addresses = {one.address(host) for one in traces.values()}
@@ -61,9 +62,9 @@ def fetch(
             if _is_there(file, trace):
                 yield FetchedTrace(name, "kept")
                 continue
-            progress(name)
             address = trace.address(host)
             if address not in sources:
+                progress(f"reading {trace.path} of {given}" if given else f"fetching {address}")
                 sources[address] = _read(given, trace) if given else download(address)
             write_whole(file, _checked(trace, sources[address]))
             yield FetchedTrace(name, "written")

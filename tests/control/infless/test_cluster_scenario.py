@@ -25,8 +25,8 @@ def test_a_graph_combines_operators_by_branches():
     assert network.ms(Configuration(2, 1, 0)) == pytest.approx(1.2 + max(1.5, 2 * 0.6))
 
 
-def test_the_example_is_a_clusters_scenario():
-    world = read_cluster(Path(__file__).parents[3] / "examples/cluster.toml")
+def test_the_example_is_a_clusters_scenario_known_by_name():
+    world = read_cluster(Path("cluster"))
     assert world.warnings() == []
     assert len(world.functions) == 3
 

@@ -92,6 +92,8 @@ def test_traces_are_downloaded_once_a_source_and_kept_when_run_again(tmp_path):
     assert [json.loads(line)["state"] for line in first.stdout.splitlines()] == ["written"] * 3
     assert [json.loads(line)["state"] for line in again.stdout.splitlines()] == ["kept"] * 3
     assert sorted(asked) == sorted(FILES)
+    assert first.stderr == "".join(f"fetching {address}{path}\n" for path in FILES)
+    assert again.stderr == ""
     assert (tmp_path / "t/a.csv").read_bytes() == (tmp_path / "t/b.csv").read_bytes() == RATES_CSV
     assert sorted(file.name for file in (tmp_path / "t").iterdir()) == ["a.csv", "b.csv", "counts.csv"]
 

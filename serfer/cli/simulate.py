@@ -69,7 +69,7 @@ def simulate(
         typer.Option(
             metavar="FILE or NAME",
             help="Prices and speeds of both targets: a TOML file, or aws, google-cloud, azure, small-network, "
-            "two-types, large-network, which come with SerFer. [default: aws]",
+            "two-types, large-network, which come with SerFer, as does cluster, of servers. [default: aws]",
         ),
     ] = None,
     policy: Annotated[

@@ -220,14 +220,13 @@ class PublishedCosts:
         return all(node.kind in _LINEAR_MS and len(self.graph.shapes[node.output]) == 4 for node in nodes)  # noqa: PLR2004 - maps
 
     def groups(self) -> Iterator[Group]:
-        """Yield every group that their planners may choose; the master computes whole layers one by one."""
+        """Yield every group that their planners may choose."""
         grids = ONE, Grid(1, 2), Grid(2, 2), Grid(1, 2, columns=True), Grid(1, 4, columns=True)
         count = len(self.ends) - 1
         for start in range(count):
-            yield Group(start, start + 1, ONE, here=True)
             for stop in range(start + 1, count + 1):
                 for grid in grids:
-                    for here in (False, True) if grid != ONE else (False,):
+                    for here in (False, True):
                         group = Group(start, stop, grid, here)
                         if self.can(group):
                             yield group
@@ -235,8 +234,8 @@ class PublishedCosts:
     def best(self, most_ms: float = float("inf")) -> Priced | None:
         """Return the plan with the least dollars within so many milliseconds, and of those the fastest; None for none.
 
-        What the master holds is a state of the search where it cannot hold all weights, in steps of 25 MB, rounded up;
-        their planners have steps of 100 MB.
+        What the master holds is a state of the search where it cannot hold all weights, in steps of 25 MB, each group
+        rounded up; their planners have steps of 100 MB.
         """
         return self._priced(self._search.best(Goal(self._value, most_seconds=most_ms)))
 

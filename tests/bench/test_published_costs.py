@@ -116,6 +116,14 @@ def test_the_masters_weights_keep_its_limit():
     assert any(not group.here for group in plan.groups)
 
 
+def test_layers_that_the_master_computes_one_after_the_other_are_rounded_up_once():
+    """Five layers of 5 MB in all are one step of 25 MB, not one each; the last layer is on two workers."""
+    costs = PublishedCosts(network(channels=256), replace(MPHB, limit_mb=30, most_parts=2))
+    last = len(costs.ends) - 2
+    plan = costs.plan([Group(0, last, ONE, here=True), Group(last, last + 1, Grid(1, 2, columns=True), here=False)])
+    assert costs.best().usd <= plan.usd
+
+
 def test_operators_without_coefficients_are_refused():
     net = Net(3, 8, 8)
     graph = from_onnx(net.model(net.linear(net.flat(net.op("Softplus", "x")), 192, 4)), 8, 8)

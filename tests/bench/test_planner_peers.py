@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib.resources import files
 from itertools import product
 
 import numpy as np
@@ -10,13 +11,21 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.core.errors import InputError, SerferError
+from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.baselines.published_costs import GILLIS, PublishedCosts
-from serfer_bench.planner.peers.command import Comparison, Pair, Price, results
-from serfer_bench.planner.peers.programs import Stage, TheirPlan, program_of, run_program
+from serfer_bench.planner import peers
+from serfer_bench.planner.peers.command import answers_of, results
+from serfer_bench.planner.peers.comparison import Compared, Comparison, Pair, Price, SloAware
+from serfer_bench.planner.peers.networks import NETWORKS
+from serfer_bench.planner.peers.programs import Stage, TheirPlan, in_their_form, program_of, run_program
+from serfer_bench.planner.peers.questions import FASTEST, Question
+from serfer_bench.planner.peers.recorded_plans import keep, recorded
 from serfer_bench.planner.peers.templates import TEMPLATES
 from tests.bench.test_published_costs import chain
+from tests.splitter.models import Net
 
 GRAPH = """
+from types import SimpleNamespace
 import mxnet as mx
 from mxnet import ndarray
 from utils import relu_a
@@ -24,6 +33,7 @@ class Latency:
     def getExp(self, *given):
         return 1.0
 comm_latency = Latency()
+predictor = SimpleNamespace(_stage_latency=None, _stage_cost=None)
 class Named:
     def __init__(self, *names):
         self.names = names
@@ -49,6 +59,37 @@ def gen_plan(graph):
     ]
     return SimpleNamespace(stage_list=stages, cal_latency=lambda: 12.5, cal_cost=lambda: relu_a)
 """
+PLANS = """
+from types import SimpleNamespace
+attr_partition = param_partition = None
+hyper_params = {"func_limit": 1400}
+def get_graph_metrics(path):
+    graph = SimpleNamespace(get_model_size=lambda: get_info_graph(path) and 1)
+    return None, graph, ["conv", "gemm"], [], [], []
+def gen_stage_range(action, *rest):
+    return [[0, 1, tuple(action), 0]]
+def modify_stage_range(ranges, outside):
+    return ranges
+def get_plan(graph, layers, ranges):
+    ms = 10.0 + 2 * ranges[0][2][0] + ranges[0][2][1]
+    stage = SimpleNamespace(name=[0, 1], partition_shape=(2, 2), func_ids=[0])
+    return SimpleNamespace(stage_list=[stage], cal_latency=lambda: ms, cal_cost=lambda: 24 - ms, cal_size=lambda: 0)
+"""
+SEARCH = """
+from itertools import product
+from parallel_util import *
+def gen_opt_action_recursive(first, graph, layers, phy_stages, stage_sizes, layer_sizes, most):
+    found = [[*first, *rest] for rest in product(range(4), repeat=layer_size - len(first))]
+    priced = [(get_plan(graph, layers, gen_stage_range(action)), action) for action in found]
+    kept = [(plan.cal_cost(), plan.cal_latency(), action) for plan, action in priced if plan.cal_latency() < most]
+    cost, latency, action = min(kept, default=(None, None, None))
+    return latency, cost, action
+"""
+FAILS = """
+import atexit, sys
+atexit.register(lambda: print("[07:44:16] engine.cc:54: MXNet start", file=sys.stderr))
+raise ValueError("no layers")
+"""
 UTILS = """
 import configparser
 config = configparser.ConfigParser()
@@ -70,7 +111,7 @@ def checkout(tmp_path):
 
 
 def test_a_program_plans_in_its_own_process_with_the_coefficients_of_lambda(checkout):
-    plan = run_program(chain(), checkout, 60)
+    (plan,) = run_program(chain(), checkout, [FASTEST], 60)
     assert (plan.layers, plan.ms, plan.cost) == (2, 12.5, 2.0)
     first, second = (stage.group() for stage in plan.stages)
     assert (first.start, first.stop, str(first.grid), first.here) == (0, 1, "1x2", True)
@@ -78,15 +119,15 @@ def test_a_program_plans_in_its_own_process_with_the_coefficients_of_lambda(chec
 
 
 def test_a_program_that_fails_is_reported_with_its_last_line(checkout):
-    (checkout / "partition" / "policy_dp.py").write_text("raise ValueError('no layers')")
+    (checkout / "partition" / "policy_dp.py").write_text(FAILS)
     with pytest.raises(SerferError, match=r"ended with 1: ValueError: no layers"):
-        run_program(chain(), checkout, 60)
+        run_program(chain(), checkout, [FASTEST], 60)
 
 
 def test_a_program_that_takes_too_long_is_ended(checkout):
     (checkout / "partition" / "policy_dp.py").write_text("import threading; threading.Event().wait()")
     with pytest.raises(SerferError, match="no plan within 2 s: give --seconds"):
-        run_program(chain(), checkout, 2)
+        run_program(chain(), checkout, [FASTEST], 2)
 
 
 def test_a_directory_without_a_planner_is_refused(tmp_path):
@@ -112,9 +153,56 @@ def test_what_is_cheaper_than_all_of_ours_is_a_loss():
     ]
     assert Pair(10, cheap, None).loses
     row = Comparison("net", "Gillis", "0 to 3: here", Pair(10, cheap, dear), (Pair(600, None, dear),))
-    text = results([row], [], [0.6]).text()
+    text = results(Compared([row]), Compared(), [0.6]).text()
     assert "-100.0%" in text
     assert "under their cost model ours is dearer in 1 of 1 comparisons" in text
+
+
+def test_seeds_without_a_plan_are_dearer_than_all_others():
+    cheap, dear = Price(10, 1e-6), Price(9, 4e-6)
+    row = SloAware("net", 0.6, "learnt", (dear, None, cheap, None, None), Price(8, 0.5e-6))
+    assert (row.best, row.median) == (cheap, None)
+    assert row.cells == ["net", "0.6", "learnt", "2 of 5", "10", "1.00", "none", "8", "0.50", "50.0%", "-"]
+    assert not any(pair.loses for pair in row.pairs)
+    text = results(
+        Compared([], [SloAware("net", 0.6, "learnt", (cheap, dear), Price(8, 2e-6))]), Compared(), [0.6]
+    ).text()
+    assert "under their cost model ours is dearer in 1 of 2 comparisons" in text
+
+
+def test_the_cheapest_of_the_choices_for_the_last_layers_is_the_cheapest_within_the_time(checkout):
+    """Their search in a process of its own, with a stand-in for MXNet: 4 choices for each layer, here of two."""
+    stand_ins = {"mxnet/__init__.py": "", "mxnet/ndarray.py": "", "parallel_util.py": PLANS, "policy_bf.py": SEARCH}
+    (checkout / "partition" / "mxnet").mkdir()
+    for name, text in stand_ins.items():
+        (checkout / "partition" / name).write_text(text)
+    asked = [Question("brute force", 0.0125), Question("brute force", 0.001)]
+    plan, none = run_program(chain(), checkout, asked, 60)
+    assert none is None
+    assert (plan.ms, plan.cost) == (12.0, 12.0)
+    assert [(stage.start, stage.stop, stage.rows, stage.cols, stage.here) for stage in plan.stages] == [
+        (0, 2, 1, 1, True)
+    ]
+
+
+def test_a_layer_that_may_be_spread_over_functions_ends_with_a_dropout_in_their_form():
+    """Both programs tell by a layer's last operator whether it may be divided by columns."""
+    net = Net(3, 8, 8)
+    x = net.op("Relu", net.linear(net.flat("x"), 192, 64))
+    nodes = in_their_form(from_onnx(net.model(net.linear(x, 64, 10)), 8, 8)).graph.node
+    assert [node.op_type for node in nodes] == ["Flatten", "Gemm", "Relu", "Dropout", "Gemm"]
+    assert nodes[-1].input[0] == nodes[-2].output[0]
+
+
+def test_all_that_the_tables_compare_is_recorded_and_reads_back(tmp_path):
+    answers = recorded()
+    known = {(answer.program, answer.network, answer.question) for answer in answers}
+    graphs = dict.fromkeys(NETWORKS)
+    used = list(answers_of(graphs, {}, None, 1, lambda _: None))
+    assert known == {(answer.program, answer.network, answer.question) for answer in used}
+    assert {(program, name, FASTEST) for program in ("Gillis", "MPHB") for name in NETWORKS} <= known
+    keep(answers, tmp_path / "plans.json")
+    assert (tmp_path / "plans.json").read_text() == files(peers).joinpath("recorded_plans.json").read_text()
 
 
 def test_a_template_by_hand():

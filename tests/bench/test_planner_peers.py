@@ -236,10 +236,12 @@ def test_vcpus_of_a_template_are_the_cheapest_of_all(name, most):
 def test_no_plan_of_theirs_for_vgg11_is_cheaper_than_ours_under_either_model():
     found = CliRunner().invoke(app, ["bench", "planner", "peers", "--model", "vgg11", "--json"], catch_exceptions=False)
     rows = [json.loads(line) for line in found.stdout.splitlines()]
-    assert {(row["model"], row["program"]) for row in rows} == {
-        (model, program) for model in ("theirs", "ours") for program in ("Gillis", "MPHB")
-    }
-    for row in rows:
-        pairs = [pair for pair in (row["as_theirs"], *row["at"]) if pair and pair["theirs"]]
-        assert pairs
-        assert all(pair["ours"]["usd"] <= pair["theirs"]["usd"] * (1 + 1e-9) for pair in pairs)
+    fastest, slo_aware = ([row for row in rows if ("slo_s" in row) is aware] for aware in (False, True))
+    models = "theirs", "ours"
+    assert {(row["model"], row["program"]) for row in fastest} == set(product(models, ("Gillis", "MPHB")))
+    assert {(row["model"], row["slo_s"]) for row in slo_aware} == set(product(models, (0.5, 0.6, 0.8)))
+    pairs = [(pair["theirs"], pair["ours"]) for row in fastest for pair in (row["as_theirs"], *row["at"]) if pair]
+    pairs += [(theirs, row["ours"]) for row in slo_aware for theirs in row["theirs"]]
+    compared = [(theirs, ours) for theirs, ours in pairs if theirs]
+    assert len(compared) > len(rows)
+    assert all(ours["usd"] <= theirs["usd"] * (1 + 1e-9) for theirs, ours in compared)

@@ -68,7 +68,7 @@ class Layout:
 class Record:
     """The tables of a command; `files` are those that set its figures, by path, with their SHA-256.
 
-    It took `elapsed_s`, and `processor_s` of its processes together; 0 where they were not taken.
+    It took `elapsed_s`, and `processor_s` of its processes together; None where nobody took them.
     What is `cheap` takes a minute at most and gives the same figures everywhere: `make slow` runs it again.
     """
 
@@ -81,8 +81,8 @@ class Record:
     commit: str = ""
     machine: str = ""
     tables: tuple[Figures, ...] = ()
-    elapsed_s: float = field(default=0.0, metadata=LATER)
-    processor_s: float = field(default=0.0, metadata=LATER)
+    elapsed_s: float | None = field(default=None, metadata=LATER)
+    processor_s: float | None = field(default=None, metadata=LATER)
     cheap: bool = field(default=False, metadata=LATER)
     layout: Layout | None = field(default=None, metadata=LATER)
     pictures: tuple[Picture, ...] = field(default=(), metadata=LATER)
@@ -130,7 +130,7 @@ class Record:
         about += [f"commit {self.commit}"] if self.commit else []
         about += [f"seeds {self.seeds}"] if self.seeds else []
         about += [self.samples] if self.samples else []
-        if self.elapsed_s:
+        if self.elapsed_s is not None and self.processor_s is not None:
             about.append(f"took {_in_words(self.elapsed_s)}, {_in_words(self.processor_s)} of processors")
         return f"{table.markdown()}\n\n{'; '.join(about)}."
 

@@ -175,6 +175,7 @@ class Probe:
             if number:
                 await asyncio.to_thread(self.function.renew, self._memory_mb)
             await self._at_once(task, group, self._found.groups.setdefault(group, []))
+        await asyncio.to_thread(self.function.set_memory, self._memory_mb)  # renewing changes it by one
 
     async def _warm(self, task: Task, name: str, found: list[Sample]) -> None:
         """Invoke one after another, after one that opens connections and makes room for the larger size."""
@@ -197,6 +198,9 @@ class Probe:
                         self._found.memories.setdefault(memory_mb, []).append(sample)
                 except (RefusedError, TaskFailedError) as error:  # beyond the account's limit, or too little for it
                     self._found.missing.append(f"{step.name}: {error}")
+        except OverBudgetError:
+            self._found.memories.clear()  # of the first few, the largest would pass for a whole vCPU
+            raise
         finally:
             await asyncio.to_thread(self.function.set_memory, self._memory_mb)
 

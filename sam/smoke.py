@@ -68,7 +68,7 @@ class Order:
 
 
 class Budget:
-    """The dollars that were spent, by the price model, and whether a step may follow that might take more."""
+    """The dollars that were spent, by the price model, and whether there are enough left for a step."""
 
     def __init__(self, most_usd: float) -> None:
         self.most_usd = most_usd
@@ -180,6 +180,7 @@ def smoke(order: Order, settings: Settings, session: Any, say: Say) -> Findings:
                 _ask(run, session, budget, say)
             except OverBudgetError as stop:
                 say(f"not measured: {stop}")
+                samples.missing.append(str(stop))
             return _found(run, samples, say)
         finally:
             hours = (time.monotonic() - started) / 3600

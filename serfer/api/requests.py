@@ -144,11 +144,11 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
     """Do the work in the task that calls, or cancel it when the client goes away; raises ClientDisconnect then."""
-    doing, gone = asyncio.current_task(), asyncio.create_task(_disconnect(request))
+    doing, gone, working = asyncio.current_task(), asyncio.create_task(_disconnect(request)), True
     assert doing is not None  # noqa: S101 - a coroutine that runs is in a task
 
     def end(gone: asyncio.Task[None]) -> None:
-        if not gone.cancelled():
+        if working and not gone.cancelled():
             doing.cancel()
 
     gone.add_done_callback(end)
@@ -159,7 +159,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _Value]) -> _V
             raise ClientDisconnect from None
         raise
     finally:
-        gone.remove_done_callback(end)
+        working = False  # what has ended by now may have its callback waiting
         gone.cancel()
 
 

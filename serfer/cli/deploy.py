@@ -115,7 +115,8 @@ def smoke(
 def _record(found: Findings, command: str) -> dict[str, Any]:
     """Return the record of a run, as `serfer bench results` reads it: its tables, and the files that set them."""
     package = Path(__file__).parents[1]
-    files = [package / "sam" / name for name in ("probe.py", "probed_function.py", "measure.py", "findings.py")]
+    names = ("probe.py", "probed_function.py", "measure.py", "tails.py", "findings.py")
+    files = [package / "sam" / name for name in names]
     several = f"{found.where}: {len(found.samples.warm)} warm invocations, {len(found.samples.cold)} starts"
     return {
         "command": command,

@@ -101,6 +101,28 @@ class TestUnlessGone:
 
         assert asyncio.run(ask()) == [True]
 
+    @pytest.mark.parametrize("turns", range(6))
+    def test_a_client_that_goes_away_as_the_work_ends_cancels_nothing_after_it(self, turns):
+        async def ask():
+            leaves = asyncio.Event()
+
+            async def gone():
+                await leaves.wait()
+                return {"type": "http.disconnect"}
+
+            async def work():
+                await asyncio.sleep(0)  # the client is waited for
+                leaves.set()
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+
+            with suppress(ClientDisconnect):
+                await unless_gone(asked("", gone), work())
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+        asyncio.run(ask())
+
     def test_a_caller_that_is_cancelled_is_no_client_that_goes_away(self):
         async def ask():
             task = asyncio.create_task(unless_gone(asked("", asyncio.Event().wait), asyncio.Event().wait()))

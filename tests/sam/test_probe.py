@@ -98,7 +98,7 @@ def test_the_largest_group_is_started_in_rounds_each_of_new_environments():
     assert {group: len(samples) for group, samples in found.groups.items()} == {2: 2, 4: 12}
     assert (len(found.small), len(found.large), len(found.restored)) == (5, 2, 2)
     assert function.sent == sum(step.invocations for step in steps(PLAN, EXTENT))
-    assert function.changes == [*[MEMORY_MB] * 3, 442, 885, MEMORY_MB, "1000 bytes", "0 bytes"]
+    assert function.changes == [*[MEMORY_MB] * 4, 442, 885, MEMORY_MB, "1000 bytes", "0 bytes"]
     assert found.missing == []
 
 
@@ -138,9 +138,12 @@ def test_what_was_measured_before_the_money_ran_out_is_kept(allowed):
     found = probed(function, allow, lambda *_: budget.spend(1))
     kept = [*found.cold, *found.warm, *found.restored]
     kept += [sample for samples in (*found.memories.values(), *found.packages.values()) for sample in samples]
-    warm_ups = 2 + len(EXTENT.memories)
+    lost = 2 + len(EXTENT.memories)  # to warm up
+    if not found.memories:  # of some, no vCPU can be told
+        lost += len(EXTENT.memories) * EXTENT.repeats
+    assert {*found.memories} in (set(), {*EXTENT.memories})
     assert budget.spent_usd == function.sent <= allowed
-    assert function.sent - warm_ups <= len(kept) <= function.sent
+    assert function.sent - lost <= len(kept) <= function.sent
     assert function.memory == MEMORY_MB
     if allowed < sum(step.invocations for step in steps(PLAN, EXTENT)):
         assert found.missing[-1].endswith("allow more; nor is what comes after it")

@@ -20,7 +20,8 @@ from serfer.api.http.problems import Problem
 _EXEMPT = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})  # for balancers
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104 - to listen at, which is not done here
 _SHOWN = 80
-_KNOWN = 256  # names, which clients repeat, of as many bytes as a request's head may have
+_KNOWN = 256  # names, which clients repeat
+_LONGEST_URL = 512  # a host name has 253 characters at most (RFC 1035, 2.3.4)
 
 
 class HostCheck:
@@ -58,9 +59,13 @@ class HostCheck:
         return name in self._allowed or (address is not None and address.is_loopback)
 
 
-@lru_cache(_KNOWN)
 def _name(url: str) -> str:
     """Return the host that a URL names, without its port; empty where there is none."""
+    return _host(url) if len(url) <= _LONGEST_URL else ""  # strangers' headers are not kept
+
+
+@lru_cache(_KNOWN)
+def _host(url: str) -> str:
     try:
         return _plain(urlsplit(url).hostname or "")
     except ValueError:

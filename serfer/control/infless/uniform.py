@@ -41,7 +41,7 @@ class _Instances:
 
 
 class Uniform(ABC):
-    """A policy that scales out by launching one kind of instance, and in by a fixed keep-alive.
+    """A policy that scales out by launching one kind of instance, and in by a keep-alive.
 
     With `windows`, as `Infless` has them, instances also stay warm as long as those say, and are started again before
     they are needed.
@@ -77,6 +77,7 @@ class Uniform(ABC):
         launched: list[Instance] = []
         stopped: list[Instance] = []
         prewarmed: list[Instance] = []
+        warm: list[int] = []
         unplaced = 0.0
         for number, rate in enumerate(rates):
             mine = self._of[number]
@@ -86,9 +87,10 @@ class Uniform(ABC):
                 needed = len(mine.running)
             mine.spare_since = mine.spare_since[: len(mine.running) - needed]
             mine.spare_since += [now_s] * (len(mine.running) - needed - len(mine.spare_since))
-            warm = needed + self._warm_beyond(number, now_s, needed)
-            stopped += self._expired(mine, now_s, warm)
-            prewarmed += self._prewarm(number, now_s, warm)
+            warm.append(needed + self._warm_beyond(number, now_s, needed))
+            stopped += self._expired(mine, now_s, warm[-1])
+        for number, instances in enumerate(warm):  # last: what is needed has the room first
+            prewarmed += self._prewarm(number, now_s, instances)
         return Step(tuple(launched), tuple(stopped), unplaced, tuple(prewarmed))
 
     def assigned(self, function: int, rate: float) -> list[Assignment]:

@@ -109,10 +109,9 @@ class Environment:
         self._peak = 0  # bytes
 
     def start_in(self, seconds: float) -> None:
-        """Start the worker when its place is there; `kill` before that leaves nothing to wait for."""
-        self._placing = self._loop.call_later(
-            seconds, self._start
-        )  # no task: that may be cancelled, and stopping waits
+        """Start the worker after the seconds that placing it takes; `kill` before that leaves nothing to wait for."""
+        # No task: it might be cancelled, and stopping waits for those.
+        self._placing = self._loop.call_later(seconds, self._start)
 
     def _start(self) -> None:
         """Open the Runtime API and start the worker; what goes wrong ends the invocation, not the service."""

@@ -170,7 +170,7 @@ class LambdaService:
         if exchange.headers.get("x-amz-invocation-type") == "Event":
             return self._facts.async_payload_limit
         if exchange.method == "PUT" and exchange.target.endswith("/code"):
-            # Only of a caller who knows the key: the rest of them are refused before their code is read.
+            # Only of a caller who names the key's id: the rest are refused before their code is read.
             return 0 if self._verifier.refusal(exchange, by_head=True) else MOST_CODE_BYTES
         return self._facts.sync_payload_limit
 
@@ -241,6 +241,9 @@ class LambdaService:
             made, size = await asyncio.to_thread(self._changes.changed, function, action, exchange.body)
         except InputError as error:
             _refuse(exchange, 400, "InvalidParameterValueException", str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task: the caller is to have an answer
+            _refuse(exchange, 500, "ServiceException", f"the code cannot be read: {type(error).__name__}")
             return
         self._functions[made.reference] = made
         self._sizes[made.reference] = size

@@ -25,7 +25,7 @@ from serfer_bench.core.results import check_directory, publish_rows
 
 _WIDTHS = (4, 8, 16)
 _SYSTEMS = "--system threads --system stages"
-_END_S = 15.0  # to stop its workers
+_END_S = 5.0  # to stop its workers; with the limits ten minutes
 _ERROR = "serfer: "
 Progress = Callable[[str], None]
 

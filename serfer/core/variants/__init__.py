@@ -13,7 +13,7 @@ appears in it with all of its variants or not at all.
 
 from __future__ import annotations
 
-from serfer.core.http_messages import NO_OBJECTIVES, OBJECTIVES, Objectives
+from serfer.core.http_messages import NO_OBJECTIVES, Objectives
 from serfer.core.variants.application import (
     FORMAT,
     MAX_NETWORKS,
@@ -50,7 +50,6 @@ __all__ = [
     "MAX_VARIANTS",
     "NAME",
     "NO_OBJECTIVES",
-    "OBJECTIVES",
     "PRECISIONS",
     "Accuracy",
     "Application",

@@ -1,5 +1,7 @@
 """Entries of the cache: built once, published whole by a rename, removed after a week without use.
 
+After a day where the disk has less than a tenth free: a week's builds may take more than that has.
+
 A cache that cannot be written, as in a container image, serves the entries that it has.
 """
 
@@ -17,6 +19,8 @@ from pathlib import Path
 from serfer.core.errors import UnavailableError
 
 _UNUSED_S = 7 * 24 * 3600
+_UNUSED_ON_A_FULL_DISK_S = 24 * 3600
+_FREE = 0.1  # of the disk
 _MAKE_ROOM = "; free some space, or set SERFER_CACHE_DIR to a directory on another disk"
 _FILL = (
     "; it lacks something that this needs: run the same command once where it can be written, or set SERFER_CACHE_DIR "
@@ -57,10 +61,12 @@ def in_use(target: Path) -> bool:
 
 
 def forget_unused(parent: Path) -> None:
-    """Remove the files and directories that were not used in a week, so that a cache stays bounded."""
+    """Remove the files and directories that were not used in a week, or in a day where the disk is nearly full."""
+    disk = shutil.disk_usage(parent)
+    oldest = time.time() - (_UNUSED_S if disk.free >= _FREE * disk.total else _UNUSED_ON_A_FULL_DISK_S)
     for entry in parent.iterdir():
         with suppress(OSError):
-            if entry.stat().st_mtime < time.time() - _UNUSED_S:
+            if entry.stat().st_mtime < oldest:
                 entry.unlink() if entry.is_file() else shutil.rmtree(entry, ignore_errors=True)
 
 

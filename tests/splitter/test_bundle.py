@@ -21,6 +21,7 @@ from tests.splitter.models import Net, split_two_stages
 
 PACKAGE_LIMIT = 262_144_000
 WEEK = 7 * 24 * 3600
+DAY = 24 * 3600
 
 RUN = """
 import sys, types
@@ -182,15 +183,39 @@ def test_a_change_of_the_code_changes_the_stamp(tmp_path):
     assert bundle._stamp(sources) != before
 
 
-def test_directories_unused_for_a_week_are_removed(tmp_path):
-    for name, age in (("old", WEEK + 60), ("young", WEEK - 60)):
-        (tmp_path / "functions" / name).mkdir(parents=True)
-        (tmp_path / "functions" / name / "file").write_text("x")
+def _entries(parent, ages):
+    for name, age in ages.items():
+        (parent / name).mkdir(parents=True)
+        (parent / name / "file").write_text("x")
         moment = time.time() - age
-        os.utime(tmp_path / "functions" / name, (moment, moment))
-    with assembled(tmp_path / "functions" / "new") as directory:
+        os.utime(parent / name, (moment, moment))
+
+
+def _publish(target):
+    with assembled(target) as directory:
         (directory / "file").write_text("x")
-    assert sorted(path.name for path in (tmp_path / "functions").iterdir()) == ["new", "young"]
+
+
+def _kept(parent):
+    return sorted(path.name for path in parent.iterdir())
+
+
+def _disk(monkeypatch, free):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100 - free, free=free))
+
+
+def test_directories_unused_for_a_week_are_removed(tmp_path, monkeypatch):
+    _disk(monkeypatch, free=10)
+    _entries(tmp_path / "functions", {"old": WEEK + 60, "young": WEEK - 60})
+    _publish(tmp_path / "functions" / "new")
+    assert _kept(tmp_path / "functions") == ["new", "young"]
+
+
+def test_directories_unused_for_a_day_are_removed_from_a_disk_that_is_nearly_full(tmp_path, monkeypatch):
+    _disk(monkeypatch, free=9)
+    _entries(tmp_path / "functions", {"old": DAY + 60, "young": DAY - 60})
+    _publish(tmp_path / "functions" / "new")
+    assert _kept(tmp_path / "functions") == ["new", "young"]
 
 
 def test_using_a_directory_keeps_it(tmp_path):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ import numpy as np
 import serfer
 from serfer.core.errors import UnavailableError
 from serfer.core.plan import Preprocess
+from serfer.local.process_pool import process_pool
 from serfer.splitter.network.onnx_models import session_of
 from serfer_bench.mapping.fixed_windows import Image, Map, Network, blended, sliced
 from serfer_bench.mapping.images import normalised
@@ -102,7 +101,7 @@ def _measured(work: Callable[..., None], *arguments: object) -> tuple[int, float
     """Run work in a new process; return its peak of memory and its seconds, the start of Python included."""
     started = time.monotonic()
     try:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        with process_pool(1) as pool:
             peak = pool.submit(_peak_of, work, arguments).result()
     except BrokenProcessPool as error:
         raise UnavailableError(

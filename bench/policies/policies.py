@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, fields
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Final
@@ -20,12 +18,14 @@ from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario, scenario_file
 from serfer.core.errors import InputError
+from serfer.local.process_pool import process_pool
 from serfer.settings import load_settings
 from serfer.sim.driver_limits import DriverLimits
 from serfer.sim.generators import GENERATORS, OF_ONE_FUNCTION, is_generator, parameters_of
 from serfer.sim.policy_suite import PRICES
 from serfer.sim.service_times import scenario_times
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
+from serfer.system import processors
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.traces import end_skipped, missing_in, skipped
 from serfer_bench.policies.memoryless import NAME as PEER
@@ -161,14 +161,11 @@ def cases(traces: Path | None, scenarios: Path, options: Options) -> list[Case]:
 def measure(every: Sequence[Case], progress: Callable[[str], None]) -> list[Outcome]:
     """Run the cases, on all processors, and return their outcomes in the cases' order."""
     outcomes: dict[int, list[Outcome]] = {}
-    pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn"))
-    try:
+    with process_pool(processors()) as pool:
         running = {pool.submit(case.run): number for number, case in _longest_first(every)}
         for done in as_completed(running):
             outcomes[running[done]] = done.result()
             progress(f"{len(outcomes)} of {len(every)} cases: {_called(every[running[done]])}")
-    finally:
-        pool.shutdown(cancel_futures=True)
     return [outcome for number in range(len(every)) for outcome in outcomes[number]]
 
 

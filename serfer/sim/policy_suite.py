@@ -6,15 +6,14 @@ loads from seeds x price files x policies ──> dollars over the optimum's, th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 from serfer.control.policies import ALONE, POLICIES, SEVERAL_TYPES
 from serfer.control.scenario_files import SHIPPED, read_scenario
 from serfer.core.errors import UsageError
+from serfer.local.process_pool import process_pool
 from serfer.sim.rates import Progress, silent
 from serfer.sim.recommend import WORTH_PROCESSES, Comparison, Evaluation, LambdaChoice, Spread, evaluate
 from serfer.sim.simulate import LoadSpec, RunOptions, policy_names
@@ -87,11 +86,8 @@ def run(suite: Suite, workers: int, progress: Progress = silent) -> list[SuiteRo
     if workers == 1 or sum(one.decisions() for one in comparisons) < WORTH_PROCESSES:
         return [*_run(map(_evaluated, comparisons), comparisons, progress)]
     # One pool for all: a process takes as long to start as many of the runs.
-    with ProcessPoolExecutor(min(workers, len(comparisons)), mp_context=get_context("spawn")) as pool:
-        try:
-            return [*_run(pool.map(_evaluated, comparisons), comparisons, progress)]
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with process_pool(min(workers, len(comparisons))) as pool:
+        return [*_run(pool.map(_evaluated, comparisons), comparisons, progress)]
 
 
 def _evaluated(one: Comparison) -> list[Evaluation]:

@@ -9,16 +9,16 @@ file's load is one, and only the arrivals within it differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from multiprocessing import get_context
 from statistics import fmean
 from typing import Any, Final
 
 from serfer.control.policies import POLICIES, SEVERAL_TYPES
 from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.errors import UsageError
+from serfer.local.process_pool import process_pool
 from serfer.sim.rates import Progress, silent
 from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, SimInput, prepare, run_seeds
 
@@ -218,16 +218,13 @@ def _one_by_one(jobs: Sequence[_Job], workers: int, progress: Progress) -> _Foun
 
 
 def _in_processes(jobs: Sequence[_Job], workers: int, progress: Progress) -> _Found:
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), mp_context=get_context("spawn"))
-    try:
+    with process_pool(min(workers, len(jobs))) as pool:
         running = {pool.submit(_run, job): job for job in jobs}
         progress(f"{len(jobs)} runs on {min(workers, len(jobs))} processors")
         for number, done in enumerate(as_completed(running), 1):
             job = running[done]
             progress(f"{number} of {len(jobs)} runs are done: {job[3].label}")
             yield job[0], done.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _evaluation(candidate: Candidate, comparison: Comparison, outcomes: Sequence[Outcome]) -> Evaluation:

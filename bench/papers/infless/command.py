@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
+from serfer.local.process_pool import process_pool
 from serfer.sim.rates import Progress, silent
 from serfer.system import processors
 from serfer_bench.core.options import RowsOption
@@ -114,13 +113,10 @@ def _of_seeds(
     if len(seeds) <= 1:
         return [_of_seed(seeded, hours, progress, seed) for seed in seeds]
     found: list[list[FigureRow]] = []
-    pool = ProcessPoolExecutor(min(processors(), len(seeds)), mp_context=get_context("spawn"))
-    try:
+    with process_pool(min(processors(), len(seeds))) as pool:
         for rows in pool.map(partial(_of_seed, seeded, hours, silent), seeds):
             found.append(rows)
             progress(f"{len(found)} of {len(seeds)} seeds")
-    finally:
-        pool.shutdown(cancel_futures=True)
     return found
 
 

@@ -55,8 +55,8 @@ class Extent:
 
     @classmethod
     def up_to(cls, most: int) -> Extent:
-        """Return an extent of groups of so many at most, with as many warm invocations as starts, or fifty."""
-        extent = cls(tuple(group for group in cls.groups if group <= most) or (most,))
+        """Return an extent whose last group is of so many, with as many warm invocations as starts, or fifty."""
+        extent = cls((*(group for group in cls.groups if group < most), most))
         return replace(extent, small=max(_LEAST_WARM, sum(extent.at_once())) - extent.large)
 
     def at_once(self, most: float = math.inf) -> Iterator[int]:

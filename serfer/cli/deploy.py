@@ -86,7 +86,8 @@ def smoke(
         int,
         typer.Option(
             min=1,
-            help="The largest group of starts at once, six times: 4, 16 or 64.",
+            max=1000,
+            help="The largest group of starts at once, six times, after groups of 4, 16 and 64 that are smaller.",
         ),
     ] = 64,
     as_json: JsonOption = False,

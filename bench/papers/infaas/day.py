@@ -9,10 +9,9 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError
 from serfer.sim.simulate import LoadSpec
-from serfer_bench.core.traces import skipped, split_missing
+from serfer_bench.core.traces import end_skipped, skipped, split_missing
 
 _S_PER_DAY = 86_400.0
 _MINUTES: Final = 1440
@@ -24,8 +23,7 @@ def _here(load: str) -> str:
     """Leave the figure out where its trace is a public one that is not here."""
     _, missing = split_missing([load])
     if missing:
-        out.print(*skipped(missing), soft_wrap=True, markup=False)
-        raise typer.Exit
+        end_skipped(skipped(missing))
     return load
 
 

@@ -17,7 +17,6 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.terminal import out
 from serfer.control.windows import window_policies
 from serfer.core.units import MS_PER_S
 from serfer.pictures import draw_charts
@@ -27,7 +26,7 @@ from serfer.sim.simulate import LoadSpec
 from serfer.sim.windows.warm_state import WarmState, warm_state
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
-from serfer_bench.core.traces import skipped, split_missing
+from serfer_bench.core.traces import end_skipped, skipped, split_missing
 
 LSTH: Final = ("lsth:gamma=0.3", "lsth:gamma=0.5", "lsth:gamma=0.7")
 AS_INFLESS, AS_AUTHORS = "hybrid:hours=4", "hybrid"
@@ -209,8 +208,7 @@ def command(
     here, missing = split_missing(trace or ())
     loads = [LoadSpec(name, skip_zeros_over_s=skip_zeros_over) for name in (here if trace else GENERATED)]
     if not loads:
-        out.print(*skipped(missing), soft_wrap=True, markup=False)
-        return
+        end_skipped(skipped(missing))
     rows: list[WindowsRow] = []
     with status_line() as progress:
         for load in loads:

@@ -54,6 +54,7 @@ def test_a_public_trace_that_is_not_here_is_skipped_by_name(tmp_path):
     gone = ["--trace", str(tmp_path / "infless_bursty.csv")]
     result = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", *gone])
     assert result.exit_code == 0
-    assert "skipped: infless_bursty: not here; get them with serfer study fetch-traces infless_bursty" in result.stdout
+    assert result.stdout == ""
+    assert "skipped: infless_bursty: not here; get them with serfer study fetch-traces infless_bursty" in result.stderr
     typed = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", "--trace", "mine.csv"])
     assert typed.exit_code != 0

@@ -6,8 +6,8 @@ ETS(A, N, A).
 
     error = seen - (level + season[hour])        level += alpha * error        season[hour] += gamma * error
 
-Minutes of their own instead of hours carry the spikes of one day into the next, and a trend those of a minute into the
-next hour: on the first halves of the traces of Twitter and NASA at M both cost more (docs/explanation/policies.md).
+The season has a value for each hour: one for each minute would carry the spikes of one day into the next, as a trend
+would those of a minute into the next hour.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from serfer.splitter.planning.search import COST
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer_bench.baselines.gillis import Gillis, Options
-from serfer_bench.baselines.published_costs import GILLIS, MPHB, Group, Prices, PublishedCosts
+from serfer_bench.baselines.published_costs import GILLIS, MPHB, Group, Prices, PublishedCosts, layer_ends
 from serfer_bench.core.plans import Progress
 from serfer_bench.planner.peers.networks import SIZE
 from serfer_bench.planner.peers.questions import FASTEST, Policy
@@ -51,11 +51,6 @@ def dollars(price: Price | None) -> str:
     return f"{_MILLION * price.usd:.2f}" if price else "none"
 
 
-def dearer(ours: Price | None, theirs: Price | None) -> bool:
-    """Whether a plan of theirs is cheaper than all of ours."""
-    return theirs is not None and (ours is None or ours.usd > theirs.usd * (1 + _SAME))
-
-
 def cheaper(ours: Price | None, theirs: Price | None) -> str:
     """Write by which share ours is cheaper; `-` where one of them is not there."""
     return f"{1 - ours.usd / theirs.usd:.1%}" if ours and theirs else "-"
@@ -72,7 +67,9 @@ class Pair:
     @property
     def loses(self) -> bool:
         """Whether a plan of theirs is cheaper than all of ours."""
-        return dearer(self.ours, self.theirs)
+        if self.theirs is None:
+            return False
+        return self.ours is None or self.ours.usd > self.theirs.usd * (1 + _SAME)
 
     @property
     def cell(self) -> str:
@@ -206,12 +203,12 @@ class Theirs:
 
 
 class Ours:
-    """Plans of a network under our cost model; theirs have the layers that end at `ends`."""
+    """Plans of a network under our cost model."""
 
-    def __init__(self, name: str, graph: Graph, facts: AwsFacts, ends: Sequence[int]) -> None:
+    def __init__(self, name: str, graph: Graph, facts: AwsFacts) -> None:
         budget = Budget(PackageLimit(facts.functions.image_limit, DEPENDENCY_ALLOWANCE), facts, OURS_MB)
         self._network = Network(name, SIZE, with_tile_pools(graph), budget)
-        self._gillis, self._ends = Gillis(graph, budget, Options(memory_mb=FRONTIER_MB)), ends
+        self._gillis, self._ends = Gillis(graph, budget, Options(memory_mb=FRONTIER_MB)), layer_ends(graph)
 
     def theirs(self, groups: Sequence[Group]) -> Best:
         """Return a plan's groups as a fork-join, with the memories that are cheapest within the time."""
@@ -238,21 +235,32 @@ def measure(
 ) -> tuple[Compared, Compared]:
     """Compare plans of theirs for each network with ours, under their cost models and under ours."""
     there, here = Compared(), Compared()
-    for (name, program), those in groupby(answers, key=lambda answer: (answer.network, answer.program)):
-        progress(f"{name}: {program}'s plans")
-        costs = PublishedCosts(graphs[name], PROGRAMS[program])
-        models = (there, Theirs(costs)), (here, Ours(name, graphs[name], facts, costs.ends))
-        for (policy, slo_s), same in groupby(those, key=lambda answer: (answer.question.policy, answer.question.slo_s)):
-            plans = [answer.plan.groups(costs) if answer.plan else () for answer in same]
-            for compared, model in models:
-                if policy == FASTEST.policy:
-                    said = name, program, written(plans[0])
-                    compared.fastest.append(compare(*said, model.theirs(plans[0]), model.ours, slos))
-                else:
-                    most_ms = MS_PER_S * slo_s
-                    theirs = tuple(model.theirs(groups)(most_ms) if groups else None for groups in plans)
-                    compared.slo_aware.append(SloAware(name, slo_s, policy, theirs, model.ours(most_ms)))
+    for name, of_network in groupby(answers, key=lambda answer: answer.network):
+        ours = Ours(name, graphs[name], facts)
+        for program, those in groupby(of_network, key=lambda answer: answer.program):
+            progress(f"{name}: {program}'s plans")
+            costs = PublishedCosts(graphs[name], PROGRAMS[program])
+            _compare_all([*those], costs, ((there, Theirs(costs)), (here, ours)), slos)
     return there, here
+
+
+def _compare_all(
+    answers: Sequence[Answer],
+    costs: PublishedCosts,
+    models: Sequence[tuple[Compared, Theirs | Ours]],
+    slos: Sequence[float],
+) -> None:
+    """Add the comparisons of a program's plans for one network under each cost model."""
+    for (policy, slo_s), same in groupby(answers, key=lambda answer: (answer.question.policy, answer.question.slo_s)):
+        plans = [answer.plan.groups(costs) if answer.plan else () for answer in same]
+        for compared, model in models:
+            if policy == FASTEST.policy:
+                said = answers[0].network, answers[0].program, written(plans[0])
+                compared.fastest.append(compare(*said, model.theirs(plans[0]), model.ours, slos))
+            else:
+                most_ms = MS_PER_S * slo_s
+                theirs = tuple(model.theirs(groups)(most_ms) if groups else None for groups in plans)
+                compared.slo_aware.append(SloAware(answers[0].network, slo_s, policy, theirs, model.ours(most_ms)))
 
 
 def written(groups: Sequence[Group]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,12 +12,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from serfer.cli.shared.tables import Table
+from serfer.core.errors import InputError
 from serfer.core.units import MS_PER_S
 from serfer.pictures.render import drawable, fitting_size, picture_settings, save
 from serfer.pictures.scene import GREY, INK, LIGHT, WHITE, stage_colour
 from serfer_bench.planner.ways_to_answer import WAYS, Question
 
+TITLE = "Modelled: the cheapest way within an objective, by pixels (across) and queries at once (up)"
 _NONE = "none"
+_SHARE = "% cold"
 _LETTERS = dict(zip((*WAYS, _NONE), "FSPGIU-", strict=True))
 _COLOURS = {**{way: stage_colour(number) for number, way in enumerate(WAYS)}, _NONE: LIGHT}
 _CELL, _GAP, _LEFT, _ABOVE, _BELOW, _LINE = 0.25, 0.14, 1.25, 0.95, 0.35, 0.16  # inches
@@ -39,7 +45,50 @@ class Won(Protocol):
     def winner(self) -> str: ...  # noqa: D102 - same
 
 
-def draw(cells: Sequence[Won], stamp: Sequence[str], out: Path) -> None:
+@dataclass(frozen=True)
+class _Shown:
+    """What a table shows of a question about a network."""
+
+    model: str
+    size: int
+    question: Question
+    winner: str
+
+
+def won(tables: Sequence[Table]) -> list[Won]:
+    """Return who wins by the two tables of `serfer bench planner surface`; raises InputError for other tables."""
+    try:
+        winners, details = tables
+        bursts = sorted({_number(row[details.head.index("burst")]) for row in details.body})
+        return [shown for row in winners.body for shown in _shown(dict(zip(winners.head, row, strict=True)), bursts)]
+    except (KeyError, ValueError) as error:
+        raise InputError(f"these are not the tables of serfer bench planner surface: {error}") from error
+
+
+def _shown(row: dict[str, str], bursts: Sequence[int]) -> Iterator[Won]:
+    """Yield what a row says, as in "one function to 100, then instance" below "2% cold"."""
+    slo_s = _number(row["within ms"]) / MS_PER_S
+    for name, cell in row.items():
+        if not name.endswith(_SHARE):
+            continue
+        for burst in bursts:
+            question = Question(burst, float(name.removesuffix(_SHARE)) / 100, slo_s, math.nan)  # no rate is shown
+            yield _Shown(row["network"], _number(row["px"]), question, _winner(cell, burst))
+
+
+def _winner(cell: str, burst: int) -> str:
+    for part in cell.split(", then "):
+        way, _, most = part.partition(" to ")
+        if not most or burst <= _number(most):
+            return way
+    raise ValueError(f"{cell!r} has no winner of {burst} queries at once")
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+def draw(cells: Sequence[Won], stamp: Sequence[str], out: Path, title: str = TITLE) -> None:
     """Draw a panel for each network, objective and share of cold queries: sizes across, bursts upwards."""
     models = [*dict.fromkeys(cell.model for cell in cells)]
     panels = [*dict.fromkeys((cell.question.slo_s, cell.question.cold_share) for cell in cells)]
@@ -67,7 +116,7 @@ def draw(cells: Sequence[Won], stamp: Sequence[str], out: Path) -> None:
                 if not row:
                     axes.set_title(f"{100 * panel[1]:.3g}% cold", fontsize=7, color=GREY, pad=3)
         _objectives(figure, panels, height - _ABOVE + 0.22, wide)
-        _heading(figure, {cell.winner for cell in cells})
+        _heading(figure, title, {cell.winner for cell in cells})
         for number, line in enumerate(reversed(stamp)):
             _text(figure, (0.1, 0.1 + _LINE * number), line, fitting_size(line, 7, width - 0.2), GREY)
     save(figure, out)
@@ -89,9 +138,8 @@ def _objectives(figure: Figure, panels: Sequence[_Panel], y: float, wide: float)
         _text(figure, place, f"within {slo_s * MS_PER_S:,.0f} ms", 8, INK, "bold")
 
 
-def _heading(figure: Figure, won: set[str]) -> None:
+def _heading(figure: Figure, title: str, won: set[str]) -> None:
     width, height = figure.get_size_inches()
-    title = "Modelled: the cheapest way within an objective, by pixels (across) and queries at once (up)"
     _text(figure, (0.1, height - 0.2), title, fitting_size(title, 10, width - 0.2, bold=True), INK, "bold")
     names = [name for name in _LETTERS if name in won]
     handles = [Patch(color=_COLOURS[name], label=f"{_LETTERS[name]}  {name}") for name in names]

@@ -1,4 +1,4 @@
-"""Pictures that are drawn from the tables of a record: curves over two columns, or distributions over quantiles.
+"""Pictures that are drawn from the tables of a record: curves over two columns, distributions over quantiles, winners.
 
 A picture says at its foot which figures it shows; one that says others, or is not there, is drawn again.
 """
@@ -6,14 +6,15 @@ A picture says at its foot which figures it shows; one that says others, or is n
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from serfer.cli.shared.tables import Table
-from serfer.core.dataclass_codec import LATER
+from serfer.core.dataclass_codec import LATER, unstructure
 from serfer.core.errors import InputError
 from serfer.files import read_text
 from serfer.pictures import draw_charts
@@ -29,7 +30,8 @@ class TableChart:
     """A chart of the rows of a table (from 1) whose cells are those of `where`, a curve for each text of `curve`.
 
     Points are the columns `x` and `y`; without `y`, a row is a distribution, whose quantiles are the columns that begin
-    with a percentage. Rows with `dashed` in a cell are drawn so; an empty cell is not drawn.
+    with a percentage. Rows with `dashed` in a cell are drawn so; an empty cell is not drawn. `names` are those of
+    curves in place of the texts of their cells; points of one name are one curve.
     """
 
     table: int
@@ -41,6 +43,7 @@ class TableChart:
     x: str = field(default="", metadata=LATER)
     y: str = field(default="", metadata=LATER)
     dashed: str = field(default="", metadata=LATER)
+    names: Mapping[str, str] = field(default_factory=dict, metadata=LATER)
 
     @property
     def columns(self) -> set[str]:
@@ -77,7 +80,8 @@ class TableChart:
                 yield Curve(name, (*solid[-1:], *dashed), dashed=True)
 
     def _name(self, line: Mapping[str, str]) -> str:
-        return ", ".join(line[column] for column in self.curve)
+        name = ", ".join(line[column] for column in self.curve)
+        return self.names.get(name, name)
 
     def _point(self, line: Mapping[str, str]) -> tuple[float, float]:
         return _number(line[self.x]), _number(line[self.y])
@@ -88,22 +92,29 @@ class TableChart:
 
 @dataclass(frozen=True)
 class Picture:
-    """A file of docs/pictures with charts below each other.
+    """A file of docs/pictures with charts below each other, or with who wins by tables of `bench planner surface`.
 
     Axes of the same label are all logarithmic where their values together range far, or none of them is.
     """
 
     file: str
     title: str
-    charts: tuple[TableChart, ...]
+    charts: tuple[TableChart, ...] = field(default=(), metadata=LATER)
+    form: Literal["charts", "winners"] = field(default="charts", metadata=LATER)
 
     def draw(self, tables: Sequence[Table], about: str, root: Path) -> bool:
         """Draw it below a checkout `root` unless it shows these figures already; return whether it was drawn."""
         if self.shows(tables, root):
             return False
+        stamp = [about, self._figures(tables)]
+        if self.form == "winners":
+            from serfer_bench.planner.surface_picture import draw, won  # noqa: PLC0415 - matplotlib is slow to import
+
+            draw(won(tables), stamp, root / self.file, self.title)
+            return True
         charts = self.drawn(tables)
         names = list(dict.fromkeys(curve.name for chart in charts for curve in chart.curves))
-        draw_charts(self.title, charts, names, [about, self._figures(tables)], root / self.file)
+        draw_charts(self.title, charts, names, stamp, root / self.file)
         return True
 
     def drawn(self, tables: Sequence[Table]) -> list[Chart]:
@@ -130,7 +141,8 @@ class Picture:
 
     def _figures(self, tables: Sequence[Table]) -> str:
         """Name what is drawn: a file of SVG has its texts as comments, whatever the fonts."""
-        shown = repr((self, [(tables[chart.table - 1].head, tables[chart.table - 1].body) for chart in self.charts]))
+        used = tables if self.form == "winners" else [tables[chart.table - 1] for chart in self.charts]
+        shown = json.dumps([unstructure(self), [[table.head, table.body] for table in used]])
         return f"figures {hashlib.sha256(shown.encode()).hexdigest()[:_DIGITS]}"
 
 

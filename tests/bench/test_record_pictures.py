@@ -81,6 +81,24 @@ def test_a_chart_of_what_is_not_in_its_table_is_refused(change, fault):
         replace(LINES, **change).of(TABLES)
 
 
+def test_rows_whose_curves_have_one_name_are_one_curve():
+    named = replace(LINES, names={"theirs": "ours"}, dashed="")
+    assert named.of(TABLES).curves == (Curve("ours", ((8.0, 10.0), (1000.0, 1100.0), (8.0, 50.0), (1000.0, 6250.0))),)
+
+
+def test_who_wins_is_drawn_from_tables_of_the_surface_alone(tmp_path):
+    head = ("network", "px", "within ms", "2% cold")
+    winners = Table(head, [("net", "224", "1,000", "split to 10, then none")])
+    details = Table(("burst",), [("1",), ("1,000",)])
+    picture = Picture("who.svg", "Who wins", form="winners")
+    assert picture.draw([winners, details], "modelled", tmp_path)
+    assert picture.shows([winners, details], tmp_path)
+    other = replace(winners, body=[("net", "224", "1,000", "split")])
+    assert not picture.shows([other, details], tmp_path)
+    with pytest.raises(InputError, match="not the tables of serfer bench planner surface"):
+        picture.draw(TABLES, "modelled", tmp_path)
+
+
 @pytest.fixture
 def checkout(tmp_path):
     """A checkout with a record that has a picture, and a page that shows its table."""

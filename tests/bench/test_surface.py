@@ -16,7 +16,8 @@ from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import PackageLimit
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.planner.planner import Network
-from serfer_bench.planner.surface import Cell, read_gpus, winners
+from serfer_bench.planner.surface import Cell, details, read_gpus, winners
+from serfer_bench.planner.surface_picture import won
 from serfer_bench.planner.ways_to_answer import (
     GPU,
     INSTANCE,
@@ -110,13 +111,18 @@ def test_a_fleet_is_as_small_as_the_burst_and_the_load_allow(times, burst, slo_s
     assert count == 1 or -(-burst // (count - 1)) > most or busy > 0.9 * (count - 1)
 
 
-def test_winners_are_written_by_burst():
+def test_winners_are_written_by_burst_and_drawn_from_what_is_written():
     def cell(burst, usd):
         answers = {way: Answer(way, way, 0.1, 0.1, dollars) for way, dollars in usd.items()}
         return Cell("net", 224, asked(burst), answers)
 
     cells = [cell(1, {SPLIT: 2.0, INSTANCE: 3.0}), cell(10, {SPLIT: 2.0, INSTANCE: 2.5}), cell(100, {}), cell(1000, {})]
     assert winners(cells).body == [("net", "224", "1,000", "split to 10, then none")]
+    shown = [
+        (cell.size, cell.question.burst, cell.question.slo_s, cell.winner)
+        for cell in won([winners(cells), details(cells)])
+    ]
+    assert shown == [(cell.size, cell.question.burst, cell.question.slo_s, cell.winner) for cell in cells]
     assert cells[0].instances_win_from == 1500
     assert cells[2].instances_win_from is None
 

@@ -339,7 +339,7 @@ PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
 
 
 def regenerated(page: str) -> str:
-    """Return the text of a page with its generated parts written anew."""
+    """Return the text of a page with its generated parts written again."""
     text = (DOCS / page).read_text(encoding="utf-8")
     for name, part in PARTS[page].items():
         begin, end = f"<!-- {name} begin: written by docs/generate.py -->\n", f"<!-- {name} end -->"

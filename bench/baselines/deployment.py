@@ -38,7 +38,7 @@ def package(plan: Plan, directory: Path, parts: Sequence[tuple[int, int]], cache
     Raises UsageError for a plan whose weights are not in its functions' zips: the handlers read them from the package.
     """
     if any(stage.weights_in != ZIP for stage in plan.stages):
-        raise UsageError("baselines have their weights in zips, this plan has not: split with --weights zip")
+        raise UsageError("baselines have their weights in zips, and this plan does not: split with --weights zip")
     base = dependencies(cache)
     bases = [function_directory(plan, directory, *part, base) for part in parts] or [base]
     name = "\0".join([plan.digest, code_stamp((_HANDLERS,)), *(base.name for base in bases)])

@@ -1,7 +1,7 @@
 """`serfer map` beside MONAI's sliding windows: each network on one image, with time, memory and errors.
 
 Each way is a process that reads an image file and writes an array file, and they take turns, so that what else the
-machine does slows all. MONAI is no dependency: the command says where it can be imported from.
+machine does slows all. MONAI is not a dependency: the command says where it can be imported from.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _compared(file: Path, truth: Path) -> tuple[float, float]:
     """Return the largest difference of two arrays (C, H, W), relative to the range, and the share of other classes."""
     made, whole = np.load(file, mmap_mode="r"), np.load(truth, mmap_mode="r")
     if made.shape != whole.shape:
-        raise UnavailableError(f"a map of {made.shape} stands beside the network's own of {whole.shape}")
+        raise UnavailableError(f"a map has the shape {made.shape}, and the network's own {whole.shape}")
     error, differs = 0.0, 0
     for top in range(0, whole.shape[1], _ROWS):
         one, other = made[:, top : top + _ROWS], whole[:, top : top + _ROWS]

@@ -92,7 +92,7 @@ class Record:
             raise InputError(f"files are 1 to {MOST_FILES}, those that set its figures, not {len(self.files)}")
         for table in self.tables:
             if any(len(row) != len(table.head) for row in table.rows):
-                raise InputError("a row has not as many cells as the head of its table")
+                raise InputError("a row does not have as many cells as the head of its table")
             named = {*self.layout.rows, self.layout.column, *_BRACED.findall(self.layout.cell)} if self.layout else {""}
             if missing := named - {*table.head, ""}:
                 raise InputError(f"layout names {', '.join(sorted(missing))}: there is no such column")

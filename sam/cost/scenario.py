@@ -103,7 +103,7 @@ def check_pool(plan: Plan, options: Options, profile: Profile | None) -> None:
     if plan.original:
         raise UsageError(
             "--gpu-instance-type: this plan alters its network (fp16 storage, or another head), and instances would "
-            "need the original beside it: split without"
+            "need the original as well: split without"
         )
 
 

@@ -106,7 +106,7 @@ def resources(
 def check_parameters(declared: Mapping[str, Any], given: Mapping[str, str]) -> None:
     """Raise UsageError for a value that a template's parameter does not take, or a parameter that there is not."""
     if unknown := sorted(set(given) - set(declared)):
-        raise UsageError(f"--parameter {unknown[0]} is none of the template's: {', '.join(sorted(declared))}")
+        raise UsageError(f"--parameter {unknown[0]}: the template has {', '.join(sorted(declared))}")
     for name, value in given.items():
         parameter = declared[name]
         if wants := _refusal(parameter if isinstance(parameter, Mapping) else {}, value):

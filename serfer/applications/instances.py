@@ -34,7 +34,7 @@ PERIOD_S: Final = 2.0
 """Seconds between two looks at an instance (INFaaS, section 5)."""
 _PATIENCE_S = 1.5
 _MOST_BYTES = 4 << 20
-_DOWN_S = 4.5  # without an answer to a look, after which an instance is no place any more
+_DOWN_S = 4.5  # without an answer to a look, after which an instance is down
 _SHARE = 0.5  # of a query's time
 _NOISE_MS = 1.0  # by which a batch may be slower than profiled: of small networks that is no interference
 _FULL_S = 1.0  # what is refused may come again then
@@ -56,7 +56,7 @@ class _Listing:
 
 @dataclass(frozen=True)
 class SeenInstance:
-    """What an instance said of its models, and when; a `memory_bytes` of None is no bound."""
+    """What an instance said of its models, and when; a `memory_bytes` of None means no bound."""
 
     models: Mapping[str, ModelState]
     utilisation: float

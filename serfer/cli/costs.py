@@ -144,7 +144,7 @@ def cost(
         raise UsageError("--profiles is what --cluster-profile predicts by; a plan has the predictions of serfer split")
     if is_build(directory):
         if cluster_profile is not None:
-            raise UsageError(f"--cluster-profile wants a plan directory, not the BUILD directory {directory}")
+            raise UsageError(f"--cluster-profile takes a plan directory, not the BUILD directory {directory}")
         if store is not None or memory is not None:
             raise UsageError(f"{directory} has its store and memory: package it with others, or give a plan directory")
         if compare:

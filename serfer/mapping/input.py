@@ -103,7 +103,7 @@ class WindowInput:
         return values
 
     def values(self, pixels: NDArray[Any]) -> NDArray[np.float32]:
-        """Return pixels as the network takes them, (C, H, W), whoever normalises them in a map."""
+        """Return pixels as the network takes them, (C, H, W), whether a map's driver or its workers normalise them."""
         own = replace(self, bytes_as_they_are=False)
         values: NDArray[np.float32] = own.batch(pixels, None)[0]
         return values

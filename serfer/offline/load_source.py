@@ -60,10 +60,10 @@ class ServiceLoad:
         headers = {"Accept": "application/json", "User-Agent": "serfer"} | ({"X-API-Key": self.key} if self.key else {})
         reply = exchange("GET", self.url / "v1" / "load", headers=headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
         if reply.status == HTTPStatus.UNAUTHORIZED:
-            raise UsageError(f"--yield-to {self.name}: it wants another API key: set SERFER_YIELD_KEY")
+            raise UsageError(f"--yield-to {self.name}: it needs another API key: set SERFER_YIELD_KEY")
         if reply.status == HTTPStatus.FORBIDDEN:
             raise UsageError(
-                f"--yield-to {self.name} refuses: a service with keys wants one of the scope classify "
+                f"--yield-to {self.name} refuses: a service with keys needs one of the scope classify "
                 "(SERFER_YIELD_KEY), one without keys the host's name (--allow-host)"
             )
         if reply.status == HTTPStatus.TOO_MANY_REQUESTS or reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -43,7 +43,7 @@ class Chart:
 
 
 def is_wide(values: Iterable[float]) -> bool:
-    """Whether values, of which there is at least one, range so far that their axis should be logarithmic."""
+    """Whether values, at least one, range so far that their axis should be logarithmic."""
     low, high = min(kept := [*values]), max(kept)
     return low > 0 and high > _WIDE * low
 

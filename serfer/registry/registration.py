@@ -4,8 +4,8 @@
        │                                        └──── fail        claimed again, it goes on after what is done
        └── another's: claim again later; its owner is judged by change, on the claimant's own clock
 
-The id of a registration is a digest of what was asked for, so that the same request twice is one registration: whoever
-claims it second follows the first, or takes over where that one has been silent for TAKEOVER_S.
+The id of a registration is a digest of what was asked for, so that the same request twice is one registration: the
+second claimant follows the first, or takes over where that one has been silent for TAKEOVER_S.
 """
 
 from __future__ import annotations

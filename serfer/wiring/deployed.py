@@ -132,7 +132,7 @@ def _read(stack: str, outputs: Mapping[str, str], status: str) -> Deployment:
     if not all(outputs.get(name) for name in _NEEDED) or not _PLANS.fullmatch(outputs["Plans"]):
         raise UsageError(
             f"--stack {stack} is not a stack of serfer deploy package, or not up yet: its status is {status}, and it "
-            f"has not the outputs {', '.join(_NEEDED[:-1])} and {_NEEDED[-1]}"
+            f"lacks the outputs {', '.join(_NEEDED[:-1])} and {_NEEDED[-1]}"
         )
     return Deployment(
         stack,

@@ -161,7 +161,7 @@ def parse_names(text: str) -> tuple[str, ...]:
 
 
 def _unquoted(token: str) -> str:
-    """Return the value of a text in quotes; empty for one that is no label: control characters, half a character."""
+    """Return the value of a text in quotes; empty for one that is not a label: control characters, half a character."""
     try:
         value = _ESCAPE.sub(_unescaped, token[1:-1]).encode("utf-16", "surrogatepass").decode("utf-16")
     except (ValueError, OverflowError):  # half a character, or no character's number

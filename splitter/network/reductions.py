@@ -34,7 +34,7 @@ def reduced(graph: Graph, reduction: Reduction, names: Sequence[str]) -> tuple[G
     """Return the graph with an output (N, C, H, W) reduced, and the numpy type of each output that has another.
 
     `names` are those of the outputs. Raises ModelError where the output that is reduced is not a map of float32, or has
-    one channel, of which there is no largest.
+    one channel, so that there are no classes to choose from.
     """
     shapes = [graph.shapes[name] if name not in graph.others else () for name in graph.outputs]
     number = _place(shapes, names, reduction.output)

@@ -1,7 +1,7 @@
 """Which elements of what a window of a pass makes are its own, where windows of images of any size overlap.
 
-How many units at its beginning windows before it own depends on the image's size: so it is no constant of the graph but
-the last values of the vector that each window has beside its pixels.
+How many units at its beginning windows before it own depends on the image's size: so it is not a constant of the graph
+but the last values of the vector that each window has beside its pixels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a model package is published with, against its network: the answer to its test, and the halo of its tiles.
 
-Whoever cuts an image into tiles takes each for an image of its own, and cuts the halo off at each side of its result.
+A program that cuts an image into tiles runs each as an image of its own, and cuts the halo off each side of its result.
 What is left is the network's on the whole image if all that it reads lies in the tile. Tiles that begin at multiples of
 the network's stride are the best case.
 """

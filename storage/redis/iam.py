@@ -32,9 +32,9 @@ class IamLogin:
         self._user = user
         self._region = region or self._session.get_config_variable("region")
         if not re.fullmatch(r"[a-z][a-z0-9-]{0,49}", cache):
-            raise UsageError("--store: iam= wants the cache's name, in lower case")
+            raise UsageError("--store: iam= takes the cache's name, in lower case")
         if not self._region:
-            raise UsageError("--store: login by IAM wants a region: add iam_region=REGION, or set AWS_DEFAULT_REGION")
+            raise UsageError("--store: login by IAM needs a region: add iam_region=REGION, or set AWS_DEFAULT_REGION")
         kind = {"ResourceType": "ServerlessCache"} if serverless else {}
         self._request = f"https://{cache}/?{urlencode({'Action': 'connect', 'User': user, **kind})}"
 

@@ -23,7 +23,7 @@ def opened(small_plan, forks):
 
 @pytest.fixture
 def observed(opened):
-    """Whoever was answered in this test, and nobody from before."""
+    """Those who were answered in this test alone."""
     opened._observer = Observed()
     return opened._observer
 

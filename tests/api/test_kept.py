@@ -1,4 +1,4 @@
-"""Results that are kept, over HTTP: owners, arrays, downloads that end early, and what is no result."""
+"""Results that are kept, over HTTP: owners, arrays, downloads that end early, and what is not a result."""
 
 import hashlib
 import io

@@ -111,7 +111,7 @@ def server(small_plan, tmp_path_factory):
 
 
 def status(answer):
-    """Return the status of an answer, which must give its reason if it is no 200."""
+    """Return the status of an answer, which must give its reason if it is not 200."""
     first, _, rest = answer.partition(b"\r\n")
     number = int(re.fullmatch(rb"HTTP/1\.1 (\d{3}) .*", first)[1])
     fields, _, body = rest.partition(b"\r\n\r\n")

@@ -119,7 +119,7 @@ def test_a_page_that_names_what_is_not_there_is_refused_by_its_name(checkout, ol
         ({"kind": "guessed"}, "kind should be measured, emulated, modelled, simulated, assumed"),
         ({"files": {}}, "files are 1 to 10"),
         ({"files": {f"{number}.py": "" for number in range(11)}}, "files are 1 to 10"),
-        ({"tables": [{"head": ["a"], "rows": [["1", "2"]]}]}, "a row has not as many cells"),
+        ({"tables": [{"head": ["a"], "rows": [["1", "2"]]}]}, "a row does not have as many cells"),
         (
             {"layout": {"rows": ["a"], "column": "b", "cell": "{c}"}, "tables": [{"head": ["a"], "rows": []}]},
             "names b, c",

@@ -1,4 +1,4 @@
-"""A canary that is worse is taken back, one that is not worse stays, whoever counts."""
+"""A canary that is worse is taken back, one that is not worse stays, whichever process counts."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A policy that is restored from its snapshot goes on as if it had never stopped; what is no snapshot is refused."""
+"""A policy that is restored from its snapshot goes on as if it had never stopped; what is not a snapshot is refused."""
 
 import copy
 import json

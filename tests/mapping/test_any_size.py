@@ -66,7 +66,7 @@ def test_pixels_without_data_have_none_in_windows_that_are_cut_to_what_they_writ
 def test_any_beside_a_size_is_refused(serfer, file, tmp_path):
     done = serfer("map-plan", file, "--size", "any", "--size", "100x100", "--out", tmp_path / "plan")
     assert done.code == 2
-    assert "--size any is for images of all sizes: give no other one beside it" in done.err
+    assert "--size any is for images of all sizes: give no other --size with it" in done.err
 
 
 def test_other_commands_show_a_plan_for_any_size(serfer, any_plan):

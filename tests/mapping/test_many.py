@@ -30,7 +30,7 @@ def lines(output):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Three images, one of a size that the plan is not for, and a file that is no image."""
+    """Three images, one of a size that the plan is not for, and a file that is not an image."""
     images = tmp_path / "images"
     (images / "deep").mkdir(parents=True)
     for number, name in enumerate(("a.tif", "deep/b.tif")):

@@ -20,7 +20,7 @@ OPTIONS = Options("test", architecture={machine: name for name, machine in MACHI
 
 @pytest.fixture(scope="session")
 def cache() -> Path:
-    """The user's own cache: whoever asks first needs the package index, all others do not."""
+    """The user's own cache: the first test needs the package index, the others do not."""
     return load_settings().cache_dir
 
 

@@ -202,7 +202,7 @@ def test_alarms_are_priced_where_an_address_is_given(tmp_path):
     assert with_alarms.idle_usd == pytest.approx(quiet.idle_usd + quiet.alarms_usd)
     assert any(f"${quiet.alarms_usd:.2f} a month where AlarmEmail" in note for note in quiet.assumed)
     assert not any("AlarmEmail" in note for note in with_alarms.assumed)
-    with pytest.raises(UsageError, match="--parameter Email is none of the template's: AlarmEmail"):
+    with pytest.raises(UsageError, match="--parameter Email: the template has AlarmEmail"):
         price_build(place, FACTS, burst=1, parameters={"Email": "x"})
     result = CliRunner().invoke(app, ["cost", str(place), "--parameter", "AlarmEmail"])
     assert str(result.exception) == "--parameter is NAME=VALUE, not 'AlarmEmail'"

@@ -172,7 +172,7 @@ def test_missing_credentials_are_reported_and_no_connection_is_used_without_logi
         ("rediss://worker@host?iam_serverless=true", "iam=CACHE"),
         ("rediss://worker@host?iam=my-cache&iam_serverless=perhaps&iam_region=eu-west-1", "iam_serverless=true or"),
         ("rediss://worker@host?iam=My-Cache&iam_region=eu-west-1", "in lower case"),
-        ("rediss://worker@host?iam=my-cache", "wants a region: add iam_region=REGION"),
+        ("rediss://worker@host?iam=my-cache", "needs a region: add iam_region=REGION"),
     ],
 )
 def test_incompatible_options_are_refused_by_name(url, message):

@@ -319,7 +319,7 @@ def _map_many(
     from serfer.mapping.many_images import ManyImages  # noqa: PLC0415 - same
 
     if mapper.options.parts is not None:
-        raise UsageError("--parts is for one image: those of many are kept beside each one's result")
+        raise UsageError("--parts is for one image: those of many are kept next to each image's result")
     items = map_items(images, out, suffix)
     many = ManyImages(
         replace(mapper, start_below_ceiling=False), out, lambda report: print_report(report, as_json=as_json)

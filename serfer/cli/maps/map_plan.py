@@ -188,7 +188,7 @@ def _sizes(texts: list[str]) -> list[tuple[int, int]] | str:
     """Return the sizes that were given, or the one text for those of any size; raises UsageError."""
     if any(text.startswith("any") for text in texts):
         if len(texts) > 1:
-            raise UsageError("--size any is for images of all sizes: give no other one beside it")
+            raise UsageError("--size any is for images of all sizes: give no other --size with it")
         return texts[0]
     return [_size(text) for text in texts]
 

@@ -35,7 +35,7 @@ _WITH_LOAD = ("path", "scenario", "instance", "slo_ms", "replay", "replay_minute
 _S_PER_HOUR = 3600.0
 _QUERIES = 2000  # of a load of --qps, at least, if a month has as many
 _LEAST_HOURS = 24.0
-_SHORT_S = 6 * _S_PER_HOUR  # a log that is shorter is no picture of a month
+_SHORT_S = 6 * _S_PER_HOUR  # a shorter log does not stand for a month
 _DIGITS = 100  # dollars from which on cents are left out
 
 

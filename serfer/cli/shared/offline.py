@@ -62,7 +62,7 @@ def new_run() -> str:
 def notifying(job: OfflineJob, targets: Sequence[Target]) -> Iterator[Ending]:
     """Notify all targets of how the block ended.
 
-    What cannot be delivered is a warning: results are there or not, and the exit code says so, whoever was told.
+    What cannot be delivered is a warning: the exit code says whether results are there, not who was notified.
     """
     ending, started = Ending(), time.monotonic()
     try:

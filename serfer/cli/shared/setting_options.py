@@ -34,8 +34,8 @@ class _Setting:
 def setting(name: str, *flags: str, help: str, as_given: bool = False, **options: Any) -> Any:  # noqa: A002, ANN401 - typer's
     """Return `typer.Option` of an option that stands for a setting of this `name`.
 
-    A command gets its value whoever says it: the command line, a variable or the file. With `as_given` it gets what
-    the command line says alone, and takes the rest from the settings itself.
+    A command gets its value from the command line, the variable or the file. With `as_given` it gets it from the
+    command line alone, and takes the rest from the settings itself.
     """
     stands_for = _Setting(name)
     return typer.Option(

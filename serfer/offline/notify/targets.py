@@ -30,8 +30,8 @@ _ENDPOINT = re.compile(r"https?://[^/?#@\s]+/?")
 def parse_targets(given: Sequence[str], secret: str) -> list[Target]:
     """Return the targets that are meant, each once; webhooks are signed with `secret`.
 
-    Raises UsageError for what is no target, for webhooks without a secret, and for too many; MissingExtraError for SQS
-    and SNS without boto3.
+    Raises UsageError for what is not a target, for webhooks without a secret, and for too many; MissingExtraError for
+    SQS and SNS without boto3.
     """
     if len(given) > MOST_TARGETS:
         raise UsageError(f"{_OPTION} takes at most {MOST_TARGETS} targets, not {len(given)}")

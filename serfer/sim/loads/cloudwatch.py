@@ -161,7 +161,7 @@ def _load(path: Path, given: _Points) -> Trace:
     """Return the points as a load; raises InputError for too many, times that repeat, and an unknown period."""
     points = sorted(given.points, key=lambda point: point[1])
     if not points:
-        raise InputError(f"{path} has no points: CloudWatch has none of a time in which nothing came")
+        raise InputError(f"{path} has no points: CloudWatch has none for a time without requests")
     if len(points) > MAX_ROWS:
         raise InputError(f"{path} has more than {MAX_ROWS:,} points")
     times = np.array([int(time) for _, time, _ in points], dtype=np.int64)
@@ -175,6 +175,6 @@ def _load(path: Path, given: _Points) -> Trace:
     numbers, rest = np.divmod(times - times[0], period)
     if rest.any():
         place = points[int(np.flatnonzero(rest)[0])][0]
-        raise InputError(f"{place}: its time is no multiple of the period, {period:,} s, after the first one")
+        raise InputError(f"{place}: its time is not a multiple of the period, {period:,} s, after the first one")
     counts = np.array([value for _, _, value in points])
     return of_counts(path.stem, numbers, counts, period, float(times[0]))

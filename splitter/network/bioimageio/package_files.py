@@ -38,7 +38,7 @@ def is_package(text: str) -> bool:
 class PackageFiles:
     """A package's files, of which those of a zip are unpacked when they are asked for, as long as this object lives.
 
-    Raises ModelError for what is no package, and for names that lead out of it.
+    Raises ModelError for what is not a package, and for names that lead out of it.
     """
 
     def __init__(self, place: Path) -> None:

@@ -34,7 +34,7 @@ def read_weights(path: Path) -> Weights:
         raise
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{path} holds Python objects beside tensors, or is not a file of torch.save: save the weights alone, "
+            f"{path} holds Python objects as well as tensors, or is not a file of torch.save: save the weights alone, "
             "torch.save(module.state_dict(), FILE)"
         ) from error
     except Exception as error:  # torch and safetensors raise many kinds for damaged files

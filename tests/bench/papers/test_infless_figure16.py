@@ -50,7 +50,7 @@ def test_the_command_runs_traces_in_place_of_generated_loads_and_draws_them(tmp_
 
 
 def test_a_public_trace_that_is_not_here_is_skipped_by_name(tmp_path):
-    """Whoever has no traces may run every command of a page."""
+    """Every command of a page runs without the traces."""
     gone = ["--trace", str(tmp_path / "infless_bursty.csv")]
     result = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", *gone])
     assert result.exit_code == 0

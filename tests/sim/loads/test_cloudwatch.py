@@ -125,7 +125,7 @@ ONE = {"Id": "m1", "Label": "x", "Timestamps": [iso(NOON), iso(NOON + 60)], "Val
         ("Label,a,b\n2026-11-25 12:00:00,1,2\n", "line 2: a row is a time and the value of one metric, not 2 values"),
         ("Label,a\n2026-11-25 12:00:00,1\nTotal,7\n", "line 3: a time is as in"),
         ("Label,a\n2026-11-25 12:00:00,many\n", "line 2: a value is a number"),
-        ("Period,60\n2026-11-25 12:00:00,1\n2026-11-25 12:00:30,1\n", "line 3: its time is no multiple of the period"),
+        ("Period,60\n2026-11-25 12:00:00,1\n2026-11-25 12:00:30,1\n", "line 3: its time is not a multiple"),
         ("Label,a\nnoon,1\n", "line 1: a load is"),
     ],
 )

@@ -32,7 +32,7 @@ def outputs_of(net, image):
 
 
 def planned(name, directory):
-    """Make the plan of a network for its image; windows that are no multiple of the stride become the next one."""
+    """Make the plan of a network for its image; windows that are not a multiple of the stride become the next one."""
     known, window = NETWORKS[name], NETWORKS[name].window
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

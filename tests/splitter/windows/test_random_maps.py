@@ -134,7 +134,7 @@ def answers_of(case):
 
 
 def planned(case, model, directory):
-    """Make the plan of a case; windows that are no multiple of the stride become the next multiple."""
+    """Make the plan of a case; windows that are not a multiple of the stride become the next multiple."""
     try:
         kept = "never" if case.sizes == "any" else ("never", "always")[sum(case.sizes[0]) % 2]
         options = {"channels": case.channels, "reduce": case.reduce, "statistics": "exact", "kept_maps": kept}

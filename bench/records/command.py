@@ -33,8 +33,8 @@ def steps(record: Record) -> list[list[str]]:
 def run_again(record: Record) -> tuple[Figures, ...] | None:
     """Run a record's commands in this process, and return the tables of the last; raises what they raise.
 
-    Returns None where the last one skipped tables, for want of a trace, and says so: by a note, or, without any table,
-    by itself.
+    Returns None where the last one skipped figures that the record has, for want of a trace, and says so: by a note,
+    or, without any table, by itself.
     """
     for words in steps(record):
         with captured() as found:
@@ -44,12 +44,14 @@ def run_again(record: Record) -> tuple[Figures, ...] | None:
     notes = [note for results in found for note in results.notes if note.startswith(SKIPPED)]
     for note in notes:
         err.print(note, soft_wrap=True, markup=False)
-    if notes or not found:
+    tables = tuple(
+        Figures(tuple(one.head), tuple(tuple(row) for row in one.body)) for results in found for one in results.tables
+    )
+    if not found or (notes and [one.shape for one in tables] != [one.shape for one in record.tables]):
         return None
-    tables = [table for results in found for table in results.tables]
     if not tables:
         raise SerferError(f"{record.command!r} gave no tables")
-    return tuple(Figures(tuple(one.head), tuple(tuple(row) for row in one.body)) for one in tables)
+    return tables
 
 
 def recorded(record: Record, root: Path) -> Record | None:

@@ -40,6 +40,11 @@ class Figures:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    @property
+    def shape(self) -> tuple[tuple[str, ...], int]:
+        """Its columns and how many rows it has."""
+        return self.head, len(self.rows)
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -182,7 +187,7 @@ def _git(root: Path, *words: str) -> str:
 
 def differences(before: Sequence[Figures], now: Sequence[Figures]) -> Iterator[str]:
     """Yield what differs between tables; numbers may by 1%, or by one in their last place."""
-    if [(one.head, len(one.rows)) for one in before] != [(one.head, len(one.rows)) for one in now]:
+    if [one.shape for one in before] != [one.shape for one in now]:
         yield "the tables have other columns, or not as many rows"
         return
     for old, new in zip(before, now, strict=True):

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,17 @@ def test_a_record_of_a_trace_that_is_not_here_is_skipped_and_stays_as_it_is(chec
     assert "skipped: nasa_http_1995_per_minute: " in done.output
     assert "shared: skipped: a trace that it is of is not here" in done.output
     assert file.read_text() == before
+
+
+def test_a_record_without_the_trace_that_its_command_skips_is_written(checkout, monkeypatch):
+    """As that of MMPP is, of MArk's costs, of which Twitter's are another record."""
+    monkeypatch.chdir(checkout)
+    (checkout / "few.csv").write_text("minute,requests\n0,3\n60,3\n")
+    command = "serfer bench paper infless --figure 16 --trace few.csv --policy 60"
+    record = recorded(Record(command, "simulated", "", "", {"rule.py": ""}), checkout)
+    skips = replace(record, command=f"{command} --trace nasa_http_1995_per_minute.csv", date="")
+    assert recorded(skips, checkout).tables == record.tables
+    assert recorded(replace(skips, tables=()), checkout) is None
 
 
 @pytest.mark.parametrize("name", sorted(read_records(ROOT)))

@@ -9,7 +9,7 @@
 
 The paper's text gives factors, settings and pairs; the cells of its tables are not in it. Speeds that it does not give
 are constructed, and so marked: `MODELS` says which. Of its four models the two are run that it says most about.
-None of these policies learns values, so there is no trainer.
+MArk forecasts with its default, the seasonal forecaster, so that nothing is trained beforehand.
 """
 
 from __future__ import annotations

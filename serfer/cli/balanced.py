@@ -33,6 +33,7 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
 from serfer.local.stack import DRAIN_S, Order, Stack
+from serfer.pipeline.event_loop import run
 from serfer.plan_directory import check_artefacts
 from serfer.settings import NONE, Settings, access_setting
 from serfer.wiring.options import Choices
@@ -118,7 +119,7 @@ def serve_balanced(
         behind = _Behind(drivers, options, (store, choices.objects), service, embedded, settings, share)
         first = applications.names[0] if applications and not models else None
         tell = _print_json if as_json else partial(_print_ready, first)
-        asyncio.run(_run(behind, (address.host, address.port), progress, tell, lines))
+        run(_run(behind, (address.host, address.port), progress, tell, lines))
 
 
 def _passed_on(context: typer.Context) -> Iterator[str]:

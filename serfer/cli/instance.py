@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,6 +50,7 @@ from serfer.files import check_place, write_whole
 from serfer.instance.network import Hardware
 from serfer.instance.opening import Instance, InstanceChoices, measure_networks
 from serfer.instance.tuned import Machine, TunedNetwork, measure
+from serfer.pipeline.event_loop import run
 from serfer.settings import Settings, load_settings
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]
@@ -148,7 +148,7 @@ def instance(
 
     with status_line() as progress:
         measured = measure_networks(models, choices, progress)
-        asyncio.run(serve_instance(measured, Address(host, port), settings, idle=idle, on_started=started))
+        run(serve_instance(measured, Address(host, port), settings, idle=idle, on_started=started))
 
 
 def _variants(

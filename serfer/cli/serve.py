@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -81,6 +80,7 @@ from serfer.cli.shared.setting_options import setting, settings_of
 from serfer.cli.shared.terminal import err
 from serfer.control.selection import DEFAULT
 from serfer.fleet.open_pool import PolicyOptions, routing_of
+from serfer.pipeline.event_loop import run
 from serfer.settings import Settings
 from serfer.wiring.options import Choices, workers_of
 
@@ -242,4 +242,4 @@ def _serve_alone(
 
     with ExitStack() as steps:
         progress = steps.enter_context(status_line())
-        asyncio.run(serve_models(models, opening, address, settings, on_started=started, progress=progress))
+        run(serve_models(models, opening, address, settings, on_started=started, progress=progress))

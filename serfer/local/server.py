@@ -83,10 +83,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
-    """Return a listening socket, whose connections have TCP_NODELAY.
-
-    Raises UnavailableError that names --host or --port.
-    """
+    """Return a listening socket; raises UnavailableError that names --host or --port."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(address[:2], family=family, backlog=backlog)
@@ -99,9 +96,6 @@ def listen(host: str, port: int, backlog: int = 128) -> socket.socket:
             raise UnavailableError(f"--port {port} is taken: choose another, or stop what listens there") from error
         reason = os.strerror(error.errno or 0)
         raise UnavailableError(f"--host {host} --port {port}: cannot listen there: {reason}") from error
-    # Accepted sockets inherit it. asyncio sets it only where the socket's protocol is not 0, as it is here; without it,
-    # Nagle's algorithm and the client's delayed ACK hold every answer on a kept-alive connection back for 40 ms.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 

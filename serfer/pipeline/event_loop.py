@@ -1,9 +1,14 @@
-"""The event loops of pipelines: one in a thread of its own, for callers that are not asynchronous, or a service's."""
+"""The event loops of pipelines: one in a thread of its own, for callers that are not asynchronous, or a service's.
+
+All of them are uvloop's where it is installed, and asyncio's where it is not: packages of functions do without it, and
+it runs on Linux and macOS alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -15,6 +20,27 @@ _STORE_CALLS = 64  # at once: as many as a store in Redis has connections (stora
 _COMPUTING = 4  # threads
 _QUICK_BYTES = 1 << 20  # copied or checked within a millisecond
 
+try:
+    from uvloop import Loop
+except ImportError:
+    new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+else:
+
+    class _Loop(Loop):
+        """uvloop's, by a clock that counts less than milliseconds and goes on while a callback runs."""
+
+        def time(self) -> float:
+            """Return seconds of the monotonic clock, from which uvloop's timers count, too."""
+            return time.monotonic()
+
+    new_event_loop = _Loop
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on a loop of its own, as `asyncio.run` does."""
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(main)
+
 
 class LoopThread:
     """Runs coroutines for a thread that waits for them; an interrupt of that thread cancels what it waits for.
@@ -23,7 +49,7 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
-        self._use(asyncio.new_event_loop())
+        self._use(new_event_loop())
         self._thread = threading.Thread(target=self._loop.run_forever, name="serfer-loop", daemon=True)
         self._thread.start()
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from serfer.local.lambda_ import http1
+from serfer.local import acceptor
 from serfer.local.lambda_.http1 import HEAD_LIMIT, HttpServer
 
 LIMIT = 1000
@@ -169,7 +169,7 @@ def test_this_machines_own_names_are_served(host):
 
 
 def test_without_descriptors_accepting_pauses_is_logged_once_and_resumes(monkeypatch, caplog):
-    monkeypatch.setattr(http1, "PAUSE_S", 0.0)
+    monkeypatch.setattr(acceptor, "PAUSE_S", 0.0)
     tries, accept = [], socket.socket.accept
 
     def short(listener):
@@ -201,6 +201,6 @@ def test_closing_while_accepting_pauses_leaves_nothing(monkeypatch):
             await tried.wait()
             server.close()
             server.close()
-            assert server._pause.cancelled()
+            assert server._acceptor._pause.cancelled()
 
     asyncio.run(asyncio.wait_for(run(), 10))

@@ -6,7 +6,6 @@ every driver. It is `serfer serve` without what only the command line needs.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from serfer.api.entrypoints.process import log_progress, make_parser, run_logged
 from serfer.api.entrypoints.serving import Address, serve_models
 from serfer.api.observability.logs import write
 from serfer.fleet.open_pool import routing_of
+from serfer.pipeline.event_loop import run
 from serfer.settings import load_driver_settings, load_settings
 
 
@@ -36,7 +36,7 @@ def _serve(address: Address) -> None:
         if not settings.keys_file:
             write(logging.WARNING, "open", {"message": "anyone who reaches this address may ask: set SERFER_KEYS_FILE"})
 
-    asyncio.run(serve_models(models, opening, address, settings, on_started=started, progress=log_progress))
+    run(serve_models(models, opening, address, settings, on_started=started, progress=log_progress))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ says is JSON, one object a line.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import tomllib
@@ -26,6 +25,7 @@ from serfer.core.errors import InputError, UsageError
 from serfer.fleet.provisioners.auto_scaling import release_this_instance
 from serfer.instance.network import DEVICES, Hardware
 from serfer.instance.opening import Instance, InstanceChoices, measure_networks
+from serfer.pipeline.event_loop import run
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 
@@ -62,7 +62,7 @@ def _serve(chosen: Namespace) -> None:
         raise UsageError("--plan: two plans are of one model, and a name means one network")
     choices = InstanceChoices(Hardware(chosen.device), _largest_batch(chosen.plan[0]), memory_mb=chosen.memory_mb)
     measured, address = measure_networks(models, choices, log_progress), Address(chosen.host, chosen.port)
-    asyncio.run(serve_instance(measured, address, load_settings(), idle=idle, on_started=_listening))
+    run(serve_instance(measured, address, load_settings(), idle=idle, on_started=_listening))
 
 
 def _listening(url: str, ready: Instance) -> None:

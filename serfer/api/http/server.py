@@ -20,7 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from serfer.api.http.protocol import limited_protocol
-from serfer.local.descriptors import bound_log
+from serfer.local.acceptor import Acceptor
 from serfer.local.server import listen, local_url
 
 FINISH_S = 900
@@ -28,7 +28,6 @@ _KEEP_ALIVE_S = 75  # longer than a balancer's, so that it never sends a request
 _MOST_HEAD = 32 * 1024  # bytes
 _BACKLOG = 2048
 _SWITCH_S = 0.0005  # Python's 5 ms pass at each system call of the loop's while another thread computes
-_ACCEPTED_AT_ONCE = 1  # without descriptors, asyncio logs a traceback for each that it would accept
 _CUT = 2  # the signal that cuts off what runs; a third one waits for nothing
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -59,7 +58,6 @@ async def serve(
             log_config=None,
             access_log=False,
             server_header=False,
-            backlog=_ACCEPTED_AT_ONCE,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=FINISH_S,
             h11_max_incomplete_event_size=_MOST_HEAD,
@@ -82,12 +80,20 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Take requests, and say so."""
-        bound_log(asyncio.get_running_loop())
-        await super().startup(sockets)
-        for listener in sockets or ():
-            listener.listen(_BACKLOG)  # asyncio made it as short as what is accepted at once
+        await super().startup([])
+        self._acceptors = [Acceptor(listener, self._protocol) for listener in sockets or ()]
         if not self.should_exit:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and end those that there are once all is answered."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets)
+
+    def _protocol(self) -> asyncio.Protocol:
+        made = self.config.http_protocol_class
+        return made(self.config, self.server_state, self.lifespan.state)  # type: ignore[call-arg] # typed too widely
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

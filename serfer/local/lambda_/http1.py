@@ -12,7 +12,7 @@ import socket
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from serfer.local.descriptors import PAUSE_S, Shortage
+from serfer.local.acceptor import Acceptor
 from serfer.local.lambda_.socket_owner import is_ours
 
 if TYPE_CHECKING:
@@ -61,55 +61,23 @@ class HttpServer:
         self.limit = limit
         self.ours_only = ours_only
         self.connections: set[_Connection] = set()
-        self._loop = asyncio.get_running_loop()
-        self._socket: socket.socket | None = None
-        self._starting: set[asyncio.Task[object]] = set()
-        self._pause: asyncio.TimerHandle | None = None
-        self._shortage = Shortage()
+        self._acceptor: Acceptor | None = None
+        self.open = True
 
     def listen(self, host: str, port: int = 0) -> int:
         """Open the port (0: any free one) and return it; raises OSError if it is taken."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=1024)
-        self._socket.settimeout(0)
-        self._loop.add_reader(self._socket, self._accept, self._socket)
-        return int(self._socket.getsockname()[1])
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+        self._acceptor = Acceptor(listener, lambda: _Connection(self))
+        return int(listener.getsockname()[1])
 
     def close(self) -> None:
         """Close the port and drop every connection at once; a second call does nothing."""
-        if self._pause is not None:
-            self._pause.cancel()
-        if self._socket is not None:
-            self._loop.remove_reader(self._socket)
-            self._socket.close()
-            self._socket = None
-        for task in self._starting:
-            task.cancel()
+        self.open = False
+        if self._acceptor is not None:
+            self._acceptor.close()
         for connection in list(self.connections):
             connection.abort()
-
-    def _accept(self, listener: socket.socket) -> None:
-        """Accept a connection; without descriptors, pause: asyncio's own server logs 1,024 tracebacks a second then."""
-        try:
-            accepted, _ = listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            self._shortage.log(error)
-            self._loop.remove_reader(listener)
-            self._pause = self._loop.call_later(PAUSE_S, self._loop.add_reader, listener, self._accept, listener)
-            return
-        accepted.settimeout(0)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        task = self._loop.create_task(self._loop.connect_accepted_socket(lambda: _Connection(self), accepted))
-        self._starting.add(task)
-        task.add_done_callback(lambda _: self._started(task, accepted))
-
-    def _started(self, task: asyncio.Task[object], accepted: socket.socket) -> None:
-        """Forget a connection that starts; one that was cancelled before asyncio knew its socket is closed here."""
-        self._starting.discard(task)
-        if task.cancelled():
-            accepted.close()
 
 
 class _RefusedError(Exception):
@@ -127,11 +95,10 @@ class _Connection(asyncio.Protocol):
         self._skip = 0  # bytes of a refused body still to come
         self._last = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio types it too widely
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # typed too widely
         self._transport = transport
         self._server.connections.add(self)
-        if self._server.ours_only and not self._is_ours():
+        if not self._server.open or (self._server.ours_only and not self._is_ours()):
             transport.abort()
 
     def _is_ours(self) -> bool:

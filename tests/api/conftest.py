@@ -1,4 +1,3 @@
-import asyncio
 import io
 import queue
 import threading
@@ -17,6 +16,7 @@ from serfer.api.app import make_app
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.decoding.fork_server import ForkServer
 from serfer.api.service import Service
+from serfer.pipeline.event_loop import run
 from serfer.settings import Settings
 from tests.e2e.small import split_small
 
@@ -69,7 +69,7 @@ def running(app):
 
 
 @contextmanager
-def running_made(make):
+def running_made(make, run=run):
     """Serve the application that `make` returns on the event loop that serves it; yields its URL."""
     started = queue.SimpleQueue()
 
@@ -78,7 +78,7 @@ def running_made(make):
         started.put(server)
         await server.serve()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread = threading.Thread(target=lambda: run(serve()), daemon=True)
     thread.start()
     server = started.get(timeout=PATIENCE)
     try:

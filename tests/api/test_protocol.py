@@ -9,6 +9,7 @@ import pytest
 import uvicorn
 
 from serfer.api.http.protocol import MOST_HEADERS, limited_protocol
+from serfer.pipeline.event_loop import run
 
 PATIENCE = 60.0  # s
 LARGE = bytes(16 * 1024 * 1024)  # more than the kernel keeps for a connection
@@ -49,7 +50,7 @@ def serving(header_timeout_s, **settings):
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         started = threading.Event()
-        thread = threading.Thread(target=asyncio.run, args=(_serve(server, listener, started),))
+        thread = threading.Thread(target=run, args=(_serve(server, listener, started),))
         thread.start()
         try:
             assert started.wait(PATIENCE)

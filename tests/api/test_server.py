@@ -20,6 +20,7 @@ MAIN = """
 import asyncio, signal, socket, sys
 from serfer.api.http.protocol import LimitedProtocol
 from serfer.api.http.server import serve
+from serfer.pipeline.event_loop import run
 
 class Watched(LimitedProtocol):
     def connection_made(self, transport):
@@ -56,7 +57,7 @@ def terminated(*_):
     print("raised again", flush=True)
 
 signal.signal(signal.SIGTERM, terminated)
-asyncio.run(serve(
+run(serve(
     app,
     host="127.0.0.1",
     port=0,

@@ -8,6 +8,7 @@ import pytest
 from serfer.core.errors import UnavailableError
 from serfer.local import driver_process
 from serfer.local.driver_process import DriverProcess, pause
+from serfer.pipeline.event_loop import run
 
 PATIENCE = 30.0
 LISTENS = """
@@ -49,7 +50,7 @@ def test_a_killed_driver_restarts_at_its_port_until_stopped():
         assert driver.pid is None
         assert heard.events.empty()
 
-    asyncio.run(play())
+    run(play())
 
 
 def test_driver_that_is_stopped_while_it_waits_to_be_started_again_stays_away():
@@ -62,7 +63,7 @@ def test_driver_that_is_stopped_while_it_waits_to_be_started_again_stays_away():
         await driver.stop()
         assert driver.pid is None
 
-    asyncio.run(play())
+    run(play())
 
 
 def test_driver_that_does_not_come_up_says_why():
@@ -74,7 +75,7 @@ def test_driver_that_does_not_come_up_says_why():
         await driver.stop()
         assert heard.lines == []  # it is told once
 
-    asyncio.run(play())
+    run(play())
 
 
 def test_pauses_grow_to_a_bound():
@@ -100,7 +101,7 @@ def test_driver_that_cannot_be_started_again_is_tried_again_later(monkeypatch):
         assert await heard.next() == "driver 0 is back at http://127.0.0.1:4321"
         await driver.stop()
 
-    asyncio.run(play())
+    run(play())
 
 
 def test_driver_that_cannot_be_started_at_all_says_why(monkeypatch):
@@ -114,4 +115,4 @@ def test_driver_that_cannot_be_started_at_all_says_why(monkeypatch):
             await driver.start()
         await driver.stop()
 
-    asyncio.run(play())
+    run(play())

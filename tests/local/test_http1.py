@@ -1,7 +1,6 @@
 """The lean HTTP server under clients that boto3 is not: in pieces, pipelined, too large, malformed."""
 
 import asyncio
-import errno
 import gc
 import socket
 import warnings
@@ -9,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from serfer.local import acceptor
 from serfer.local.lambda_.http1 import HEAD_LIMIT, HttpServer
+from serfer.pipeline import event_loop as loops
 
 LIMIT = 1000
 
@@ -38,7 +37,7 @@ def talk(*sent, until_close=False, replies=1):
             writer.close()
             await asyncio.sleep(0)
 
-    return asyncio.run(asyncio.wait_for(run(), 10))
+    return loops.run(asyncio.wait_for(run(), 10))
 
 
 async def one_reply(reader):
@@ -77,7 +76,7 @@ def test_a_connection_that_is_accepted_as_the_server_closes_is_closed(late):
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
-        asyncio.run(run())
+        loops.run(run())
         gc.collect()
     assert [str(each.message) for each in caught] == []
 
@@ -98,7 +97,7 @@ def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
         server.close()
         writer.close()
 
-    asyncio.run(asyncio.wait_for(run(), 10))
+    loops.run(asyncio.wait_for(run(), 10))
     assert timings == [1]
 
 
@@ -166,41 +165,3 @@ def test_browser_requests_are_refused(header):
 @pytest.mark.parametrize("host", [b"127.0.0.1:4000", b"localhost", b"localhost:4000"])
 def test_this_machines_own_names_are_served(host):
     assert talk(post(b"{}", b"Host: " + host)).startswith(b"HTTP/1.1 200 ")
-
-
-def test_without_descriptors_accepting_pauses_is_logged_once_and_resumes(monkeypatch, caplog):
-    monkeypatch.setattr(acceptor, "PAUSE_S", 0.0)
-    tries, accept = [], socket.socket.accept
-
-    def short(listener):
-        tries.append(listener)
-        if len(tries) <= 5:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return accept(listener)
-
-    monkeypatch.setattr(socket.socket, "accept", short)
-    assert talk(post(b"late")).endswith(b"late")
-    assert len(tries) >= 6
-    assert [record.getMessage() for record in caplog.records] == [
-        "connections wait to be accepted: Too many open files (raise the limit: ulimit -n)"
-    ]
-
-
-def test_closing_while_accepting_pauses_leaves_nothing(monkeypatch):
-    async def run():
-        tried = asyncio.Event()
-
-        def short(_):
-            tried.set()
-            raise OSError(errno.EMFILE, "Too many open files")
-
-        monkeypatch.setattr(socket.socket, "accept", short)
-        server = HttpServer(lambda _: None, lambda _: LIMIT)
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: pytest.fail(str(context)))
-        with socket.create_connection(("127.0.0.1", server.listen("127.0.0.1"))):
-            await tried.wait()
-            server.close()
-            server.close()
-            assert server._acceptor._pause.cancelled()
-
-    asyncio.run(asyncio.wait_for(run(), 10))

@@ -30,6 +30,7 @@ from serfer.local.lambda_.environment import Environment, Invocation
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
+from serfer.pipeline.event_loop import new_event_loop, run
 
 HERE = Path(__file__).parent / "functions"
 FACTS = shipped_aws().functions
@@ -77,7 +78,7 @@ class Local:
     def __init__(self, runtime, *functions, facts=FACTS, **settings):
         self.time = FakeTime()
         self.lines = queue.Queue()
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self.service = LambdaService(
             functions,
@@ -500,7 +501,7 @@ def test_stopping_ends_even_where_every_task_was_cancelled_before_an_environment
         await asyncio.wait_for(service.stop(), PATIENCE)
         assert service.environments == 0
 
-    asyncio.run(scene())
+    run(scene())
 
 
 HOST = """
@@ -510,6 +511,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.service import LambdaService
+from serfer.pipeline.event_loop import run
 
 async def main(runtime, directory):
     function = FunctionConfig("echo", Path(directory), "handler.echo")
@@ -518,7 +520,7 @@ async def main(runtime, directory):
         print(service.url, flush=True)
         await asyncio.Event().wait()
 
-asyncio.run(main(*sys.argv[1:]))
+run(main(*sys.argv[1:]))
 """
 
 

@@ -1,10 +1,12 @@
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from serfer.pipeline.event_loop import LoopThread
+from serfer.pipeline.event_loop import LoopThread, run
 
 PATIENCE = 10.0
 
@@ -127,3 +129,29 @@ def test_closing_cancels_running_tasks_and_awaits_their_clean_up(loop):
     loop.close()
     assert task.cancelled()
     assert steps == list(range(5))
+
+
+def test_the_clock_of_a_loop_goes_on_below_a_millisecond_and_while_a_callback_runs():
+    async def look():
+        times = [asyncio.get_running_loop().time() for _ in range(1000)]
+        assert times == sorted(set(times))
+        return asyncio.get_running_loop().call_later(1.0, print).when() - times[-1]
+
+    assert run(look()) == pytest.approx(1.0, abs=0.1)  # timers are of the same clock
+
+
+WITHOUT = """
+import asyncio, sys
+sys.modules["uvloop"] = None
+from serfer.pipeline.event_loop import LoopThread, new_event_loop, run
+assert new_event_loop is asyncio.new_event_loop
+assert run(asyncio.sleep(0, "ran")) == "ran"
+loop = LoopThread()
+assert loop.wait(asyncio.sleep(0, "ran")) == "ran"
+loop.close()
+"""
+
+
+def test_without_uvloop_the_loop_is_asyncios_and_nothing_is_said_of_it():
+    done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

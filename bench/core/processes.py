@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +50,16 @@ def processor_s(*roots: int) -> float:
 def used_s(processes: Iterable[Process]) -> float:
     """Return the processor seconds that processes have used, those of ended ones not included."""
     return sum(_used_s(process) for process in processes)
+
+
+def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """End a process by SIGTERM, kill it where that takes more than `patience_s` seconds, and wait for its end."""
+    process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _used_s(process: Process) -> float:

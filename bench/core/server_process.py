@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from serfer.core.errors import UnavailableError
+from serfer_bench.core.processes import end
 
 _END_S = 60.0
 
@@ -32,8 +32,4 @@ def serving(command: str, directory: Path, options: Sequence[str]) -> Iterator[d
                 raise UnavailableError(f"serfer {command} ended with exit code {process.wait()}, and says why above")
             yield json.loads(line)
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            end(process, _END_S)

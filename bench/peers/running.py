@@ -17,7 +17,7 @@ from psutil import NoSuchProcess, Process, wait_procs
 from serfer.core.errors import UnavailableError
 from serfer.local.server import free_ports
 from serfer_bench.core.environments import copy_package, environment
-from serfer_bench.core.processes import descendants, processor_s, used_s
+from serfer_bench.core.processes import descendants, end, processor_s, used_s
 from serfer_bench.peers.peers import APPS, Launch, Peer, Request
 
 _PORTS = 2
@@ -132,11 +132,7 @@ def _end_of(log: Path) -> str:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a server and all below it, which some leave behind."""
     below = descendants(process.pid)
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_END_S)
-    process.kill()
-    process.wait()
+    end(process, _END_S)
     for left in wait_procs(below, timeout=1.0)[1]:
         with suppress(NoSuchProcess):
             left.kill()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.core.errors import SerferError, UsageError
+from serfer_bench.core.processes import end
 from serfer_bench.core.results import check_directory, publish_rows
 
 _WIDTHS = (4, 8, 16)
@@ -117,11 +117,7 @@ def _ended(process: subprocess.Popen[bytes], limit_s: float) -> str:
     try:
         code = process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
+        end(process, _END_S)
         return f"took more than {limit_s:g} s"
     return "done" if code == 0 else f"failed with exit code {code}"
 

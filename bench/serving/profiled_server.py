@@ -1,7 +1,7 @@
 """`serfer` with the thread of its event loop profiled between SIGUSR1 and SIGUSR2, for `serfer bench service profile`.
 
-Its first argument is a file, the others are serfer's. At its end it writes the calls there, as JSON: each function
-once, and once for each function that calls a built-in one.
+Its first argument is a file, the others are serfer's. At its end it writes there, as JSON, the processor seconds of the
+thread between the signals, and the calls: each function once, and once for each function that calls a built-in one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,20 @@ def calls(profile: cProfile.Profile) -> list[tuple[str, str, int, float]]:
 
 
 if __name__ == "__main__":
-    profile = cProfile.Profile(time.thread_time)
-    signal.signal(signal.SIGUSR1, lambda *_: profile.enable())
-    signal.signal(signal.SIGUSR2, lambda *_: profile.disable())
+    profile, times = cProfile.Profile(time.thread_time), list[float]()
+
+    def _begin(*_: object) -> None:
+        times.append(time.thread_time())
+        profile.enable()
+
+    def _stop(*_: object) -> None:
+        profile.disable()
+        times.append(time.thread_time())
+
+    signal.signal(signal.SIGUSR1, _begin)
+    signal.signal(signal.SIGUSR2, _stop)
     file, sys.argv[1:] = Path(sys.argv[1]), sys.argv[2:]
     try:
         main()
     finally:
-        file.write_text(json.dumps(calls(profile)), encoding="utf-8")
+        file.write_text(json.dumps({"seconds": times[1] - times[0], "calls": calls(profile)}), encoding="utf-8")

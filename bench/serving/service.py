@@ -41,12 +41,13 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import plan_of
-from serfer_bench.core.processes import processor_s
+from serfer_bench.core.processes import end, processor_s
 from serfer_bench.serving.overload import Overload, overload, overload_table
 
 _MS_PER_S = 1000
 _SIZE = (640, 480)
 _AT_ONCE = 64
+_END_S = 60.0
 _BUSY = 8  # requests in flight while processor time is compared
 Progress = Callable[[str], None]
 
@@ -122,12 +123,14 @@ def running_service(directory: Path, settings: Settings) -> Iterator[Testbed]:
             "--drivers=2",
         ]
         access = access_setting(random_access())
-        up = subprocess.Popen(  # noqa: S603 - our own command
-            [*command, "--drivers=2", "--port=0", "--log-level", "warning", "--json"],
-            stdout=subprocess.PIPE,
-            env={**os.environ, "SERFER_LOCAL_ACCESS": access.get_secret_value()},
+        up = parts.enter_context(
+            subprocess.Popen(  # noqa: S603 - our own command
+                [*command, "--drivers=2", "--port=0", "--log-level", "warning", "--json"],
+                stdout=subprocess.PIPE,
+                env={**os.environ, "SERFER_LOCAL_ACCESS": access.get_secret_value()},
+            )
         )
-        parts.callback(_end, up)
+        parts.callback(end, up, _END_S)
         line = up.stdout.readline() if up.stdout else b""
         if not line:
             raise UnavailableError("serfer serve did not start: see above")
@@ -136,11 +139,6 @@ def running_service(directory: Path, settings: Settings) -> Iterator[Testbed]:
         pipeline = parts.enter_context(open_pipeline(directory, store=store.url, workers="local", settings=local))
         pids, urls = ([driver[each] for driver in report["drivers"]] for each in ("pid", "url"))
         yield Testbed(pipeline, urls, report["url"], pids, (up.pid, store.pid), _photograph())
-
-
-def _end(up: subprocess.Popen[bytes]) -> None:
-    up.terminate()
-    up.communicate()
 
 
 def _photograph() -> bytes:

@@ -259,7 +259,23 @@ def test_a_head_within_the_bounds_is_not_refused(patient):
         GOOD[:-2] + b"X : y\r\n\r\n",
         GOOD[:-2] + b"X: \x00\r\n\r\n",
         GOOD[:-2] + b"\xc3\xbc: y\r\n\r\n",
+        b"GET / HTTP/1.1\nHost: x\n\n",
+        GOOD[:-2] + b"X: y\nZ: z\r\n\r\n",
+        GOOD[:-2] + b"X: y\rZ: z\r\n\r\n",
+        GOOD[:-2] + b"\nGET /smuggled HTTP/1.1\r\n\r\n",
+        GOOD[:-2] + b"X: y\r\n z\r\n\r\n",
+        b"\r\n" + GOOD,
+        b"GET / RTSP/1.0\r\nHost: x\r\n\r\n",
         b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: +5\r\n\r\n12345",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 5, 6\r\n\r\n12345",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: \r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: " + b"9" * 25 + b"\r\n\r\n",
+        b"POST /read HTTP/1.0\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n+2\r\nab\r\n0\r\n\r\n",
+        b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2;a=\nb\r\nab\r\n0\r\n\r\n",
         b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n12",
         b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n",
@@ -270,6 +286,25 @@ def test_a_head_within_the_bounds_is_not_refused(patient):
 def test_invalid_http_is_refused_with_a_reason(patient, message):
     assert problem(exchanged(patient, message)) == 400
     assert works(patient)
+
+
+@pytest.mark.parametrize("part", [b"2;" + b"a" * 40_000, b"0\r\nT: " + b"a" * 40_000], ids=["extension", "trailer"])
+def test_what_goes_with_chunks_is_bounded(patient, part):
+    chunked = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert problem(exchanged(patient, chunked, part)) == 431
+    assert works(patient)
+
+
+def test_the_body_of_a_request_that_offers_an_upgrade_is_no_request(patient):
+    """As Java's client offers it with each first request. A parser that ends the message there runs what is in it."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    with connected(patient) as client:
+        client.sendall(b"POST /read HTTP/1.1\r\nHost: x\r\n" + offer + b"Content-Length: %d\r\n\r\n" % len(GOOD))
+        client.sendall(GOOD)
+        assert one_answer(client).endswith(b"\r\n\r\n%d" % len(GOOD))
+        client.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            client.recv(1)
 
 
 def test_a_body_that_breaks_off_its_framing_after_the_answer_ends_the_connection(patient):

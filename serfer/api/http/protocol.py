@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from http import HTTPStatus
 from typing import Any
 
@@ -25,12 +26,15 @@ MOST_HEAD = 16 * 1024  # bytes, where uvicorn's configuration says nothing (h11_
 _LEAST_READ = 16 * 1024  # bytes of an answer that a client has to take in `header_timeout_s`
 _VERSIONS = (b"1.0", b"1.1")
 _TOO_LARGE = f"the request's head is too large, or has more than {MOST_HEADERS} headers"
+_HEAD_END = re.compile(rb"\n\r?\n")  # as h11 looks for it
+_AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")  # a line's end without CR, a header that goes on in a second line
 _ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 
 
 class _Connection(h11.Connection):
     """The states of one connection, which refuses large heads too where all of one arrives at once.
 
+    What RFC 9112 lets a server take, and other servers read differently, is refused as well (sections 2.2, 5.2, 6.1).
     `refusal` is the status of the last error: 431 or 400 (h11 would say 501 to other transfer codings, as if it were
     the server's fault).
     """
@@ -43,6 +47,8 @@ class _Connection(h11.Connection):
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
         """Return the next event; raises h11.RemoteProtocolError."""
         try:
+            if self.their_state is h11.IDLE:
+                _check_lines(self.trailing_data[0])
             event = super().next_event()
             if isinstance(event, h11.Request):
                 _check_head(event, self._most_head)
@@ -53,6 +59,13 @@ class _Connection(h11.Connection):
         return event
 
 
+def _check_lines(received: bytes) -> None:
+    """Refuse a head whose lines two servers may part differently; h11 itself takes bare line feeds and folded lines."""
+    end = _HEAD_END.search(received)
+    if end and _AMBIGUOUS.search(received, 0, end.end()):
+        raise h11.RemoteProtocolError("a line of the head ends without CR LF, or is folded")
+
+
 def _check_head(request: h11.Request, most: int) -> None:
     """Refuse many or large headers, no HTTP/1, and a body of two lengths, which two servers may read differently."""
     size = len(request.target) + sum(len(name) + len(value) for name, value in request.headers)
@@ -60,8 +73,9 @@ def _check_head(request: h11.Request, most: int) -> None:
         raise h11.RemoteProtocolError(_TOO_LARGE, error_status_hint=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
     if request.http_version not in _VERSIONS:
         raise h11.RemoteProtocolError("another version of HTTP")
-    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in request.headers}:
-        raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding")
+    names = {name for name, _ in request.headers}
+    if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
+        raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length, or in HTTP/1.0")
 
 
 class LimitedProtocol(H11Protocol):

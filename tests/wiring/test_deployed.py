@@ -158,7 +158,7 @@ def test_a_driver_in_aws_needs_nothing_of_the_workers_or_the_command_line(module
         "print(*sorted(name for name in sys.modules if name.partition('.')[0] in "
         "('onnx', 'onnxruntime', 'torch', 'typer', 'rich', 'serfer_bench', 'boto3', 'moto') "
         "or name in ('serfer.splitter', 'serfer.sam', 'serfer.lambdas') "
-        "or name.startswith('serfer.local.') and name.rpartition('.')[2] not in ('server', 'descriptors', "
+        "or name.startswith('serfer.local.') and name.rpartition('.')[2] not in ('server', 'acceptor', "
         "'die_with_parent')))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -97,6 +97,8 @@ class _Decoder:
     def __init__(self, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self._socket = connection
+        self._watched = False
+        self._waiting: asyncio.Future[None] | None = None
 
     @property
     def alive(self) -> bool:
@@ -139,15 +141,42 @@ class _Decoder:
         raise (ImageTooLargeError if kind == TOO_LARGE else ImageError)(str(text, "utf-8"))
 
     async def _receive(self, into: memoryview) -> None:
-        loop, at = asyncio.get_running_loop(), 0
+        at = 0
         while at < len(into):
             try:
-                count = await loop.sock_recv_into(self._socket, into[at:])
+                count = self._socket.recv_into(into[at:])
+            except BlockingIOError:
+                await self._readable()
+                continue
             except OSError:
                 count = 0
             if not count:
                 raise _LostError
             at += count
+
+    async def _readable(self) -> None:
+        """Wait until something can be read; the loop watches on, as `sock_recv_into` begins and ends that each time."""
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        if not self._watched:
+            loop.add_reader(self._socket, self._arrived)
+            self._watched = True
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+
+    def _arrived(self) -> None:
+        if self._waiting is None:  # it has ended, or answers before it has all of its file
+            self.leave()
+        elif not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def leave(self) -> None:
+        """Leave the event loop, on which this is called: before the socket is closed, which threads may do."""
+        if self._watched:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._watched = False
 
     def close(self) -> None:
         """Close the socket: an idle decoder ends."""
@@ -220,6 +249,7 @@ class Decoders:
     def _keep(self, decoder: _Decoder) -> None:
         """Keep a decoder for the next image; one that is given back after the end is closed."""
         if self._closed:
+            decoder.leave()
             decoder.close()
         else:
             self._idle.append(decoder)
@@ -269,6 +299,7 @@ class Decoders:
 
     async def _end(self, decoder: _Decoder) -> int | None:
         """Kill a decoder and return its exit status; the slot is not free before it has given its memory back."""
+        decoder.leave()
 
         def end() -> int | None:
             try:
@@ -302,6 +333,7 @@ class Decoders:
         if self._background:
             await asyncio.wait(self._background)
         for decoder in self._idle:
+            decoder.leave()
             await asyncio.to_thread(self._forks.end, decoder.pid)
         await asyncio.to_thread(self.end)
 

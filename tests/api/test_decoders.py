@@ -22,6 +22,7 @@ from serfer.api.decoding.fork_server import ForkServer
 from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, UnavailableError
 from serfer.core.plan import ImageLimits, InputSizes, Preprocess, Shape
 from serfer.images import Recipe, decode_image, decode_sized
+from serfer.pipeline.event_loop import run
 from tests.api.conftest import png
 
 PREPROCESS = Preprocess(26, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)
@@ -56,7 +57,7 @@ def decode(forks, images, recipe=RECIPE, limits=None, client="me"):
         finally:
             await pool.close()
 
-    return asyncio.run(once())
+    return run(once())
 
 
 async def until(condition):
@@ -111,7 +112,7 @@ def test_the_processor_time_of_a_requests_images_is_bounded_together(forks, slow
         assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
         await pool.close()
 
-    asyncio.run(check())
+    run(check())
 
 
 def test_memory_is_bounded(forks, monkeypatch):
@@ -128,7 +129,7 @@ def test_memory_is_bounded(forks, monkeypatch):
         assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
         await pool.close()
 
-    asyncio.run(check())
+    run(check())
 
 
 def busy(forks):
@@ -161,7 +162,7 @@ def test_a_request_that_is_cancelled_ends_its_decoder(forks, slow_bmp):
         forks.end = end
         await pool.close()
 
-    asyncio.run(check())
+    run(check())
 
 
 def test_a_request_that_is_cancelled_while_a_decoder_starts_leaves_it_to_the_next(forks):
@@ -177,7 +178,7 @@ def test_a_request_that_is_cancelled_while_a_decoder_starts_leaves_it_to_the_nex
         assert [one.pid for one in pool._idle] == [first]
         await pool.close()
 
-    asyncio.run(check())
+    run(check())
 
 
 def test_a_decoder_that_starts_while_its_event_loop_ends_is_not_lost(forks):
@@ -187,7 +188,7 @@ def test_a_decoder_that_starts_while_its_event_loop_ends_is_not_lost(forks):
         requests.append(asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("me"))))
         await until(lambda: pool._background)
 
-    asyncio.run(check())  # cancels the request
+    run(check())  # cancels the request
     [decoder] = pool._idle
     assert decoder.alive
     pool.end()
@@ -221,7 +222,7 @@ def test_a_decoder_that_works_while_its_service_ends_leaves_no_socket(forks, slo
         assert task.cancelled() == (image == "cancelled")
         assert sorted(sockets()) == before
 
-    asyncio.run(check())
+    run(check())
 
 
 def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_bmp):
@@ -236,7 +237,7 @@ def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_
         await asyncio.wait([hostile])
         await pool.close()
 
-    asyncio.run(check())
+    run(check())
 
 
 @pytest.mark.parametrize("who", ["decoder", "server"])
@@ -247,10 +248,11 @@ def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
         pid = pool._idle[0].pid if who == "decoder" else forks._process.pid
         os.kill(pid, signal.SIGKILL)
         await until(lambda: not pool._idle[0].alive)
+        await until(lambda: not pool._idle[0]._watched)  # else its end wakes the loop again and again
         assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
         await pool.close()
 
-    asyncio.run(check())
+    run(check())
 
 
 def test_a_killed_decoder_is_not_an_image_error(forks, slow_bmp):
@@ -265,7 +267,7 @@ def test_a_killed_decoder_is_not_an_image_error(forks, slow_bmp):
             await task
         await pool.close()
 
-    asyncio.run(check())
+    run(check())
 
 
 def described(pid):
@@ -286,7 +288,7 @@ def test_decoders_have_no_secrets_and_write_nowhere(forks, monkeypatch):
         await pool.close()
         return processes
 
-    described_processes = asyncio.run(check())
+    described_processes = run(check())
     for variables, outputs, _ in described_processes:
         assert b"hush" not in variables
         assert outputs == {Path("/dev/null")}

@@ -18,7 +18,9 @@ PNG = {"Content-Type": "image/png"}
 @pytest.fixture(scope="module")
 def opened(small_plan, forks):
     with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
-        yield Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        yield service
+        service.decoders.end()
 
 
 @pytest.fixture

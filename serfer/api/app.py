@@ -24,6 +24,7 @@ from serfer.api.auth.clients import Scope, require, require_application, require
 from serfer.api.auth.hosts import HostCheck
 from serfer.api.auth.keys import KeyRing, authorise
 from serfer.api.http.body import ApiLimits
+from serfer.api.http.direct_route import add_direct
 from serfer.api.http.problems import OVERLOADED, Problem, problem_of, problem_response
 from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.http.server import FINISH_S
@@ -35,9 +36,9 @@ from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.requests import client_of
 from serfer.api.results.document import KeptResults
 from serfer.api.routes.applications import applications_router
-from serfer.api.routes.classify import Classifying, classify_router
+from serfer.api.routes.classify import Classifying, classify_router, results_router
 from serfer.api.routes.health import health_router
-from serfer.api.routes.inference import Inferring, inference_router, protocol_health_router
+from serfer.api.routes.inference import Inferring, infer_router, inference_router, protocol_health_router
 from serfer.api.routes.jobs import jobs_router
 from serfer.api.routes.kept import Keeping, kept_router
 from serfer.api.routes.load import load_router
@@ -122,8 +123,10 @@ def make_app(
     keeping = Keeping(kept, service.admission.downloads, telemetry.metrics)
     classifying = Classifying(service, limits, idempotency, queries, settings.api_deadline_ms, keeping)
     inferring = Inferring(service, limits, settings.api_deadline_ms, keeping)
+    add_direct(app, classify_router(classifying, guarded))
+    add_direct(app, infer_router(inferring, guarded))
     for router in (
-        classify_router(classifying),
+        results_router(queries),
         models_router(service),
         applications_router(service),
         inference_router(inferring),

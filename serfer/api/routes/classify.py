@@ -22,6 +22,7 @@ from pydantic_core import to_json
 from serfer.api.admission import Held
 from serfer.api.answering import Question, answer
 from serfer.api.http.body import ApiLimits
+from serfer.api.http.direct_route import DirectRoute
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
@@ -113,10 +114,9 @@ class _ClassifyRequest:
         return IdempotencyKey(owner_of(self.request), self.key, digest_of([parameters, *parts]))
 
 
-def classify_router(routes: Classifying) -> APIRouter:
-    """Return the routes of `routes`."""
-    router = APIRouter(prefix="/v1", tags=["classify"])
-    queries = routes.queries
+def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
+    """Return the direct routes of queries, which requests reach by way of `guards`, dependencies of FastAPI's."""
+    router = APIRouter(prefix="/v1", tags=["classify"], route_class=DirectRoute, dependencies=guards)
 
     @router.post(
         "/classify",
@@ -149,6 +149,13 @@ def classify_router(routes: Classifying) -> APIRouter:
         parsed = replace(parsed, wanted=Wanted(asked.top_k, asked.min_score), as_coco=asked.form == "coco")
         _check_form(parsed)
         return await _answered(routes, parsed)
+
+    return router
+
+
+def results_router(queries: AsyncQueries) -> APIRouter:
+    """Return the routes of results that were asked for with `Prefer: respond-async`."""
+    router = APIRouter(prefix="/v1", tags=["classify"])
 
     @router.get(
         "/results/{result_id}",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any, Final
@@ -23,6 +24,7 @@ from serfer import __version__
 from serfer.api.admission import Held, Place
 from serfer.api.http.body import ApiLimits, read_body
 from serfer.api.http.compression import CODINGS, MOST_RATIO, accepted, coding_of, compress, decompress
+from serfer.api.http.direct_route import DirectRoute
 from serfer.api.http.inference_models import (
     InferenceRequest,
     InferenceResponse,
@@ -51,6 +53,7 @@ from serfer.pipeline.pipeline import MAX_DEADLINE_S
 from serfer.results import ResultManifest
 
 PREFIX: Final = "/v2"
+_MODELS: Final = ("/models/{model}", "/models/{model}/versions/{version}")
 VERSION: Final = "1"
 _HEADER: Final = "Inference-Header-Content-Length"
 _MOST_DIGITS = 18  # of that header
@@ -165,11 +168,7 @@ def inference_router(routes: Inferring) -> APIRouter:
         response.status_code = _status(ready=is_ready)
         return ModelReady(name=name, ready=is_ready)
 
-    async def infer(request: Request) -> Response:
-        """Return what a model's network makes of a tensor."""
-        return await _infer(routes, request)
-
-    for at in ("/models/{model}", "/models/{model}/versions/{version}"):
+    for at in _MODELS:
         parameters = {"parameters": path_parameters(at)}
         router.add_api_route(
             at,
@@ -192,6 +191,18 @@ def inference_router(routes: Inferring) -> APIRouter:
             },
             openapi_extra=parameters,
         )
+    return router
+
+
+def infer_router(routes: Inferring, guards: Sequence[Any]) -> APIRouter:
+    """Return the direct routes of queries, which requests reach by way of `guards`, dependencies of FastAPI's."""
+    router = APIRouter(prefix=PREFIX, tags=["inference"], route_class=DirectRoute, dependencies=guards)
+
+    async def infer(request: Request) -> Response:
+        """Return what a model's network makes of a tensor."""
+        return await _infer(routes, request)
+
+    for at in _MODELS:
         router.add_api_route(
             f"{at}/infer",
             infer,
@@ -201,7 +212,7 @@ def inference_router(routes: Inferring) -> APIRouter:
                 200: {"description": "The outputs, or the highest scores.", "content": {BINARY: {"schema": FILE}}},
                 **inference_errors(400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504),
             },
-            openapi_extra=parameters | _INFER,
+            openapi_extra={"parameters": path_parameters(at)} | _INFER,
         )
     return router
 

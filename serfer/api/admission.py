@@ -32,8 +32,7 @@ import heapq
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from statistics import median
@@ -117,10 +116,11 @@ class Places:
         self._between_s = between_s
         self._clock = clock
         self._taken: dict[str, dict[Place, None]] = {}  # by client, the oldest first
+        self._count = 0
         self._next = -math.inf  # when the client that was refused last should come again
 
     def __len__(self) -> int:
-        return sum(map(len, self._taken.values()))
+        return self._count
 
     def ahead(self, client: str) -> int:
         """Return how many requests end until a client's next one does: no more than its share of the turns allows."""
@@ -141,12 +141,14 @@ class Places:
             surplus.lose(self.refusal())
         place = Place(client, self, kept=kept)
         self._taken.setdefault(client, {})[place] = None
+        self._count += 1
         return place
 
     def remove(self, place: Place) -> None:
         """Count a place no more; see `Place.release`."""
         taken = self._taken[place.client]
         del taken[place]
+        self._count -= 1
         if not taken:
             del self._taken[place.client]
 
@@ -193,23 +195,19 @@ class Slots:
         """The number of requests that wait for a slot."""
         return sum(map(len, self._lines.values()))
 
-    @asynccontextmanager
-    async def hold(self, place: Place, left_s: float = math.inf, served: int = 0) -> AsyncIterator[float]:
-        """Wait for a slot and hold it; yields the seconds waited. `served` is how often this request has held one.
+    def hold(
+        self, place: Place, left_s: float = math.inf, served: int = 0, ended: Callable[[], None] | None = None
+    ) -> HeldSlot:
+        """Return a context that waits for a slot and holds it, and yields the seconds waited.
 
+        `served` is how often this request has held one. `ended` is called when the work ends, unless it is cancelled.
         Raises Problem 429 where the place is lost, and DeadlineError after `left_s` seconds, or when a slot comes with
         less time left than the last ones were held for: it would only take others' time.
         """
-        waited_s = await self._take(place, left_s, served)
-        since = self._clock()
-        try:
-            yield waited_s
-            self.ended = self._clock()
-            self.took.append(self.ended - since)
-        finally:
-            self._hand_on()
+        return HeldSlot(self, place, left_s, served, ended)
 
-    async def _take(self, place: Place, left_s: float, served: int) -> float:
+    async def take(self, place: Place, left_s: float, served: int) -> float:
+        """Wait for a slot, and return the seconds waited; see `hold`."""
         if self.running < self.count:
             self.running += 1
             return 0.0
@@ -223,7 +221,7 @@ class Slots:
                 in_time = await granted
         except BaseException as end:
             if granted.done() and not granted.cancelled() and granted.exception() is None and granted.result():
-                self._hand_on()  # the slot came when it was no longer wanted
+                self.hand_on()  # the slot came when it was no longer wanted
             self._remove(place.client, waiter)
             if isinstance(end, TimeoutError):
                 raise _late(left_s) from None
@@ -240,7 +238,16 @@ class Slots:
             if not line:
                 del self._lines[client]
 
-    def _hand_on(self) -> None:
+    def note(self, since: float) -> None:
+        """Note that work has ended without an error, which took its slot at a time."""
+        self.ended = self.now()
+        self.took.append(self.ended - since)
+
+    def now(self) -> float:
+        """Return the time on the slots' clock."""
+        return self._clock()
+
+    def hand_on(self) -> None:
         """Give the slot to the next client's next request that can still be answered; the client goes to the end."""
         latest = self._clock() + (median(self.took) if self.took and self._lines else 0.0)
         while self._lines:
@@ -256,17 +263,41 @@ class Slots:
         self.running -= 1
 
 
+class HeldSlot:
+    """A context that waits for a slot and holds it: a class, as a generator takes four times as many calls."""
+
+    __slots__ = ("_arguments", "_ended", "_since", "_slots")
+
+    def __init__(
+        self, slots: Slots, place: Place, left_s: float, served: int, ended: Callable[[], None] | None
+    ) -> None:
+        self._slots = slots
+        self._arguments = place, left_s, served
+        self._ended = ended
+        self._since = 0.0
+
+    async def __aenter__(self) -> float:
+        """Wait, and return for how many seconds."""
+        waited_s = await self._slots.take(*self._arguments)
+        self._since = self._slots.now()
+        return waited_s
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Hand the slot on."""
+        if self._ended and (kind is None or issubclass(kind, Exception)):
+            self._ended()
+        if kind is None:
+            self._slots.note(self._since)
+        self._slots.hand_on()
+
+
 class Bytes:
-    """The bytes that all requests hold together, at most `most`; for one event loop."""
+    """The bytes that all requests hold together, `held`, at most `most`; for one event loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.held = 0
         self._held: Counter[str] = Counter()  # by client
-
-    @property
-    def held(self) -> int:
-        """The bytes that are held."""
-        return self._held.total()
 
     def hold(self, client: str = "", size: int = 0) -> Held:
         """Return what a client's request holds, `size` bytes at first; raises Problem 429 where that is too much."""
@@ -282,6 +313,7 @@ class Bytes:
 
     def change(self, client: str, size: int) -> None:
         """Count `size` bytes more, or less; see `Held`."""
+        self.held += size
         self._held[client] += size
         if not self._held[client]:
             del self._held[client]
@@ -411,16 +443,12 @@ class Admission:
             self._departed = None  # idle time says nothing
         return self.queries.take(client, kept=kept)
 
-    @asynccontextmanager
-    async def turn(self, place: Place, left_s: float) -> AsyncIterator[float]:
-        """Wait for a query's turn and hold it; yields the seconds waited. Raises as `Slots.hold`."""
-        async with self.turns.hold(place, left_s) as waited_s:
-            try:
-                yield waited_s
-            except Exception:  # a client that has left, which cancels, is not how fast queries are answered
-                self._depart()
-                raise
-            self._depart()
+    def turn(self, place: Place, left_s: float) -> HeldSlot:
+        """Return a context that waits for a query's turn, and holds it, as `Slots.hold`.
+
+        A client that has left, which cancels, is not how fast queries are answered.
+        """
+        return self.turns.hold(place, left_s, ended=self._depart)
 
     async def pace(self, left_s: float) -> None:
         """Return when the next refusal may go out, at the latest when the `left_s` until its deadline have passed."""

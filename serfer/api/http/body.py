@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from serfer.api.http.problems import Problem
 
@@ -70,12 +69,19 @@ def check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]
 
 async def _collect(request: Request, limits: ApiLimits) -> bytes:
     body = bytearray()  # not a list of chunks: a client may send one byte at a time
-    async with aclosing(request.stream()) as stream:
-        async for chunk in stream:
-            if len(body) + len(chunk) > limits.max_body_bytes:
-                raise _too_large(limits)
-            body += chunk
-    return bytes(body)
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        if len(body) + len(chunk) > limits.max_body_bytes:
+            raise _too_large(limits)
+        is_last = not message.get("more_body", False)
+        if is_last and not body:  # a small body comes at once
+            return chunk
+        body += chunk
+        if is_last:
+            return bytes(body)
 
 
 def _too_large(limits: ApiLimits) -> Problem:

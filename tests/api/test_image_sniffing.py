@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from serfer.api.http.image_sniffing import MOST_PIECES, MOST_SCANS, check_format
+from serfer.api.http.image_sniffing import MOST_PIECES, MOST_SCANS, _jpeg_pieces, check_format
 from serfer.api.http.problems import Problem
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
@@ -88,3 +88,17 @@ def test_damaged_files_pass_or_are_refused(whole, at, junk):
     else:
         return
     assert status in {415, 422}
+
+
+@given(
+    st.lists(st.sampled_from([b"\xff", b"\xda", b"\x01", b"\x00\x02", SCAN, b"\xff\xff\xda", b"\xff\x00"]), max_size=80)
+)
+def test_a_small_jpeg_passes_exactly_if_its_scans_are_few(parts):
+    """Small files are not looked through piece by piece where counting bytes suffices: no more may pass by that."""
+    data = b"\xff\xd8\xff\xe0\x00\x02" + b"".join(parts)
+    scans = sum(piece == "scan" for piece in _jpeg_pieces(data))
+    try:
+        check_format("cat", data)
+        assert scans <= MOST_SCANS
+    except Problem:
+        assert scans > MOST_SCANS

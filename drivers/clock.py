@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -36,8 +37,8 @@ class LoopClock:
     """The clock of the running event loop."""
 
     def time(self) -> float:
-        """Return the loop's time."""
-        return asyncio.get_running_loop().time()
+        """Return the loop's time: that of time.monotonic, which loops that keep it for a whole turn round."""
+        return time.monotonic()
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
         """Call back at the loop's time `when`."""

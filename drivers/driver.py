@@ -202,7 +202,7 @@ class QueryDriver:
                 query = begin()
                 try:
                     answer = await query.run()
-                    return replace(answer, overheads=overheads + answer.overheads)
+                    return replace(answer, overheads=overheads + answer.overheads) if overheads.restarts else answer
                 except LOST as error:
                     if overheads.restarts == self._restarts:
                         raise StoreUnavailableError(

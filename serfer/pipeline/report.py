@@ -29,29 +29,28 @@ def make_report(
     plan_reason: str = "",
 ) -> QueryReport:
     """Put a query's report together."""
-    reports = [report for run in answer.stages for report in run.reports]
+    reports = [run.reports for run in answer.stages]
     gangs = gang_starts(answer.stages)
-    pairs = list(zip(plan.stages, answer.stages, strict=True))
-    stages = tuple(
-        _stage_report(number, stage, run, answer, gangs[number]) for number, (stage, run) in enumerate(pairs)
-    )
+    numbered = [*zip(plan.stages, answer.stages, reports, gangs, strict=True)]
+    stages = tuple(_stage_report(number, *stage, answer) for number, stage in enumerate(numbered))
+    invoked = [
+        task_usd(stage.memory_mb, report, facts)
+        for number, (stage, _, of_stage, gang) in enumerate(numbered)
+        if gang in (None, number)
+        for report in of_stage
+    ]
+    warm_ups = [invocation_usd(each.memory_mb, each.ms, facts) for each in answer.overheads.warm_ups]
     return QueryReport(
         model=plan.model,
         weights=plan.weights,
         untrained=plan.untrained,
         images=tuple(images),
         latency_ms=round(latency_s * 1000, 3),
-        cost_usd=sum(
-            task_usd(stage.memory_mb, report, facts)
-            for number, (stage, run) in enumerate(pairs)
-            if gangs[number] in (None, number)
-            for report in run.reports
-        )
-        + sum(invocation_usd(each.memory_mb, each.ms, facts) for each in answer.overheads.warm_ups),
+        cost_usd=sum(invoked) + sum(warm_ups),
         plan=plan.digest,
         target="serverless",
         stages=stages,
-        store=sum((report.counts for report in reports), answer.overheads.counts),
+        store=sum((report.counts for of_stage in reports for report in of_stage), answer.overheads.counts),
         retries=answer.overheads.retries,
         hedges=answer.overheads.hedges,
         restarts=answer.overheads.restarts,
@@ -60,7 +59,7 @@ def make_report(
             for stage, each in zip(plan.stages, stages, strict=True)
         ),
         disbanded=sum(any(tile.void for tile in run.tiles) for run in answer.stages),
-        warm_ups=len(answer.overheads.warm_ups),
+        warm_ups=len(warm_ups),
         plan_reason=plan_reason,
     )
 
@@ -101,22 +100,24 @@ def _without_stages(
     )
 
 
-def _stage_report(number: int, stage: Stage, run: StageRun, answer: Answer, gang: int | None) -> StageReport:
-    received = sum(report.counts.bytes_get for report in run.reports)
+def _stage_report(
+    number: int, stage: Stage, run: StageRun, reports: Sequence[Report], gang: int | None, answer: Answer
+) -> StageReport:
+    received = sum(report.counts.bytes_get for report in reports)
     ended = run.started if run.ended is None else run.ended
     warm_ups = [each for each in answer.overheads.warm_ups if each.stage == number and not each.plan]
-    fetches: list[Report | WarmUpAnswer] = [*run.reports, *(each.result for each in warm_ups if each.result)]
+    fetches: list[Report | WarmUpAnswer] = [*reports, *(each.result for each in warm_ups if each.result)]
     return StageReport(
         name=f"stage-{number}",
         grid=str(stage.grid),
         tasks=stage.grid.tiles,
         ms=round((ended - run.started) * 1000, 3),
-        cold=sum(report.init_ms > 0 for report in run.reports) + sum(each.cold for each in warm_ups),
+        cold=sum(report.init_ms > 0 for report in reports) + sum(each.cold for each in warm_ups),
         bytes_in=answer.payload_bytes[number] + received,
-        bytes_out=sum(report.counts.bytes_put + len(report.output or b"") for report in run.reports),
+        bytes_out=sum(report.counts.bytes_put + len(report.output or b"") for report in reports),
         gang=gang,
         bytes_exchanged=received if gang is not None and gang < number else 0,
-        wait_ms=round(sum(report.wait_ms for report in run.reports), 3),
+        wait_ms=round(sum(report.wait_ms for report in reports), 3),
         fetch_ms=round(sum(each.fetch_ms for each in fetches), 3),
     )
 

@@ -17,17 +17,15 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
 
 from serfer.cli.shared.options import JsonOption, PlanOption, status_line
 from serfer.core.checksum import protect
 from serfer.core.keys import StoreCounts, output_key
 from serfer.core.plan import Plan, Stage, Tile
 from serfer.core.run_machine import Action, Invoke, Run, TaskDone, TaskStarted
+from serfer.core.sigv4 import TIME, Access, sign
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Crop, Report, Task, decode_report, decode_task, encode_report, encode_task
-from serfer.drivers.lambda_http import _Signer
 from serfer.lambdas.cell_codec import cells_to_bytes, crop_to_input, pieces_to_inputs
 from serfer.pipeline.query import cut_crops
 from serfer.settings import Settings, load_settings
@@ -38,7 +36,8 @@ from serfer_bench.core.results import publish_rows
 Progress = Callable[[str], None]
 _QUERY = "0" * 32
 _MIN_NS = 20_000_000  # of a measurement
-_URL = "http://127.0.0.1:9000/2015-03-31/functions/serfer/invocations"
+_TARGET = "/2015-03-31/functions/serfer/invocations"
+_ACCESS = Access("bench", "bench")
 _NS_PER_US = 1000.0
 
 
@@ -150,11 +149,8 @@ def _report(output: bytes | None) -> Report:
 
 
 def _sign(payload: bytes) -> None:
-    request = AWSRequest("POST", _URL, headers={"X-Amz-Invocation-Type": "RequestResponse"}, data=payload)
-    _SIGNER.add_auth(request)
-
-
-_SIGNER = _Signer(Credentials("bench", "bench"), "us-east-1")
+    headers = {"Host": "lambda", "X-Amz-Invocation-Type": "RequestResponse"}
+    sign(_ACCESS, "us-east-1", time.strftime(TIME, time.gmtime()), "POST", _TARGET, headers, payload)
 
 
 def _worker(plan: Plan, crop: Crop) -> Iterator[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from http import HTTPStatus
 from typing import Final
 
@@ -19,6 +20,7 @@ OPENING: Final = "the variant that was selected for it was opened"
 """What a query that is late was doing."""
 _MOST_MS, _MOST_USD = 900_000.0, 1_000_000.0
 _NAME: Final = rf"^{NAME.pattern}$"
+_NONE: Final = Objectives()
 
 
 class ObjectiveParameters(QueryParameters):
@@ -42,7 +44,7 @@ class ObjectiveParameters(QueryParameters):
     network: str | None = Field(None, pattern=_NAME, description="A variant of this network alone.")
     strict: bool = Field(default=False, description="Refuse with 422 rather than answer by the nearest variant.")
 
-    @property
+    @cached_property
     def objectives(self) -> Objectives:
         """What an application should satisfy."""
         return Objectives(
@@ -58,7 +60,7 @@ def asked_of(service: Service, parameters: ObjectiveParameters, query: str) -> A
     """
     model, application, objectives = parameters.model, parameters.application, parameters.objectives
     applications = service.applications
-    if application is None and objectives == Objectives() and (model is not None or service.models):
+    if application is None and objectives == _NONE and (model is not None or service.models):
         return None
     if model is not None:
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "give a model, or an application and objectives, not both")

@@ -1,7 +1,8 @@
-"""AWS Signature Version 4, for requests to the local Lambda service (AWS: "Create a signed AWS API request").
+"""AWS Signature Version 4, for requests to Lambda and its local service (AWS: "Create a signed AWS API request").
 
-The invoker of the hot path has botocore sign. This is what the local service verifies with, and what signs where
-botocore is not at hand. Like botocore, it signs the path percent-encoded once more, which all services but S3 want.
+The invoker of the hot path signs with it, the local service verifies with it, and it signs where botocore is not at
+hand. Signatures are botocore's (tests/local/test_access.py), which takes 0.1 ms longer for each. Like botocore, it
+signs the path percent-encoded once more, which all services but S3 want.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from urllib.parse import quote
 
 ALGORITHM = "AWS4-HMAC-SHA256"
+TIME = "%Y%m%dT%H%M%SZ"
+"""The form of a request's time, in UTC."""
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ def test_credentials_that_end_are_renewed_once_and_hold_nobody_up():
     results, signed = run(main())
     assert results == [REPORT] * 3
     assert len(calls) == 1
-    assert all("OTHER/" in each for each in signed)
+    assert all("OTHER/" in each and "x-amz-security-token" in each for each in signed)
 
 
 def test_credentials_that_cannot_be_renewed_are_a_failure():

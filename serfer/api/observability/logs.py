@@ -132,6 +132,8 @@ def log_request(fields: dict[str, Any], record: RequestRecord, error: BaseExcept
         level = logging.DEBUG
     elif status > HTTPStatus.INTERNAL_SERVER_ERROR:
         level = logging.WARNING
+    if not _log.isEnabledFor(level):
+        return
     error = error or record.error
     write(level, "request", {**fields, **query_fields(record), **(reason(error) if error else {})})
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from serfer.core.sigv4 import ALGORITHM, Access, sign, signature
+from serfer.core.sigv4 import ALGORITHM, TIME, Access, sign, signature
 from serfer.local.lambda_.function import REGION
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from serfer.local.lambda_.http1 import Exchange
 
 _CLOCK_SKEW_S = 300.0
-_TIME = "%Y%m%dT%H%M%SZ"
 _AUTHORIZATION = re.compile(
     ALGORITHM + r" +Credential=([\w-]{1,128})/((\d{8})/[a-z0-9-]{1,32}/lambda/aws4_request), *"
     r"SignedHeaders=([a-z0-9;-]{1,4096}), *Signature=([0-9a-f]{64})",
@@ -94,7 +93,7 @@ def send(
     method: str, url: str, target: str, access: Access, timeout_s: float, most_bytes: int, body: bytes = b""
 ) -> tuple[int, bytes]:
     """Send a signed request to the local Lambda service at `url` and return status and body; raises as `fetch`."""
-    address, now = urlsplit(url), datetime.now(UTC).strftime(_TIME)
+    address, now = urlsplit(url), datetime.now(UTC).strftime(TIME)
     headers = sign(access, REGION, now, method, target, {"Host": address.netloc}, body)
     connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
     try:

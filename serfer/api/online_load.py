@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from serfer.control.offline.interference import WINDOW_S, Interference
@@ -47,23 +47,13 @@ class LoadMonitor:
         self._interference = Interference()
         self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count a query as running within the block."""
-        self._change(1)
-        try:
-            yield
-        finally:
-            self._change(-1)
+    def running(self) -> AbstractContextManager[None]:
+        """Count a query as running within the context."""
+        return _Counted(self._change)
 
-    @contextmanager
-    def offline(self) -> Iterator[None]:
-        """Count one of the queries that run as offline work within the block."""
-        self._change_offline(1)
-        try:
-            yield
-        finally:
-            self._change_offline(-1)
+    def offline(self) -> AbstractContextManager[None]:
+        """Count one of the queries that run as offline work within the context."""
+        return _Counted(self._change_offline)
 
     def online(self) -> QueryLoad:
         """Return the load without offline queries: of what is in use, their share of the queries that run is theirs."""
@@ -118,3 +108,16 @@ class LoadMonitor:
         if now - marks[-1][0] >= _MARK_S:
             marks.append((now, total))
         return total - marks[0][1]
+
+
+class _Counted(AbstractContextManager[None]):
+    """Adds one to a count within the context."""
+
+    def __init__(self, change: Callable[[int], None]) -> None:
+        self._change = change
+
+    def __enter__(self) -> None:
+        self._change(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._change(-1)

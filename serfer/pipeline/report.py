@@ -127,8 +127,8 @@ def best_classes(plan: Plan, logits: NDArray[np.float32], top_k: int) -> tuple[P
     scores = _scores(logits.astype(np.float64), plan.activation)
     order = _best(scores, top_k)
     return tuple(
-        Prediction(plan.labels[index] if plan.labels else str(index), int(index), float(scores[index]))
-        for index in order
+        Prediction(plan.labels[index] if plan.labels else str(index), index, score)
+        for index, score in zip(order.tolist(), scores[order].tolist(), strict=True)
     )
 
 

@@ -201,6 +201,10 @@ class Settings(BaseSettings):
     recently used are built again. Half of the memory that is free when it opens if not set; in a driver function what
     its own leaves.
     """
+    session_threads: int | None = Field(default=None, gt=0)
+    """For workers in process: the threads that compute a pass of the network. If not set, all cores, shared among a
+    stage's tiles, which answers one query at a time soonest; 1 takes less processor time where several are in flight.
+    """
     cold_plan: Literal["auto", "never"] = "auto"
     """Whether queries that would find a plan's functions cold run on the cold plan of its directory, if it has one."""
     local_concurrency: int = Field(default=16, gt=0)

@@ -94,6 +94,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "weights": "s3://bucket/weights",
         "function_memory_mb": 1769,
         "sessions_mb": 900,
+        "session_threads": 3,
     }
     assert set(values) == set(Settings.model_fields)
     for name, value in values.items():

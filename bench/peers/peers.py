@@ -207,7 +207,10 @@ def _ours(name: str, about: str, workers: str) -> Peer:
         partial(_serfer, workers),
         _raw("/v1/classify?top_k=5"),
         predictions=lambda body: json.loads(body)["images"][0]["predictions"],
-        variables=lambda launch: {"SERFER_LOCAL_CONCURRENCY": str(launch.workers)},
+        variables=lambda launch: {
+            "SERFER_LOCAL_CONCURRENCY": str(launch.workers),
+            "SERFER_SESSION_THREADS": str(launch.threads),  # of workers in process; others have one for each vCPU
+        },
     )
 
 

@@ -63,7 +63,7 @@ def in_process_invoker(
     if memory_mb is not None:
         check_memory(weights, memory_mb)
     source = WeightSource(open_ranges(settings.weights)) if missing else None
-    granted = _session_threads(plan, memory_mb, facts.functions)
+    granted = _session_threads(plan, settings, facts.functions)
     name = _NAME if memory_mb is None else uuid.uuid4().hex[:8]
     room = _session_bytes(plan, settings)
     longest_s = LONGEST_RUN_S if memory_mb is None else None  # a function's timeout ends what it runs itself
@@ -77,10 +77,12 @@ def in_process_invoker(
     return InProcessInvoker(worker.run, at_once, worker.run_shared, worker.reply, worker.close)
 
 
-def _session_threads(plan: Plan, memory_mb: int | None, facts: LambdaFacts) -> int:
-    """Return the threads of a session: a function's own, or a share of the cores for each tile of a stage."""
-    if memory_mb is not None:
-        return threads(memory_mb, facts.memory_per_vcpu)
+def _session_threads(plan: Plan, settings: Settings, facts: LambdaFacts) -> int:
+    """Return the threads of a session: what was set, a function's own, or a share of the cores for each tile."""
+    if settings.session_threads is not None:
+        return settings.session_threads
+    if settings.function_memory_mb is not None:
+        return threads(settings.function_memory_mb, facts.memory_per_vcpu)
     return max(1, processors() // max(len(stage.tiles) for stage in plan.stages))
 
 

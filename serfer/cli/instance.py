@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from serfer.api.entrypoints.instance import Idle, serve_instance
+from serfer.api.entrypoints.process import collect_rarely
 from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import configure_logs
 from serfer.cli.registry.options import RegistryOption
@@ -148,6 +149,7 @@ def instance(
 
     with status_line() as progress:
         measured = measure_networks(models, choices, progress)
+        collect_rarely()
         run(serve_instance(measured, Address(host, port), settings, idle=idle, on_started=started))
 
 

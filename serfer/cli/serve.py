@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from serfer.api.entrypoints.process import collect_rarely
 from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.api.observability.logs import configure_logs
 from serfer.cli.balanced import check_balanced, found_applications, serve_balanced
@@ -240,6 +241,7 @@ def _serve_alone(
             if line := ask_line(url, [*models.values()]):
                 err.print(plain(line), soft_wrap=True)
 
+    collect_rarely()
     with ExitStack() as steps:
         progress = steps.enter_context(status_line())
         run(serve_models(models, opening, address, settings, on_started=started, progress=progress))

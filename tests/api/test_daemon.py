@@ -1,10 +1,12 @@
 """One driver of a fleet, as an instance runs it: a process, its lines, its end."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from contextlib import contextmanager
 
 import httpx
@@ -12,6 +14,7 @@ import pytest
 
 from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import daemon
+from serfer.api.entrypoints.process import collect_rarely
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from tests.api.conftest import PATIENCE, png
@@ -25,6 +28,25 @@ IMAGE = {"content-type": "image/png"}
 def _logging():
     with logged():
         yield
+
+
+def test_garbage_in_cycles_goes_all_the_same_but_is_looked_for_more_rarely():
+    class Cycle:
+        def __init__(self):
+            self.own = self
+
+    before, gone = gc.get_threshold(), []
+    try:
+        collect_rarely()
+        assert gc.get_threshold()[0] > before[0]
+        for _ in range(100 * gc.get_threshold()[0]):
+            weakref.finalize(Cycle(), gone.append, 1)
+            if gone:
+                break
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+    assert gone
 
 
 class Daemon:

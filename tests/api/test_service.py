@@ -350,3 +350,21 @@ def test_a_variant_that_is_closed_while_it_is_looked_at_is_left_out():
 
 async def cancelled(*, start):  # noqa: ARG001 - a pipeline's
     raise asyncio.CancelledError
+
+
+def test_work_is_late_at_its_deadline_and_its_own_errors_stay_its_own():
+    async def stopped(seconds):
+        async with query(seconds).in_time("it was tried"):
+            await asyncio.Event().wait()
+
+    async def raises(error):
+        async with query().in_time("it was tried"):
+            raise error
+
+    for seconds in (0.01, -1.0):
+        with pytest.raises(DeadlineError, match="it was tried; allow more"):
+            asyncio.run(stopped(seconds))
+    for own in (TimeoutError("of a store"), asyncio.CancelledError()):
+        with pytest.raises(type(own)) as raised:
+            asyncio.run(raises(own))
+        assert raised.value is own

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.keys import StoreCounts
@@ -188,6 +190,13 @@ def test_the_best_classes_come_first_and_ties_by_index(plan):
     best = best_classes(plan, LOGITS, 3)
     assert [one.index for one in best] == [1, 5, 2]
     assert [one.label for one in best] == [LABELS[1], LABELS[5], LABELS[2]]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=CLASSES), st.integers(1, CLASSES + 1))
+def test_the_best_classes_are_those_of_a_stable_sort(plan, logits, count):
+    best = best_classes(replace(plan, activation="none"), np.array(logits, dtype=np.float32), count)
+    expected = sorted(enumerate(logits), key=lambda one: -one[1])[:count]
+    assert [(one.index, one.score) for one in best] == expected
 
 
 def test_softmax_scores_are_probabilities_even_of_large_logits(plan):

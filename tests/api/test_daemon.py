@@ -1,12 +1,10 @@
 """One driver of a fleet, as an instance runs it: a process, its lines, its end."""
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
-import weakref
 from contextlib import contextmanager
 
 import httpx
@@ -14,7 +12,6 @@ import pytest
 
 from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import daemon
-from serfer.api.entrypoints.process import collect_rarely
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from tests.api.conftest import PATIENCE, png
@@ -31,22 +28,23 @@ def _logging():
 
 
 def test_garbage_in_cycles_goes_all_the_same_but_is_looked_for_more_rarely():
-    class Cycle:
-        def __init__(self):
-            self.own = self
-
-    before, gone = gc.get_threshold(), []
-    try:
-        collect_rarely()
-        assert gc.get_threshold()[0] > before[0]
-        for _ in range(100 * gc.get_threshold()[0]):
-            weakref.finalize(Cycle(), gone.append, 1)
-            if gone:
-                break
-    finally:
-        gc.unfreeze()
-        gc.set_threshold(*before)
-    assert gone
+    """In another process: what is frozen here would stay for all tests."""
+    program = """
+import gc, weakref
+from serfer.api.entrypoints.process import collect_rarely
+class Cycle: pass
+before, gone = gc.get_threshold()[0], []
+collect_rarely()
+assert gc.get_threshold()[0] > before and gc.get_freeze_count()
+for _ in range(100 * gc.get_threshold()[0]):
+    cycle = Cycle()
+    cycle.own = cycle
+    weakref.finalize(cycle, gone.append, 1)
+    if gone:
+        break
+assert gone
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)
 
 
 class Daemon:

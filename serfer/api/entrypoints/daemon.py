@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from serfer.api.entrypoints.aws_driver import applications_of, models_of, opening_of
-from serfer.api.entrypoints.process import log_progress, make_parser, run_logged
+from serfer.api.entrypoints.process import collect_rarely, log_progress, make_parser, run_logged
 from serfer.api.entrypoints.serving import Address, serve_models
 from serfer.api.observability.logs import write
 from serfer.fleet.open_pool import routing_of
@@ -40,4 +40,5 @@ def _serve(address: Address) -> None:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     sys.exit(main())

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from serfer.api.entrypoints.instance import Idle, serve_instance
-from serfer.api.entrypoints.process import log_progress, make_parser, run_logged
+from serfer.api.entrypoints.process import collect_rarely, log_progress, make_parser, run_logged
 from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import write
 from serfer.control.scenario import parse_scenario
@@ -86,4 +86,5 @@ def _largest_batch(directory: Path) -> int | None:
 
 
 if __name__ == "__main__":
+    collect_rarely()
     sys.exit(main())

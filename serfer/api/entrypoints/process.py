@@ -46,7 +46,6 @@ def run_logged(log_level: str, serve: Callable[[], None]) -> int:
     configure_logs(log_level, as_json=True, in_background=True)
     if line := unknown_settings():
         write(logging.WARNING, "settings", {"message": line})
-    collect_rarely()
     try:
         serve()
     except SerferError as error:

@@ -10,7 +10,9 @@ from typing import Any, Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch, PathPatch
+from matplotlib.path import Path as MplPath
+from matplotlib.transforms import Affine2D
 
 from serfer.cli.shared.tables import Table
 from serfer.core.errors import InputError
@@ -154,10 +156,14 @@ def _heading(figure: Figure, title: str, won: set[str]) -> None:
 def _panel(axes: Axes, won: dict[tuple[int, int], str], sizes: Sequence[int], bursts: Sequence[int]) -> None:
     axes.set_xlim(0, len(sizes))
     axes.set_ylim(0, len(bursts))
+    squares: dict[str, list[MplPath]] = {}
     for (size, burst), way in won.items():
         x, y = sizes.index(size), bursts.index(burst)
-        axes.add_patch(Rectangle((x, y), 1, 1, facecolor=_COLOURS[way], edgecolor=WHITE, linewidth=0.8))
+        squares.setdefault(way, []).append(MplPath.unit_rectangle().transformed(Affine2D().translate(x, y)))
         axes.text(x + 0.5, y + 0.48, _LETTERS[way], size=6, color=WHITE, ha="center", va="center")
+    for way, paths in squares.items():  # one for all of a way: a patch for each made the file a third larger
+        together = MplPath.make_compound_path(*paths)
+        axes.add_patch(PathPatch(together, facecolor=_COLOURS[way], edgecolor=WHITE, linewidth=0.8))
 
 
 def _ticks(axes: Axes, sizes: Sequence[int], bursts: Sequence[int]) -> None:

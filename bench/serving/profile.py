@@ -51,8 +51,9 @@ _PARTS: Final = {
     "our routes and middleware": ("serfer/api/",),
     _LOOP: ("asyncio/", "selectors.py", "serfer/pipeline/event_loop.py"),
     "the pipeline and the report": ("serfer/pipeline/", "serfer/core/costs/", "serfer/core/report.py", "numpy/"),
-    "the client of Lambda: signing, HTTP": ("serfer/drivers/lambda_http.py", "botocore/", "aiohttp/", "yarl/"),
-    "the local Lambda service": ("serfer/local/", "serfer/core/sigv4.py"),
+    "signing, and verifying signatures": ("serfer/core/sigv4.py", "serfer/local/lambda_/access.py"),
+    "the client of Lambda": ("serfer/drivers/lambda_http.py", "botocore/", "aiohttp/", "yarl/"),
+    "the local Lambda service": ("serfer/local/",),
     "the driver and its run machine": ("serfer/drivers/", "serfer/core/", "serfer/control/", "serfer/storage/"),
     "Python's library": ("",),
 }

@@ -47,4 +47,5 @@ if __name__ == "__main__":
     try:
         main()
     finally:
-        file.write_text(json.dumps({"seconds": times[1] - times[0], "calls": calls(profile)}), encoding="utf-8")
+        if len(times) == 2:  # noqa: PLR2004 - where the service ended earlier, its own error is what is shown
+            file.write_text(json.dumps({"seconds": times[1] - times[0], "calls": calls(profile)}), encoding="utf-8")

@@ -41,6 +41,11 @@ class Acceptor:
             self._loop.remove_reader(self._listener)
             self._listener.close()
 
+    async def settled(self) -> None:
+        """Wait until the protocols of all connections that were accepted have been made."""
+        if self._starting:
+            await asyncio.wait(self._starting)
+
     def _accept(self) -> None:
         try:
             accepted, _ = self._listener.accept()

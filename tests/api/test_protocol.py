@@ -1,5 +1,6 @@
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -14,6 +15,7 @@ from serfer.pipeline.event_loop import run
 PATIENCE = 60.0  # s
 LARGE = bytes(16 * 1024 * 1024)  # more than the kernel keeps for a connection
 GOOD = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+CHUNKED = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 written = threading.Event()
@@ -280,7 +282,11 @@ def test_a_head_within_the_bounds_is_not_refused(patient):
         b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n",
         b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcdef\r\n0\r\n\r\n",
-        b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n",
+        CHUNKED + b"f" * 40 + b"\r\n",
+        CHUNKED + b"0\r\n\n" + GOOD,
+        CHUNKED + b"0\r\nX: y\n\n" + GOOD,
+        CHUNKED + b"0\r\nX: y\r\n\n" + GOOD,
+        CHUNKED + b"0\r\nX: y\n\r\n" + GOOD,
     ],
 )
 def test_invalid_http_is_refused_with_a_reason(patient, message):
@@ -288,10 +294,17 @@ def test_invalid_http_is_refused_with_a_reason(patient, message):
     assert works(patient)
 
 
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+def test_chunks_and_trailers_may_arrive_in_pieces_and_more_requests_with_them(patient, pieces):
+    sent = 2 * (CHUNKED + b"2;a=b\r\nab\r\n0\r\nX: y\r\n\r\n" + CHUNKED + b"1\r\na\r\n0\r\n\r\n")
+    sent += GOOD[:-2] + b"Connection: close\r\n\r\n"
+    answers = exchanged(patient, *(sent[first : first + pieces] for first in range(0, len(sent), pieces)))
+    assert re.findall(rb"\r\n\r\n(\d)", answers) == [b"2", b"1", b"2", b"1", b"0"]
+
+
 @pytest.mark.parametrize("part", [b"2;" + b"a" * 40_000, b"0\r\nT: " + b"a" * 40_000], ids=["extension", "trailer"])
 def test_what_goes_with_chunks_is_bounded(patient, part):
-    chunked = b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert problem(exchanged(patient, chunked, part)) == 431
+    assert problem(exchanged(patient, CHUNKED, part)) == 431
     assert works(patient)
 
 

@@ -20,7 +20,7 @@ HERE = Path(serfer.__file__).parent
         (f"{HERE}/api/http/protocol.py", "uvicorn and h11"),
         (f"{HERE}/api/decoding/decoders.py", "handing images to the decoder's process"),
         (f"{HERE}/api/http/body.py", "our routes and middleware"),
-        (f"{HERE}/drivers/lambda_http.py", "the client of Lambda: signing, HTTP"),
+        (f"{HERE}/drivers/lambda_http.py", "the client of Lambda"),
         (f"{HERE}/drivers/push.py", "the driver and its run machine"),
         ("/usr/lib/python3.11/asyncio/events.py", "the event loop"),
         (f"{HERE}/pipeline/event_loop.py", "the event loop"),

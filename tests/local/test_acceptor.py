@@ -107,6 +107,20 @@ def test_a_closed_port_refuses_and_a_connection_that_was_accepted_before_goes_on
     play(scene)
 
 
+def test_connections_that_start_are_waited_for(play):
+    async def scene(accepting, address):
+        with socket.create_connection(address, PATIENCE):
+            while not accepting._starting:  # noqa: ASYNC110 - same
+                await asyncio.sleep(0)
+            starting = [*accepting._starting]
+            accepting.close()
+            await accepting.settled()
+            assert all(task.done() for task in starting)
+            await accepting.settled()  # there are none
+
+    play(scene)
+
+
 def test_a_shortage_is_logged_once_in_ten_seconds(caplog):
     caplog.set_level(logging.WARNING)
     times = iter([0.0, 0.0, 1.0, 9.9, 10.0, 10.0])

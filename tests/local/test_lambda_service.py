@@ -9,6 +9,7 @@ import os
 import queue
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -453,6 +454,18 @@ def test_an_idle_environment_expires(runtime):
         second = local.invoke("echo")[0]
         assert second["environment"] != first["environment"]
         assert second["calls"] == 1
+
+
+def test_a_service_keeps_its_functions_directories_in_the_cache(runtime, tmp_path):
+    """Where they are forgotten after a day or a week without use."""
+    directory = shutil.copytree(HERE / "probe", tmp_path / "function")
+
+    with Local(runtime, FunctionConfig("echo", directory, "handler.echo")) as local:
+        local.time.next_sleep(3600.0)
+        os.utime(directory, (0, 0))
+        local.do(local.time.advance, 3600.0)
+        local.time.next_sleep(3600.0)
+        assert directory.stat().st_mtime > 0
 
 
 def test_an_idle_worker_that_dies_is_replaced(local):

@@ -26,8 +26,8 @@ MOST_HEAD = 16 * 1024  # bytes, where uvicorn's configuration says nothing (h11_
 _LEAST_READ = 16 * 1024  # bytes of an answer that a client has to take in `header_timeout_s`
 _VERSIONS = (b"1.0", b"1.1")
 _TOO_LARGE = f"the request's head is too large, or has more than {MOST_HEADERS} headers"
-_HEAD_END = re.compile(rb"\n\r?\n")  # as h11 looks for it
 _AMBIGUOUS = re.compile(rb"(?<!\r)\n|\n[ \t]")  # a line's end without CR, a header that goes on in a second line
+_BLANK_LINE = b"\r\n\r\n"
 _ANSWERABLE = (h11.IDLE, h11.SEND_RESPONSE)
 
 
@@ -42,16 +42,28 @@ class _Connection(h11.Connection):
     def __init__(self, most_head: int) -> None:
         super().__init__(h11.SERVER, most_head)
         self._most_head = most_head
+        self._recent = b""  # the last read, and the end of the one before
+        self._chunked = False
         self.refusal = HTTPStatus.BAD_REQUEST
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what was received."""
+        self._recent = self._recent[-len(_BLANK_LINE) :] + data
+        super().receive_data(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
         """Return the next event; raises h11.RemoteProtocolError."""
         try:
-            if self.their_state is h11.IDLE:
-                _check_lines(self.trailing_data[0])
+            head = self.trailing_data[0] if self.their_state is h11.IDLE else b""
             event = super().next_event()
             if isinstance(event, h11.Request):
+                _check_lines(head[: len(head) - len(self.trailing_data[0])])
                 _check_head(event, self._most_head)
+                self._chunked = any(name == b"transfer-encoding" for name, _ in event.headers)
+            elif isinstance(event, h11.EndOfMessage):
+                received, self._recent = self._recent, self.trailing_data[0]
+                if self._chunked:
+                    _check_end(received[: len(received) - len(self._recent)])
         except h11.RemoteProtocolError as error:
             large = error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
             self.refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE if large else HTTPStatus.BAD_REQUEST
@@ -59,11 +71,16 @@ class _Connection(h11.Connection):
         return event
 
 
-def _check_lines(received: bytes) -> None:
+def _check_lines(head: bytes) -> None:
     """Refuse a head whose lines two servers may part differently; h11 itself takes bare line feeds and folded lines."""
-    end = _HEAD_END.search(received)
-    if end and _AMBIGUOUS.search(received, 0, end.end()):
+    if _AMBIGUOUS.search(head):
         raise h11.RemoteProtocolError("a line of the head ends without CR LF, or is folded")
+
+
+def _check_end(received: bytes) -> None:
+    """Refuse chunks whose end two servers may see in different places: h11 takes a bare line feed for a blank line."""
+    if not received.endswith(_BLANK_LINE):
+        raise h11.RemoteProtocolError("the chunks do not end in CR LF CR LF")
 
 
 def _check_head(request: h11.Request, most: int) -> None:

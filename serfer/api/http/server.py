@@ -89,6 +89,7 @@ class _Server(uvicorn.Server):
         """Take no more connections, and end those that there are once all is answered."""
         for acceptor in self._acceptors:
             acceptor.close()
+            await acceptor.settled()  # uvicorn ends those that it knows
         await super().shutdown(sockets)
 
     def _protocol(self) -> asyncio.Protocol:

@@ -40,6 +40,7 @@ from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.local.lambda_.pool import EnvironmentPool
 from serfer.local.lambda_.socket_owner import check_supported
 from serfer.local.server import local_url
+from serfer.packaging.build_cache import in_use
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _FUNCTIONS = "/2015-03-31/functions"
 _ACCOUNT = "/2016-08-19/account-settings"
 _INVOCATIONS = "/invocations"
+_USED_EVERY_S = 3600.0
 _CHANGES = {("PUT", "configuration"), ("PUT", "code"), ("POST", "versions")}
 COUNTS = "/serfer/counts"
 
@@ -121,7 +123,7 @@ class LambdaService:
             sizes=self._sizes,
         )
         self._queues: dict[str, EventQueue] = {}
-        self._reaper: asyncio.Task[None] | None = None
+        self._forever: list[asyncio.Task[None]] = []
 
     @property
     def url(self) -> str:
@@ -139,14 +141,17 @@ class LambdaService:
         host, port = self._address
         self._server = HttpServer(self._handle, self._limit)
         self._address = (host, self._server.listen(host, port))
-        self._reaper = asyncio.create_task(self._pool.expire_forever(self._sleep))
+        self._forever = [
+            asyncio.create_task(self._pool.expire_forever(self._sleep)),
+            asyncio.create_task(self._use_forever()),
+        ]
 
     async def stop(self) -> None:
         """Close every port, drop what is in flight, kill every worker and wait for its end."""
         if self._server is not None:
             self._server.close()
-        if self._reaper is not None:
-            self._reaper.cancel()
+        for task in self._forever:
+            task.cancel()
         if self._additions is not None:
             await self._additions.stop()
         await self._pool.stop()
@@ -160,6 +165,13 @@ class LambdaService:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    async def _use_forever(self) -> None:
+        """Mark functions' directories as used: the cache removes those that were not for a day or a week."""
+        while True:
+            for function in self._functions.values():
+                in_use(function.directory)
+            await self._sleep(_USED_EVERY_S)
 
     def _take(self, function: FunctionConfig, size: int) -> None:
         """Know a function whose package has so many bytes; one that is there already stays."""

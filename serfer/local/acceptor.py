@@ -1,6 +1,6 @@
 """Connections of a listening socket, accepted on an event loop, also while the process has no descriptors left.
 
-The servers of asyncio and of uvloop are no help then: one logs a traceback for each connection that waits, the other
+The servers of asyncio and of uvloop do not help then: one logs a traceback for each connection that waits, the other
 accepts and closes each without a word, or stops for good.
 """
 

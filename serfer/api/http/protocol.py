@@ -92,7 +92,7 @@ def _check_head(request: h11.Request, most: int) -> None:
         raise h11.RemoteProtocolError("another version of HTTP")
     names = {name for name, _ in request.headers}
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
-        raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+        raise h11.RemoteProtocolError("Transfer-Encoding beside Content-Length, or in HTTP/1.0")
 
 
 class LimitedProtocol(H11Protocol):

@@ -1,0 +1,75 @@
+"""A budget of lines for each room of the house: a feature that needs more makes room; a number is only lowered."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
+    "splitter": (("splitter",), 24_287),
+    "core": (("serfer/core",), 10_453),
+    "api": (("serfer/api",), 11_058),
+    "control and fleet": (("serfer/control", "serfer/fleet"), 13_627),
+    "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 6_576),
+    "cost": (("serfer/cost", "serfer/sim"), 6_615),
+    "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 8_341),
+    "pipeline": (("serfer/pipeline", "serfer/wiring"), 4_911),
+    "cli": (("serfer/cli",), 9_267),
+    "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 7_665),
+    "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_702),
+    "sam": (("sam",), 7_005),
+    "bench and study": (("bench",), 37_200),
+    "tests": (("tests",), 112_750),
+}
+SINGLE = 5_867  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
+PRODUCT = 126_364
+PAGE = 2_433  # JavaScript, CSS and HTML
+DOCUMENTS = 219_520  # words below docs/
+CHANGELOG = 126_050  # bytes
+
+
+def lines(pattern, *folders):
+    """Count the lines of a folder's files, of its own and not of what its links lead to."""
+    files = [file for folder in folders for file in (ROOT / folder).rglob(pattern) if file.is_file()]
+    return sum(file.read_bytes().count(b"\n") for file in files if not _elsewhere(file))
+
+
+def _elsewhere(file):
+    linked = any(parent.is_symlink() for parent in file.parents if parent.is_relative_to(ROOT))
+    return linked or any(file.is_relative_to(ROOT / built) for built in ("bench/build", "serfer/client/build"))
+
+
+@pytest.mark.parametrize(("folders", "budget"), ROOMS.values(), ids=ROOMS)
+def test_room_holds_its_budget(folders, budget):
+    counted = lines("*.py", *folders)
+    assert counted <= budget, f"{', '.join(folders)}: {counted} lines of {budget}; make room before you add"
+
+
+def product():
+    return lines("*.py", "serfer", "splitter", "drivers", "lambdas", "storage", "sam")
+
+
+def test_single_modules_hold_their_budget():
+    rooms = sum(
+        lines("*.py", *folders) for name, (folders, _) in ROOMS.items() if name not in ("bench and study", "tests")
+    )
+    assert product() - rooms <= SINGLE
+
+
+def test_product_holds_its_budget():
+    assert product() <= PRODUCT
+
+
+def test_page_holds_its_budget():
+    assert sum(lines(pattern, "serfer/api/routes/page") for pattern in ("*.js", "*.css", "*.html")) <= PAGE
+
+
+def test_documents_hold_their_budget():
+    pages = (ROOT / "docs").rglob("*.md")
+    assert (
+        sum(len(page.read_text(encoding="utf-8").split()) for page in pages if "_build" not in page.parts) <= DOCUMENTS
+    )
+
+
+def test_changelog_holds_its_budget():
+    assert (ROOT / "CHANGELOG.md").stat().st_size <= CHANGELOG

@@ -31,7 +31,6 @@ from serfer.core.plan import ImageLimits
 from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
 from serfer.files import read_text
-from serfer.offline.notify.signature import signing_key
 from serfer.system import processors
 
 _PREFIX = "SERFER_"
@@ -124,10 +123,6 @@ class Settings(BaseSettings):
     """Whether offline jobs are taken (`POST /v1/jobs`), each of which counts as one request in quotas."""
     api_max_job_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
     """The largest body of an offline job, and the most that its images may have unpacked."""
-    notify_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Hosts, separated by commas, with the port where it is not the scheme's own, that webhooks of offline jobs may go
-    to.
-    """
     api_max_images: int = Field(default=16, gt=0, le=MAX_BATCH)
     """The most images of a request."""
     api_max_answer_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
@@ -186,8 +181,6 @@ class Settings(BaseSettings):
     """The API key that a pool's instances are asked with."""
     yield_key: SecretStr = SecretStr("")
     """The API key that the services of `--yield-to` are asked with."""
-    webhook_secret: SecretStr = SecretStr("")
-    """The secret that webhooks of `--notify` are signed with, `whsec_` and 24 to 64 bytes in base64."""
     prewarm: Literal["auto", "never"] = "auto"
     """Whether a driver's first query, and one after a time without any, warms the functions of later stages."""
     weights: str = ""
@@ -277,29 +270,12 @@ class Settings(BaseSettings):
                 raise ValueError(f"{name!r} is not a host name or an IP address: give it without scheme and port")
         return hosts
 
-    @field_validator("notify_hosts", mode="before")
-    @classmethod
-    def _authorities(cls, names: object) -> Sequence[str]:
-        """Take hosts with commas between them, each with its port where it has one."""
-        hosts = _split(names)
-        for name in hosts:
-            if not _HOST.fullmatch(re.sub(r":[0-9]{1,5}$", "", name)):
-                raise ValueError(f"{name!r} is not a host, or HOST:PORT: give it without scheme and path")
-        return hosts
-
     @field_validator("yield_key")
     @classmethod
     def _sendable(cls, key: SecretStr) -> SecretStr:
         if not re.fullmatch(r"[\x21-\x7e]{0,1024}", key.get_secret_value()):
             raise ValueError("an API key is visible ASCII characters, at most 1,024 of them")
         return key
-
-    @field_validator("webhook_secret")
-    @classmethod
-    def _signs(cls, secret: SecretStr) -> SecretStr:
-        if secret.get_secret_value():
-            signing_key(secret.get_secret_value())
-        return secret
 
     @field_validator("local_access")
     @classmethod

@@ -53,7 +53,6 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "api_max_register_bytes": 11,
         "api_jobs": True,
         "api_max_job_bytes": 12,
-        "notify_hosts": ("hooks.example", "10.0.0.7:8443"),
         "api_max_images": 7,
         "api_max_answer_bytes": 9,
         "api_max_result_bytes": 10,
@@ -82,7 +81,6 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "max_usd_per_hour": 12.5,
         "instance_key": "sf_instances",
         "yield_key": "sf_service",
-        "webhook_secret": "whsec_secretsecretsecretsecretsecret12",
         "local_concurrency": 3,
         "local_url": "http://127.0.0.1:9001",
         "local_access": "LOCAL:a-secret-of-the-test",
@@ -101,7 +99,7 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         text = ",".join(value) if isinstance(value, tuple) else str(value)
         monkeypatch.setenv(f"SERFER_{name.upper()}", text)
     settings = load_settings()
-    secrets = ("instance_key", "local_access", "yield_key", "webhook_secret")
+    secrets = ("instance_key", "local_access", "yield_key")
     assert not [name for name in secrets if values[name] in repr(settings)]
     for name in secrets:
         assert getattr(settings, name).get_secret_value() == values.pop(name)
@@ -121,8 +119,6 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("LOCAL_ACCESS", "an-id-alone"),
         ("LOCAL_ACCESS", "LOCAL:short"),
         ("YIELD_KEY", "two words"),
-        ("WEBHOOK_SECRET", "a-secret-without-its-prefix"),
-        ("WEBHOOK_SECRET", "whsec_c2hvcnQ="),
         ("API_IN_FLIGHT", "0"),
         ("API_QUEUE", "-1"),
         ("API_MAX_IMAGES", "1025"),
@@ -132,9 +128,6 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         ("ALLOW_HOSTS", "https://photos.example"),
         ("ALLOW_HOSTS", "photos.example:8000"),
         ("ALLOW_HOSTS", "photos.example,"),
-        ("NOTIFY_HOSTS", "https://hooks.example"),
-        ("NOTIFY_HOSTS", "hooks.example/path"),
-        ("NOTIFY_HOSTS", "user@hooks.example"),
     ],
 )
 def test_an_invalid_value_is_refused_with_its_variable(monkeypatch, name, value):
@@ -184,7 +177,7 @@ class TestFile:
             ("port = -1", "^serfer.toml: port: "),
             ("port = ", "^serfer.toml: not TOML: "),
             ("allow_hosts = [1]", "^serfer.toml: allow_hosts: .*a list of names"),
-            ("notify_hosts = 1", "^serfer.toml: notify_hosts: .*a list of names"),
+            ("allow_hosts = 1", "^serfer.toml: allow_hosts: .*a list of names"),
         ],
     )
     def test_what_is_wrong_is_named_with_the_file(self, tmp_path, content, words):

@@ -21,12 +21,9 @@ from serfer.cli.shared.network_options import (
     SizeOption,
 )
 from serfer.cli.shared.offline import (
-    NotifyOption,
     YieldLatencyOption,
     YieldToOption,
     YieldUtilisationOption,
-    new_run,
-    notifying,
 )
 from serfer.cli.shared.options import (
     BY_ARGUMENT,
@@ -51,15 +48,13 @@ from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import ImageError, SerferError, UsageError
 from serfer.core.exactness import difference
-from serfer.core.plan import ImageLimits, answer_digest
+from serfer.core.plan import ImageLimits
 from serfer.images import check_image, image_files
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import ServiceLoad, service_loads
-from serfer.offline.notify.event import OfflineJob
-from serfer.offline.notify.targets import parse_targets
 from serfer.pipeline.reference import original
 from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
-from serfer.plan_directory import is_network, load_plan
+from serfer.plan_directory import is_network
 from serfer.settings import Settings, load_settings
 from serfer.splitter.network.zoo import ZOO
 from serfer.wiring.options import workers_of
@@ -104,7 +99,6 @@ def classify(
     yield_to: YieldToOption = None,
     yield_utilisation: YieldUtilisationOption = Thresholds.utilisation,
     yield_latency: YieldLatencyOption = Thresholds.latency,
-    notify: NotifyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Classify images, each as one query through a network, split or whole."""
@@ -112,7 +106,6 @@ def classify(
     model = demo_model(demo, model, plan) or model
     file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
     settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
-    targets = parse_targets(notify or (), settings.webhook_secret.get_secret_value())
     sources = service_loads(yield_to or (), settings.yield_key.get_secret_value())
     names = names_of(images)
     if trace is not None:
@@ -124,40 +117,35 @@ def classify(
     traced: list[TracedQuery] = []
     failures: list[SerferError] = []
     workers = workers_of(workers, stack, "local")
-    job = OfflineJob("classify", answer_digest(load_plan(directory)) if targets else "", images, "", new_run())
-    with notifying(job, targets) as ending:
-        with (
-            opened(directory, store, workers, engine, object_store, cache_s, stack) as pipeline,
-            _yielding(pipeline, sources, limits) as turns,
-        ):
-            whole = original(pipeline.plan, directory) if compare else None
-            for number, name in enumerate(names):
-                ending.figures = _figures(names, number, failures, turns)
-                try:
-                    data = data_of(name)
-                    with turns.take():
-                        pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
-                    delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
-                except SerferError as error:
-                    complain(error)
-                    failures.append(error)
-                    if as_json:
-                        print_json({"images": [{"name": name, "predictions": []}], "error": str(error)})
-                    continue
+    with (
+        opened(directory, store, workers, engine, object_store, cache_s, stack) as pipeline,
+        _yielding(pipeline, sources, limits) as turns,
+    ):
+        whole = original(pipeline.plan, directory) if compare else None
+        for name in names:
+            try:
+                data = data_of(name)
+                with turns.take():
+                    pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
+                delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
+            except SerferError as error:
+                complain(error)
+                failures.append(error)
                 if as_json:
-                    print_json(pipeline.last_report.as_dict())
-                else:
-                    _print_answer(pipeline.plan, pipeline.last_report, delta, workers)
-                if trace is not None:
-                    traced.append(TracedQuery.of(name, pipeline.last))
-            ending.figures = _figures(names, len(names), failures, turns)
-            if demo and not as_json:
-                _print_demo(pipeline.plan)
-        if trace is not None and traced:
-            _write_trace(trace, pipeline.plan, traced)
-        if failures:
-            ending.error = str(failures[0])
-            raise typer.Exit(failures[0].exit_code)
+                    print_json({"images": [{"name": name, "predictions": []}], "error": str(error)})
+                continue
+            if as_json:
+                print_json(pipeline.last_report.as_dict())
+            else:
+                _print_answer(pipeline.plan, pipeline.last_report, delta, workers)
+            if trace is not None:
+                traced.append(TracedQuery.of(name, pipeline.last))
+        if demo and not as_json:
+            _print_demo(pipeline.plan)
+    if trace is not None and traced:
+        _write_trace(trace, pipeline.plan, traced)
+    if failures:
+        raise typer.Exit(failures[0].exit_code)
 
 
 def _print_demo(plan: Plan) -> None:
@@ -218,21 +206,11 @@ def data_of(name: str) -> bytes | Path:
     return Path(name)
 
 
-def _figures(names: Sequence[str], number: int, failures: Sequence[SerferError], turns: _Turns) -> dict[str, float]:
-    """Return what a notification says once so many of the images have had their turn."""
-    classified, paused_s = number - len(failures), round(turns.paused_s, 3)
-    return {"images": len(names), "classified": classified, "failed": len(failures), "paused_s": paused_s}
-
-
 class _Turns:
     """The turns of images: at once, or when the online load of other services leaves room."""
 
     def __init__(self, gate: OfflineGate | None) -> None:
         self._gate = gate
-
-    @property
-    def paused_s(self) -> float:
-        return self._gate.paused_s if self._gate else 0.0
 
     @contextmanager
     def take(self) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Annotated, Protocol
@@ -13,7 +14,6 @@ from yarl import URL
 from serfer.control.offline.throttle import OnlineLoad
 from serfer.core.dataclass_codec import Bounds, structure
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.offline.http_exchange import checked_url, exchange
 
 _TIMEOUT_S = 2.0
 _MOST_BYTES = 64 * 1024
@@ -58,19 +58,19 @@ class ServiceLoad:
         where there is none.
         """
         headers = {"Accept": "application/json", "User-Agent": "serfer"} | ({"X-API-Key": self.key} if self.key else {})
-        reply = exchange("GET", self.url / "v1" / "load", headers=headers, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
-        if reply.status == HTTPStatus.UNAUTHORIZED:
+        status, body = _get(self.url / "v1" / "load", headers)
+        if status == HTTPStatus.UNAUTHORIZED:
             raise UsageError(f"--yield-to {self.name}: it needs another API key: set SERFER_YIELD_KEY")
-        if reply.status == HTTPStatus.FORBIDDEN:
+        if status == HTTPStatus.FORBIDDEN:
             raise UsageError(
                 f"--yield-to {self.name} refuses: a service with keys needs one of the scope classify "
                 "(SERFER_YIELD_KEY), one without keys the host's name (--allow-host)"
             )
-        if reply.status == HTTPStatus.TOO_MANY_REQUESTS or reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            raise UnavailableError(f"--yield-to {self.name} answers with {reply.status}")
-        if reply.status != HTTPStatus.OK:
-            raise UsageError(f"--yield-to {self.name} answers GET /v1/load with {reply.status}: is it serfer serve?")
-        return self._load(reply.body)
+        if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise UnavailableError(f"--yield-to {self.name} answers with {status}")
+        if status != HTTPStatus.OK:
+            raise UsageError(f"--yield-to {self.name} answers GET /v1/load with {status}: is it serfer serve?")
+        return self._load(body)
 
     def _load(self, body: bytes) -> OnlineLoad:
         where = f"--yield-to {self.name}: the reply to GET /v1/load"
@@ -86,4 +86,42 @@ def service_loads(urls: Sequence[str], key: str) -> list[ServiceLoad]:
     """Return the services at these URLs; raises UsageError for one that is not a URL, and for too many."""
     if len(urls) > MOST_SOURCES:
         raise UsageError(f"--yield-to takes at most {MOST_SOURCES} services, not {len(urls)}")
-    return [ServiceLoad(checked_url(url, "--yield-to", plain_http=True), key) for url in urls]
+    return [ServiceLoad(_checked_url(url), key) for url in urls]
+
+
+def _checked_url(text: str) -> URL:
+    """Raise UsageError that names no more of the URL than its host: paths and queries may be secrets."""
+    try:
+        url = URL(text)
+    except ValueError:
+        raise UsageError("--yield-to is not a URL") from None
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise UsageError("--yield-to is a URL such as https://HOST/PATH")
+    if url.user is not None or url.password is not None or url.fragment:
+        raise UsageError(f"--yield-to for {url.host}: a URL with a user, a password or a fragment is not taken")
+    return url
+
+
+def _get(url: URL, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    """Return the status and at most _MOST_BYTES of the body; for a thread without an event loop."""
+    import aiohttp  # noqa: PLC0415 - it takes 7 MB
+
+    async def get() -> tuple[int, bytes]:
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False) as session,
+            session.get(url, headers=headers, allow_redirects=False) as response,
+        ):
+            body = bytearray()
+            async for chunk in response.content.iter_chunked(_MOST_BYTES):
+                body += chunk
+                if len(body) >= _MOST_BYTES:
+                    break
+            return response.status, bytes(body[:_MOST_BYTES])
+
+    try:
+        return asyncio.run(get())
+    except TimeoutError:
+        raise UnavailableError(f"{url.host} did not answer within {_TIMEOUT_S:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # ValueError: a reply that is no HTTP
+        raise UnavailableError(f"{url.host} cannot be reached: {type(error).__name__}") from None

@@ -156,32 +156,13 @@ def load(share):
     return (200, {}, json.dumps({"utilisation": share, "throttled": 0}).encode())
 
 
-def test_a_folder_is_classified_beside_a_service_and_its_end_notified(serfer_here, single, folder, monkeypatch):
+def test_a_folder_is_classified_beside_a_service(serfer_here, single, folder, monkeypatch):
     monkeypatch.setattr("serfer.offline.gate.PERIOD_S", 0.01)
     classify = ("classify", folder, "--plan", single, "--workers", "inprocess", "--json")
-    with serving() as service, serving() as receiver:
+    with serving() as service:
         service.replies = [*[load(0.5)] * 5, load(0.1)]
-        secret = {"SERFER_WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
-        result = serfer_here(*classify, "--yield-to", service.url, "--notify", receiver.url, **secret)
-        [request] = receiver.requests
+        result = serfer_here(*classify, "--yield-to", service.url)
     assert result.code == 0, result.err
     names = [json.loads(line)["images"][0]["name"] for line in result.lines]
     assert names == [str(folder / "a.png"), str(folder / "deep" / "b.png")]
     assert "paused: utilisation 50% of 127.0.0.1" in result.err
-    data = json.loads(request.body)["data"]
-    assert (data["command"], data["status"]) == ("classify", "done")
-    assert (data["figures"]["images"], data["figures"]["classified"], data["figures"]["failed"]) == (2, 2, 0)
-    assert data["figures"]["paused_s"] > 0
-
-
-def test_a_classification_that_failed_in_part_is_notified_as_failed(serfer_here, single, folder):
-    (folder / "broken.png").write_bytes(b"broken")
-    with serving() as receiver:
-        secret = {"SERFER_WEBHOOK_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"}
-        classify = ("classify", folder, "--plan", single, "--workers", "inprocess", "--json")
-        result = serfer_here(*classify, "--notify", receiver.url, **secret)
-        [request] = receiver.requests
-    assert result.code == 3
-    data = json.loads(request.body)["data"]
-    assert (data["status"], data["figures"]["classified"], data["figures"]["failed"]) == ("failed", 2, 1)
-    assert "broken.png" in data["error"]

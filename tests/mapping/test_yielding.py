@@ -1,4 +1,4 @@
-"""`serfer map` yields to a service's online load, resumes, and has its end notified."""
+"""`serfer map` yields to a service's online load, and resumes."""
 
 import json
 import re
@@ -18,7 +18,6 @@ from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.offline.services import serving
 from tests.raster.files import pixels
 
-SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"  # noqa: S105 - the specification's example
 WINDOWS = 20
 
 
@@ -32,20 +31,6 @@ def service(monkeypatch):
     monkeypatch.setattr("serfer.offline.gate.PERIOD_S", 0.01)
     with serving() as server:
         yield server
-
-
-@pytest.fixture
-def receiver(monkeypatch):
-    """Who is notified."""
-    monkeypatch.setenv("SERFER_WEBHOOK_SECRET", SECRET)
-    with serving() as server:
-        yield server
-
-
-def event(receiver):
-    [request] = receiver.requests
-    assert request.headers["webhook-signature"].startswith("v1,")
-    return json.loads(request.body)["data"]
 
 
 def asked(service, times):
@@ -99,11 +84,11 @@ class TestYielding:
         refused = serfer(*command, "--yield-to", service.url, "--yield-utilisation", "1.5")
         assert (refused.code, "at most 1" in refused.err) == (2, True)
 
-    def test_an_interrupt_while_it_is_paused_keeps_what_is_done(self, service, receiver, serfer, command, tmp_path):
+    def test_an_interrupt_while_it_is_paused_keeps_what_is_done(self, service, serfer, command, tmp_path):
         service.replies = [load(0.9)]
         again = [*map(str, command), "--yield-to", service.url]
         process = subprocess.Popen(
-            [sys.executable, "-m", "serfer", *again, "--notify", receiver.url],
+            [sys.executable, "-m", "serfer", *again],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -112,7 +97,6 @@ class TestYielding:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 130, errors
-        assert event(receiver)["status"] == "interrupted"
         service.replies = [load(0.0)]
         report = json.loads(serfer(*again, "--json").out)
         assert (report["resumed"] + report["computed"], report["result"]) == (WINDOWS, str(tmp_path / "result.tif"))
@@ -130,9 +114,9 @@ class TestYielding:
         refused = serfer(*command, "--yield-to", f"http://127.0.0.1:{free_port()}")
         assert (refused.code, "cannot be reached" in refused.err) == (4, True)
 
-    def test_a_dry_run_asks_and_notifies_nobody(self, service, receiver, serfer, command):
-        assert serfer(*command, "--dry-run", "--yield-to", service.url, "--notify", receiver.url).code == 0
-        assert service.requests == receiver.requests == []
+    def test_a_dry_run_asks_nobody(self, service, serfer, command):
+        assert serfer(*command, "--dry-run", "--yield-to", service.url).code == 0
+        assert service.requests == []
 
 
 class TestThrottledWindows:
@@ -167,50 +151,3 @@ class TestThrottledWindows:
         refuse(10_000)
         ended = serfer(*command)
         assert (ended.code, "no room" in ended.err) == (4, True)
-
-
-class TestNotifying:
-    def test_a_map_that_is_done(self, receiver, serfer, command, tmp_path):
-        assert serfer(*command, "--notify", receiver.url).code == 0
-        data = event(receiver)
-        assert (data["command"], data["status"], data["error"]) == ("map", "done", "")
-        assert data["outputs"] == [str(tmp_path / "result.tif")]
-        figures = data["figures"]
-        assert (figures["windows"], figures["computed"], figures["failed"]) == (WINDOWS, WINDOWS, 0)
-        assert figures["cost_usd"] > 0
-        assert figures["seconds"] > 0
-
-    def test_a_map_at_its_ceiling(self, receiver, serfer, command):
-        ended = serfer(*command, "--notify", receiver.url, "--max-cost-usd", "1e-6", "--force")
-        assert ended.code == 1
-        data = event(receiver)
-        assert (data["status"], data["outputs"]) == ("ceiling", [])
-        assert "--max-cost-usd" in data["error"]
-
-    def test_a_map_that_failed(self, receiver, serfer, command, image):
-        image.write_bytes(image.read_bytes()[:3000])
-        assert serfer(*command, "--notify", receiver.url).code in {1, 3}
-        assert event(receiver)["status"] == "failed"
-
-    def test_a_folder_of_which_some_images_failed(self, receiver, serfer, image, plan, tmp_path):
-        (image.parent / "broken.tif").write_bytes(b"broken")
-        many = ("map", image, image.parent / "broken.tif", "--plan", plan, "--out", tmp_path / "results")
-        assert serfer(*many, "--workers", "inprocess", "--notify", receiver.url).code == 1
-        data = event(receiver)
-        assert (data["status"], data["outputs"]) == ("failed", [str(tmp_path / "results" / "image.tif")])
-        assert (data["figures"]["mapped"], data["figures"]["failed"]) == (1, 1)
-
-    def test_who_cannot_be_notified_is_named_and_the_result_stands(self, receiver, serfer, command, tmp_path):
-        receiver.replies = [(410, {}, b"")]
-        done = serfer(*command, "--notify", f"{receiver.url}/token")
-        assert done.code == 0
-        assert re.search(r"--notify http://127.0.0.1:\d+/\.\.\.: not notified after 1 attempts: .* 410", done.err)
-        assert "token" not in done.err
-        assert SECRET not in done.err + done.out
-        assert (tmp_path / "result.tif").exists()
-
-    def test_a_target_that_is_none_is_refused_before_anything_starts(self, serfer, command, tmp_path, monkeypatch):
-        monkeypatch.delenv("SERFER_WEBHOOK_SECRET", raising=False)
-        refused = serfer(*command, "--notify", "https://example.com/token")
-        assert (refused.code, "SERFER_WEBHOOK_SECRET" in refused.err) == (2, True)
-        assert [path.name for path in tmp_path.iterdir()] == ["image.tif"]

@@ -3,7 +3,7 @@
 POST ── archive to disk ── unpacked ── record "queued" ── 202
                                           │ an image at a time, where the throttle lets one start
 GET, any driver ◀── record: answered, paused and why ◀─┤
-GET .../results ◀── JSON lines, once it has ended ◀────┘ ── webhook, to allowed hosts alone
+GET .../results ◀── JSON lines, once it has ended ◀────┘
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ from serfer.api.jobs.uploads import Uploads
 from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, MissingKeyError, SerferError
-from serfer.offline.notify.delivery import PATIENT, deliver
-from serfer.offline.notify.event import JobEvent, JobStatus
-from serfer.offline.notify.event import OfflineJob as EventJob
-from serfer.offline.notify.target import Target
 from serfer.storage.store import Store
 
 MOST_JOBS: Final = 4
@@ -38,15 +34,13 @@ MOST_IMAGES: Final = 10_000
 MOST_LINES_BYTES: Final = 32 * 1024 * 1024
 """Bytes of a job's results."""
 _TRIES: Final = 5  # of an image for which there was no room
-_TOLD: Final = {JobState.DONE: JobStatus.DONE, JobState.FAILED: JobStatus.FAILED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineRecord(JobRecord):
     """How far a job is: of its `images` so many are `answered`, and so many of these `failed`.
 
-    `paused` says why nothing is asked now, "" where something is. `notified` says what became of its notification, ""
-    before that.
+    `paused` says why nothing is asked now, "" where something is.
     """
 
     model: str
@@ -55,7 +49,6 @@ class OfflineRecord(JobRecord):
     answered: Annotated[int, Bounds(0)] = 0
     failed: Annotated[int, Bounds(0)] = 0
     paused: str = ""
-    notified: str = ""
     DETAILS: ClassVar = {
         JobState.INTERRUPTED: "the service was stopped: what was answered is in the results",
         JobState.SILENT: "its driver was killed: send it again",
@@ -74,7 +67,6 @@ class OfflineJob:
     images: Sequence[Path]
     folder: Path
     answer: Callable[[Path], Awaitable[dict[str, Any]]] = field(repr=False)
-    targets: Sequence[Target] = field(default=(), repr=False)
 
 
 class OfflineJobs:
@@ -108,9 +100,8 @@ class OfflineJobs:
             finally:
                 await self._keep(job.owner, active, bytes(answers.lines))
 
-        async def after(active: ActiveJob[OfflineRecord]) -> None:
+        async def after(_: ActiveJob[OfflineRecord]) -> None:
             await self.uploads.delete(job.folder)
-            await self._notify(job.targets, active)
 
         begun = await self._runner.begin(_key("job", job.owner, record.id), record, work, after)
         self.uploads.keep(job.folder)
@@ -143,21 +134,6 @@ class OfflineJobs:
         if not active.lost:
             key = _key("job-lines", owner, active.record.id)
             await asyncio.to_thread(self._store.put, key, lines, self._ttl_s)
-
-    async def _notify(self, targets: Sequence[Target], active: ActiveJob[OfflineRecord]) -> None:
-        """Tell the targets how a job has ended, and write what became of that; of a deleted one nothing is told."""
-        record = active.record
-        if not targets or record.state not in _TOLD or active.lost:
-            return
-        results = f"/v1/jobs/{record.id}/results"
-        figures = {"images": record.images, "answered": record.answered, "failed": record.failed}
-        now = datetime.fromtimestamp(self._runner.unix(), UTC)
-        job = EventJob("classify", record.model, [record.id], results, record.id)
-        event = JobEvent(job, _TOLD[record.state], now, [results], figures, record.detail)
-        told = await asyncio.to_thread(deliver, event, targets, PATIENT)
-        failed = "; ".join(f"{delivery.target}: {delivery.error}" for delivery in told if delivery.error)
-        active.record = replace(record, notified=failed[:500] or "delivered")
-        await active.write()
 
 
 class _Answers:

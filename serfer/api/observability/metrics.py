@@ -63,9 +63,7 @@ class Metrics:
         self._bytes = make.counter("serfer_http_request_bytes", "Bytes of bodies received.", ["route"])
         self._kept = Counter("serfer_results_kept", "Results kept for their owners to fetch.", registry=self.registry)
         self._result_bytes = make.counter("serfer_result_bytes", "Bytes of results kept and sent.", ["direction"])
-        self._retries = make.counter(
-            "serfer_call_retries", "Calls of stores, the registry and receivers of notifications tried again.", ["call"]
-        )
+        self._retries = make.counter("serfer_call_retries", "Calls of stores and the registry tried again.", ["call"])
         build = Gauge(
             "serfer_build_info",
             "Version, model and plan digest; always 1.",

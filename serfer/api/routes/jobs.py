@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
-from yarl import URL
 
 from serfer.api.answering import Question, answer
 from serfer.api.http.body import ApiLimits
@@ -34,8 +33,6 @@ from serfer.applications.applications import ApplicationQuery
 from serfer.core.dataclass_codec import unstructure
 from serfer.drivers.driver import RequestContext
 from serfer.images import image_files
-from serfer.offline.notify.target import Target
-from serfer.offline.notify.targets import parse_targets
 from serfer.pipeline.prediction import Wanted
 from serfer.settings import Settings
 from serfer.variants.unpacking import UnpackJob
@@ -47,7 +44,7 @@ _WHAT: Final = "the archive"
 _BODY: Final[dict[str, Any]] = {
     "type": "object",
     "required": ["images"],
-    "properties": {"images": FILE, "notify": {"type": "string", "format": "uri"}},
+    "properties": {"images": FILE},
 }
 
 
@@ -62,7 +59,7 @@ class OfflineStatus:
     """How far an offline job is.
 
     `state` is "queued", "running", "done", "failed" or "interrupted". Of the `images` so many are `answered`, and so
-    many of these `failed`. `paused` says why nothing is asked now. `notified` says what became of its notification.
+    many of these `failed`. `paused` says why nothing is asked now.
     """
 
     id: str
@@ -74,7 +71,6 @@ class OfflineStatus:
     failed: int
     paused: str
     detail: str
-    notified: str
 
 
 @dataclass(frozen=True)
@@ -106,10 +102,9 @@ def jobs_router(service: Service, settings: Settings) -> APIRouter:
             check_classifies(service, name)
         async with jobs.uploads.receiving() as folder:
             form = await _received(request, folder, settings)
-            targets = _targets(form.values.get("notify"), settings)
             images = await _images(form, settings)
             answers = _answerer(service, _Asking(name, asked, parameters.top_k, client_of(request)), settings)
-            record = await jobs.begin(OfflineJob(owner_of(request), name, images, folder, answers, targets))
+            record = await jobs.begin(OfflineJob(owner_of(request), name, images, folder, answers))
         response.headers["Location"] = f"/v1/jobs/{record.id}"
         response.headers["Retry-After"] = "2"
         return _status(record)
@@ -153,8 +148,8 @@ async def _received(request: Request, folder: Path, settings: Settings) -> Recei
     most = settings.api_max_job_bytes
     limits = ApiLimits(max_body_bytes=most, body_timeout_s=settings.api_body_timeout_s)
     form = await receive_form(request, folder, {"images": most}, limits)
-    if "images" not in form.files or form.values.keys() - {"notify"}:
-        raise _refused("the form should have the file 'images', an archive, and may have the value 'notify'")
+    if "images" not in form.files or form.values:
+        raise _refused("the form should have one field, the file 'images', an archive")
     return form
 
 
@@ -164,20 +159,6 @@ async def _images(form: ReceivedForm, settings: Settings) -> list[Path]:
     into = archive.with_name("unpacked")
     unpacked = await unpack(UnpackJob(str(archive), str(into), most, _WHAT, MOST_IMAGES, is_labelled=False))
     return await asyncio.to_thread(image_files, Path(unpacked.folder))
-
-
-def _targets(notify: str | None, settings: Settings) -> list[Target]:
-    """Return who is notified: a webhook at a host that the operator has allowed, by name and port; raises Problem."""
-    if notify is None:
-        return []
-    try:
-        url = URL(notify)
-    except ValueError:
-        raise _refused("notify is not a URL") from None
-    place = f"{url.host}" if url.is_default_port() else f"{url.host}:{url.port}"
-    if url.scheme not in ("https", "http") or place not in settings.notify_hosts:
-        raise _refused(f"notify may not go to {place[:80]!r}: the service allows SERFER_NOTIFY_HOSTS alone")
-    return parse_targets([notify], settings.webhook_secret.get_secret_value())
 
 
 def _answerer(service: Service, asking: _Asking, settings: Settings) -> Callable[[Path], Awaitable[dict[str, Any]]]:

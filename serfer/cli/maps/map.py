@@ -28,13 +28,9 @@ from serfer.cli.shared.map_network_options import (
 )
 from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
 from serfer.cli.shared.offline import (
-    Ending,
-    NotifyOption,
     YieldLatencyOption,
     YieldToOption,
     YieldUtilisationOption,
-    new_run,
-    notifying,
 )
 from serfer.cli.shared.options import (
     EngineOption,
@@ -47,10 +43,6 @@ from serfer.cli.shared.options import (
 from serfer.cli.shared.terminal import complain, uninterrupted
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import IncompleteMapError, SerferError, UsageError
-from serfer.core.plan import answer_digest
-from serfer.offline.notify.event import OfflineJob
-from serfer.plan_directory import load_plan
-from serfer.settings import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +50,6 @@ if TYPE_CHECKING:
     from serfer.mapping.image_job import Mapper
     from serfer.mapping.map import Opening
     from serfer.mapping.options import MapOptions, NoData
-    from serfer.mapping.report import MapReport
 
 
 def map_images(
@@ -190,7 +181,6 @@ def map_images(
     yield_to: YieldToOption = None,
     yield_utilisation: YieldUtilisationOption = Thresholds.utilisation,
     yield_latency: YieldLatencyOption = Thresholds.latency,
-    notify: NotifyOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a network over images that no memory holds, window by window, as if it were run on the whole.
@@ -200,7 +190,6 @@ def map_images(
     """
     from serfer.mapping.image_list import is_many, map_items, read_list  # noqa: PLC0415 - the command line starts fast
     from serfer.mapping.map import Opening  # noqa: PLC0415 - same
-    from serfer.offline.notify.targets import parse_targets  # noqa: PLC0415 - same
     from serfer.wiring.options import workers_of  # noqa: PLC0415 - same
 
     options = _options(
@@ -245,22 +234,13 @@ def map_images(
         deployed=workers == "aws",
     )
     opening = Opening(directory, store, workers, engine, object_store, stack)
-    targets = [] if dry_run else parse_targets(notify or (), load_settings().webhook_secret.get_secret_value())
-    job = OfflineJob("map", answer_digest(load_plan(directory)), named, result, new_run())
-    with notifying(job, targets) as ending, _mapper(opening, options) as (mapper, watcher):
-        try:
-            if images_from or is_many(named, result):
-                _map_many(mapper, named, result, suffix, ending, dry_run=dry_run, as_json=as_json)
-            elif dry_run:
-                print_estimate(named[0], mapper.estimate(named[0], result), mapper.places(result), as_json=as_json)
-            else:
-                _map_one(mapper, named[0], result, ending, watcher, as_json=as_json)
-        finally:
-            ending.figures = {
-                **ending.figures,
-                "cost_usd": mapper.spending.spent,
-                "paused_s": round(mapper.gate.paused_s, 3),
-            }
+    with _mapper(opening, options) as (mapper, watcher):
+        if images_from or is_many(named, result):
+            _map_many(mapper, named, result, suffix, dry_run=dry_run, as_json=as_json)
+        elif dry_run:
+            print_estimate(named[0], mapper.estimate(named[0], result), mapper.places(result), as_json=as_json)
+        else:
+            _map_one(mapper, named[0], result, watcher, as_json=as_json)
 
 
 @contextmanager
@@ -281,40 +261,18 @@ def _close(opening: Opening, watcher: MapDisplay) -> None:
         opening.close()
 
 
-def _map_one(mapper: Mapper, image: str, result: str, ending: Ending, watcher: MapDisplay, *, as_json: bool) -> None:
+def _map_one(mapper: Mapper, image: str, result: str, watcher: MapDisplay, *, as_json: bool) -> None:
     try:
         report = mapper.map(image, result)
     except IncompleteMapError as error:
         watcher.stop()
-        ending.at_ceiling, ending.figures = bool(error.report.stopped), _figures(error.report)
         print_report(error.report, as_json=as_json)
         raise
     watcher.stop()
-    ending.outputs, ending.figures = [file.path for file in report.results], _figures(report)
     print_report(report, as_json=as_json)
 
 
-def _figures(report: MapReport) -> dict[str, int]:
-    """Return what a notification says of one image's windows."""
-    return {
-        "windows": report.windows,
-        "resumed": report.resumed,
-        "computed": report.computed,
-        "empty": report.empty,
-        "failed": len(report.failures),
-    }
-
-
-def _map_many(
-    mapper: Mapper,
-    images: Sequence[str],
-    out: str,
-    suffix: str,
-    ending: Ending,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def _map_many(mapper: Mapper, images: Sequence[str], out: str, suffix: str, *, dry_run: bool, as_json: bool) -> None:
     from serfer.mapping.image_list import map_items  # noqa: PLC0415 - the command line starts fast
     from serfer.mapping.many_images import ManyImages  # noqa: PLC0415 - same
 
@@ -333,14 +291,6 @@ def _map_many(
         return
     many.check_dollars(items)
     report = many.run(items)
-    ending.outputs = [file.path for done in report.done for file in done.results]
-    ending.at_ceiling = report.at_ceiling
-    ending.figures = {
-        "mapped": len(report.done),
-        "skipped": report.skipped,
-        "failed": len(report.failed),
-        "untried": len(report.untried),
-    }
     print_many(report, out, many.retry_path, as_json=as_json)
     if left := len(report.failed) + len(report.untried):
         raise IncompleteMapError(

@@ -101,7 +101,6 @@ NEEDING = {
     "learn": [["study", "profile", "--quick", "--out", "OUT"]],
     "pictures": [
         ["explain", "PLAN", "--picture", "OUT.png"],
-        ["explain", "PLAN", "OUT.png", "--pareto"],
         ["study", "simulate", "poisson:rate=5,hours=1", "--scenario", "WORLD", "--policy", "all", "--plot", "OUT.png"],
     ],
     "local": [

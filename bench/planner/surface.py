@@ -24,7 +24,7 @@ from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError
 from serfer.core.units import MS_PER_S
 from serfer.files import read_text
-from serfer.pictures.formats import check_suffix
+from serfer.pictures import check_suffix
 from serfer.settings import Settings, load_settings
 from serfer.splitter.planning.split_options import check_cold_share, check_gang_width, memory_sizes
 from serfer_bench.core.options import MarkdownOption, StoreKindOption

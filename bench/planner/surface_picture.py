@@ -17,8 +17,17 @@ from matplotlib.transforms import Affine2D
 from serfer.cli.shared.tables import Table
 from serfer.core.errors import InputError
 from serfer.core.units import MS_PER_S
-from serfer.pictures.render import drawable, fitting_size, picture_settings, save
-from serfer.pictures.scene import GREY, INK, LIGHT, WHITE, stage_colour
+from serfer.pictures.render import (
+    GREY,
+    INK,
+    LIGHT,
+    WHITE,
+    drawable,
+    fitting_size,
+    picture_settings,
+    save,
+    stage_colour,
+)
 from serfer_bench.planner.ways_to_answer import WAYS, Question
 
 TITLE = "Modelled: the cheapest way within an objective, by pixels (across) and queries at once (up)"

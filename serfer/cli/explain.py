@@ -37,9 +37,6 @@ _MILLION = 1_000_000
 
 def explain(
     directory: PlanArgument,
-    file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="With --pareto: draw it to this file: .png, .svg or .pdf.")
-    ] = None,
     operators: Annotated[bool, typer.Option("--operators", help="List every operator, by stage.")] = False,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Show latency against dollars: this plan, and what it competed with.")
@@ -57,11 +54,9 @@ def explain(
     """Show a plan: its stages, grids, halos, package sizes, what it lost, what it costs, and what it beat."""
     if image is not None and picture is None:
         raise UsageError("--image is what --picture draws over: give both")
-    if file is not None and not pareto:
-        raise UsageError("a FILE is what --pareto draws to: give both, or --picture FILE for the network")
     plan = load_plan(directory)
     if pareto:
-        _show_pareto(plan, file, as_json)
+        _show_pareto(plan, as_json=as_json)
     else:
         if as_json:
             print_plan_json(plan, per_month or ())
@@ -74,29 +69,25 @@ def explain(
     if operators:
         _print_operators(plan)
     if picture is not None:
-        _draw(plan, directory, picture, image)
+        _draw(priced_query(plan), picture, image)
 
 
-def _show_pareto(plan: Plan, file: Path | None, as_json: bool) -> None:  # noqa: FBT001 - a command's flag, passed on
-    from serfer.pictures import choices, draw_pareto  # noqa: PLC0415 - the command line starts fast
+def _show_pareto(plan: Plan, *, as_json: bool) -> None:
+    from serfer.pictures import choices  # noqa: PLC0415 - the command line starts fast
 
     check_whole_images(plan)  # a map plan competed with other sizes of windows alone
     candidates = choices(plan)
     if as_json:
-        for each in candidates:
-            print_json({"number": each.number, **asdict(each.plan), "best": each.best})
+        for candidate in candidates:
+            print_json({"number": candidate.number, **asdict(candidate.plan), "best": candidate.best})
     else:
         _print_pareto(plan, candidates)
-    if file is not None:
-        draw_pareto(plan, file)
-        err.print(f"wrote {plain(str(file))}", soft_wrap=True)
 
 
-def _draw(plan: Plan, directory: Path, picture: Path, image: Path | None) -> None:
+def _draw(plan: Plan, picture: Path, image: Path | None) -> None:
     from serfer.pictures import draw_plan, picture_pixels  # noqa: PLC0415 - only pictures need it
 
-    pixels = picture_pixels(priced_query(plan), image, load_settings().image_limits()) if image else None
-    draw_plan(priced_query(plan), directory, picture, pixels)
+    draw_plan(plan, picture, picture_pixels(plan, image, load_settings().image_limits()) if image else None)
     err.print(f"wrote {plain(str(picture))}", soft_wrap=True)
 
 
@@ -364,11 +355,12 @@ def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
     query = query_of(plan)
     out.print(f"[bold]{plain(plan.model)}[/]: latency against dollars of {query} over {plain(plan.store)}, predicted")
     table = columns("", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages", left=(0, 8))
-    for each in candidates:
-        parts = ("-" if ms is None else f"{ms:,.1f}" for ms in (each.plan.warm_ms, each.plan.cold_ms))
-        figures = f"{each.plan.ms:,.1f}", *parts, f"{each.usd:,.2f}", str(each.plan.tasks), each.verdict
-        mark = "->" if each.plan.chosen else ""
-        table.add_row(mark, str(each.number), *figures, plain(each.plan.stages), style="bold" if mark else "")
+    for candidate in candidates:
+        alternative = candidate.plan
+        parts = ("-" if ms is None else f"{ms:,.1f}" for ms in (alternative.warm_ms, alternative.cold_ms))
+        figures = f"{alternative.ms:,.1f}", *parts, f"{candidate.usd:,.2f}", str(alternative.tasks), candidate.verdict
+        mark = "->" if alternative.chosen else ""
+        table.add_row(mark, str(candidate.number), *figures, plain(alternative.stages), style="bold" if mark else "")
     out.print(table)
     out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
     out.print(plain(plan.why))

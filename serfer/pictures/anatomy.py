@@ -12,8 +12,6 @@ from serfer.core.plan import IMAGE, Plan, Shape, Stage, Tile
 from serfer.core.units import FLOAT_BYTES
 
 _KB = 1024
-_THOUSAND, _MILLION, _BILLION = 1_000, 1_000_000, 1_000_000_000
-_TEN = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +26,6 @@ class Tensor:
     def bytes(self) -> int:
         """Bytes of one image's share, as float32."""
         return FLOAT_BYTES * self.shape.elements
-
-    def crosses(self, stage: int) -> bool:
-        """Return whether it exists before stage `stage`, and is read there or later."""
-        return self.stage < stage <= max(self.readers, default=IMAGE)
 
 
 def tensors(plan: Plan) -> list[Tensor]:
@@ -94,9 +88,22 @@ def handed_on(plan: Plan, number: int) -> str:
 
 
 def stage_title(plan: Plan, number: int) -> str:
-    """Name a stage, and the gang that it belongs to."""
-    gang = plan.gang_of(number)
-    return f"stage {number}" + (f" (gang of {gang.start} to {gang.stop - 1})" if gang else "")
+    """Name a stage, the gang that it belongs to, its grid and tasks."""
+    gang, stage = plan.gang_of(number), plan.stages[number]
+    name = f"stage {number}" + (f" (gang of {gang.start} to {gang.stop - 1})" if gang else "")
+    return f"{name}  ·  {stage.grid}  ·  {plural(stage.grid.tiles, 'task')}"
+
+
+def stage_lines(plan: Plan, number: int) -> list[str]:
+    """Describe a stage's operators, and its work, weights and time, in a line each."""
+    stage = plan.stages[number]
+    first, last = stage.operators[0].kind, stage.operators[-1].kind
+    extra = f", halo +{halo(stage):.0%}" if spread(stage) else ""
+    weights = sum(function.weights.bytes for function in stage.functions)
+    work = f"work x{stage.inflation:.2f}{extra}, weights {count_bytes(weights)}"
+    if stage.predicted_ms is not None:
+        work += f", {stage.predicted_ms:.0f} ms"
+    return [f"{plural(len(stage.operators), 'operator')}, {first} to {last}", work]
 
 
 def spread(stage: Stage) -> bool:
@@ -107,15 +114,6 @@ def spread(stage: Stage) -> bool:
 def count_bytes(count: float) -> str:
     """Write a number of bytes for people."""
     return f"{count / _KB**2:.1f} MB" if count >= _KB**2 else f"{count / _KB:.1f} kB"
-
-
-def count_macs(macs: float) -> str:
-    """Write multiply-accumulates for people."""
-    if macs >= _BILLION:
-        return f"{macs / _BILLION:.1f} G"
-    if macs < _MILLION / _TEN:
-        return f"{macs / _THOUSAND:.0f} k" if macs >= _THOUSAND else str(round(macs))
-    return f"{macs / _MILLION:.{0 if macs >= _TEN * _MILLION else 1}f} M"
 
 
 def plural(count: int, word: str) -> str:

@@ -10,7 +10,6 @@ from serfer.core.errors import PlanError
 from serfer.core.plan import Alternative, Plan
 
 _MILLION = 1_000_000
-_UNSPLIT = "one function of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +26,6 @@ class Choice:
         return self.plan.usd * _MILLION
 
     @property
-    def label(self) -> str:
-        """The label of its point: its number, and what is special about it."""
-        words = [f"unsplit, {self.plan.stages.removeprefix(_UNSPLIT)}"] if self.plan.tasks == 1 else []
-        return " ".join([str(self.number), *(["chosen"] if self.plan.chosen else []), *words])
-
-    @property
     def verdict(self) -> str:
         """The comparison with the others."""
         if self.plan.chosen:
@@ -42,14 +35,14 @@ class Choice:
 
 def choices(plan: Plan) -> tuple[Choice, ...]:
     """Return what a plan competed with, itself among it; raises PlanError where it does not say or says nonsense."""
-    sorted_plans = sorted(plan.alternatives, key=lambda each: (each.ms, each.usd))
+    sorted_plans = sorted(plan.alternatives, key=lambda alternative: (alternative.ms, alternative.usd))
     if not sorted_plans:
         raise PlanError(
             "explanation.json says nothing of what the plan competed with, or is missing; split the model again"
         )
-    if not all(0 <= value < math.inf for each in sorted_plans for value in (each.ms, each.usd)):
+    if not all(0 <= value < math.inf for plan in sorted_plans for value in (plan.ms, plan.usd)):
         raise PlanError("explanation.json has alternatives with impossible figures; split the model again")
-    return tuple(Choice(number, each, _is_best(each, sorted_plans)) for number, each in enumerate(sorted_plans, 1))
+    return tuple(Choice(number, plan, _is_best(plan, sorted_plans)) for number, plan in enumerate(sorted_plans, 1))
 
 
 def query_of(plan: Plan) -> str:

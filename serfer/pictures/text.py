@@ -8,11 +8,10 @@ from serfer.core.plan import Plan
 from serfer.pictures.anatomy import (
     Tensor,
     count_bytes,
-    halo,
     handed_on,
     pixel_bytes,
     plural,
-    spread,
+    stage_lines,
     stage_title,
     tensors,
 )
@@ -78,17 +77,8 @@ class _Margin:
 
 
 def _box(plan: Plan, number: int) -> list[str]:
-    stage = plan.stages[number]
-    first, last = stage.operators[0].kind, stage.operators[-1].kind
-    title = f"{stage_title(plan, number)}  ·  {stage.grid}  ·  {plural(stage.grid.tiles, 'task')}"
-    kinds = f"{plural(len(stage.operators), 'operator')}, {first} to {last}"
-    extra = f", halo +{halo(stage):.0%}" if spread(stage) else ""
-    weights = sum(function.weights.bytes for function in stage.functions)
-    work = f"work x{stage.inflation:.2f}{extra}, weights {count_bytes(weights)}"
-    if stage.predicted_ms is not None:
-        work += f", {stage.predicted_ms:.0f} ms"
     grid = _grid(number, plan)
-    rows = [title, kinds, work]
+    rows = [stage_title(plan, number), *stage_lines(plan, number)]
     body = [f"│ {text[: _INNER - 8]:<{_INNER - 8}} {mark:>6} │" for text, mark in zip(rows, grid, strict=True)]
     return [f"┌─┴{'─' * (_INNER - 1)}┐", *body, f"└─┬{'─' * (_INNER - 1)}┘"]
 
@@ -112,7 +102,7 @@ def _handed_on(plan: Plan, number: int, margin: _Margin) -> list[str]:
         return [f"{margin.beside()}  │", f"{margin.beside()}  {plan.output} values, {plan.activation}"]
     following = plan.stages[number + 1]
     lines = []
-    for tensor in (one for one in tensors(plan) if one.stage == number):
+    for tensor in (tensor for tensor in tensors(plan) if tensor.stage == number):
         text = f"{tensor.shape}, {count_bytes(tensor.bytes)}, to stage {' and '.join(map(str, tensor.readers))}"
         skips = tensor in margin.lanes
         lines.append(f"{margin.starts(tensor) if skips else f'{margin.beside()}  │'} {text}")

@@ -1,7 +1,6 @@
 """The commands of the registry: what they print, change and refuse."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import open_registry
 from tests.applications.worlds import plan_variant, register, version
-from tests.registry.records import application, network, variant
+from tests.registry.records import application, network
 
 
 @pytest.fixture
@@ -63,28 +62,6 @@ def test_variants_as_json_are_an_object_a_line(serfer):
     (made,) = found["networks"][0]["variants"]
     assert made["latency_ms"] == {"value": 40.0, "source": "measured"}
     assert made["accuracy"]["low"] < made["accuracy"]["share"] == 0.9 < made["accuracy"]["high"]
-
-
-@pytest.mark.usefixtures("faces")
-@pytest.mark.parametrize("name", ["variants.svg", "variants.png"])
-def test_variants_are_drawn(serfer, tmp_path, name):
-    assert serfer("app", "list", "faces", "--picture", str(tmp_path / name)).code == 0
-    data = (tmp_path / name).read_bytes()
-    assert data.startswith((b"<?xml", b"\x89PNG"))
-    if name.endswith(".svg"):
-        assert b"accuracy against dollars" in data
-        assert b"net@1: 1 variants, live" in data
-
-
-@pytest.mark.usefixtures("registry")
-def test_a_picture_is_of_one_application_with_accuracies(serfer, registry, tmp_path):
-    assert serfer("app", "list", "--picture", str(tmp_path / "x.svg")).code == 2
-    blind = replace(variant("net-v1-fp32"), accuracy=None)
-    registry.update("faces", lambda _: application("faces", network(variants=[blind])))
-    refused = serfer("app", "list", "faces", "--picture", str(tmp_path / "x.svg"))
-    assert refused.code == 2
-    assert "no variant whose accuracy is known" in refused.err
-    assert "unknown" in serfer("app", "list", "faces").out
 
 
 @pytest.mark.usefixtures("faces")

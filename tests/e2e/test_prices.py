@@ -189,11 +189,9 @@ def test_wrong_cluster_profiles_are_refused(serfer_here, plan, slow, tmp_path):
     assert not file.exists()
 
 
-def test_pareto_shows_the_alternatives_of_a_plan(serfer_here, plan, tmp_path):
-    shown = serfer_here("explain", plan, "--pareto", tmp_path / "pareto.png", MPLCONFIGDIR=str(tmp_path))
+def test_pareto_shows_the_alternatives_of_a_plan(serfer_here, plan):
+    shown = serfer_here("explain", plan, "--pareto")
     assert shown.code == 0
-    assert shown.err.startswith("wrote ")
-    assert (tmp_path / "pareto.png").read_bytes().startswith(b"\x89PNG")
     [chosen] = [line for line in shown.lines if line.startswith("->")]
     assert "chosen" in chosen
     assert "one function of 1769 MB" in shown.out
@@ -203,13 +201,6 @@ def test_pareto_shows_the_alternatives_of_a_plan(serfer_here, plan, tmp_path):
     assert len(rows) == len(load_plan(plan).alternatives)
     assert sum(row["chosen"] for row in rows) == 1
     assert [row["ms"] for row in rows] == sorted(row["ms"] for row in rows)
-
-
-def test_an_impossible_pareto_picture_is_refused(serfer_here, plan, tmp_path):
-    serfer_here("explain", plan, tmp_path / "x.png").complains(2, "a FILE is what --pareto draws to")
-    serfer_here("explain", plan, "--pareto", "x.gif").complains(2, "x.gif is not a name of a picture")
-    nowhere = serfer_here("explain", plan, "--pareto", "/proc/nowhere/x.png", MPLCONFIGDIR=str(tmp_path))
-    nowhere.complains(3, "cannot be written")
 
 
 @pytest.fixture

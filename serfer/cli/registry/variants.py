@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,6 @@ from serfer.cli.registry.options import RegistryOption, opened
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import JsonOption, print_json
 from serfer.cli.shared.terminal import out
-from serfer.core.errors import UsageError
 
 if TYPE_CHECKING:
     from serfer.core.variants import Application, Figure, NetworkVersion, Variant
@@ -23,17 +21,9 @@ _PREDICTED = "~"
 def variants(
     application: Annotated[str | None, typer.Argument(metavar="APP", help="The application; by default all.")] = None,
     registry: RegistryOption = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Draw accuracy against latency and dollars, as .png, .svg or .pdf; needs APP."
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the variants of applications, with accuracy, latency, loading, dollars, and whether they answer queries."""
-    if picture is not None and application is None:
-        raise UsageError("--picture draws one application: name it")
     source = opened(registry)
     for name in [application] if application else source.applications():
         record = source.known(name)
@@ -41,10 +31,6 @@ def variants(
             print_json(application_object(record))
         else:
             _print(record)
-        if picture is not None:
-            from serfer.cli.registry.picture import draw_variants  # noqa: PLC0415 - only pictures need it
-
-            draw_variants(record, picture)
 
 
 def state_of(application: Application, version: NetworkVersion) -> str:

@@ -160,7 +160,7 @@ def test_explain_and_cost_show_a_gang_as_one_step(tmp_path):
         for part in piece.ranges
         if piece.tile != number
     )
-    draw_plan(plan, tmp_path / "plan", tmp_path / "plan.svg")
+    draw_plan(plan, tmp_path / "plan.svg")
     assert "of borders exchanged" in (tmp_path / "plan.svg").read_text()
 
 

@@ -109,7 +109,6 @@ def test_commands_and_their_options_exist(page):
         command, options = reached(root, words)
         known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)} | {
             "--help",
-            "--help-all",
             "-h",
         }
         assert {word.partition("=")[0] for word in options if word.startswith("--")} <= known, words

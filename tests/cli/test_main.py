@@ -12,7 +12,6 @@ import pytest
 
 from serfer.cli.main import COMMANDS, PANELS, app
 from serfer.cli.shared import options as cli_options
-from serfer.cli.shared.short_help import SHOWN
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
 from serfer.extras import pip_command
@@ -79,36 +78,7 @@ def options_in(text):
     return [name for name in names if name != "help"]
 
 
-@pytest.mark.parametrize("command", SHOWN)
-def test_help_shows_about_a_dozen_options_and_help_all_shows_every_one(serfer, command):
-    short, whole = serfer(*command.split(), "--help").out, serfer(*command.split(), "--help-all").out
-    shown, rest = SHOWN[command].split(), options_in(whole)
-    assert {*options_in(short)} == {*shown, "help-all"}
-    assert {*shown} < {*rest}
-    assert len(shown) <= 14
-    assert f"Show {len(rest) - len(shown) - 1} more options, too." in " ".join(short.split())
-
-
-def test_commands_without_help_all_have_few_options(serfer):
-    for name in {*COMMANDS} - {*SHOWN, "app", "deploy", "study", "bench"}:
-        assert len(options_in(serfer(name, "--help").out)) <= 15, name
-
-
-def test_an_option_that_help_does_not_show_is_taken_and_completed(serfer, monkeypatch, capsys):
-    assert "route" not in options_in(serfer("serve", "--help").out)
-    assert "there is no selector" in serfer("serve", "net.onnx", "--registry", "none", "--selector", "best").err
-    for name, value in {
-        "_SERFER_COMPLETE": "complete_bash",
-        "COMP_WORDS": "serfer serve --rou",
-        "COMP_CWORD": "2",
-    }.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit):
-        serfer()
-    assert capsys.readouterr().out == "--route\n"
-
-
-@pytest.mark.parametrize("command", [["classify", "--help-all"], ["split", "--help"], ["deploy", "warm", "--help"]])
+@pytest.mark.parametrize("command", [["classify", "--help"], ["split", "--help"], ["deploy", "warm", "--help"]])
 def test_help_names_every_model_of_the_zoo(serfer, command):
     text = " ".join(serfer(*command).out.split())
     assert all(name in text.replace("- ", "-") for name in ZOO)

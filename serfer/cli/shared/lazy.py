@@ -10,9 +10,6 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from serfer.cli.shared.renamed import COMMANDS as RENAMED
-from serfer.cli.shared.short_help import shorten
-from serfer.core.errors import UsageError
 from serfer.extras import missing_extra
 
 Commands = Mapping[str, tuple[str, str]]
@@ -45,18 +42,13 @@ class _LazyGroup(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - typer's own type is private
         return [*self.places]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401 - same
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - same
         if cmd_name not in self.places:
-            if ctx is not None and ctx.parent is None and cmd_name in RENAMED:
-                raise UsageError(f"`serfer {cmd_name}` is now `serfer {RENAMED[cmd_name]}`")
             return None
         place, summary = self.places[cmd_name]
         if self._listing:
             return _stub(cmd_name, summary)
-        command = _imported(cmd_name, place)
-        if ctx is not None and not ctx.resilient_parsing:  # a shell completes all options
-            shorten(command, " ".join([*ctx.command_path.split()[1:], cmd_name]))
-        return command
+        return _imported(cmd_name, place)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - same
         names: dict[str, Any] = dict.fromkeys(self.places)

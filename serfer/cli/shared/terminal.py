@@ -21,7 +21,6 @@ import typer
 from rich.console import Console
 from typer.exceptions import TyperException
 
-from serfer.cli.shared.renamed import OPTIONS
 from serfer.core.errors import MissingExtraError, PlanWarning, SerferError, UnavailableError, UsageError
 from serfer.extras import missing_extra, pip_command
 
@@ -247,8 +246,6 @@ def _place(error: Exception) -> str:
 def _misused(error: TyperException) -> int:
     """Print a usage error; where there were no arguments at all, the message is the whole help."""
     message, context = error.format_message(), getattr(error, "ctx", None)
-    if now := OPTIONS.get(old := getattr(error, "option_name", "")):
-        message = f"{old} is now {now}"
     if "\n" in message:
         err.print(message, soft_wrap=True, markup=False)
     else:

@@ -53,7 +53,8 @@ from serfer.images import check_image, image_files
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import ServiceLoad, service_loads
 from serfer.pipeline.reference import original
-from serfer.pipeline.trace import TracedQuery, check_trace, write_trace
+from serfer.pipeline.result import Result
+from serfer.pipeline.trace import check_trace, write_trace
 from serfer.plan_directory import is_network
 from serfer.settings import Settings, load_settings
 from serfer.splitter.network.zoo import ZOO
@@ -114,7 +115,7 @@ def classify(
     made = model is not None or (plan is not None and is_network(plan))
     _check_some(names if made else [], settings)
     directory = plan_directory(plan, model, stack, file, workers, choices=f"{BY_ARGUMENT}; or --demo")
-    traced: list[TracedQuery] = []
+    traced: list[tuple[str, Result]] = []
     failures: list[SerferError] = []
     workers = workers_of(workers, stack, "local")
     with (
@@ -139,11 +140,11 @@ def classify(
             else:
                 _print_answer(pipeline.plan, pipeline.last_report, delta, workers)
             if trace is not None:
-                traced.append(TracedQuery.of(name, pipeline.last))
+                traced.append((name, pipeline.last))
         if demo and not as_json:
             _print_demo(pipeline.plan)
     if trace is not None and traced:
-        _write_trace(trace, pipeline.plan, traced)
+        _write_trace(trace, traced)
     if failures:
         raise typer.Exit(failures[0].exit_code)
 
@@ -239,8 +240,8 @@ def _yielding(pipeline: Pipeline, sources: Sequence[ServiceLoad], limits: Thresh
         yield _Turns(gate)
 
 
-def _write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
-    write_trace(path, plan, queries)
+def _write_trace(path: Path, queries: Sequence[tuple[str, Result]]) -> None:
+    write_trace(path, queries)
     err.print(f"wrote {plain(str(path))}: open it in chrome://tracing or at https://ui.perfetto.dev", soft_wrap=True)
 
 

@@ -1,29 +1,30 @@
-"""A trace of queries as a file for chrome://tracing and ui.perfetto.dev (docs/how-to/trace.md).
+"""The spans of a query: what OpenTelemetry gets, and what `serfer classify --trace` writes for trace viewers.
 
-    driver           queries      | split | stage-0 ................................... | stage-1 ... | merge |
-                     invocations          | queue | invoke ............................ |
-                                                   ╲ an arrow
-    stage-0 workers  environment 1cb1c25d            | cold start | read | compute | write |
+    query                       from its arrival until its answer
+    ├── queue
+    ├── decode
+    ├── stage-0
+    │   ├── task 0              an attempt: serfer.tile, serfer.attempt, serfer.cold, serfer.outcome
+    │   └── task 1
+    └── stage-1..2              a gang: its tasks are members, each one invocation
+        └── task 0
+            ├── stage-1         a member's part in a stage: serfer.wait_ms
+            └── stage-2
 
-Viewers drop spans that overlap in a row without nesting, so what runs side by side gets rows of its own, and times are
-whole microseconds: a child ends where its parent does, whatever a viewer does to fractions.
+Times are seconds of the driver's clock. A worker reports durations alone, so its work stands in the middle of its
+invocation: what is left on both sides is network and Lambda service together.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from heapq import heappop, heappush
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 from serfer.core.errors import UsageError
-from serfer.core.keys import StoreCounts
-from serfer.core.plan import Plan
-from serfer.core.plan.borders import Member
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
@@ -31,50 +32,71 @@ from serfer.drivers.driver import Answer, WarmUpRecord
 from serfer.files import check_place, write_whole
 from serfer.pipeline.result import Result
 
-Row = tuple[str, str]  # a process of the viewer and a thread in it, whatever they are here
-_QUERIES, _INVOCATIONS = ("driver", "queries"), ("driver", "invocations")
-_CLOCKS = (
-    "Times are the driver's. A worker's clock is not, so its work stands in the middle of its invocation: what is left "
-    "on both sides, network_and_service_ms, is network and service together."
-)
-
-
-@dataclass(frozen=True)
-class TracedQuery:
-    """An answered query and what to call it; in seconds on the driver's clock, when it came, was cut, was answered.
-
-    `target` is where the answer came from, where no stage ran; `plan` is the one that it ran on, where that may be
-    another than the trace's.
-    """
-
-    name: str
-    submitted: float
-    cut: float
-    answered: float
-    answer: Answer
-    target: str = "cache"
-    plan: Plan | None = None
-
-    @classmethod
-    def of(cls, name: str, result: Result) -> Self:
-        """Return what a trace shows of a pipeline's result."""
-        return cls(name, *result.split, result.answered, result.answer, result.report.target, result.plan)
-
 
 @dataclass(frozen=True)
 class Span:
-    """A span from `start` to `end`, in whole microseconds since the trace began, and the spans inside it.
+    """A span, and the spans inside it; a viewer of files draws it in the named row of its query.
 
-    `arrow` is the number of the arrow that begins ("s") or ends ("f") here.
+    `steps` are a worker's, for viewers of files: OpenTelemetry gets them as attributes.
     """
 
     name: str
-    kind: str
-    start: int
-    end: int
-    args: dict[str, Any] = field(default_factory=dict)
+    start: float
+    end: float
+    attributes: Mapping[str, Any] = field(default_factory=dict)
     children: Sequence[Span] = ()
-    arrow: tuple[str, int] | None = None
+    steps: Sequence[Span] = ()
+    row: str = "query"
+    failed: bool = False
+
+
+class StageTime(NamedTuple):
+    """A stage's part of an invocation that answered; its worker began with it at `begun`."""
+
+    invocation: Report
+    report: Report
+    started: float
+    begun: float
+    ended: float
+
+
+def query_span(name: str, result: Result, queued: tuple[float, float] | None = None) -> Span:
+    """Return the spans of an answered query, which waited for its turn between the times of `queued`."""
+    report, answer = result.report, result.answer
+    attributes = {
+        "serfer.plan": report.plan,
+        "serfer.target": report.target,
+        "serfer.query": answer.query,
+        "serfer.retries": report.retries,
+        "serfer.hedges": report.hedges,
+        "serfer.restarts": report.restarts,
+        "serfer.usd": report.cost_usd,
+    }
+    children = [Span("queue", *queued)] if queued else []
+    children.append(Span("decode", *result.split))
+    for number, (stage, gang) in enumerate(zip(answer.stages, gang_starts(answer.stages), strict=True)):
+        if gang in (None, number):
+            children.append(_stage(number, stage, answer, report.stages[number].grid))
+    started = queued[0] if queued else result.split[0]
+    return Span(name, started, result.answered, attributes, children)
+
+
+def stage_times(attempt: Attempt) -> list[StageTime]:
+    """Return the parts of an invocation that answered: several where it was that of a gang's member."""
+    if not isinstance(attempt.result, Report):
+        return []
+    started = attempt.requested if attempt.started is None else attempt.started
+    ended = max(started, attempt.ended or started)
+    reports = attempt.result.stages
+    queries = 1 if attempt.result.later else attempt.result.shared  # a report has its query's share of the time
+    seconds = [report.billed_ms * queries / MS_PER_S for report in reports]
+    left = max(0.0, ended - started - sum(seconds)) / 2
+    begun = [min(mark, ended) for mark in itertools.accumulate(seconds[:-1], initial=started + left)]
+    marks = [started, *begun[1:], ended]
+    return [
+        StageTime(attempt.result, report, start, begin, end)
+        for report, begin, (start, end) in zip(reports, begun, itertools.pairwise(marks), strict=True)
+    ]
 
 
 def check_trace(path: Path) -> None:
@@ -87,266 +109,109 @@ def check_trace(path: Path) -> None:
     check_place(path)
 
 
-def write_trace(path: Path, plan: Plan, queries: Sequence[TracedQuery]) -> None:
-    """Write a trace of a plan's queries, whole or not at all; raises InputError where that cannot be."""
-    trace = {
-        "displayTimeUnit": "ms",
-        "otherData": {"model": plan.model, "plan": plan.digest, "clocks": _CLOCKS},
-        "traceEvents": trace_events(plan, queries),
-    }
-    write_whole(path, json.dumps(trace).encode())
+def write_trace(path: Path, queries: Sequence[tuple[str, Result]]) -> None:
+    """Write named queries for chrome://tracing and ui.perfetto.dev, whole or not at all; raises InputError."""
+    write_whole(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": trace_events(queries)}).encode())
 
 
-def trace_events(plan: Plan, queries: Sequence[TracedQuery]) -> list[dict[str, Any]]:
-    """Return queries in the Chrome trace event format: names of rows, spans, and arrows from driver to workers."""
-    epoch, arrows = min((query.submitted for query in queries), default=0.0), itertools.count(1)
-    rows = _rows([placed for query in queries for placed in _Spans(query.plan or plan, query, epoch, arrows)])
-    pids = {process: pid for pid, process in enumerate(dict.fromkeys(process for process, _ in rows), 1)}
-    events = [event for process, pid in pids.items() for event in _named("process", process, pid, 0, pid)]
-    for tid, ((process, thread), spans) in enumerate(rows.items(), 1):
-        events.extend(_named("thread", thread, pids[process], tid, tid))
-        for span in spans:
-            events.extend(_events(span, pids[process], tid))
+def trace_events(queries: Sequence[tuple[str, Result]]) -> list[dict[str, Any]]:
+    """Return named queries in the Chrome trace event format: each is a process, what runs side by side its threads."""
+    epoch = min((result.split[0] for _, result in queries), default=0.0)
+    events: list[dict[str, Any]] = []
+    for pid, (name, result) in enumerate(queries, 1):
+        text = name.encode(errors="backslashreplace").decode()  # names of files need not be text
+        rows: dict[str, int] = {}
+        root = query_span(text, result)
+        for span in [root, *map(_warm_up_span, itertools.count(), result.answer.overheads.warm_ups)]:
+            events.extend(_events(span, pid, rows, epoch))
+        names = [("process_name", 0, text), *(("thread_name", tid, row) for row, tid in rows.items())]
+        events.extend(
+            {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": to}} for kind, tid, to in names
+        )
     return events
 
 
-@dataclass(frozen=True)
-class _Spans:
-    """One query's spans, each with the row that it belongs to."""
-
-    plan: Plan
-    query: TracedQuery
-    epoch: float
-    arrows: Iterator[int]
-
-    def __iter__(self) -> Iterator[tuple[Row, Span]]:
-        yield _QUERIES, self._whole()
-        stages = self.query.answer.stages
-        for number, (stage, gang) in enumerate(zip(stages, gang_starts(stages), strict=True)):
-            if gang not in (None, number):
-                continue  # in the members' invocations
-            for tile, run in enumerate(stage.tiles):
-                for attempt in run.attempts:
-                    yield from self._attempt(number, tile, run, attempt)
-        for record in self.query.answer.overheads.warm_ups:
-            yield self._warm_up(record)
-
-    def _warm_up(self, record: WarmUpRecord) -> tuple[Row, Span]:
-        """Return a warm-up request in its environment's row; one without a response is the driver's."""
-        if record.plan:
-            return _INVOCATIONS, self._span(
-                f"plan {record.plan[:12]} warm-up", "warm-up", record.started, record.started + record.ms / MS_PER_S
-            )
-        gang, result = self.plan.gang_of(record.stage), record.result
-        where = gang.name if gang else f"stage-{record.stage}"
-        start, end = record.started, record.started + record.ms / MS_PER_S
-        if result is None:
-            return _INVOCATIONS, self._span(f"{where} warm-up", "warm-up", start, end)
-        init = min(end, start + result.init_ms / MS_PER_S)
-        times = {"ms": result.init_ms, "fetch_ms": result.fetch_ms}
-        cold = [self._span("cold start", "cold start", start, init, times)] if record.cold else []
-        row = f"{where} workers", _text(f"environment {result.environment}")
-        return row, self._span("warm-up", "warm-up", start, end, children=cold)
-
-    def _whole(self) -> Span:
-        """Return the query as its driver saw it, from before the image was decoded until its answer was complete."""
-        query, answer = self.query, self.query.answer
-        if not answer.stages:  # its answer was kept, or an instance's
-            return self._span(_text(query.name), "query", query.submitted, query.answered, {"from": query.target})
-        first, last = answer.stages[0], answer.stages[-1]
-        parts = [self._span("split", "split", query.submitted, query.cut)]
-        if answer.overheads.counts.puts:
-            parts.append(self._span("store crops", "split", answer.started, first.started))
-        gangs = gang_starts(answer.stages)
-        for number, (stage, run) in enumerate(zip(self.plan.stages, answer.stages, strict=True)):
-            args = {"grid": str(stage.grid), "tasks": stage.grid.tiles, "memory_mb": stage.memory_mb}
-            args |= {} if gangs[number] is None else {"gang": gangs[number]}
-            parts.append(self._span(f"stage-{number}", "stage", run.started, _end(run, answer), args))
-        parts.append(self._span("merge", "merge", _end(last, answer), query.answered))
-        args = {"query": answer.query, "retries": answer.overheads.retries, "hedges": answer.overheads.hedges}
-        return self._span(_text(query.name), "query", query.submitted, query.answered, args, parts)
-
-    def _attempt(self, stage: int, tile: int, run: TileRun, attempt: Attempt) -> Iterator[tuple[Row, Span]]:
-        """Yield an attempt as the driver saw it and, if it answered, its worker's part; one given up ends with it."""
-        ended = _attempt_end(run, attempt, self.query.answer)
-        sent = ended if attempt.started is None else attempt.started
-        member = self.query.answer.stages[stage].gang_stop or attempt.number < run.void
-        gang = self.plan.gang_of(stage) if member else None
-        where = gang.name if gang else f"stage-{stage}"
-        name = f"{where} tile {tile}{_again(run, attempt)}"
-        function = self.plan.function(stage, self.plan.stages[stage].tiles[tile].function)
-        args = {"name": _text(self.query.name), "query": self.query.answer.query, "function": function}
-        parts = [self._span("queue", "queue", attempt.requested, sent)]
-        report = attempt.result if isinstance(attempt.result, Report) else None
-        number = next(self.arrows)
-        invoke = self._span("invoke", "invoke", sent, ended, arrow=("s", number) if report else None)
-        if attempt.started is not None:
-            parts.append(invoke)
-        outcome = {**args, "outcome": _outcome(run, attempt)}
-        yield _INVOCATIONS, self._span(name, "task", attempt.requested, ended, outcome, parts)
-        if report:
-            row = f"{where} workers", _text(f"environment {report.environment}")
-            stages = Member(self.plan, gang, tile).stages if gang else [stage]
-            yield row, _work(name, dict(zip(stages, report.stages, strict=True)), invoke, args, number)
-
-    def _span(
-        self,
-        name: str,
-        kind: str,
-        start: float,
-        end: float,
-        args: dict[str, Any] | None = None,
-        children: Sequence[Span] = (),
-        arrow: tuple[str, int] | None = None,
-    ) -> Span:
-        """Return a span between two times of the driver's clock, in seconds."""
-        begun, ended = (round((time - self.epoch) * 1e6) for time in (start, end))
-        return Span(name, kind, begun, ended, args or {}, children, arrow)
+def _stage(number: int, run: StageRun, answer: Answer, grid: str) -> Span:
+    """Return the spans of a stage, or of the gang that begins with it."""
+    last = (run.gang_stop or number + 1) - 1
+    ended = answer.stages[last].ended
+    tasks = [
+        _task(number, tile, tile_run, attempt, answer)
+        for tile, tile_run in enumerate(run.tiles)
+        for attempt in tile_run.attempts
+    ]
+    name = f"stage-{number}..{last}" if run.gang_stop else f"stage-{number}"
+    attributes = {"serfer.stage": number, "serfer.grid": grid, "serfer.tasks": len(run.tiles)}
+    return Span(name, run.started, answer.ended if ended is None else ended, attributes, tasks)
 
 
-def _work(name: str, reports: Mapping[int, Report], invoke: Span, args: dict[str, Any], arrow: int) -> Span:
-    """Return a worker's part in the middle of its invocation, cut short where it does not fit; `reports` are by stage.
-
-    A cold start gives way first: an environment may have started before it was invoked. A report has its query's share
-    of a shared invocation's time; the span shows all of it, exactly where all queries have as many images. A member of
-    a gang has a span for each of its stages.
-    """
-    first, *later = reports.values()
-    shared = 1 if later else first.shared
-    total_ms = sum(report.total_ms for report in reports.values())
-    room = invoke.end - invoke.start
-    total = min(_us(total_ms * shared), room)
-    init = min(_us(first.init_ms * shared), room - total)
-    start = invoke.start + (room - init - total) // 2
-    end = start + init + total
-    times = {"ms": first.init_ms, "fetch_ms": first.fetch_ms}
-    parts = [Span("cold start", "cold start", start, start + init, times)] if first.init_ms else []
-    elapsed_ms = 0.0
-    for stage, report in reports.items():
-        steps = _steps(report, start + init, end, elapsed_ms, shared)
-        elapsed_ms += report.total_ms
-        if later:
-            stage_args = {"wait_ms": report.wait_ms, **asdict(report.counts)}
-            parts.append(Span(f"stage-{stage}", "member stage", steps[0].start, steps[-1].end, stage_args, steps))
-        else:
-            parts.extend(steps)
-    last = later[-1] if later else first
-    figures = {
-        "environment": _text(first.environment),
-        "init_ms": first.init_ms,
-        "fetch_ms": first.fetch_ms,
-        "total_ms": total_ms,
-        "shared": shared,
-        "network_and_service_ms": (room - init - total) / 1000,
-        "placed": "in the middle of its invocation",
-        "sessions": last.sessions,
-        "weight_loads": last.weight_loads,
-        **asdict(sum((report.counts for report in reports.values()), StoreCounts())),
-    }
-    return Span(name, "work", start, end, {**args, **figures}, parts, ("f", arrow))
+def _task(stage: int, tile: int, run: TileRun, attempt: Attempt, answer: Answer) -> Span:
+    """Return the spans of an attempt; one that was given up ends when another one of its tile answered."""
+    ends = [other.ended for other in run.attempts if other.ended is not None]
+    ended = max(attempt.ended or max(ends, default=answer.ended), attempt.requested)
+    row = f"tile {tile}, attempt {attempt.number}" if attempt.number else f"tile {tile}"
+    parts = stage_times(attempt)
+    children, steps = [], []
+    if answer.stages[stage].gang_stop:
+        for later, part in enumerate(parts, stage):
+            attributes = {"serfer.stage": later, "serfer.tile": tile, **_durations(part.report)}
+            times = (part.started, part.ended)
+            children.append(Span(f"stage-{later}", *times, attributes, steps=_steps(part, row), row=row))
+    else:
+        steps = [step for part in parts for step in _steps(part, row)]
+    attributes = {"serfer.stage": stage, "serfer.tile": tile, "serfer.attempt": attempt.number, **_outcome(attempt)}
+    failed = isinstance(attempt.result, Failure)
+    return Span(f"task {tile}", attempt.requested, ended, attributes, children, steps, row, failed)
 
 
-def _steps(report: Report, start: int, end: int, elapsed_ms: float, shared: int) -> list[Span]:
-    """Return a stage's steps, of a worker that began its work at `start` and had spent `elapsed_ms` before."""
-    waited = {"wait": report.wait_ms} if report.wait_ms else {}
-    read_ms = report.read_ms - report.wait_ms
-    steps = {**waited, "read": read_ms, "compute": report.compute_ms, "write": report.write_ms}
-    done = itertools.accumulate(steps.values(), initial=elapsed_ms)
-    marks = [min(start + _us(ms * shared), end) for ms in done]
+def _steps(part: StageTime, row: str) -> list[Span]:
+    report = part.report
+    waited = {"wait": report.wait_ms, "read": report.read_ms - report.wait_ms}
+    durations = {"cold start": report.init_ms, **waited, "compute": report.compute_ms, "write": report.write_ms}
+    queries = 1 if part.invocation.later else report.shared
+    done = itertools.accumulate((ms * queries / MS_PER_S for ms in durations.values()), initial=part.begun)
+    marks = itertools.pairwise(min(mark, part.ended) for mark in done)
     return [
-        Span(step, step, begun, ended, {"ms": ms})
-        for (step, ms), (begun, ended) in zip(steps.items(), itertools.pairwise(marks), strict=True)
+        Span(step, start, end, {"ms": ms}, row=row)
+        for (step, ms), (start, end) in zip(durations.items(), marks, strict=True)
+        if ms
     ]
 
 
-def _rows(placed: Sequence[tuple[Row, Span]]) -> dict[Row, list[Span]]:
-    """Give each span the first of its rows that is free when it starts; those after the first are numbered from 2."""
-    lanes: defaultdict[Row, _Lanes] = defaultdict(_Lanes)
-    for row, span in sorted(placed, key=lambda one: one[1].start):
-        lanes[row].add(span)
-    return {
-        (process, thread if number == 1 else f"{thread} ({number})"): lane
-        for (process, thread), group in lanes.items()
-        for number, lane in enumerate(group.spans, 1)
-    }
+def _warm_up_span(number: int, record: WarmUpRecord) -> Span:
+    function, row = f"plan {record.plan[:12]}" if record.plan else f"stage-{record.stage}", f"warm-up {number}"
+    start, end = record.started, record.started + record.ms / MS_PER_S
+    init_ms = record.result.init_ms if record.result and record.cold else 0.0
+    init_end = min(end, start + init_ms / MS_PER_S)
+    steps = [Span("cold start", start, init_end, {"ms": init_ms}, row=row)] if init_ms else []
+    return Span(f"{function} warm-up", start, end, {"serfer.cold": record.cold}, steps=steps, row=row)
 
 
-@dataclass(frozen=True)
-class _Lanes:
-    """Spans of one kind, in lanes where none overlaps another; they come by their start."""
-
-    spans: list[list[Span]] = field(default_factory=list)
-    _busy: list[tuple[int, int]] = field(default_factory=list)  # a heap: until when, which lane
-    _free: list[int] = field(default_factory=list)  # a heap
-
-    def add(self, span: Span) -> None:
-        """Put a span into the first lane that is free."""
-        while self._busy and self._busy[0][0] <= span.start:
-            heappush(self._free, heappop(self._busy)[1])
-        if not self._free:
-            heappush(self._free, len(self.spans))
-            self.spans.append([])
-        lane = heappop(self._free)
-        self.spans[lane].append(span)
-        heappush(self._busy, (span.end, lane))
-
-
-def _events(span: Span, pid: int, tid: int) -> Iterator[dict[str, Any]]:
-    """Yield a span, its arrow, and what is inside: among events of the same time, viewers nest in this order."""
-    place = {"pid": pid, "tid": tid, "ts": span.start}
-    yield {"ph": "X", "name": span.name, "cat": span.kind, **place, "dur": span.end - span.start, "args": span.args}
-    if span.arrow:
-        phase, number = span.arrow
-        binding = {"bp": "e"} if phase == "f" else {}  # without it the arrow ends at the next span
-        yield {"ph": phase, "name": "invoke", "cat": "arrow", **place, "id": number, **binding}
-    for child in span.children:
-        yield from _events(child, pid, tid)
-
-
-def _named(kind: str, name: str, pid: int, tid: int, place: int) -> list[dict[str, Any]]:
-    """Return the events that name a process or thread and give it its place among the others."""
-    where = {"ph": "M", "pid": pid, "tid": tid}
-    return [
-        {**where, "name": f"{kind}_name", "args": {"name": name}},
-        {**where, "name": f"{kind}_sort_index", "args": {"sort_index": place}},
-    ]
-
-
-def _end(run: StageRun, answer: Answer) -> float:
-    return answer.ended if run.ended is None else run.ended
-
-
-def _attempt_end(run: TileRun, attempt: Attempt, answer: Answer) -> float:
-    """Return when an attempt ended, or was given up: when another one of its tile answered."""
-    if attempt.ended is not None:
-        return attempt.ended
-    return max((one.ended for one in run.attempts if one.ended is not None), default=answer.ended)
-
-
-def _again(run: TileRun, attempt: Attempt) -> str:
-    """Return why there are several attempts: a hedge begins while another may answer, a retry when all have failed."""
-    if not attempt.number:
-        return ""
-    before = run.attempts[run.void : attempt.number]  # all of an aborted gang were given up
-    hedge = any(other.ended is None or other.ended > attempt.requested for other in before)
-    return f" ({'hedge' if hedge else 'retry'} {attempt.number})"
-
-
-def _outcome(run: TileRun, attempt: Attempt) -> str:
+def _outcome(attempt: Attempt) -> dict[str, Any]:
     match attempt.result:
-        case Report():
-            return "answered"
-        case Failure(kind, _, message):
-            return f"{kind.value}: {_text(message)}"
-    if attempt.number < run.void:
-        return "given up: its gang was aborted"
-    return "given up: another attempt answered first"
+        case Report() as report:
+            attributes = {
+                "serfer.outcome": "answered",
+                "serfer.cold": report.init_ms > 0,
+                "serfer.environment": report.environment,
+                "serfer.init_ms": report.init_ms,
+                **({"serfer.fetch_ms": report.fetch_ms} if report.fetch_ms else {}),
+            }
+            return attributes if report.later else {**attributes, **_durations(report)}
+        case Failure(kind):
+            return {"serfer.outcome": kind.value}
+    return {"serfer.outcome": "given up"}
 
 
-def _us(ms: float) -> int:
-    return round(ms * 1000)
+def _durations(report: Report) -> dict[str, float]:
+    steps = {"read": report.read_ms, "compute": report.compute_ms, "write": report.write_ms, "wait": report.wait_ms}
+    return {f"serfer.{step}_ms": ms for step, ms in steps.items() if step != "wait" or ms}
 
 
-def _text(text: str) -> str:
-    """Return text that every viewer can show: names of files need not be text."""
-    return text.encode(errors="backslashreplace").decode()
+def _events(span: Span, pid: int, rows: dict[str, int], epoch: float) -> Iterator[dict[str, Any]]:
+    """Yield a span and what is inside, in whole microseconds, so that a child ends where its parent does."""
+    start, end = (round((time - epoch) * 1e6) for time in (span.start, span.end))
+    place = {"pid": pid, "tid": rows.setdefault(span.row, len(rows) + 1)}
+    yield {"ph": "X", "name": span.name, **place, "ts": start, "dur": end - start, "args": dict(span.attributes)}
+    for inside in (*span.children, *span.steps):
+        yield from _events(inside, pid, rows, epoch)

@@ -35,7 +35,8 @@ from serfer.drivers.stepfunctions.asl import THROTTLED, compile_plan, local_func
 from serfer.drivers.stepfunctions.client import connect
 from serfer.drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.pipeline.report import make_report
-from serfer.pipeline.trace import TracedQuery, trace_events
+from serfer.pipeline.result import Result
+from serfer.pipeline.trace import trace_events
 from serfer.storage.memory import MemoryStore
 from serfer.storage.wrapping import WrapperStore
 from tests.drivers.asl_interpreter import Machine, StateError
@@ -258,10 +259,10 @@ def test_an_executions_output_makes_a_report_and_a_trace(store):
     assert last.result == answer.stages[1].tiles[2].report
     report = make_report(PLAN, answer, (), 1.0, shipped_aws().functions)
     assert (report.retries, report.store.puts, report.stages[1].tasks) == (2, 4 + sum(TILES), 3)
-    events = trace_events(PLAN, [TracedQuery("q", answer.started, answer.started, answer.ended, answer)])
-    tasks = [event["name"] for event in events if event.get("cat") == "task"]
+    events = trace_events([("q", Result({}, report, 1, answer, (answer.started, answer.started), answer.ended))])
+    tasks = [event["args"] for event in events if event["name"].startswith("task ")]
     assert len(tasks) == sum(TILES) + 2
-    assert "stage-1 tile 2 (retry 2)" in tasks
+    assert (1, 2, 2) in [(task["serfer.stage"], task["serfer.tile"], task["serfer.attempt"]) for task in tasks]
 
 
 @KINDS

@@ -9,7 +9,7 @@ import pytest
 import serfer
 from serfer.core.costs.aws import shipped_aws
 from serfer.local.lambda_.environment import Environment
-from serfer.pipeline.trace import TracedQuery, trace_events
+from serfer.pipeline.trace import trace_events
 from tests.e2e.gangs import images, split_gang
 
 BILLED = re.compile(r"Billed Duration: (\d+) ms\tMemory Size: (\d+) MB")
@@ -55,10 +55,11 @@ def test_a_gangs_report_is_what_lambda_bills_for_its_members(tmp_path, settings,
         assert [stage.gang for stage in report.stages] == [0, 0, 0, 0]
         assert report.stages[0].bytes_exchanged == 0 < report.stages[1].bytes_exchanged
         assert 0 < report.wait_gb_s < lambdas / facts.price_gb_second
-        events = trace_events(pipeline.plan, [TracedQuery.of("one", pipeline.last)])
+        events = trace_events([("query", pipeline.last)])
     assert json.loads(json.dumps(events))
-    kinds = [event["cat"] for event in events if event["ph"] == "X"]
-    assert (kinds.count("invoke"), kinds.count("work"), kinds.count("member stage")) == (3, 3, 3 * 3 + 1)
+    spans = [event for event in events if event["ph"] == "X"]
+    parts = [span for span in spans if span["name"].startswith("stage-") and "serfer.tile" in span["args"]]
+    assert (len([span for span in spans if span["name"].startswith("task ")]), len(parts)) == (3, 3 * 3 + 1)
 
 
 def test_commands_show_a_gang(gang, serfer_here, examples):

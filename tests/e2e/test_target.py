@@ -15,7 +15,7 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import unsplit
-from serfer.pipeline.trace import TracedQuery, trace_events
+from serfer.pipeline.trace import trace_events
 from serfer.plan_directory import load_plan
 from serfer.storage import open_store
 from tests.e2e.small import CLASSES, SIZE, batch
@@ -83,8 +83,8 @@ def test_images_are_classified_on_a_target_with_report_and_trace(open_with, plan
     result = pipeline.last
     report = served_report(ServiceResult(result, result.split[0], 0.0), pipeline.plan, pipeline.facts, explain=True)
     assert (report.target, report.timeline.tasks) == ("gpu", ())
-    spans = trace_events(pipeline.plan, [TracedQuery.of("q", result)])
-    assert [event["args"] for event in spans if event["ph"] == "X"] == [{"from": "gpu"}]
+    spans = [event for event in trace_events([("q", result)]) if event["ph"] == "X"]
+    assert [(span["name"], span["args"].get("serfer.target")) for span in spans] == [("q", "gpu"), ("decode", None)]
 
 
 def test_later_writes_of_the_caller_do_not_reach_the_query(open_with, plan):

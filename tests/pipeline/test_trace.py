@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Gang
@@ -25,7 +26,9 @@ from serfer.core.run_machine import (
 )
 from serfer.core.wire import Report
 from serfer.drivers.driver import Answer, Overheads, WarmUpRecord
-from serfer.pipeline.trace import TracedQuery, check_trace, trace_events, write_trace
+from serfer.pipeline.report import make_report
+from serfer.pipeline.result import Result
+from serfer.pipeline.trace import check_trace, stage_times, trace_events, write_trace
 from tests.core.plans import small_plan
 
 PLAN = small_plan()
@@ -56,7 +59,12 @@ def query(*stages, name="a.jpg", submitted=None, puts=0):
     start, end = runs[0].started, runs[-1].ended
     came = start - 0.005 if submitted is None else submitted
     answer = Answer("q", start - 0.001, end, runs, [], [0, 0], Overheads(counts=StoreCounts(puts=puts)))
-    return TracedQuery(name, came, start - 0.002, end + 0.001, answer)
+    return name, result(answer, came, start - 0.002, end + 0.001)
+
+
+def result(answer, submitted, cut, ended, plan=PLAN):
+    report = make_report(plan, answer, (), ended - submitted, shipped_aws().functions)
+    return Result({}, report, 1, answer, (submitted, cut), ended, plan=plan)
 
 
 def last(run):
@@ -97,14 +105,18 @@ def queries(draw):
         now = max(map(last, tiles_))
         runs.append(StageRun(released, tiles_, now))
     answer = Answer("q", begun, now, runs, [], [0, 0], Overheads(counts=StoreCounts(puts=draw(st.integers(0, 1)))))
-    return TracedQuery("a.jpg", submitted, cut, now + draw(SECONDS), answer)
+    return "a.jpg", result(answer, submitted, cut, now + draw(SECONDS))
 
 
 SOME = st.lists(queries(), min_size=1, max_size=3)
 
 
-def spans(events, kind=None):
-    return [event for event in events if event["ph"] == "X" and kind in (None, event["cat"])]
+def spans(events, *names):
+    return [event for event in events if event["ph"] == "X" and (not names or event["name"] in names)]
+
+
+def tasks(events):
+    return [event for event in spans(events) if event["name"].startswith("task ")]
 
 
 def end(event):
@@ -112,33 +124,13 @@ def end(event):
 
 
 def inside(events, outer):
-    return [one for one in spans(events) if one["tid"] == outer["tid"] and outer["ts"] <= one["ts"] < end(outer)]
-
-
-def names(events, kind="thread_name"):
-    """What rows or processes are called."""
-    return {event["tid"] or event["pid"]: event["args"]["name"] for event in events if event["name"] == kind}
-
-
-def arrows(events):
-    """The span at which each arrow begins and the one at which it ends: a viewer takes the last one before it there."""
-    by_id, before = defaultdict(dict), {}
-    for event in events:
-        if event["ph"] == "X":
-            before[event["tid"]] = event
-        elif event["ph"] in "sf":
-            assert event["ph"] not in by_id[event["id"]]
-            assert event["ts"] == before[event["tid"]]["ts"]
-            by_id[event["id"]][event["ph"]] = before[event["tid"]]
-    return [(ends["s"], ends["f"]) for ends in by_id.values()]
+    row = [event for event in spans(events) if (event["pid"], event["tid"]) == (outer["pid"], outer["tid"])]
+    return [event for event in row if event is not outer and outer["ts"] <= event["ts"] < end(outer)]
 
 
 def attempts(traced):
-    return [one for each in traced for stage in each.answer.stages for run in stage.tiles for one in run.attempts]
-
-
-def reports(traced):
-    return [one.result for one in attempts(traced) if isinstance(one.result, Report)]
+    stages = [stage for _, result in traced for stage in result.answer.stages]
+    return [attempt for stage in stages for run in stage.tiles for attempt in run.attempts]
 
 
 class TestAnyQueries:
@@ -147,13 +139,12 @@ class TestAnyQueries:
     def test_spans_of_a_row_nest_in_the_order_of_the_file(self, traced):
         """Viewers sort by start, keep the file's order among equals, and drop whatever overlaps without nesting."""
         rows = defaultdict(list)
-        for event in spans(trace_events(PLAN, traced)):
-            assert event["ts"] >= 0
-            assert event["dur"] >= 0
+        for event in spans(trace_events(traced)):
+            assert min(event["ts"], event["dur"]) >= 0
             rows[event["pid"], event["tid"]].append(event)
         for row in rows.values():
             around = []
-            for event in sorted(row, key=lambda one: one["ts"]):
+            for event in sorted(row, key=lambda event: event["ts"]):
                 while around and end(around[-1]) <= event["ts"] and end(around[-1]) < end(event):
                     around.pop()
                 assert not around or end(event) <= end(around[-1])
@@ -161,121 +152,78 @@ class TestAnyQueries:
 
     @settings(deadline=None)
     @given(SOME)
-    def test_a_worker_stands_in_the_middle_of_its_invocation(self, traced):
-        drawn = arrows(trace_events(PLAN, traced))
-        assert len(drawn) == len(reports(traced))
-        for invoke, work in drawn:
-            assert (invoke["cat"], work["cat"]) == ("invoke", "work")
-            before, after = work["ts"] - invoke["ts"], end(invoke) - end(work)
-            assert before >= 0
-            assert 0 <= after - before <= 1
-            assert work["args"]["network_and_service_ms"] == pytest.approx((before + after) / 1000)
+    def test_worker_stands_in_the_middle_of_its_invocation(self, traced):
+        for attempt in attempts(traced):
+            for part in stage_times(attempt):
+                work = part.report.billed_ms * part.report.shared / 1000
+                before, after = part.begun - attempt.started, attempt.ended - part.begun - work
+                assert before >= 0
+                assert after == pytest.approx(before, abs=1e-6) or (before == 0 and after < 0)
 
     @settings(deadline=None)
     @given(SOME)
     def test_all_worker_reports_are_in_the_trace(self, traced):
-        events = trace_events(PLAN, traced)
-        reported = [(one.read_ms, one.compute_ms, one.write_ms) for one in reports(traced)]
-        for step, wanted in zip(STEPS[1:], zip(*reported, strict=True), strict=True):
-            assert sorted(one["args"]["ms"] for one in spans(events, step)) == sorted(wanted)
-        cold = [one.init_ms for one in reports(traced) if one.init_ms]
-        assert sorted(one["args"]["ms"] for one in spans(events, "cold start")) == sorted(cold)
-        for work in spans(events, "work"):
-            shown = [one["dur"] for one in inside(events, work) if one["cat"] in STEPS]
-            assert sum(shown) == pytest.approx(work["dur"], abs=2)
+        events = trace_events(traced)
+        reports = [attempt.result for attempt in attempts(traced) if isinstance(attempt.result, Report)]
+        for step, field in zip(STEPS, ("init_ms", "read_ms", "compute_ms", "write_ms"), strict=True):
+            reported = [getattr(report, field) for report in reports]
+            assert sorted(event["args"]["ms"] for event in spans(events, step)) == sorted(filter(None, reported))
 
     @settings(deadline=None)
     @given(SOME)
-    def test_an_attempt_is_the_queue_and_the_invocation(self, traced):
-        events = trace_events(PLAN, traced)
-        assert len(spans(events, "task")) == len(spans(events, "queue")) == len(attempts(traced))
-        sent = [one for one in attempts(traced) if one.started is not None]
-        assert len(spans(events, "invoke")) == len(sent)
-        wanted = sum(one.ended - one.started for one in sent if one.ended is not None)
-        closed = [one for one in spans(events, "task") if not one["args"]["outcome"].startswith("given up")]
-        given_up = [one for one in spans(events, "task") if one not in closed]
-        assert len(given_up) == sum(one.ended is None for one in attempts(traced))
-        shown = sum(one["dur"] for one in closed) / 1e6
-        assert shown == pytest.approx(wanted + sum(one.started - one.requested for one in sent if one.ended), abs=1e-4)
-
-    @settings(deadline=None)
-    @given(SOME)
-    def test_a_query_is_its_parts(self, traced):
-        events = trace_events(PLAN, traced)
-        assert len(spans(events, "query")) == len(traced)
-        assert min(one["ts"] for one in spans(events)) == 0
-        for kind, wanted in [
-            ("query", sum(one.answered - one.submitted for one in traced)),
-            ("split", sum(one.cut - one.submitted for one in traced)),
-            ("stage", sum(stage.ended - stage.started for one in traced for stage in one.answer.stages)),
-            ("merge", sum(one.answered - one.answer.ended for one in traced)),
+    def test_query_is_its_parts(self, traced):
+        events = trace_events(traced)
+        assert min(event["ts"] for event in spans(events)) == 0
+        for name, seconds in [
+            ("a.jpg", [result.answered - result.split[0] for _, result in traced]),
+            ("decode", [result.split[1] - result.split[0] for _, result in traced]),
+            ("stage-1", [result.answer.stages[1].ended - result.answer.stages[1].started for _, result in traced]),
         ]:
-            shown = sum(one["dur"] for one in spans(events, kind) if one["name"] != "store crops")
-            assert shown / 1e6 == pytest.approx(wanted, abs=1e-5)
+            shown = [event["dur"] / 1e6 for event in spans(events, name)]
+            assert shown == pytest.approx(seconds, abs=2e-6)
 
     @settings(deadline=None)
     @given(SOME)
-    def test_every_row_has_a_name_of_its_own_and_belongs_to_a_named_process(self, traced):
-        events = trace_events(PLAN, traced)
-        processes, rows = names(events, "process_name"), names(events)
-        assert [*processes.values()] == ["driver", "stage-0 workers", "stage-1 workers"]
+    def test_every_row_has_a_name_of_its_own_in_a_named_process(self, traced):
+        events = trace_events(traced)
+        names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["ph"] == "M"}
         places = {(event["pid"], event["tid"]) for event in spans(events)}
-        assert {tid for _, tid in places} == set(rows)
-        assert len({(pid, rows[tid]) for pid, tid in places}) == len(rows)
+        assert places | {(pid, 0) for pid, _ in places} == set(names)
+        assert len({(pid, name) for (pid, _), name in names.items()}) == len(names)
 
     @settings(deadline=None)
     @given(SOME)
-    def test_the_events_are_json(self, traced):
-        events = trace_events(PLAN, traced)
+    def test_events_are_json(self, traced):
+        events = trace_events(traced)
         assert json.loads(json.dumps(events, allow_nan=False)) == events
 
 
-ONE = query(
+QUERY = query(
     [tile(answered(10.0, 10.002, 10.1, report(init_ms=50.0, environment="x"))), tile(answered(10.0, 10.003, 10.05))],
     [tile(answered(10.1, 10.101, 10.121))],
 )
 
 
 def test_times_are_microseconds_since_the_trace_began():
-    events = trace_events(PLAN, [ONE])
-    at = {one["name"]: (one["ts"], one["dur"]) for one in spans(events) if one["pid"] == 1}
+    events = trace_events([QUERY])
+    at = {event["name"]: (event["ts"], event["dur"]) for event in reversed(spans(events))}
     assert at["a.jpg"] == (0, 127_000)
-    assert at["split"] == (0, 3_000)
+    assert at["decode"] == (0, 3_000)
     assert at["stage-0"] == (5_000, 100_000)
-    assert at["stage-0 tile 0"] == (5_000, 100_000)
+    assert at["task 0"] == (5_000, 100_000)
     assert at["stage-1"] == (105_000, 21_000)
-    assert at["merge"] == (126_000, 1_000)
     [cold] = spans(events, "cold start")
-    [compute, *_] = [one for one in spans(events, "compute") if one["tid"] == cold["tid"]]
+    [compute, *_] = [event for event in spans(events, "compute") if event["tid"] == cold["tid"]]
     assert (cold["ts"], cold["dur"]) == (7_000 + (98_000 - 56_000) // 2, 50_000)
     assert (compute["ts"], compute["dur"]) == (end(cold) + 1_000, 2_000)
 
 
-def test_a_span_says_whose_it_is():
-    events = trace_events(PLAN, [ONE])
-    work = next(one for one in spans(events, "work") if one["args"]["init_ms"])
-    whose = {"name": "a.jpg", "query": "q", "function": PLAN.function(0, 0), "environment": "x"}
-    times = {"init_ms": 50.0, "fetch_ms": 0.0, "total_ms": 6.0, "shared": 1, "network_and_service_ms": 42.0}
-    counts = {"bytes_put": 5, "bytes_get": 6, "puts": 0, "gets": 0, "exists": 0, "sessions": 1, "weight_loads": 1}
-    assert work["args"] == {**whose, **times, **counts, "placed": "in the middle of its invocation"}
-    assert spans(events, "task")[0]["args"]["outcome"] == "answered"
-
-
-def test_a_cold_start_from_before_the_invocation_gives_way_to_the_work():
-    """An environment may start for another task, or early: its cold start is not this invocation's."""
-    events = trace_events(PLAN, [query([tile(answered(0, 0, 0.010, report(init_ms=500)))], [tile(answered(1, 1, 2))])])
-    work, *parts = inside(events, spans(events, "work")[0])
-    assert [(one["cat"], one["dur"]) for one in parts] == [*zip(STEPS, (4_000, 1_000, 2_000, 3_000), strict=True)]
-    assert (parts[0]["args"]["ms"], work["args"]["network_and_service_ms"]) == (500, 0)
-
-
-def test_a_query_waits_for_all_of_an_invocation_that_it_shares():
+def test_query_waits_for_all_of_an_invocation_that_it_shares():
     shared = replace(report(init_ms=1), shared=4)
-    events = trace_events(PLAN, [query([tile(answered(0, 0, 0.030, shared))], [tile(answered(1, 1, 2))])])
-    work, *parts = inside(events, spans(events, "work")[0])
-    assert [(one["cat"], one["dur"]) for one in parts] == [*zip(STEPS, (4_000, 4_000, 8_000, 12_000), strict=True)]
-    assert [one["args"]["ms"] for one in parts] == [1, 1, 2, 3]
-    assert (work["dur"], work["args"]["shared"], work["args"]["network_and_service_ms"]) == (28_000, 4, 2)
+    events = trace_events([query([tile(answered(0, 0, 0.030, shared))], [tile(answered(1, 1, 2))])])
+    steps = inside(events, tasks(events)[0])
+    assert [(event["name"], event["dur"]) for event in steps] == [*zip(STEPS, (4000, 4000, 8000, 12000), strict=True)]
+    assert [event["args"]["ms"] for event in steps] == [1, 1, 2, 3]
 
 
 def member(*stages, init_ms=0.0):
@@ -297,37 +245,30 @@ def ran(*events, started=10.0):
     for time, event in events:
         run.handle(event, time)
     answer = Answer("q", started - 0.001, events[-1][0], run.stages, [], [0, 0], Overheads())
-    return TracedQuery("a.jpg", started - 0.005, started - 0.002, events[-1][0] + 0.001, answer)
+    return "a.jpg", result(answer, started - 0.005, started - 0.002, events[-1][0] + 0.001, GANG)
 
 
-def test_a_member_of_a_gang_is_one_invocation_with_its_stages_inside():
+def test_member_of_a_gang_is_one_invocation_with_its_stages_inside():
     first, second = member((1, 0, 20, 2), (12, 10, 5, 3), init_ms=4), member((1, 0, 30, 2))
     events = trace_events(
-        GANG,
         [
             ran(
                 *((10.001, TaskStarted(0, tile, 0)) for tile in (0, 1)),
                 (10.035, TaskDone(0, 1, 0, second)),
                 (10.061, TaskDone(0, 0, 0, first)),
             )
-        ],
+        ]
     )
-    assert [one["name"] for one in spans(events, "task")] == ["stage-0..1 tile 0", "stage-0..1 tile 1"]
-    assert len(spans(events, "work")) == len(arrows(events)) == 2
-    assert sorted(one["name"] for one in spans(events, "member stage")) == ["stage-0", "stage-1"]
-    work, *parts = inside(events, next(one for one in spans(events, "work") if one["args"]["init_ms"]))
-    assert (work["args"]["total_ms"], work["args"]["shared"], work["args"]["bytes_get"]) == (43, 1, 12)
-    assert work["args"]["network_and_service_ms"] == 13
-    steps = [(one["name"], one["dur"]) for one in parts]
-    assert steps == [
-        ("cold start", 4_000),
-        ("stage-0", 23_000),
-        *(("read", 1_000), ("compute", 20_000), ("write", 2_000)),
-        ("stage-1", 20_000),
+    [first, second] = tasks(events)
+    assert len(spans(events, "stage-0..1")) == 1
+    parts = [(event["name"], event["dur"]) for event in inside(events, first)]
+    assert parts == [
+        ("stage-0", 33_500),
+        *(("cold start", 4_000), ("read", 1_000), ("compute", 20_000), ("write", 2_000)),
+        ("stage-1", 26_500),
         *(("wait", 10_000), ("read", 2_000), ("compute", 5_000), ("write", 3_000)),
     ]
-    assert [one["args"].get("gang") for one in spans(events, "stage")] == [0, 0]
-    assert names(events, "process_name")[2] == "stage-0..1 workers"
+    assert [event["name"] for event in inside(events, second)] == ["stage-0", "read", "compute", "write"]
 
 
 def test_members_of_an_aborted_gang_stay_in_the_trace():
@@ -340,74 +281,35 @@ def test_members_of_an_aborted_gang_stay_in_the_trace():
         (11.1, TaskStarted(1, 0, 0)),
         (11.2, TaskDone(1, 0, 0, report())),
     )
-    events = trace_events(GANG, [traced])
-    assert {one["name"]: one["args"]["outcome"] for one in spans(events, "task")} == {
-        "stage-0..1 tile 0": "given up: its gang was aborted",
-        "stage-0..1 tile 1": "throttled: slow down",
-        "stage-0 tile 0 (retry 1)": "answered",
-        "stage-0 tile 1 (retry 1)": "answered",
-        "stage-1 tile 0": "answered",
-    }
-    assert [one["args"].get("gang") for one in spans(events, "stage")] == [None, None]
+    outcomes = [event["args"]["serfer.outcome"] for event in tasks(trace_events([traced]))]
+    assert outcomes == ["given up", "answered", "throttled", "answered", "answered"]
 
 
-def test_crops_that_went_through_the_store_are_seen():
-    assert "store crops" not in [one["name"] for one in spans(trace_events(PLAN, [ONE]))]
-    stages = [stage.tiles for stage in ONE.answer.stages]
-    [put] = [one for one in spans(trace_events(PLAN, [query(*stages, puts=2)])) if one["name"] == "store crops"]
-    assert (put["ts"], put["dur"]) == (4_000, 1_000)
-
-
-def test_retries_and_hedges_are_named_and_say_how_they_ended():
+def test_retries_and_hedges_have_rows_of_their_own_and_say_how_they_ended():
     retried = tile(Attempt(0, 1.0, 1.1, 1.2, FAILED), answered(1.5, 1.6, 1.9, number=1))
-    hedged = tile(Attempt(0, 1.0, 1.1), answered(1.4, 1.5, 1.8, number=1))
     unsent = tile(answered(2.0, 2.1, 2.8), Attempt(1, 2.4))
-    events = trace_events(PLAN, [query([retried, hedged], [unsent])])
-    outcomes = {one["name"]: one["args"]["outcome"] for one in spans(events, "task")}
-    assert outcomes == {
-        "stage-0 tile 0": "throttled: slow down",
-        "stage-0 tile 0 (retry 1)": "answered",
-        "stage-0 tile 1": "given up: another attempt answered first",
-        "stage-0 tile 1 (hedge 1)": "answered",
-        "stage-1 tile 0": "answered",
-        "stage-1 tile 0 (hedge 1)": "given up: another attempt answered first",
-    }
-    assert sorted(one["name"] for one in spans(events, "work")) == [
-        "stage-0 tile 0 (retry 1)",
-        "stage-0 tile 1 (hedge 1)",
-        "stage-1 tile 0",
-    ]
-    unsent = next(one for one in spans(events, "task") if one["name"] == "stage-1 tile 0 (hedge 1)")
-    assert [one["cat"] for one in inside(events, unsent)] == ["task", "queue"]
-
-
-def test_queries_one_after_the_other_share_rows_and_those_side_by_side_do_not():
-    stages = [stage.tiles for stage in ONE.answer.stages]
-    later = query(*([tile(answered(20.0, 20.1, 20.2))] for _ in stages), name="b.jpg")
-    assert [*names(trace_events(PLAN, [ONE, later])).values()].count("queries") == 1
-    rows = [*names(trace_events(PLAN, [ONE, replace(ONE, name="b.jpg")])).values()]
-    assert rows[:2] == ["queries", "queries (2)"]
-    assert [row for row in rows if row.startswith("invocations")] == ["invocations"] + [
-        f"invocations ({number})" for number in (2, 3, 4)
+    events = trace_events([query([retried], [unsent])])
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert [(rows[event["tid"]], event["args"]["serfer.outcome"]) for event in tasks(events)] == [
+        ("tile 0", "throttled"),
+        ("tile 0, attempt 1", "answered"),
+        ("tile 0", "answered"),
+        ("tile 0, attempt 1", "given up"),
     ]
 
 
-def test_names_need_not_be_text(tmp_path):
-    write_trace(tmp_path / "out.json", PLAN, [replace(ONE, name=b"\xff.jpg".decode(errors="surrogateescape"))])
+def test_name_need_not_be_text(tmp_path):
+    write_trace(tmp_path / "out.json", [(b"\xff.jpg".decode(errors="surrogateescape"), QUERY[1])])
     trace = json.loads((tmp_path / "out.json").read_text(encoding="ascii"))
     assert spans(trace["traceEvents"])[0]["name"] == "\\udcff.jpg"
-    assert trace["otherData"]["plan"] == PLAN.digest
 
 
-def test_a_warm_up_of_the_other_plan_is_the_drivers():
-    record = WarmUpRecord(0, 1769, ONE.answer.started, 250.0, None, "f" * 64)
-    warmed = replace(ONE, answer=replace(ONE.answer, overheads=Overheads(warm_ups=(record,))))
-    [span] = spans(trace_events(PLAN, [warmed]), "warm-up")
-    assert (span["name"], span["dur"]) == ("plan ffffffffffff warm-up", 250_000)
-
-
-def test_no_queries_make_an_empty_trace():
-    assert trace_events(PLAN, []) == []
+def test_warm_up_of_the_other_plan_is_the_drivers():
+    name, traced = QUERY
+    record = WarmUpRecord(0, 1769, traced.answer.started, 250.0, None, "f" * 64)
+    warmed = replace(traced, answer=replace(traced.answer, overheads=Overheads(warm_ups=(record,))))
+    [span] = spans(trace_events([(name, warmed)]), "plan ffffffffffff warm-up")
+    assert span["dur"] == 250_000
 
 
 def test_a_trace_replaces_an_earlier_file_atomically(tmp_path):
@@ -415,7 +317,7 @@ def test_a_trace_replaces_an_earlier_file_atomically(tmp_path):
     path.write_text("old")
     check_trace(path)
     assert path.read_text() == "old"
-    write_trace(path, PLAN, [ONE])
+    write_trace(path, [QUERY])
     assert json.loads(path.read_text())["displayTimeUnit"] == "ms"
     assert [*tmp_path.iterdir()] == [path]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
@@ -25,6 +24,7 @@ from serfer.core.wire import Report
 from serfer.drivers.driver import Answer
 from serfer.pipeline.prediction import kind_of
 from serfer.pipeline.report import task_usd
+from serfer.pipeline.trace import stage_times
 
 
 def served_report(
@@ -130,31 +130,6 @@ def _durations(report: Report | None) -> dict[str, Any]:
         "compute_ms": round(report.compute_ms, 3),
         "write_ms": round(report.write_ms, 3),
     }
-
-
-class StageTime(NamedTuple):
-    """A stage's part of a member's invocation, on the driver's clock."""
-
-    invocation: Report
-    report: Report
-    started: float
-    ended: float
-
-
-def stage_times(attempt: Attempt) -> list[StageTime]:
-    """Return the parts of the invocation of a gang's member that answered: its worker's work stands in the middle."""
-    if not isinstance(attempt.result, Report):
-        return []
-    started = attempt.requested if attempt.started is None else attempt.started
-    ended = max(started, attempt.ended or started)
-    reports = attempt.result.stages
-    left = max(0.0, ended - started - attempt.result.invocation_ms / MS_PER_S) / 2
-    done = itertools.accumulate((report.billed_ms / MS_PER_S for report in reports[:-1]), initial=started + left)
-    marks = [started, *(min(mark, ended) for mark in [*done][1:]), ended]
-    return [
-        StageTime(attempt.result, report, *times)
-        for report, times in zip(reports, itertools.pairwise(marks), strict=True)
-    ]
 
 
 def _outcome(attempt: Attempt) -> str:

@@ -1,7 +1,7 @@
 """A lean HTTP/1.1 server: one protocol per connection, one callback per request, no task and no routing on the way.
 
 The Invoke API and every environment's Runtime API stand on it. A warm invoke costs three requests, so what a request
-costs matters: 20 us of processor time here against 113 to 236 us with aiohttp's bare `web.Server` (2 shared cores).
+costs matters: with aiohttp's `web.Server` in its place a query of one function took 1.17 times as long, of three 1.11.
 """
 
 from __future__ import annotations

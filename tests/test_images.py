@@ -227,6 +227,7 @@ class TestFit:
         cropped = whole.crop((left, top, left + cols, top + rows))
         assert np.abs(got.astype(int) - np.asarray(cropped)).max() <= 2
 
+    @pytest.mark.exact
     def test_without_resize_the_whole_image_is_stretched(self):
         assert np.array_equal(decode(encode(quadrants(64, 96), "PNG")), np.asarray(quadrants()))
 
@@ -441,6 +442,7 @@ class TestRefused:
         self.refused(png(*size, 8, 0, b""), words)
         assert time.perf_counter() - started < 1
 
+    @pytest.mark.hostile
     def test_a_bomb_takes_no_memory(self):
         """A process that may have 300 MB besides its libraries refuses 400 million real pixels in 50 kB."""
         code = """
@@ -601,6 +603,7 @@ class TestFolders:
         link.symlink_to(folder)
         assert len(image_files(link)) == 4
 
+    @pytest.mark.killed
     def test_pipes_and_linked_folders_are_left_out_and_a_dead_link_is_not(self, folder):
         os.mkfifo(folder / "pipe.png")
         (folder / "round").symlink_to(folder)

@@ -29,11 +29,13 @@ def pattern(height, width):
     return ((row * row * 31 + col * col * 17 + row * col * 7 + channel * 101) % 256).astype(np.uint8)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(("size", "resized", "digest"), BY_OPENCV)
 def test_equals_opencv_bit_for_bit(size, resized, digest):
     assert hashlib.sha256(resize(pattern(*size), resized).tobytes()).hexdigest()[:16] == digest
 
 
+@pytest.mark.exact
 @given(size=st.tuples(sides, sides), resized=st.tuples(sides, sides), data=st.data())
 def test_a_window_is_that_of_the_whole(size, resized, data):
     top, left = (data.draw(st.integers(0, side - 1)) for side in resized)
@@ -42,6 +44,7 @@ def test_a_window_is_that_of_the_whole(size, resized, data):
     assert np.array_equal(resize(pattern(*size), resized, window=window), resize(pattern(*size), resized)[window])
 
 
+@pytest.mark.exact
 @given(size=st.tuples(sides, sides), resized=st.tuples(sides, sides), more=st.tuples(sides, sides))
 def test_the_last_row_and_column_are_repeated(size, resized, more):
     of = (size[0] + more[0], size[1] + more[1])

@@ -34,6 +34,7 @@ IMAGE = ROOT / "examples" / "images" / "chelsea.png"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
+@pytest.mark.exact
 def test_every_requirement_is_pinned_exactly_and_names_no_registry():
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
     assert lines
@@ -105,6 +106,7 @@ def test_torch_alone_comes_from_the_index_that_make_is_given():
     assert recipe()[0].endswith("torch==2.13.0 ")  # before anything that asks for it
 
 
+@pytest.mark.exact
 def test_the_clients_distribution_has_the_modules_that_the_client_imports():
     names = "{name for name in sys.modules if name.partition('.')[0] == 'serfer'}"
     clients = "serfer.Client, serfer.AsyncClient"

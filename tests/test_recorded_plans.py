@@ -26,6 +26,7 @@ DIGESTS = {
 }
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("name", DIGESTS)
 def test_the_recorded_plan_is_unchanged(name):
     plan = load_plan(PLANS / name)
@@ -34,6 +35,7 @@ def test_the_recorded_plan_is_unchanged(name):
     assert (len(fetched), sum(fetched) > 0) == ((len(plan.stages), True) if name == "fetched" else (0, False))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     "name", ["dense", *(pytest.param(name, marks=pytest.mark.slow) for name in DIGESTS if name != "dense")]
 )
@@ -48,6 +50,7 @@ def test_a_network_that_is_split_again_without_cold_queries_is_the_recorded_plan
         assert (other.stages, other.ms, other.usd) == (was.stages, was.ms, was.usd)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("name", DIGESTS)
 @pytest.mark.parametrize("inline", ["planned", "never"])
 def test_the_recorded_plan_answers_bit_for_bit(inline, name):
@@ -63,6 +66,7 @@ def test_the_recorded_plan_answers_bit_for_bit(inline, name):
         assert answer.tobytes() == np.load(recorded / "answer.npy").tobytes()
 
 
+@pytest.mark.exact
 def test_the_recorded_plan_answers_the_same_where_functions_fetch_its_weights(tmp_path_factory):
     recorded, settings = PLANS / "fetched", Settings(cache_dir=new_cache(tmp_path_factory))
     with serfer.open(recorded, workers="local", settings=settings) as pipeline:
@@ -70,6 +74,7 @@ def test_the_recorded_plan_answers_the_same_where_functions_fetch_its_weights(tm
     assert answer.tobytes() == np.load(recorded / "answer.npy").tobytes()
 
 
+@pytest.mark.exact
 def test_a_plan_without_its_explanation_answers_the_same(tmp_path, tmp_path_factory):
     shutil.copytree(PLANS / "gang", tmp_path / "plan")
     (tmp_path / "plan" / "explanation.json").unlink()
@@ -82,16 +87,19 @@ def test_a_plan_without_its_explanation_answers_the_same(tmp_path, tmp_path_fact
 REFUSAL = rf"format-7/plan\.json has format 7, this version reads {FORMAT}: .* serfer split"
 
 
+@pytest.mark.exact
 def test_an_older_format_is_refused_with_advice():
     with pytest.raises(serfer.PlanError, match=REFUSAL):
         serfer.open(OLDER)
 
 
+@pytest.mark.exact
 def test_an_older_format_is_refused_before_a_driver_starts():
     with pytest.raises(serfer.PlanError, match=REFUSAL):
         models_of(DriverSettings(LAMBDA_TASK_ROOT=str(PLANS), plan="stages:format-7"))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     "command", ["explain", "verify", "cost", "deploy package --out b", "serve --plan", "instance --plan"]
 )

@@ -64,6 +64,7 @@ def change_keys(process, path):
     remove_key(path, f"old-{process}")
 
 
+@pytest.mark.two_at_once
 def test_a_file_of_keys_keeps_each_key_that_was_printed_and_none_that_was_removed(tmp_path, by_four):
     path = tmp_path / "keys.json"
     for process in PROCESSES:
@@ -94,6 +95,7 @@ def change_application(process, place):
         )
 
 
+@pytest.mark.two_at_once
 def test_an_applications_record_keeps_each_version_and_each_release(place, by_four):
     by_four(change_application, place)
     record = open_registry(place).application("faces")
@@ -109,6 +111,7 @@ def open_file(process, place):
     (place / f"{process} {directory.name}").write_text("".join(said))
 
 
+@pytest.mark.two_at_once
 def test_a_network_file_becomes_one_plan_that_one_process_makes(tmp_path, by_four):
     onnx.save(small_onnx(), tmp_path / "small.onnx")
     by_four(open_file, tmp_path)
@@ -130,6 +133,8 @@ def register_one(process, place, owners):
     mine.finish(claimed.id, classes=CLASSES, labels=DIGEST)
 
 
+@pytest.mark.two_at_once
+@pytest.mark.who_may
 def test_a_registration_has_one_owner_and_adds_one_version(place, tmp_path, by_four):
     by_four(register_one, place, tmp_path)
     assert len([*tmp_path.glob("owner *")]) == 1
@@ -159,6 +164,7 @@ def begin_one(process, place, owners):
     asyncio.run(check())
 
 
+@pytest.mark.two_at_once
 def test_of_four_drivers_that_begin_the_same_job_one_does_and_none_of_its_writes_is_lost(place, tmp_path, by_four):
     by_four(begin_one, place, tmp_path)
     assert len([*tmp_path.glob("owner *")]) == 1
@@ -187,6 +193,7 @@ def put_and_get(process, store):
             assert is_whole(bytes(opened.get("result")))
 
 
+@pytest.mark.two_at_once
 def test_what_a_store_keeps_under_one_key_is_one_writers(store, by_four):
     """Pieces, results and the lines of jobs: all of them are written twice at times."""
     by_four(put_and_get, store)
@@ -199,6 +206,7 @@ def write_state(process, folder):
         assert is_whole(place.read(2 * LENGTH))
 
 
+@pytest.mark.two_at_once
 def test_a_policys_state_is_one_drivers_and_whole(tmp_path, by_four):
     by_four(write_state, tmp_path / "state")
     assert len([*(tmp_path / "state").iterdir()]) == 1
@@ -210,6 +218,7 @@ def record(process, folder):
     recorder.close(PATIENCE)
 
 
+@pytest.mark.two_at_once
 def test_recordings_of_one_name_are_a_file_each(tmp_path, by_four):
     by_four(record, tmp_path)
     assert len({place.read_text() for place in tmp_path.glob("place *")}) == len(PROCESSES)
@@ -224,6 +233,7 @@ def fetch(process, place, digest, folder):
     assert fetched.name == digest
 
 
+@pytest.mark.two_at_once
 def test_a_plan_directory_is_fetched_into_the_cache_whole(place, tmp_path, by_four):
     registry = open_registry(place)
     digest = registry.put_directory(split_small(tmp_path / "plan", grids=[(1, 1)]))
@@ -249,6 +259,7 @@ def put_parts(process, path):
             break
 
 
+@pytest.mark.two_at_once
 def test_the_parts_of_a_map_are_one_processs_at_a_time_and_none_is_lost(tmp_path, by_four):
     by_four(put_parts, tmp_path / "map.parts")
     with ResultParts.create_or_resume(tmp_path / "map.parts", {"plan": "one"}, ARRAY) as parts:
@@ -263,6 +274,7 @@ def write_file(process, path):
             assert len({*json.loads(path.read_bytes())}) == 1
 
 
+@pytest.mark.two_at_once
 def test_a_file_that_four_write_is_one_of_theirs(tmp_path, by_four):
     """Output of commands, states on a volume of containers, each of whose process has the same id."""
     by_four(write_file, tmp_path / "out.json")

@@ -83,6 +83,7 @@ def running(plan, *arguments, **variables):
             process.kill()
 
 
+@pytest.mark.killed
 def test_it_serves_the_plans_of_its_environment_and_ends_on_sigterm(small_plan):
     with running(small_plan) as started:
         event = started.heard("listening")

@@ -240,6 +240,7 @@ def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_
     run(check())
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("who", ["decoder", "server"])
 def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
     async def check():
@@ -255,6 +256,7 @@ def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
     run(check())
 
 
+@pytest.mark.killed
 def test_a_killed_decoder_is_not_an_image_error(forks, slow_bmp):
     async def check():
         pool = Decoders(DecodeLimits(1), forks)
@@ -278,6 +280,7 @@ def described(pid):
     return (place / "environ").read_bytes(), {(place / "fd" / str(number)).readlink() for number in range(3)}, limits
 
 
+@pytest.mark.who_may
 def test_decoders_have_no_secrets_and_write_nowhere(forks, monkeypatch):
     monkeypatch.setenv("SERFER_STORE", "redis://:hush@host/0")
 

@@ -113,6 +113,7 @@ def test_the_client_takes_an_array_in_any_order_of_memory(client, expected):
             client.infer(wrong, model="dense")
 
 
+@pytest.mark.hostile
 def test_an_answer_that_is_too_large_is_refused_before_it_is_computed(client, observed):
     before = len(observed.answers)
     with pytest.raises(

@@ -172,6 +172,7 @@ class TestEvents:
         assert status == 200
         assert json.loads(body)["images"][0]["name"] == "x"
 
+    @pytest.mark.exact
     def test_answers_equal_those_of_a_driver(self, call, http):
         status, _, body = call("POST", "/v1/classify", headers=IMAGE, body=png())
         other = http.post("/v1/classify", content=png(), headers=IMAGE)

@@ -203,11 +203,13 @@ def check(kind, count):
     assert ends["cannot be decoded"] > count / 50
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
 def test_a_few_damaged_files_are_decoded_or_refused(kind):
     check(kind, FEW // 6)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("count", MANY)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF"])
 def test_many_damaged_files_are_decoded_or_refused(kind, count):

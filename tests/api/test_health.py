@@ -89,6 +89,7 @@ class TestChangedPlans:
         assert event == "restart to serve what has changed"
         assert (fields["model"], "described again" in fields["reason"]) == ("small", True)
 
+    @pytest.mark.hostile
     def test_another_plan_is_told_and_one_that_is_gone_or_damaged_is_not(self, watched):
         directory, watch, logged = watched
         (directory / "plan.json").write_text("{")

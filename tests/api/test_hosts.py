@@ -50,6 +50,7 @@ def client(app):
         yield http
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     "host",
     ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.9.9.9", "[::1]:8000", "photos.example", "Photos.Example.:80"],
@@ -58,6 +59,7 @@ def test_answers_to_this_machines_names_and_to_those_that_were_allowed(http, hos
     assert http.get("/v1/models", headers={"Host": host}).status_code == 200
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "evil.example:8000", "10.0.0.5", "a@b", "[::1", "1.2.3.4, x"]
 )
@@ -75,6 +77,7 @@ def test_a_name_that_was_pointed_at_this_machine_reads_and_spends_nothing(http, 
     assert observed.answers == []
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1.evil.example", "http://10.0.0.5"])
 def test_a_form_of_another_sites_page_spends_nothing(http, observed, origin):
     """A multipart form is sent without asking first (CORS preflight), and its answer is merely not shown."""
@@ -83,41 +86,49 @@ def test_a_form_of_another_sites_page_spends_nothing(http, observed, origin):
     assert "Origin" in response.json()["detail"]
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "http://127.0.0.1:1", "https://photos.example"])
 def test_pages_of_this_machine_and_of_allowed_hosts_may_ask(http, origin):
     assert http.post("/v1/classify", files={"image": png()}, headers={"Origin": origin}).status_code == 200
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"])
 def test_balancers_and_scrapers_ask_under_any_name(http, path):
     assert http.get(path, headers={"Host": "10.1.2.3:8000"}).status_code == 200
 
 
+@pytest.mark.who_may
 def test_a_refusal_of_the_inference_protocol_is_in_its_words(http):
     response = http.get("/v2/models/small", headers={"Host": "evil.example"})
     assert (response.status_code, list(response.json())) == (403, ["error"])
 
 
 class TestAllAddresses:
+    @pytest.mark.who_may
     @pytest.mark.parametrize("host", ["10.0.0.5:8000", "[fd00::1]:8000"])
     def test_any_address_is_one_of_them_and_its_own_page_may_ask(self, anywhere, host):
         same = {"Host": host, "Origin": f"http://{host}"}
         assert anywhere.post("/v1/classify", content=png(), headers={**PNG, **same}).status_code == 200
 
+    @pytest.mark.who_may
     def test_an_unlisted_host_is_refused(self, anywhere):
         assert anywhere.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
 
+    @pytest.mark.who_may
     def test_a_page_of_another_address_may_not_ask(self, anywhere):
         other = {"Host": "10.0.0.5", "Origin": "http://10.0.0.6"}
         assert anywhere.post("/v1/classify", content=png(), headers={**PNG, **other}).status_code == 403
 
 
+@pytest.mark.who_may
 def test_with_keys_any_host_is_answered(tmp_path):
     address = Address("127.0.0.1", 0)
     assert address.answers_to(Settings(allow_hosts=("a.example",))) == ("127.0.0.1", "a.example")
     assert address.answers_to(Settings(keys_file=tmp_path / "keys.json")) is None
 
 
+@pytest.mark.who_may
 def test_no_answer_names_the_host_that_the_client_named(http):
     response = http.get("/v1/models/", headers={"Host": "photos.example"}, follow_redirects=False)
     assert (response.status_code, "location" in response.headers) == (404, False)

@@ -30,6 +30,7 @@ def both_drivers(store):
     return IdempotencyStore(store.coordination(), 60.0), IdempotencyStore(store.coordination(), 60.0)
 
 
+@pytest.mark.two_at_once
 def test_two_drivers_that_compute_the_same_query_give_one_answer():
     async def check():
         with MemoryStore() as store:
@@ -114,5 +115,6 @@ def test_a_key_belongs_to_its_owner():
     asyncio.run(check())
 
 
+@pytest.mark.who_may
 def test_owner_and_key_never_run_into_each_other():
     assert IdempotencyKey("a", "bc", "").name != IdempotencyKey("ab", "c", "").name

@@ -78,6 +78,7 @@ def test_files_of_nothing_but_pieces_are_refused(data):
     refused(data)
 
 
+@pytest.mark.hostile
 @given(st.sampled_from([JPEG, PNG, GIF, b"GIF89a", b"RIFF"]), st.integers(0), st.binary(max_size=30))
 def test_damaged_files_pass_or_are_refused(whole, at, junk):
     at %= len(whole)
@@ -90,6 +91,7 @@ def test_damaged_files_pass_or_are_refused(whole, at, junk):
     assert status in {415, 422}
 
 
+@pytest.mark.exact
 @given(
     st.lists(st.sampled_from([b"\xff", b"\xda", b"\x01", b"\x00\x02", SCAN, b"\xff\xff\xda", b"\xff\x00"]), max_size=80)
 )

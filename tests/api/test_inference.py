@@ -153,6 +153,7 @@ class TestTritonsClient:
         )
         assert result.as_numpy("logits").tobytes() == expected["input"].tobytes()
 
+    @pytest.mark.two_at_once
     def test_concurrent_inference_requests(self, lasting, expected):
         with InferenceServerClient(lasting.removeprefix("http://"), concurrency=3, network_timeout=60.0) as client:
             pending = [client.async_infer("small", tensor(batch(2))) for _ in range(3)]
@@ -253,6 +254,7 @@ class TestHttp:
         reply = http.post(INFER, content=json.dumps(plain()), headers=headers)
         assert "Inference-Header-Content-Length" in error(reply, 400)
 
+    @pytest.mark.hostile
     def test_two_header_lengths_are_refused(self, http):
         body = json.dumps(plain())
         headers = [("Inference-Header-Content-Length", str(len(body)))] * 2

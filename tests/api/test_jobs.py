@@ -154,6 +154,7 @@ def test_one_that_another_driver_cancels_stops_and_leaves_nothing(http, archive,
     assert http.get(location).status_code == 404
 
 
+@pytest.mark.killed
 def test_a_driver_that_ends_interrupts_its_jobs_and_says_so(driver, archive, load, http):
     load[0] = BUSY
     with driver("first") as first:
@@ -213,6 +214,7 @@ def test_records_and_results_lie_in_any_store_and_are_their_owners(tmp_path, url
         asyncio.run(asyncio.wait_for(check(opened), PATIENCE))
 
 
+@pytest.mark.killed
 def test_a_job_of_a_driver_that_was_killed_is_found_interrupted(http, store):
     """Its record is as drivers of before have written it, too."""
     stored = {"id": "0" * 32, "model": "small", "created": "now", "images": 3, "updated": time.time(), "answered": 1}
@@ -249,6 +251,7 @@ def test_what_cannot_be_asked_is_refused(refusing, archive, query, values, statu
     assert not [*folder.glob("one/uploads/*/upload-*")]
 
 
+@pytest.mark.hostile
 def test_hostile_archives_are_refused(driver, tmp_path):
     with driver(api_max_job_bytes=50_000) as http:
         bomb = zipped(tmp_path / "bomb.zip", [("a.png", bytes(1_000_000))]).read_bytes()

@@ -217,6 +217,7 @@ def test_a_chunk_that_is_gone_is_never_one(serve, store):
     assert httpx.get(f"{url}/v2/results/{manifest.id}/zarr/0/c/0/0/1/1").status_code == 503
 
 
+@pytest.mark.who_may
 def test_an_older_versions_result_is_not_found_and_its_owner_is_told_what_to_do(serve, store):
     url, manifest = serve(), put_result(store, OUTPUTS)
     place = replace(manifest.place, id=ABSENT)

@@ -47,6 +47,7 @@ def refused(status, ask, *arguments):
     return caught.value
 
 
+@pytest.mark.who_may
 def test_a_key_is_known_by_its_digest_alone(path, clock):
     key = add_key(path, "phone", None, now=datetime(2026, 1, 31, 12, tzinfo=UTC))
     assert re.fullmatch(r"sf_[\w-]{43}", key)
@@ -57,23 +58,27 @@ def test_a_key_is_known_by_its_digest_alone(path, clock):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.who_may
 def test_each_key_is_its_own_clients(path, clock):
     keys = {name: add_key(path, name, None) for name in ("a", "b", "c")}
     ring = KeyRing(path, clock)
     assert [ring.check(keys[name]).name for name in "cab"] == ["c", "a", "b"]
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("presented", ["", "sf_", "sf_" + "A" * 43, "A" * 46, "é", "sf_" + "A" * 10_000])
 def test_an_unknown_key_is_refused(path, clock, presented):
     add_key(path, "phone", None)
     assert refused(401, KeyRing(path, clock).check, presented).headers == {"WWW-Authenticate": "Bearer"}
 
 
+@pytest.mark.who_may
 def test_the_digest_of_a_password_opens_nothing(path, clock):
     path.write_text(json.dumps({"keys": [{"name": "a", "sha256": sha256(b"hunter2").hexdigest()}]}))
     refused(401, KeyRing(path, clock).check, "hunter2")
 
 
+@pytest.mark.who_may
 def test_a_key_may_come_in_either_header(path, clock):
     key = add_key(path, "phone", None)
     ring = KeyRing(path, clock)
@@ -87,6 +92,7 @@ def test_a_key_may_come_in_either_header(path, clock):
         assert authorise(request(*headers), ring) == Client("phone")
 
 
+@pytest.mark.who_may
 def test_no_key_and_two_keys_are_refused(path, clock):
     one, other = add_key(path, "one", None), add_key(path, "other", None)
     ring = KeyRing(path, clock)
@@ -102,6 +108,7 @@ def test_no_key_and_two_keys_are_refused(path, clock):
         assert refused(401, authorise, request(*headers), ring).headers == {"WWW-Authenticate": "Bearer"}
 
 
+@pytest.mark.who_may
 def test_keys_come_and_go_without_a_restart_within_a_second(path, clock):
     first = add_key(path, "first", None)
     ring = KeyRing(path, clock)
@@ -116,6 +123,7 @@ def test_keys_come_and_go_without_a_restart_within_a_second(path, clock):
     assert ring.check(second).name == "second"
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("broken", [b"", b"{", b'{"keys": 1}', None])
 def test_a_broken_file_keeps_the_keys_and_says_so_once(path, clock, caplog, broken):
     key = add_key(path, "phone", None)
@@ -135,6 +143,7 @@ def test_a_broken_file_keeps_the_keys_and_says_so_once(path, clock, caplog, brok
 DIGEST = "5e" * 32
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     ("content", "word"),
     [
@@ -158,11 +167,13 @@ def test_a_wrong_file_is_refused_with_the_place_and_no_digest(path, clock, conte
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.who_may
 def test_a_missing_file_names_the_setting(path, clock):
     with pytest.raises(UsageError, match="SERFER_KEYS_FILE"):
         KeyRing(path, clock)
 
 
+@pytest.mark.who_may
 def test_neither_keys_nor_digests_show_in_a_repr(path, clock):
     key = add_key(path, "phone", 5)
     ring = KeyRing(path, clock)
@@ -172,6 +183,7 @@ def test_neither_keys_nor_digests_show_in_a_repr(path, clock):
     assert repr(sha256(key.encode()).digest()) not in shown
 
 
+@pytest.mark.who_may
 def test_a_key_over_quota_gets_retry_after(path, clock):
     key, other = add_key(path, "phone", 6, burst=2), add_key(path, "other", None)
     ring = KeyRing(path, clock)
@@ -187,6 +199,7 @@ def test_a_key_over_quota_gets_retry_after(path, clock):
     ring.check(key)
 
 
+@pytest.mark.who_may
 def test_quota_usage_survives_a_reload_unless_the_quota_changes(path, clock):
     key = add_key(path, "phone", 1, burst=1)
     ring = KeyRing(path, clock)
@@ -201,6 +214,7 @@ def test_quota_usage_survives_a_reload_unless_the_quota_changes(path, clock):
     assert ring.check(key) == Client("phone", 2, 1)
 
 
+@pytest.mark.who_may
 @given(
     st.integers(1, 10_000),
     st.integers(1, 20),
@@ -223,6 +237,7 @@ def test_a_quota_is_never_exceeded_and_its_waits_are_exact(rate, burst, start, p
             assert last - first + 1 <= allowed
 
 
+@pytest.mark.who_may
 def test_adding_refuses_existing_and_invalid_names(path):
     add_key(path, "phone", None)
     before = path.read_bytes()
@@ -238,6 +253,7 @@ def test_adding_refuses_existing_and_invalid_names(path):
     assert sorted(os.listdir(path.parent)) == [f".{path.name}.lock", path.name]  # noqa: PTH208 - only the names
 
 
+@pytest.mark.who_may
 def test_a_broken_file_is_not_written_over(path):
     path.write_text("[keys]")
     with pytest.raises(InputError):
@@ -249,6 +265,7 @@ def command(*words, **variables):
     return CliRunner(env={"SERFER_KEYS_FILE": "", **variables}).invoke(app, words)
 
 
+@pytest.mark.who_may
 def test_the_command_shows_a_key_once_and_no_digest_ever(path, clock):
     added = command("add", "phone", "--per-minute", "60", SERFER_KEYS_FILE=str(path))
     key = added.stdout.strip()
@@ -264,12 +281,14 @@ def test_the_command_shows_a_key_once_and_no_digest_ever(path, clock):
     assert [entry.name for entry in read_keys(path)] == ["other"]
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("words", [["list"], ["add", "a", "--burst", "1", "--file", "x.json"]])
 def test_the_command_names_missing_arguments(words):
     with pytest.raises(UsageError, match=r"SERFER_KEYS_FILE|--per-minute"):
         raise command(*words).exception
 
 
+@pytest.mark.who_may
 def test_a_key_without_scopes_may_classify_alone_and_for_every_application(path, clock):
     key = add_key(path, "phone", None)
     client = KeyRing(path, clock).check(key)
@@ -281,6 +300,7 @@ def test_a_key_without_scopes_may_classify_alone_and_for_every_application(path,
             assert f"lacks the scope '{scope}': it has classify" in problem.detail
 
 
+@pytest.mark.who_may
 def test_a_key_is_good_for_its_scopes_and_applications_alone(path, clock):
     scopes = (Scope.REGISTER, Scope.PROMOTE)
     key = add_key(path, "trainer", None, scopes=scopes, applications={"faces": None})
@@ -294,11 +314,13 @@ def test_a_key_is_good_for_its_scopes_and_applications_alone(path, clock):
             refused(403, require, client, scope, "faces")
 
 
+@pytest.mark.who_may
 def test_without_keys_everything_is_allowed():
     require(None, Scope.DELETE, "faces")
     require_scope(None, Scope.DELETE)
 
 
+@pytest.mark.who_may
 def test_each_application_of_a_key_has_a_quota_of_its_own(path, clock):
     key = add_key(path, "phone", None, applications={"faces": 2, "pets": 1, "all": None})
     ring = KeyRing(path, clock)
@@ -315,6 +337,7 @@ def test_each_application_of_a_key_has_a_quota_of_its_own(path, clock):
     refused(429, require, ring.check(key), Scope.CLASSIFY, "faces")
 
 
+@pytest.mark.who_may
 def test_scopes_and_applications_change_without_a_restart(path, clock):
     key = add_key(path, "phone", None)
     ring = KeyRing(path, clock)
@@ -327,6 +350,7 @@ def test_scopes_and_applications_change_without_a_restart(path, clock):
     refused(403, require, client, Scope.CLASSIFY, "faces")
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     ("fields", "word"),
     [
@@ -346,6 +370,7 @@ def test_wrong_scopes_and_applications_are_refused_with_the_place(path, clock, f
         KeyRing(path, clock)
 
 
+@pytest.mark.who_may
 def test_the_command_adds_scopes_and_applications_and_lists_them(path, clock):
     words = ["--scope", "classify", "--scope", "promote", "--app", "faces=60", "--app", "pets", "--file", str(path)]
     key = command("add", "ops", *words).stdout.strip()

@@ -130,6 +130,7 @@ def status(answer):
     return number
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("name", CASES)
 def test_a_malformed_request_is_refused_with_a_reason_and_the_next_one_answered(server, name):
     case = CASES[name]
@@ -140,6 +141,7 @@ def test_a_malformed_request_is_refused_with_a_reason_and_the_next_one_answered(
         assert status(server.exchange(FINE)) == 200
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("trickle", [b"", b"x"], ids=["silent", "trickling"])
 def test_slow_requests_are_given_up_all_at_once(server, trickle):
     with ThreadPoolExecutor(len(SLOW)) as pool:
@@ -151,6 +153,7 @@ def test_slow_requests_are_given_up_all_at_once(server, trickle):
     assert status(server.exchange(FINE)) == 200
 
 
+@pytest.mark.hostile
 def test_a_client_that_leaves_in_the_middle_costs_nothing(server):
     for pieces in (FINE[:1], (FINE[0], FINE[1][:50]), FINE):
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE) as client:
@@ -158,5 +161,6 @@ def test_a_client_that_leaves_in_the_middle_costs_nothing(server):
     assert status(server.exchange(FINE)) == 200
 
 
+@pytest.mark.hostile
 def test_there_are_enough_of_them():
     assert sum(not case.fine for case in CASES.values()) >= 300

@@ -131,10 +131,12 @@ def works(port):
         return one_answer(client).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+@pytest.mark.hostile
 def test_a_connection_that_says_nothing_is_closed(quick):
     assert exchanged(quick) == b""
 
 
+@pytest.mark.hostile
 def test_an_answer_that_is_not_read_is_given_up(quick):
     written.clear()
     with connected(quick) as client:
@@ -143,6 +145,7 @@ def test_an_answer_that_is_not_read_is_given_up(quick):
         assert len(rest(client)) < len(LARGE)
 
 
+@pytest.mark.hostile
 def test_an_answer_that_is_read_slowly_is_written_to_its_end(quick):
     with connected(quick) as client:
         client.sendall(GOOD.replace(b"/", b"/large", 1).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
@@ -153,11 +156,13 @@ def test_an_answer_that_is_read_slowly_is_written_to_its_end(quick):
     assert received > 2 * len(LARGE)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\n", GOOD[:-2], GOOD[:-1]])
 def test_a_head_that_never_ends_is_given_up(quick, part):
     assert problem(exchanged(quick, part)) == 408
 
 
+@pytest.mark.hostile
 def test_a_head_that_trickles_is_given_up(quick):
     """Each byte comes soon after the one before, so only the whole time can be what is counted."""
     with connected(quick) as client:
@@ -172,6 +177,7 @@ def test_a_head_that_trickles_is_given_up(quick):
     assert problem(received) == 408
 
 
+@pytest.mark.hostile
 def test_the_timeout_restarts_with_each_request(quick):
     with connected(quick) as client:
         for _ in range(3):
@@ -181,6 +187,7 @@ def test_the_timeout_restarts_with_each_request(quick):
         assert problem(rest(client)) == 408
 
 
+@pytest.mark.hostile
 def test_a_body_that_is_read_has_the_application_s_time_not_the_head_s(quick):
     with connected(quick) as client:
         client.sendall(b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n1")
@@ -192,6 +199,7 @@ def test_a_body_that_is_read_has_the_application_s_time_not_the_head_s(quick):
         assert one_answer(client).endswith(b"\r\n\r\n2")
 
 
+@pytest.mark.hostile
 def test_an_unread_body_does_not_hold_a_connection_open(quick):
     with connected(quick) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
@@ -211,6 +219,7 @@ def closed(client):
         return True
 
 
+@pytest.mark.hostile
 def test_an_unread_body_may_end_and_the_next_request_follow(patient):
     with connected(patient) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
@@ -219,12 +228,14 @@ def test_an_unread_body_may_end_and_the_next_request_follow(patient):
         assert one_answer(client).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.hostile
 def test_requests_in_a_row_are_answered_in_a_row(patient):
     with connected(patient) as client:
         client.sendall(GOOD + GOOD.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert rest(client).count(b"HTTP/1.1 200 OK") == 2
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     "head",
     [
@@ -243,12 +254,14 @@ def test_a_large_head_is_refused_even_where_it_arrives_at_once(patient, head):
     assert works(patient)
 
 
+@pytest.mark.hostile
 def test_a_head_within_the_bounds_is_not_refused(patient):
     with connected(patient) as client:
         client.sendall(GOOD[:-2] + b"X: " + b"y" * 100 + b"\r\n" + b"Y: z\r\n" * (MOST_HEADERS - 2) + b"\r\n")
         assert one_answer(client).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     "message",
     [
@@ -294,6 +307,7 @@ def test_invalid_http_is_refused_with_a_reason(patient, message):
     assert works(patient)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("pieces", [1, 3, 1000])
 def test_chunks_and_trailers_may_arrive_in_pieces_and_more_requests_with_them(patient, pieces):
     sent = 2 * (CHUNKED + b"2;a=b\r\nab\r\n0\r\nX: y\r\n\r\n" + CHUNKED + b"1\r\na\r\n0\r\n\r\n")
@@ -302,12 +316,14 @@ def test_chunks_and_trailers_may_arrive_in_pieces_and_more_requests_with_them(pa
     assert re.findall(rb"\r\n\r\n(\d)", answers) == [b"2", b"1", b"2", b"1", b"0"]
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("part", [b"2;" + b"a" * 40_000, b"0\r\nT: " + b"a" * 40_000], ids=["extension", "trailer"])
 def test_what_goes_with_chunks_is_bounded(patient, part):
     assert problem(exchanged(patient, CHUNKED, part)) == 431
     assert works(patient)
 
 
+@pytest.mark.hostile
 def test_the_body_of_a_request_that_offers_an_upgrade_is_no_request(patient):
     """As Java's client offers it with each first request. A parser that ends the message there runs what is in it."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
@@ -320,6 +336,7 @@ def test_the_body_of_a_request_that_offers_an_upgrade_is_no_request(patient):
             client.recv(1)
 
 
+@pytest.mark.hostile
 def test_a_body_that_breaks_off_its_framing_after_the_answer_ends_the_connection(patient):
     with connected(patient) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -329,12 +346,14 @@ def test_a_body_that_breaks_off_its_framing_after_the_answer_ends_the_connection
     assert works(patient)
 
 
+@pytest.mark.hostile
 def test_a_client_that_leaves_in_the_middle_of_a_head_is_forgotten(patient):
     with connected(patient) as client:
         client.sendall(GOOD[:9])
     assert works(patient)
 
 
+@pytest.mark.hostile
 def test_the_bound_is_uvicorns_own_setting():
     with serving(PATIENCE, h11_max_incomplete_event_size=500) as port:
         assert problem(exchanged(port, GOOD[:-2] + b"X: " + b"y" * 600 + b"\r\n\r\n")) == 431

@@ -191,6 +191,7 @@ def test_one_that_another_driver_cancels_is_stopped(post, work, driver):
     until(lambda: work.stopped, bool)
 
 
+@pytest.mark.killed
 def test_a_driver_that_ends_interrupts_what_it_registers_and_another_begins_it_again(driver, post, work):
     with driver("first") as first:
         location = post(first).headers["location"]
@@ -217,6 +218,7 @@ def test_one_whose_driver_is_silent_begins_again_and_is_lost_to_that_driver(post
         state(other, location, "done")
 
 
+@pytest.mark.killed
 def test_what_a_driver_of_before_has_written_is_read_and_begins_again_where_that_was_killed(post, http, registry, work):
     work.go.set()
     location = post().headers["location"]
@@ -237,6 +239,7 @@ def test_what_a_driver_of_before_has_written_is_read_and_begins_again_where_that
     state(http, location, "done")
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("named", ["driver-killed", "driver-killed/upload-1"])
 def test_one_whose_driver_was_killed_on_this_machine_begins_again_at_once(post, http, registry, work, tmp_path, named):
     work.go.set()
@@ -251,6 +254,7 @@ def test_one_whose_driver_was_killed_on_this_machine_begins_again_at_once(post, 
     state(http, location, "done")
 
 
+@pytest.mark.killed
 def test_uploads_that_a_killed_driver_left_are_deleted_by_the_next(tmp_path, registry, work):
     left = tmp_path / "uploads/driver-dead/upload-1"
     left.mkdir(parents=True)
@@ -300,6 +304,7 @@ def test_what_is_known_to_be_wrong_is_refused_at_once(refusing, change, status, 
     assert not [*folder.glob("one/uploads/*/upload-*")]
 
 
+@pytest.mark.hostile
 def test_hostile_archives_are_refused_and_leave_nothing(post, tmp_path):
     for name in ("../../escaped.png", str(tmp_path / "escaped.png")):
         data = zipped(tmp_path / "bad.zip", [(name, IMAGE)]).read_bytes()

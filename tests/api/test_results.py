@@ -194,6 +194,7 @@ def test_a_job_continues_after_a_failed_write(written):
     run(check)
 
 
+@pytest.mark.two_at_once
 def test_of_two_drivers_that_try_a_failed_job_again_one_runs_it():
     async def fails(_):
         raise RuntimeError

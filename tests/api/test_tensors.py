@@ -324,6 +324,7 @@ class TestCodings:
     def test_compressed_bodies_are_decompressed(self, body, coding):
         assert decompress(compress(body, coding), coding, len(body)) == body
 
+    @pytest.mark.hostile
     @pytest.mark.parametrize("coding", CODINGS)
     def test_a_bomb_is_refused_once_it_is_larger_than_accepted(self, coding):
         with pytest.raises(Problem, match="more than the 1,000 bytes") as caught:

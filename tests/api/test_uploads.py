@@ -123,6 +123,7 @@ def test_coded_bodies_are_refused(coding):
     assert images("image/png", PNG, headers=[(b"content-encoding", b"Identity")])
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("length", [b"100001", b"9" * 5000])
 def test_a_large_body_is_refused_before_it_is_read(length):
     with refused(413, "100,000"):
@@ -135,6 +136,7 @@ def test_an_odd_length_is_refused(length):
         images("image/png", PNG, headers=[(b"content-length", length)])
 
 
+@pytest.mark.hostile
 def test_a_large_body_is_refused_while_it_arrives():
     with refused(413, "100,000"):
         images("image/png", PNG + bytes(100_001), then=NEVER)
@@ -166,6 +168,7 @@ def test_an_empty_image_is_refused_by_name():
         images(*listed({"data": ""}))
 
 
+@pytest.mark.hostile
 def test_too_many_images_are_refused():
     with refused(413, "3"):
         images(*form(*[("image", None, PNG)] * 4))
@@ -297,6 +300,7 @@ def test_neither_names_nor_images_show_in_a_repr():
     assert "PNG" not in repr(upload)
 
 
+@pytest.mark.hostile
 @given(
     st.lists(st.tuples(st.none() | st.text("ab .-ü", min_size=1), st.binary()), min_size=1, max_size=3),
     st.integers(1, 50),
@@ -307,6 +311,7 @@ def test_a_form_of_any_bytes_in_any_pieces_is_read_whole(parts, piece):
     assert [data for _, data in read] == [data for _, _, data in sent]
 
 
+@pytest.mark.hostile
 @given(st.sampled_from(["form", "json", "raw"]), st.data())
 def test_damaged_requests_are_read_or_refused_but_nothing_else_happens(kind, data):
     content_type, body = {

@@ -164,6 +164,7 @@ def counted():
     sys.setprofile(None)
 
 
+@pytest.mark.hostile
 def test_every_kind_of_body_takes_bounded_memory_and_steps_of_the_event_loop(service, counted):
     app, (count, calls, heavy) = make_app(service, settings()), counted
 
@@ -192,6 +193,7 @@ def test_every_kind_of_body_takes_bounded_memory_and_steps_of_the_event_loop(ser
         assert not on_the_loop or len(BODIES[kind][2]) <= MOST // 2, (kind, on_the_loop)
 
 
+@pytest.mark.hostile
 def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
     """Requests of 1 kB each that are 222 kB decoded: as many wait as the memory for bodies has room for."""
     held, go, waiting = 1_000_000, asyncio.Event(), []
@@ -228,6 +230,7 @@ def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
     asyncio.run(twice())
 
 
+@pytest.mark.hostile
 def test_a_large_request_waits_for_its_decoding_no_longer_than_a_query_may_take(service, monkeypatch):
     go, begun, decode = threading.Event(), threading.Event(), inference.decode_request
 

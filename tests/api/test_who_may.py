@@ -116,10 +116,12 @@ def _rules_of(app):
     return {f"{method} {route.path}" for route in iter_route_contexts(app.routes) for method in route.methods or ()}
 
 
+@pytest.mark.who_may
 def test_every_route_has_a_rule_of_who_may(service):
     assert _rules_of(make_app(service, Settings())) == set(RULES)
 
 
+@pytest.mark.who_may
 def test_a_key_is_good_for_the_routes_of_its_scope_alone(service, tmp_path):
     file = tmp_path / "keys.json"
     keys = {scope: add_key(file, scope.value, None, scopes=[scope]) for scope in Scope}
@@ -134,6 +136,7 @@ def test_a_key_is_good_for_the_routes_of_its_scope_alone(service, tmp_path):
             assert (reply.status_code == 401) == (RULES[rule] != OPEN), (rule, reply.text)
 
 
+@pytest.mark.who_may
 def test_a_key_of_another_application_is_refused_wherever_an_application_is_named(service, tmp_path):
     file = tmp_path / "keys.json"
     key = add_key(file, "dogs", None, scopes=[*Scope], applications={"dogs": None})
@@ -143,6 +146,7 @@ def test_a_key_of_another_application_is_refused_wherever_an_application_is_name
         assert reply.status_code == 403, (rule, reply.text)
 
 
+@pytest.mark.who_may
 def test_without_keys_nobody_changes_the_registry_unless_it_is_open(service, tmp_path):
     for rule, reply in ask(make_app(service, Settings()), RULES).items():
         assert (reply.status_code in REFUSED) == (rule in CHANGES), (rule, reply.text)
@@ -154,6 +158,7 @@ def test_without_keys_nobody_changes_the_registry_unless_it_is_open(service, tmp
     assert open_registry(str(tmp_path / "registry")).applications() == []
 
 
+@pytest.mark.who_may
 def test_a_key_that_was_made_before_operate_is_named_in_the_log_once(service, tmp_path, caplog):
     file = tmp_path / "keys.json"
     headers = {"X-API-Key": add_key(file, "driver", None)}

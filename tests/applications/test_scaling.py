@@ -238,6 +238,7 @@ def test_the_load_of_all_drivers_counts_and_all_of_them_know_what_was_decided():
     run(scene)
 
 
+@pytest.mark.killed
 def test_another_driver_takes_over_from_a_leader_that_dies_and_starts_nothing_twice():
     async def scene():
         drivers = Drivers()

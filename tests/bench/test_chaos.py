@@ -111,6 +111,7 @@ class TestTwoDrivers:
         assert all(answer.result(0).logits is LOGITS for answer in answers)
         assert (pair.unanswered, pair.duplicates) == (0, 0)
 
+    @pytest.mark.killed
     def test_queries_of_a_dead_driver_are_answered_by_the_other(self, pair, drivers):
         second, first = pair.submit(None), pair.submit(None)
         drivers[1].answer(0, reply())
@@ -191,6 +192,7 @@ class TestOutcome:
     def test_everything_that_must_not_be_is_a_problem(self, change, words):
         assert any(words in problem for problem in self.problems(**change))
 
+    @pytest.mark.killed
     def test_keys_may_stay_for_their_time_where_a_driver_died(self):
         stay = replace(self.DEMANDS, keys_stay=True)
         assert self.problems(left=Left(9, 0, 179.0), criteria=stay) == ()
@@ -269,6 +271,7 @@ def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
     assert 8 * 8 <= outcome.invocations <= outcome.allowed
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_a_killed_driver_loses_no_query_and_answers_none_twice(suite):
     scenario = scenarios.SCENARIOS["driver"].driven_by("push")

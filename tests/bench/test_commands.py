@@ -152,6 +152,7 @@ def one_processor():
     os.sched_setaffinity(0, whole)
 
 
+@pytest.mark.two_at_once
 def test_a_gang_is_compared_with_one_function_of_as_many_threads(monkeypatch, settings, tmp_path, one_processor):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(settings.cache_dir))
     onnx.save(small_onnx(), tmp_path / "small.onnx")

@@ -32,6 +32,7 @@ def test_results_are_compared_by_value_class_and_georeference(tmp_path):
         compare(moved, one)
 
 
+@pytest.mark.killed
 @pytest.mark.weekly
 def test_a_small_image_is_mapped_killed_and_compared(tmp_path):
     lines = []

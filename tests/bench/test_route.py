@@ -55,6 +55,7 @@ def test_a_picture_is_drawn(tmp_path):
     assert "ran on instances" in (tmp_path / "picture.svg").read_text()
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_a_burst_moves_to_an_instance_and_no_query_is_lost_when_it_dies(serfer_, plan, scenario):  # noqa: F811
     result = serfer_(

@@ -179,6 +179,7 @@ class TestQueries:
         assert all(future.cancelled() for future in futures)
         assert all(end.latency > 5 for end in ends)
 
+    @pytest.mark.killed
     def test_an_interrupt_cancels_queries_in_flight(self):
         futures = [Future() for _ in range(3)]
         left = iter(futures)

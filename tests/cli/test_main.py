@@ -139,6 +139,7 @@ def test_a_mistake_is_named_in_a_line_that_says_what_to_do(serfer, tmp_path, mon
     assert result.err.startswith(f"serfer: {words}")
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("turned_into", [ImportError("initialization failed"), ModelError("net.py:make failed")])
 def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(serfer, monkeypatch, turned_into):
     """NumPy's and torch's own initialisation in C does that to a KeyboardInterrupt."""

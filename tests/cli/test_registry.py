@@ -160,6 +160,7 @@ def test_the_history_is_listed_the_newest_first(serfer):
     assert [json.loads(line)["application"]["live"] for line in lines] == [3, 2]
 
 
+@pytest.mark.hostile
 def test_a_damaged_record_is_restored(serfer, registry, faces):
     name = "applications/faces.json"
     registry.store.compare_and_set(name, registry.store.read(name).version, b'{"format": 1, "na')

@@ -106,6 +106,7 @@ def test_a_plan_without_its_explanation_is_read_and_has_no_predictions(tmp_path)
     assert not (tmp_path / "explanation.json").exists()
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [

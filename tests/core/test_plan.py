@@ -193,6 +193,7 @@ def test_a_stage_packages_only_weights_and_graphs(path):
             parse_plan(dump_plan(sealed(replace(PLAN, stages=(stage, PLAN.stages[1])))))
 
 
+@pytest.mark.hostile
 def test_a_huge_plan_is_refused_before_it_is_read(tmp_path):
     with (tmp_path / "plan.json").open("wb") as file:
         os.truncate(file.fileno(), 65 * 1024 * 1024)

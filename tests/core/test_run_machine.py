@@ -657,6 +657,7 @@ class TestGangs:
         assert run.handle(TaskStarted(1, 2, 0), 2.2) == []
         assert run.stages[1].reports == []
 
+    @pytest.mark.killed
     def test_a_member_that_dies_is_invoked_again_while_the_others_wait(self):
         run = self.started()
         [wake] = run.handle(failed(1, 1, FailureKind.UNREACHABLE), 2.0)

@@ -34,6 +34,7 @@ def test_threads_use_all_granted_vcpus_and_no_extra_thread_starts(memory):
     assert granted <= threads(memory, PER_VCPU) < max(granted, 1.0) + 1
 
 
+@pytest.mark.exact
 @given(MEMORY, SECONDS, SECONDS)
 def test_predicted_seconds_equal_those_of_the_worker_threads(memory, serial, parallel):
     """By hand: one thread computes at a share of a processor; all together get no more than memory / 1769."""

@@ -142,6 +142,7 @@ def test_a_crop_travels_from_a_view_without_a_copy_of_its_own():
     assert decode_task(sent(replace(TASK, crop=Crop("uint8", memoryview(b"abc"))))).crop == Crop("uint8", b"abc")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     "levels",
     [
@@ -195,6 +196,7 @@ def test_a_task_with_more_than_a_result_and_a_size_is_refused():
         decode_task(packed("task", [*PLAIN, ["local", "f" * 32, 60.0], None, None]))
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("size", [[8], [8, 8, 8], [8, 0], [-8, 8], [8.0, 8], [True, 8], "88", {"8": 8}])
 def test_a_malformed_size_is_refused(size):
     with pytest.raises(InputError, match="size"):
@@ -232,6 +234,7 @@ def test_any_bytes_raise_only_input_error(data):
             decode({field: text})
 
 
+@pytest.mark.hostile
 @settings(max_examples=60)
 @given(st.integers(0, len(PLAIN) - 1), ANYTHING)
 def test_a_task_with_one_malformed_field_is_refused_or_well_typed(place, value):
@@ -257,6 +260,7 @@ def test_a_task_with_one_malformed_field_is_refused_or_well_typed(place, value):
     assert {type(part) for part in task.parts} <= {bytes, type(None)}
 
 
+@pytest.mark.hostile
 @settings(max_examples=60)
 @given(st.sampled_from([*Report.__slots__, "unknown"]), ANYTHING)
 def test_a_report_with_one_malformed_field_is_refused_or_well_typed(name, value):
@@ -389,6 +393,7 @@ class TestShared:
         assert wire.requests_in(json.loads(encode_task(tasks[0]))) == ["b"]
         assert wire.requests_in({"task": "x"}) == []
 
+    @pytest.mark.hostile
     @pytest.mark.parametrize("request_id", ["a b", "x" * 65, "a\n"])
     def test_malformed_request_ids_are_refused(self, request_id):
         with pytest.raises(InputError, match="request id"):
@@ -402,6 +407,7 @@ class TestShared:
         with pytest.raises(InputError, match="no tasks"):
             decode_tasks(json.loads(encode_tasks([])))
 
+    @pytest.mark.hostile
     def test_one_malformed_task_refuses_the_payload(self):
         with pytest.raises(InputError, match="out of bounds"):
             decode_tasks(packed("tasks", [PLAIN, [*PLAIN[:4], 0, *PLAIN[5:]]]))

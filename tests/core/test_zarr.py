@@ -132,6 +132,7 @@ async def written_file(store, path):
     return (await store.get(path, default_buffer_prototype())).to_bytes()
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("path", "value"),
     [

@@ -111,6 +111,7 @@ def named(checks):
     return {check.name: check for check in checks}
 
 
+@pytest.mark.who_may
 def test_without_credentials_it_says_how_to_get_some(tmp_path):
     checks = named(examine_aws(FACTS, build(tmp_path / "b"), None))
     assert (checks["limits"].ok, checks["region"].found, checks["services"].ok) == (True, "us-east-1", True)
@@ -192,6 +193,7 @@ def test_a_build_that_would_delete_the_served_plan_is_reported(tmp_path):
     assert checks["stack demo-prod"].ok
 
 
+@pytest.mark.who_may
 def test_refused_credentials_are_reported(monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
@@ -317,6 +319,7 @@ def test_an_unknown_quota_is_not_a_failure(stubs):
     assert (check.ok, check.found) == (True, "0 there; their quota could not be checked")
 
 
+@pytest.mark.who_may
 def test_a_forbidden_call_means_not_checked(stubs, loaded):
     stubs.refuses("lambda", "get_account_settings", "AccessDeniedException")
     check = doctor_aws._concurrency(stubs.account, loaded())
@@ -366,6 +369,7 @@ def permissions(stubs, monkeypatch, packaged, allows):
     return doctor_aws._permissions(stubs.account, packaged), simulator.resources
 
 
+@pytest.mark.who_may
 def test_permissions_are_simulated_for_every_stack_that_is_deployed(stubs, loaded, monkeypatch):
     packaged = loaded()
     check, resources = permissions(stubs, monkeypatch, packaged, lambda *_: True)
@@ -377,6 +381,7 @@ def test_permissions_are_simulated_for_every_stack_that_is_deployed(stubs, loade
     assert "--deployer-policy" in check.remedy
 
 
+@pytest.mark.who_may
 def test_permissions_for_dev_alone_do_not_cover_prod(stubs, loaded, monkeypatch):
     def allows(name, resource, _context):
         return name != "logs:CreateLogGroup" or "/demo-dev/" in resource
@@ -395,6 +400,7 @@ def test_roles_have_to_be_passed_to_every_service_that_assumes_one(stubs, loaded
     assert (check.ok, "iam:PassRole for demo-prod" in check.found) == (False, True)
 
 
+@pytest.mark.who_may
 def test_permissions_that_may_not_be_simulated_could_not_be_checked(stubs, loaded):
     stubs.refuses("iam", "simulate_principal_policy")
     check = doctor_aws._permissions(stubs.account, loaded())

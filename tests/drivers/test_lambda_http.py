@@ -163,6 +163,7 @@ def test_as_many_invocations_are_in_flight_as_the_caller_sends():
     assert run(main()) == [REPORT] * many
 
 
+@pytest.mark.who_may
 def test_credentials_that_end_are_renewed_once_and_hold_nobody_up():
     """Asking for other ones may take a second, for which all queries of the process stood still."""
     asked, ends = threading.Event(), datetime.now(UTC) + timedelta(hours=1)
@@ -195,6 +196,7 @@ def test_credentials_that_end_are_renewed_once_and_hold_nobody_up():
     assert all("OTHER/" in each and "x-amz-security-token" in each for each in signed)
 
 
+@pytest.mark.who_may
 def test_credentials_that_cannot_be_renewed_are_a_failure():
     def refuse():
         raise CredentialRetrievalError(provider="test", error_msg="no network")

@@ -531,6 +531,7 @@ class TestInline:
         assert store.keys == set()
 
 
+@pytest.mark.two_at_once
 def test_many_queries_at_once_keep_apart(store):
     failed = set()
 

@@ -119,6 +119,7 @@ def test_times_of_this_machine_get_no_price_and_cold_ones_are_called_cold(serfer
     assert second.endswith("this machine's")
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 def test_every_store_gives_the_same_answer(serfer_here, plan, lean, examples, redis, tmp_path):
     def scores(*options, directory=plan):

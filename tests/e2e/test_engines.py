@@ -29,6 +29,7 @@ def free_port():
 
 
 class TestPoll:
+    @pytest.mark.exact
     @pytest.mark.parametrize(
         ("kind", "workers"),
         [
@@ -63,6 +64,7 @@ class TestCache:
             pipeline.classify([(examples / "coffee.png").read_bytes()])
             assert pipeline.last_report.target == "serverless"
 
+    @pytest.mark.two_at_once
     def test_arrays_and_concurrent_repeats_are_answered_from_the_cache(self, plan, settings):
         with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
             logits = pipeline.run(batch(2))
@@ -149,6 +151,7 @@ class TestDeployed:
             in serfer_here("deploy", "warm", "--plan", lean, "--store", redis, own_service=True, **service).out
         )
 
+    @pytest.mark.who_may
     def test_without_credentials_or_region(self, serfer_here, plan, redis, examples):
         common = ("classify", examples / "rocket.jpg", "--plan", plan, "--workers", "aws", "--store", redis)
         nothing = {"AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": os.devnull}
@@ -225,6 +228,7 @@ def cluster():
         yield servers
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "redis", "cluster", "s3"])
 @pytest.mark.parametrize("driver", DRIVERS)

@@ -320,6 +320,7 @@ class TestQueries:
         given = ("classify", "--plan", lean, picture, "--store", redis, "--json")
         return lambda *more: start(*given, *more, SERFER_PREWARM="never")
 
+    @pytest.mark.killed
     def test_a_worker_that_is_killed_costs_a_retry_and_no_more(self, query, serfer_here, lean, picture):
         command = query()
         command.started("worker", 1).send(signal.SIGKILL)
@@ -350,6 +351,7 @@ class TestQueries:
         result = serfer_here("classify", "--plan", lean, picture, "--store", redis, "--deadline-ms", "1")
         result.complains(1, "no answer by the deadline of 1 ms")
 
+    @pytest.mark.killed
     def test_an_interrupt_during_a_query_deletes_its_keys(self, query, redis):
         command = query()
         command.started("worker", 1).send(signal.SIGSTOP)
@@ -405,6 +407,7 @@ class TestInterrupted:
         command.interrupt()
         command.end().complains(INTERRUPTED, "interrupted")
 
+    @pytest.mark.killed
     def test_an_impatient_user_interrupts_twice(self, start, plan, picture):
         command = start("classify", "--plan", plan, picture)
         command.started("worker", 0).send(signal.SIGSTOP)
@@ -421,6 +424,7 @@ class TestInterrupted:
         assert result.out.split() == ["half-written", "plan.json"], "the signal came while the directory was filled"
         assert list((tmp_path / "out").iterdir()) == []
 
+    @pytest.mark.killed
     def test_killed_outright_it_takes_workers_and_redis_along(self, start, plan, picture):
         command = start("classify", "--plan", plan, picture)
         command.started("redis")

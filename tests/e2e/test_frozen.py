@@ -93,6 +93,7 @@ def killed_while_it_starts(directory, settings, invocations, bytes_per_s=20_000.
         return future.result(PATIENCE)
 
 
+@pytest.mark.killed
 def test_a_killed_worker_with_slow_weights_starts_again_in_its_functions_own_time(fetching, settings, monkeypatch):
     result = killed_while_it_starts(fetching, settings, Invocations(monkeypatch))
     assert result.report.retries == 1

@@ -231,6 +231,7 @@ class TestChaos:
         query = start(pipeline)
         return pipeline, query, *invocations.members(2)
 
+    @pytest.mark.killed
     @pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.weekly), "waiting", "between"])
     def test_a_member_that_is_killed_is_run_again_and_finds_what_it_missed(self, held, rows, redis, invocations, when):
         pipeline, query, task, pids = held
@@ -342,6 +343,7 @@ class TestChaos:
         with pytest.raises(LambdaThrottledError):
             start(pipeline)[0].result(PATIENCE)
 
+    @pytest.mark.two_at_once
     @pytest.mark.parametrize(("account", "each"), [pytest.param(4, 2, marks=pytest.mark.slow), (3, 2)])
     def test_two_drivers_with_parts_of_one_account(self, rows, settings, redis, account, each):
         loop = LoopThread()

@@ -93,6 +93,7 @@ def test_an_instance_boots_and_takes_its_part_of_a_replay(tmp_path, load, monkey
         assert 0 < outcome["on_instances"] < 1
 
 
+@pytest.mark.killed
 def test_an_interrupted_replay_leaves_nothing_running(tmp_path, load):
     path = tmp_path / "small.onnx"
     onnx.save(small_onnx(), path)

@@ -47,6 +47,7 @@ def store_url(kind, tmp_path, redis):
     return {"default": None, "memory": "memory://", "file": f"file://{tmp_path / 'store'}", "redis": redis}[kind]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("kind", ["default", "memory", "file", "redis"])
 def test_inprocess_workers_equal_the_unsplit_model_over_every_store(plan, settings, kind, tmp_path, redis):
     with serfer.open(plan, store=store_url(kind, tmp_path, redis), settings=settings) as pipeline:
@@ -65,6 +66,7 @@ def test_workers_in_process_share_the_cores_among_a_stages_tiles(settings, tmp_p
     assert {session.get_session_options().intra_op_num_threads for session in sessions} == {threads}
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("kind", ["default", "file", pytest.param("redis", marks=pytest.mark.weekly)])
 def test_local_workers_equal_the_unsplit_model_over_every_shared_store(lean, settings, kind, tmp_path, redis):
     url = store_url(kind, tmp_path, redis)
@@ -317,6 +319,7 @@ class TestLibraryUse:
         assert traces() == before
         assert [path for path in store.iterdir() if path.name != "#lock"] == []
 
+    @pytest.mark.killed
     def test_an_interrupted_query(self, lean, settings, redis):
         """What Ctrl-C does to a notebook: the query ends, the pipeline goes on."""
         with serfer.open(lean, store=redis, workers="local", settings=settings) as pipeline:

@@ -95,6 +95,7 @@ def test_both_plans_are_priced_where_there_is_a_cold_plan(serfer_here, two_plans
     assert not split["refused"]
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("command", ["explain", "cost"])
 def test_both_plans_are_shown_and_a_burst_that_is_too_large_is_refused(serfer_here, two_plans, command):
     few, many = (serfer_here(command, two_plans, "--burst", str(queries)) for queries in (2, 600))

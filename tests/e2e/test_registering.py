@@ -37,6 +37,7 @@ def serve(start, tmp_path):
         client.close()
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_a_network_is_registered_over_http_through_a_kill_and_answers_queries(serve, files, tmp_path):
     def hand_in(client, validation=files.validation):

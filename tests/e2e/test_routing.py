@@ -174,6 +174,7 @@ def test_a_burst_moves_from_functions_to_an_instance_and_survives_its_death(serv
     assert failed["fault"] == "unreachable"
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_another_driver_takes_over_leadership_and_instances_of_a_killed_one(serve, cache, redis):
     drivers = {url: command for command, url in (serve("--store", redis) for _ in range(2))}

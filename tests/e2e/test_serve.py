@@ -37,6 +37,8 @@ def logged(result, event="request"):
     return [line for line in lines if line["event"] == event]
 
 
+@pytest.mark.killed
+@pytest.mark.who_may
 def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_signal(serve, serfer_here, tmp_path):
     file = tmp_path / "keys.toml"
     key = serfer_here("keys", "add", "alice", "--file", file).out.strip()

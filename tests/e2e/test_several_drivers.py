@@ -94,6 +94,7 @@ def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean,
     assert system.command.end().code == 0
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_retrying_clients_lose_nothing_and_killed_parts_restart(up, lean, image):
     system = up("--plan", lean)
@@ -131,6 +132,7 @@ def test_retrying_clients_lose_nothing_and_killed_parts_restart(up, lean, image)
         assert event in result.err
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_out_of_descriptors_it_logs_little_recovers_and_ends_at_the_first_sigterm(up, lean, image):
     system = up("--plan", lean)
@@ -156,6 +158,7 @@ def test_out_of_descriptors_it_logs_little_recovers_and_ends_at_the_first_sigter
     assert result.err.count("\n") < 100
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_a_killed_stack_leaves_no_process(up, lean):
     system = up("--plan", lean, "--drivers", "1")

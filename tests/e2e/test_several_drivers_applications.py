@@ -116,6 +116,7 @@ def test_a_version_that_is_promoted_later_runs_in_the_one_lambda_service(world):
     assert {process.stage for process in workers} >= {0, 1}
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_a_killed_driver_and_a_registry_that_is_away_lose_no_query(world):
     first, second = world.drivers

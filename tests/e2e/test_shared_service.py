@@ -87,6 +87,7 @@ def test_a_driver_reckons_with_the_concurrency_of_the_service_that_all_share(ser
     assert local_concurrency(settings.model_copy(update={"local_concurrency": 1})) == 1
 
 
+@pytest.mark.who_may
 def test_what_is_not_a_whole_plan_is_not_added_and_not_by_strangers(serve, lean, plan, tmp_path):
     service = serve(lean, grows=True)
     broken = tmp_path / "broken"
@@ -110,6 +111,7 @@ def test_what_is_not_a_whole_plan_is_not_added_and_not_by_strangers(serve, lean,
     }
 
 
+@pytest.mark.who_may
 def test_credentials_of_another_service_are_refused(serve, settings, lean, redis):
     other = settings.model_copy(update={"local_url": serve(lean).url, "local_access": access_setting(random_access())})
     with pytest.raises(UnavailableError, match=r"SERFER_LOCAL_ACCESS: the Lambda service at .* refuses"):

@@ -36,6 +36,7 @@ def invocations(results, stage):
     return sum(Fraction(1, report.shared) for report in reports)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("workers", ["inprocess", "local"])
 def test_a_burst_over_few_slots_gives_the_same_logits_with_fewer_invocations(plan, few, redis, workers):
     whole, last = unsplit(load_plan(plan), plan), len(load_plan(plan).stages) - 1
@@ -69,6 +70,7 @@ def test_sharing_can_be_disabled(plan, few):
         assert invocations(burst(pipeline), last) == QUERIES
 
 
+@pytest.mark.exact
 def test_counts_and_bytes_equal_those_of_separate_queries(plan, few):
     def moved(report):
         return report.store, [(stage.tasks, stage.bytes_in, stage.bytes_out) for stage in report.stages]

@@ -130,6 +130,7 @@ def fail(stack, *names, stage, tile=0):
         (stack.failures / f"{stage}-{tile}-{number}").write_text(name, encoding="utf-8")
 
 
+@pytest.mark.exact
 def test_every_engine_gives_the_same_answer(stack, ask, redis):
     images = batch(2)
     with open_store(redis) as store:

@@ -62,6 +62,7 @@ def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(serfer_h
     result.complains(code, words)
 
 
+@pytest.mark.two_at_once
 def test_concurrent_queries_are_traced_together(plan, settings):
     with serfer.open(plan, workers="inprocess", settings=settings) as pipeline:
         results = [future.result() for future in [pipeline.submit(batch(seed=seed)) for seed in range(8)]]

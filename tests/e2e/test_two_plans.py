@@ -61,6 +61,7 @@ def on_plan(pipeline, plan):
     return results
 
 
+@pytest.mark.killed
 def test_queries_move_to_the_whole_function_when_it_is_warm_and_back_when_it_was_killed(
     directory, warm, cold, settings, redis, invocations
 ):

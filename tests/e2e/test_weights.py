@@ -37,6 +37,7 @@ def answer(directory, settings, **choices):
         return pipeline.run(batch(2)), pipeline.last
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("where", ["fetched", "image"])
 def test_answers_are_those_of_zips_bit_for_bit(place, settings, where):
     expected, _ = answer(place("zip"), settings, workers="inprocess")
@@ -82,6 +83,7 @@ def test_zips_and_images_are_held_to_their_own_limits(place, cache, tmp_path):
         answer(place("image"), settings)
 
 
+@pytest.mark.hostile
 def test_weights_are_kept_by_their_digest_and_replaced_where_damaged(place, tmp_path):
     directory = place("fetched")
     plan = load_plan(directory)

@@ -189,6 +189,7 @@ def test_every_driver_decides_on_the_load_of_all_and_uses_the_same_instances():
     run(scene)
 
 
+@pytest.mark.killed
 def test_another_driver_leads_when_the_leader_dies_and_adopts_its_instances():
     async def scene():
         made = Drivers()
@@ -211,6 +212,7 @@ def test_another_driver_leads_when_the_leader_dies_and_adopts_its_instances():
     run(scene)
 
 
+@pytest.mark.killed
 def test_a_leader_that_died_while_one_drained_is_followed_by_one_that_stops_it():
     async def scene():
         made = Drivers()
@@ -260,6 +262,7 @@ def test_instances_of_a_dead_fleet_are_adopted_and_reported_to_the_policy():
     run(scene)
 
 
+@pytest.mark.killed
 def test_an_instance_that_dies_is_replaced():
     async def scene():
         made = Drivers()

@@ -165,6 +165,7 @@ def test_what_was_learnt_survives_a_restart(tmp_path):
     asyncio.run(scene())
 
 
+@pytest.mark.hostile
 def test_a_damaged_state_is_refused_and_the_driver_begins_anew(tmp_path):
     async def scene():
         made = Drivers("300", tmp_path)

@@ -62,6 +62,7 @@ def test_one_candidate_becomes_and_remains_leader(coordination, key):
     assert seen == [["a"]] * 40
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("age", range(4))
 def test_a_leader_that_dies_is_followed_within_eight_seconds(coordination, key, age):
     clock = Clock()

@@ -160,6 +160,7 @@ def test_a_group_that_there_is_not():
     running(work, AutoScalingProvisioner("nowhere"))
 
 
+@pytest.mark.who_may
 @pytest.mark.usefixtures("own_session")
 def test_a_missing_permission_is_reported(moto, monkeypatch):
     for name, value in moto.check_permissions().items():

@@ -111,6 +111,7 @@ def test_an_instance_answers_at_its_reported_address(pool):
     pool(work)
 
 
+@pytest.mark.killed
 def test_one_that_died_by_itself_disappears_and_its_last_words_are_logged(pool, registry, caplog):
     async def work(pool):
         await pool.start(1)
@@ -122,6 +123,7 @@ def test_one_that_died_by_itself_disappears_and_its_last_words_are_logged(pool, 
     assert list(registry.iterdir()) == []
 
 
+@pytest.mark.killed
 def test_one_that_was_killed_disappears_and_nothing_of_it_is_left(pool, registry):
     async def work(pool):
         await pool.start(2)
@@ -133,6 +135,7 @@ def test_one_that_was_killed_disappears_and_nothing_of_it_is_left(pool, registry
     pool(work)
 
 
+@pytest.mark.killed
 def test_an_instance_that_ignores_sigterm_is_killed(pool, registry):
     async def work(pool):
         await pool.start(1)
@@ -192,6 +195,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.killed
 def test_instances_of_a_killed_controller_are_adopted_and_can_be_stopped(registry):
     command = [sys.executable, "-c", textwrap.dedent(CONTROLLER), str(registry), *STUB]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:
@@ -216,6 +220,7 @@ def stranger():
         process.kill()
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("other", ["started", "boot"])
 def test_a_number_that_another_process_has_by_now_is_never_killed(registry, stranger, other):
     """The record is of a process that has ended; its number, or the machine's boot, is another one's."""

@@ -1,5 +1,7 @@
 """What a leader decides of the instances that it sees."""
 
+import pytest
+
 from serfer.control.scenario import Market
 from serfer.fleet.provisioners.provisioner import Member
 from serfer.fleet.purchase import Purchase
@@ -101,6 +103,7 @@ def test_leaving_members_are_kept_before_new_ones_start():
     assert world.started == 2
 
 
+@pytest.mark.who_may
 def test_an_instance_that_its_owner_keeps_can_be_used_again():
     world = World(obeys=False)
     world.step(1)
@@ -131,6 +134,7 @@ def test_an_instance_that_never_gets_ready_is_replaced_after_a_while():
     assert list(world.ready) == ["i-2"]
 
 
+@pytest.mark.killed
 def test_an_instance_that_dies_is_replaced_at_once():
     world = World()
     world.step(1)

@@ -26,6 +26,7 @@ def recording(path, most_bytes=10_000_000):
     return recorder
 
 
+@pytest.mark.who_may
 def test_lines_are_whole_and_for_their_owner_alone(tmp_path):
     recorder = recording(tmp_path / "r.jsonl")
     recorder.decided(seen(1.0, 2.0), PLAN)

@@ -165,6 +165,7 @@ def test_a_record_that_others_keep_changing_is_an_error_of_the_one_that_must_wri
             write()
 
 
+@pytest.mark.killed
 def test_a_driver_that_dies_counts_for_a_few_seconds_only(key):
     clock = Clock()
     one, other = drivers(MemoryStore(clock).coordination(), key, "ab", clock)

@@ -267,6 +267,7 @@ def test_an_instance_under_notice_gets_no_more_queries_and_is_reported_as_leavin
     run(scene)
 
 
+@pytest.mark.killed
 def test_instances_of_a_dead_fleet_are_adopted_by_type():
     async def scene():
         world = World()

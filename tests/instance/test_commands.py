@@ -62,6 +62,7 @@ def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_qu
     assert command.end().code == 0
 
 
+@pytest.mark.two_at_once
 @pytest.mark.slow
 def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_every_drivers(launch, examples):
     command, ready = launch("--window-ms", "60000", "--max-batch", "4", "--drain-s", "0")

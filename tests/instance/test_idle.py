@@ -86,6 +86,7 @@ def test_other_asgi_messages_pass_through():
     assert (seen, watch.left_s) == (["lifespan"], 3.0)
 
 
+@pytest.mark.killed
 def test_it_exits_as_on_sigterm_unless_it_may_not_leave_its_group_or_a_bug_keeps_it(monkeypatch, caplog):
     raised, answers = [], [lambda: False, bugs.buggy, lambda: True]
     monkeypatch.setattr(instance.signal, "raise_signal", raised.append)

@@ -63,6 +63,7 @@ def _identity():
 IDENTITY = _identity()
 
 
+@pytest.mark.exact
 def test_batches_of_any_size_equal_the_unsplit_network_image_by_image(plan, directory, whole):
     network = open_network(plan, directory, CPU, max_batch=4)
     for count in (1, 3, 4, 9):

@@ -103,6 +103,7 @@ def status(residents):
     return {name: one.status for name, one in residents.states().items()}
 
 
+@pytest.mark.two_at_once
 def test_two_queries_for_a_cold_network_load_it_once(residents_of, loader, whole):
     async def main():
         residents = residents_of("ab", 100)

@@ -287,6 +287,7 @@ def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, wo
         measure_networks({"heavy": heavy, "again": heavy}, InstanceChoices(CPU, 4, 0.0, memory_mb, preload))
 
 
+@pytest.mark.two_at_once
 @pytest.mark.slow
 def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, shared_url, directory, other, tmp_path):
     (tmp_path / "scenario.toml").write_text(SCENARIO)

@@ -79,6 +79,7 @@ def inbox(store, tile):
     return [value for _, value in store.exchange().receive(inbox_key(QUERY, 0, tile), START, 0.0)]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_gang_answers_bit_for_bit_as_its_stages_do_one_by_one(worker, plan, directory, count):
     images = batch(count)
@@ -131,6 +132,7 @@ def test_a_report_shares_the_invocation_among_its_stages(worker, plan):
     assert sent == got + boards
 
 
+@pytest.mark.killed
 def test_a_member_that_died_is_run_again_after_the_others_and_finds_all_it_needs(worker, plan):
     first = run(worker, plan, batch(1))
     again = worker.run(member(plan, 0, batch(1), patience_s=0.01))

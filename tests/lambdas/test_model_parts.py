@@ -101,6 +101,7 @@ def written(model):
     return [part.model(["N", None, 7] if part.reads else ()) for part in parts(model)]
 
 
+@pytest.mark.exact
 @settings(deadline=None, max_examples=30)
 @given(
     st.integers(1, 200),
@@ -125,6 +126,7 @@ def test_pieces_of_a_layer_give_the_same_bits(tmp_path_factory, outputs, inputs,
         assert_same_bits(home, network, output, 2, batch)
 
 
+@pytest.mark.exact
 def test_a_layer_of_real_size_gives_the_same_bits(tmp_path):
     network = Network((4608,))
     output = network.add("Gemm", "x", network.weight(4096, 4608), network.weight(4096, inside=True), transB=1)
@@ -154,6 +156,7 @@ def chain(network, x, channels, layers):
     return x
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("half", [False, True])
 def test_convolutions_in_parts_give_the_same_bits(tmp_path, monkeypatch, half):
     network = Network((3, 20, 18), half=half)
@@ -244,6 +247,7 @@ def test_weights_in_fp16_that_are_not_only_cast_stay_in_fp16(case):
     assert onnx.load_from_string(part.model()) == onnx.load_from_string(model)
 
 
+@pytest.mark.hostile
 def test_damaged_models_are_refused():
     with pytest.raises((IndexError, KeyError, ValueError)):
         parts(b"\x3a\x80")

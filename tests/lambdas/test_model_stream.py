@@ -105,6 +105,7 @@ def test_a_reader_that_stops_ends_the_stream():
     assert all(thread.name != "model stream" for thread in threading.enumerate())
 
 
+@pytest.mark.hostile
 def test_a_damaged_model_is_refused_before_anything_is_read():
     with pytest.raises((IndexError, KeyError, ValueError)), streamed(b"\x3a\x80", b"x", give_back=False):
         pass

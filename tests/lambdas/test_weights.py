@@ -167,6 +167,7 @@ def test_other_urls_are_refused(url):
         open_ranges(url)
 
 
+@pytest.mark.hostile
 def test_a_malformed_s3_url_is_refused_in_terms_of_the_variable():
     with pytest.raises(UsageError, match="SERFER_WEIGHTS"):
         open_ranges("s3://x")
@@ -232,6 +233,7 @@ def fetching_plan(home, first):
     return directory, home / "weights"
 
 
+@pytest.mark.exact
 def test_fetched_weights_give_the_same_bits_and_are_given_back_when_all_sessions_exist(any_fetched):
     directory, at = any_fetched
     plan, source = load_plan(directory), Recorded(at)
@@ -254,6 +256,7 @@ def test_fetched_weights_give_the_same_bits_and_are_given_back_when_all_sessions
     assert (len(source.fetched), worker._sessions.built) == (len(functions), built)  # nothing was left to do
 
 
+@pytest.mark.exact
 def test_weights_too_large_for_a_stream_give_the_same_bits(any_fetched, monkeypatch):
     directory, at = any_fetched
     plan = load_plan(directory)

@@ -117,6 +117,7 @@ def test_all_tasks_together_are_the_unsplit_network(worker, plan, directory, cou
     assert np.abs(logits - whole).max() <= 1e-5 * np.ptp(whole)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("inline", [{0}, {1}, {0, 1}])
 def test_inline_outputs_equal_the_stored_ones(plan, directory, inline):
     stores = [MemoryStore(), MemoryStore()]
@@ -819,6 +820,7 @@ class TestOtherPayloads:
         logits = np.frombuffer(verified(store.get(key), key), "<f4").reshape(2, -1)
         assert np.allclose(logits, unsplit(plan, directory)(images), atol=1e-5)
 
+    @pytest.mark.hostile
     @pytest.mark.parametrize(
         "change",
         [{"query": "x"}, {"stage": "0"}, {"tile": -1}, {"batch": 0}, {"ttl": "60"}, {"dtype": "pickle"}, {"plan": 1}],
@@ -898,6 +900,7 @@ class TestOtherPayloads:
         assert len({tile.graph for tile in plan.stages[0].tiles}) > 1
         assert worker.handle(event)["warm"]["sessions"] == 1
 
+    @pytest.mark.hostile
     @pytest.mark.parametrize(
         "payload",
         [

@@ -62,6 +62,7 @@ def client_of(service, access):
     )
 
 
+@pytest.mark.who_may
 @as_root
 @pytest.mark.parametrize(
     ("method", "path"),
@@ -83,6 +84,7 @@ def test_another_user_gets_nothing(local, method, path):
     assert local.service.counts.as_dict() == before
 
 
+@pytest.mark.who_may
 @as_root
 def test_another_user_takes_no_event_from_a_runtime_api(local):
     address = local.invoke("variables")[0]["environ"]["AWS_LAMBDA_RUNTIME_API"]
@@ -93,6 +95,7 @@ def test_another_user_takes_no_event_from_a_runtime_api(local):
     )
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     ("change", "code"),
     [
@@ -111,6 +114,7 @@ def test_wrong_credentials_are_refused_by_name(local, change, code):
     client.close()
 
 
+@pytest.mark.who_may
 def test_code_of_a_caller_without_the_key_is_refused_before_it_is_sent(local):
     """Its size is announced, and the request waits for a word, as SDKs do: there is nothing to keep in memory."""
     address = urlsplit(local.service.url)
@@ -125,6 +129,7 @@ def test_code_of_a_caller_without_the_key_is_refused_before_it_is_sent(local):
             assert connection.recv(12) == answer
 
 
+@pytest.mark.who_may
 def test_boto3_with_the_credentials_works_from_any_region(local):
     client = client_of(local.service, local.service.access)
     answer = client.invoke(FunctionName="arn:aws:lambda:us-east-1:123456789012:function:echo", Qualifier="live")
@@ -132,6 +137,7 @@ def test_boto3_with_the_credentials_works_from_any_region(local):
     client.close()
 
 
+@pytest.mark.who_may
 def test_descriptions_hold_no_variables_even_for_the_owner(local):
     described = [
         local.client.list_functions(),
@@ -143,6 +149,7 @@ def test_descriptions_hold_no_variables_even_for_the_owner(local):
     assert local.service.access.secret not in repr(local.service.access)
 
 
+@pytest.mark.who_may
 def test_a_service_without_access_of_its_own_has_credentials_that_none_had_before(local):
     with Local(next(iter(local.service._pool._host.runtimes.values())), probe("echo")) as other:
         assert other.service.access != local.service.access
@@ -177,6 +184,7 @@ QUERIES = st.lists(st.tuples(NAMES, NAMES), max_size=3).map(lambda pairs: "&".jo
 VALUES = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Zs")), max_size=20).map(str.strip)
 
 
+@pytest.mark.who_may
 @given(
     method=st.sampled_from(["GET", "POST"]),
     name=NAMES,
@@ -200,6 +208,7 @@ def request_(monkeypatch):
     return signed_by_botocore(monkeypatch, "POST", Request().target, headers, b"{}")
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     "change",
     [
@@ -219,11 +228,13 @@ def test_a_request_that_was_changed_is_refused(request_, change):
     assert refusal(Request(**parts, headers=headers)) == "InvalidSignatureException"
 
 
+@pytest.mark.who_may
 def test_a_signature_is_good_for_five_minutes(request_):
     for minutes, code in ((4, None), (-4, None), (6, "InvalidSignatureException"), (-6, "InvalidSignatureException")):
         assert refusal(request_, datetime.fromtimestamp(NOW.timestamp() + 60 * minutes, UTC)) == code
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     ("name", "value", "code"),
     [
@@ -240,12 +251,14 @@ def test_a_request_that_lacks_a_part_of_its_signature_is_refused(request_, name,
     assert refusal(Request(headers={key: text for key, text in headers.items() if text is not None})) == code
 
 
+@pytest.mark.who_may
 def test_a_date_that_none_is_is_refused(request_):
     authorization = request_.headers["authorization"].replace("20261122", "20261399")
     headers = {**request_.headers, "authorization": authorization, "x-amz-date": "20261399T203000Z"}
     assert refusal(Request(headers=headers)) == "InvalidSignatureException"
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("name", ["host", "x-amz-date"])
 def test_host_and_date_must_be_signed(request_, name):
     signed = ";".join(each for each in ("host", "x-amz-date", "x-amz-invocation-type") if each != name)
@@ -265,6 +278,7 @@ class TestPeer:
             with client, accepted:
                 yield client, accepted
 
+    @pytest.mark.who_may
     def test_an_end_of_our_own_is_ours(self, ends):
         client, accepted = ends
         assert is_ours(accepted.getpeername(), accepted.getsockname())
@@ -272,18 +286,21 @@ class TestPeer:
         client.shutdown(socket.SHUT_WR)
         assert is_ours(accepted.getpeername(), accepted.getsockname()), "half closed is still held"
 
+    @pytest.mark.who_may
     def test_a_closed_connection_is_not_ours(self, ends):
         client, accepted = ends
         name = accepted.getpeername()
         client.close()
         assert not is_ours(name, accepted.getsockname())
 
+    @pytest.mark.who_may
     def test_an_end_of_another_user_is_not_ours(self, ends, monkeypatch):
         _, accepted = ends
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         assert not is_ours(accepted.getpeername(), accepted.getsockname())
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:9001", "localhost:1", "[::1]", "[::1]:9001"])
 def test_every_name_of_loopback_is_a_fit_host(local, host):
     address = urlsplit(local.service.url)
@@ -296,6 +313,7 @@ def test_every_name_of_loopback_is_a_fit_host(local, host):
     connection.close()
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("host", ["example.org", "127.0.0.1.example.org", "[::1].org:80", "127.0.0.1:9:9", "::1"])
 def test_other_hosts_are_refused_before_anything_else(local, host):
     address = urlsplit(local.service.url)

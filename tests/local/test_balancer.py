@@ -145,6 +145,7 @@ def wait_for_end(pid_file):
     os.close(pid_file)
 
 
+@pytest.mark.killed
 def test_no_request_fails_when_a_driver_is_killed_and_restarted(drivers, balancer):
     statuses, stop = [], threading.Event()
 
@@ -202,6 +203,7 @@ def test_refuses_with_a_problem_where_no_driver_is_ready_and_recovers(drivers, b
     eventually(lambda: ask(balancer)[0] == 200, "it recovers by itself")
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize(("key", "status"), [({}, 503), ({"Idempotency-Key": "a"}, 200)])
 def test_requests_of_a_dead_driver_are_retried_only_with_an_idempotency_key(drivers, balancer, key, status):
     first, second = drivers
@@ -298,6 +300,7 @@ def test_draining_finishes_running_requests_and_accepts_no_new_ones(drivers):
     assert [status for status, *_ in answers] == [200]
 
 
+@pytest.mark.killed
 def test_server_that_was_killed_is_started_again_where_it_was(drivers):
     with Balancer([drivers[0].port]) as server:
         url = server.url
@@ -319,6 +322,7 @@ def test_leaves_nothing_behind(tmp_path, monkeypatch):
     server.stop()
 
 
+@pytest.mark.killed
 def test_dies_with_a_parent_that_is_killed():
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:

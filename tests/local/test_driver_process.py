@@ -35,6 +35,7 @@ class Heard:
         return await asyncio.wait_for(self.events.get(), PATIENCE)
 
 
+@pytest.mark.killed
 def test_a_killed_driver_restarts_at_its_port_until_stopped():
     async def play():
         heard = Heard()

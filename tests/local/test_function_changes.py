@@ -140,6 +140,7 @@ def test_what_lambda_would_not_take_is_refused_and_changes_nothing(local, functi
     assert local.client.get_function_configuration(FunctionName="echo")["MemorySize"] == 1769
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("body", [b"[]", b"{", b'{"MemorySize": true}', b'{"SnapStart": 1}', b"[" * 100_000])
 def test_a_malformed_change_is_refused(local, body):
     with pytest.raises(InputError):

@@ -46,6 +46,7 @@ async def one_reply(reader):
     return head + await reader.readexactly(length)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("late", [False, True])
 def test_a_connection_that_is_accepted_as_the_server_closes_is_closed(late):
     """Another process's, such as that of a worker which starts as its service stops: the client sees the end."""
@@ -81,6 +82,7 @@ def test_a_connection_that_is_accepted_as_the_server_closes_is_closed(late):
     assert [str(each.message) for each in caught] == []
 
 
+@pytest.mark.hostile
 def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
     timings = []
 
@@ -105,12 +107,14 @@ def post(body, *headers):
     return b"\r\n".join([b"POST /a HTTP/1.1", b"content-LENGTH: %d" % len(body), *headers, b"", body])
 
 
+@pytest.mark.hostile
 def test_a_request_may_come_byte_by_byte():
     request = post(b"hello", b"X-Other:  padded ")
     answer = talk(*(request[i : i + 1] for i in range(len(request))))
     assert answer == b"HTTP/1.1 200 OK\r\nX-Target: /a\r\nContent-Length: 5\r\n\r\nhello"
 
 
+@pytest.mark.hostile
 def test_pipelined_requests_are_answered_in_order():
     answer = talk(post(b"one") + post(b"two") + post(b"") + post(b"three"), replies=4)
     assert [part.partition(b"\r\n\r\n")[2] for part in answer.split(b"HTTP/1.1 200 OK\r\n")[1:]] == [
@@ -121,12 +125,14 @@ def test_pipelined_requests_are_answered_in_order():
     ]
 
 
+@pytest.mark.hostile
 def test_a_body_beyond_the_limit_is_dropped_and_the_connection_kept():
     answer = talk(post(b"x" * 500_000) + post(b"next"), replies=2)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert answer.endswith(b"\r\n\r\nnext")
 
 
+@pytest.mark.hostile
 def test_expect_100_continue_is_answered():
     head, body = post(b"hello", b"Expect: 100-continue").split(b"\r\n\r\n")
     assert talk(head + b"\r\n\r\n", body, replies=2).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
@@ -134,11 +140,13 @@ def test_expect_100_continue_is_answered():
     assert talk(head + b"\r\n\r\n", until_close=True).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.hostile
 def test_a_client_that_wants_one_answer_gets_the_connection_closed():
     assert talk(post(b"bye", b"Connection: close"), until_close=True).endswith(b"bye")
     assert talk(b"GET /a HTTP/1.0\r\n\r\n", until_close=True).startswith(b"HTTP/1.1 200 OK")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("request_", "status"),
     [
@@ -157,11 +165,13 @@ def test_unsupported_requests_are_refused(request_, status):
     assert b"Connection: close" in answer
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("header", [b"Origin: https://evil.example", b"Host: evil.example", b"Host: evil.example:80"])
 def test_browser_requests_are_refused(header):
     assert talk(post(b"{}", header), until_close=True).startswith(b"HTTP/1.1 403 ")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("host", [b"127.0.0.1:4000", b"localhost", b"localhost:4000"])
 def test_this_machines_own_names_are_served(host):
     assert talk(post(b"{}", b"Host: " + host)).startswith(b"HTTP/1.1 200 ")

@@ -85,6 +85,7 @@ class TestInterpreters:
             assert described["Runtime"] == OWN
             assert local.error("hoard")["errorType"] == "Runtime.OutOfMemory"  # it is the worker that is watched
 
+    @pytest.mark.killed
     def test_its_process_is_the_one_that_is_killed(self, runtime, wrapped):
         with Local(runtime, probe("echo", python=wrapped), runtimes={wrapped: runtime}) as local:
             worker = os.pidfd_open(local.invoke("echo")[0]["pid"])

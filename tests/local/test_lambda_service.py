@@ -320,6 +320,7 @@ def test_environments_stand_still_between_invocations_when_asked(runtime):
     assert not psutil.pid_exists(pid)
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("freezes", [False, True])
 def test_a_start_in_place_of_one_that_crashed_counts_against_the_functions_timeout(runtime, tmp_path, freezes):
     """Lambda's suppressed init: without it, a start has the time of an init, whatever the function's timeout."""
@@ -468,6 +469,7 @@ def test_a_service_keeps_its_functions_directories_in_the_cache(runtime, tmp_pat
         assert directory.stat().st_mtime > 0
 
 
+@pytest.mark.killed
 def test_an_idle_worker_that_dies_is_replaced(local):
     first = local.invoke("echo")[0]
     pidfd = os.pidfd_open(first["pid"])
@@ -537,6 +539,7 @@ run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.killed
 def test_workers_die_with_a_host_that_is_killed(runtime):
     command = [sys.executable, "-c", HOST, str(runtime), str(HERE / "probe")]
     root = Path(__file__).parents[2]

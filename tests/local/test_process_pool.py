@@ -19,6 +19,7 @@ with process_pool(1) as pool:
 """
 
 
+@pytest.mark.killed
 def test_processes_end_with_a_parent_that_is_killed():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         worker = psutil.Process(int(parent.stdout.readline()))

@@ -40,6 +40,7 @@ def test_serves_from_all_nodes_and_leaves_nothing_behind(tmp_path, monkeypatch):
     cluster.stop()
 
 
+@pytest.mark.killed
 def test_nodes_die_with_a_parent_that_is_killed(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", PARENT],

@@ -64,6 +64,7 @@ def test_keeps_nothing_on_disk_and_hides_its_password():
         assert password not in repr(server)
 
 
+@pytest.mark.killed
 def test_the_server_ignores_the_terminals_interrupt():
     with RedisServer() as server:
         assert os.getsid(server.pid) == server.pid != os.getsid(0)
@@ -75,6 +76,7 @@ def test_listens_on_loopback_only_and_wants_its_password():
         assert stranger.recv(100).startswith(b"-NOAUTH")
 
 
+@pytest.mark.killed
 def test_dies_with_a_parent_that_is_killed():
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -106,6 +108,7 @@ def test_server_output_is_forwarded():
         RedisServer(port=70_000)
 
 
+@pytest.mark.killed
 def test_the_helper_exits_if_its_parent_has_died():
     command = [sys.executable, "-I", "-S", die_with_parent.__file__, "1", "/bin/true"]
     run = subprocess.run(command, capture_output=True, text=True, check=False)

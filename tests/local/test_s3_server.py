@@ -46,6 +46,7 @@ def test_serves_by_its_environment_and_leaves_nothing_behind(tmp_path, monkeypat
     server.stop()
 
 
+@pytest.mark.killed
 def test_dies_with_a_parent_that_is_killed():
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:

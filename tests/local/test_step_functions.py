@@ -113,6 +113,7 @@ def test_tasks_reach_the_local_functions_other_users_reach_nothing_and_nothing_i
     server.stop()
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("kind", [pytest.param("standard", marks=pytest.mark.weekly), "express"])
 def test_dies_with_a_parent_that_is_killed(kind):
     command = [sys.executable, "-c", PARENT, kind]

@@ -87,6 +87,7 @@ def command(image, detector_plan):
     return ("map", image, "--plan", detector_plan, "--workers", "inprocess", "--min-score", "0.7", "--out")
 
 
+@pytest.mark.exact
 def test_boxes_are_those_of_the_detector_on_the_whole_image(serfer, command, network, tmp_path):
     head = DetectionHead("yolov8", ("output0",), 3, min_score=0.7)
     boxes = expected(network, pixels(HEIGHT, WIDTH) / np.float32(255), "yolov8", head, GREY / 255)
@@ -127,6 +128,7 @@ def test_one_plan_has_the_boxes_of_images_of_any_size(serfer, detector_plan, net
         check_coco(tmp_path / "boxes" / f"{name}.json", boxes, ordered=False)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("family", ["yolov5", pytest.param("yolox", marks=pytest.mark.weekly)])
 def test_boxes_of_other_families_are_those_of_the_whole_image(serfer, tmp_path, family):
     values = pixels(HEIGHT, WIDTH) / np.float32(255)
@@ -169,6 +171,7 @@ class Detector(nn.Module):
         return torch.cat(tables, 2)
 
 
+@pytest.mark.exact
 @pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
 def test_boxes_of_a_module_are_those_of_the_module_on_the_whole_image(tmp_path):

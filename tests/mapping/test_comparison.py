@@ -202,6 +202,7 @@ def test_each_output_is_compared_at_its_own_stride(map_of, two_maps, altered):
     assert "most so in window 4" in refused.err
 
 
+@pytest.mark.exact
 def test_statistics_of_the_whole_image_are_those_of_the_passes_also_when_it_is_resumed(map_of, pooled, monkeypatch):
     def stopped(*_arguments):
         raise KeyboardInterrupt

@@ -92,6 +92,7 @@ def test_a_section_reads_the_image_beside_kept_maps(serfer, networks, tmp_path):
     assert_equal(result[:, there], run(file, normal(values, ~there))[0][:, there])
 
 
+@pytest.mark.killed
 def test_a_map_that_was_killed_in_a_pass_goes_on_with_the_maps_that_were_kept(serfer, command, whole, tmp_path):
     process = start(command)
     wait_for_parts(process, tmp_path / "result.tif.parts.kept-2", 3)

@@ -14,6 +14,7 @@ from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 
+@pytest.mark.exact
 def test_a_result_is_the_network_on_the_whole_image_with_its_georeference(serfer, command, tmp_path):
     done = serfer(*command, "--json")
     assert done.code == 0, done.err

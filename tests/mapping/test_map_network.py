@@ -175,6 +175,7 @@ def test_of_several_at_once_one_makes_the_plan(settings, dense):
     assert sum(step.startswith("planning") for step in steps) == 1
 
 
+@pytest.mark.killed
 def test_an_interrupted_plan_leaves_nothing(tmp_path, dense, monkeypatch):
     def interrupted(_model, _sizes, out, **_options):
         (out / "plan.json").write_text("{")

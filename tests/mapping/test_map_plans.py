@@ -56,6 +56,7 @@ def exported(tmp_path_factory):
     return for_any_size(Net(), tmp_path_factory.mktemp("network") / "net.onnx")
 
 
+@pytest.mark.exact
 def test_windows_of_two_sizes_give_the_network_on_the_whole_image(serfer, make, exported, tmp_path):
     network, results = Net(), []
     for window in (32, 48):
@@ -71,6 +72,7 @@ def test_windows_of_two_sizes_give_the_network_on_the_whole_image(serfer, make, 
     assert np.abs(results[0] - results[2]).max() < 1e-5 * np.ptp(results[0])
 
 
+@pytest.mark.exact
 def test_a_map_of_half_the_size_lies_where_its_image_does(serfer, make, tmp_path):
     network = Net(half=True).eval()
     image = write(tmp_path / "image.tif", pixels(151, 203), crs=UTM, transform=WHERE)
@@ -84,6 +86,7 @@ def test_a_map_of_half_the_size_lies_where_its_image_does(serfer, make, tmp_path
         assert dataset.transform == WHERE @ rasterio.Affine.scale(2)
 
 
+@pytest.mark.exact
 def test_classes_are_a_palette_image_whose_largest_value_is_no_data(serfer, make, exported, tmp_path):
     network = Net()
     plan = make(exported, [(96, 204)], window=32, reduce="argmax", labels=("sea", "land", "ice", "cloud"))

@@ -70,6 +70,7 @@ def on_the_whole(values, missing=None):
     return session.run(None, {"image": values[None]})[0][0]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("how", "dtype"),
     [

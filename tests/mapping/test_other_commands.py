@@ -43,6 +43,7 @@ def test_cost_prices_one_window(serfer, plan):
     assert [stage["tasks"] for stage in json.loads(done.out)["query"]["stages"]] == [1]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     "command",
     [

@@ -56,6 +56,7 @@ def network(tmp_path_factory):
     return net, file, place / "plan"
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("height", HEIGHTS)
 def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, network, height, tmp_path):
     net, _, plan = network

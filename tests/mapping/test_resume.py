@@ -45,6 +45,7 @@ def wait_for_parts(process, directory, count):
         time.sleep(0.01)
 
 
+@pytest.mark.killed
 def test_a_map_that_was_killed_and_interrupted_goes_on_to_the_same_pixels_and_georeference(serfer, command, tmp_path):
     parts = tmp_path / "result.tif.parts"
     process = start(command)
@@ -70,6 +71,7 @@ def test_a_map_that_was_killed_and_interrupted_goes_on_to_the_same_pixels_and_ge
     assert not parts.exists()
 
 
+@pytest.mark.killed
 def test_one_killed_between_its_result_and_the_end_is_found_done(serfer, command, tmp_path, monkeypatch):
     monkeypatch.setattr(ResultParts, "remove", lambda _: None)
     assert serfer(*command).code == 0
@@ -82,6 +84,7 @@ def test_one_killed_between_its_result_and_the_end_is_found_done(serfer, command
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
 
 
+@pytest.mark.killed
 def test_one_killed_while_it_deletes_its_parts_is_found_done(serfer, command, tmp_path, monkeypatch):
     def killed(parts):
         for path in sorted(parts.directory.glob("c.*"))[:5]:

@@ -91,6 +91,7 @@ def check(folder, expected, stem="out"):
         assert np.abs(got - values).max() <= 1e-5 * max(np.ptp(values), 1)
 
 
+@pytest.mark.exact
 def test_each_output_is_a_file_with_its_own_resolution_and_equals_the_whole(serfer, command, network, tmp_path):
     planned = serfer(*command, "--dry-run")
     assert "out.probability.tif, " in planned.out

@@ -115,6 +115,7 @@ def command_of(image, plan, tmp_path):
     return ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(("name", "passes"), [("gated", 2), ("unet", 4)])
 def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, networks, tmp_path, name, passes):
     file, plan = networks[name]
@@ -131,6 +132,7 @@ def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, networks, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
 
 
+@pytest.mark.exact
 def test_one_plan_has_the_statistics_of_each_image_of_a_folder(serfer, networks, tmp_path):
     file, scans = networks["gated"][0], tmp_path / "scans"
     sizes = {"a": (97, 61), "b": (98, 61), "c": (64, 201), "small": (20, 97)}
@@ -149,6 +151,7 @@ def test_one_plan_has_the_statistics_of_each_image_of_a_folder(serfer, networks,
         assert_equal(read(tmp_path / "out" / f"{name}.tif"), expected)
 
 
+@pytest.mark.exact
 def test_the_statistics_do_not_depend_on_which_window_comes_first(serfer, networks, tmp_path):
     command, results = command_of(image_of(tmp_path), networks["gated"][1], tmp_path), []
     for concurrency in (1, 4):
@@ -157,6 +160,7 @@ def test_the_statistics_do_not_depend_on_which_window_comes_first(serfer, networ
     np.testing.assert_array_equal(*results)
 
 
+@pytest.mark.exact
 def test_pixels_without_data_are_in_the_statistics_as_the_network_sees_them(serfer, networks, tmp_path):
     file, plan = networks["gated"]
     values = np.maximum(pixels(HEIGHT, WIDTH), 1)
@@ -173,6 +177,8 @@ def test_pixels_without_data_are_in_the_statistics_as_the_network_sees_them(serf
     assert_equal(result[:, there], whole[:, there])
 
 
+@pytest.mark.exact
+@pytest.mark.killed
 def test_one_interrupted_and_killed_in_a_pass_goes_on_in_it(serfer, networks, tmp_path):
     file, plan = networks["unet"]
     command = command_of(image_of(tmp_path), plan, tmp_path)
@@ -198,6 +204,7 @@ def test_one_interrupted_and_killed_in_a_pass_goes_on_in_it(serfer, networks, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif", "result.tif"]
 
 
+@pytest.mark.exact
 def test_statistics_of_another_image_are_never_used(serfer, networks, tmp_path):
     file, plan = networks["gated"]
     command = command_of(image_of(tmp_path), plan, tmp_path)
@@ -211,6 +218,7 @@ def test_statistics_of_another_image_are_never_used(serfer, networks, tmp_path):
     assert_equal(read(tmp_path / "result.tif"), run(file, normal(other))[0])
 
 
+@pytest.mark.exact
 def test_a_window_that_fails_in_a_pass_is_named_with_its_pass(serfer, networks, tmp_path, monkeypatch):
     command = command_of(image_of(tmp_path), networks["gated"][1], tmp_path)
     plain = RasterSource.read
@@ -227,6 +235,7 @@ def test_a_window_that_fails_in_a_pass_is_named_with_its_pass(serfer, networks, 
     assert "a block is damaged; " in failed.err
 
 
+@pytest.mark.exact
 def test_more_work_than_three_maps_is_asked_for_with_both_prices(tmp_path):
     net, x = Network(), "image"
     for before in (3, 6, 6, 6, 6, 6):
@@ -238,6 +247,7 @@ def test_more_work_than_three_maps_is_asked_for_with_both_prices(tmp_path):
     assert not (tmp_path / "plan").exists()
 
 
+@pytest.mark.exact
 def test_statistics_of_a_sample_take_one_pass_and_say_how_much_depends_on_them(serfer, networks, tmp_path):
     file, _ = networks["gated"]
     sample = write(tmp_path / "sample.tif", pixels(500, 600))
@@ -260,6 +270,7 @@ def test_statistics_of_a_sample_take_one_pass_and_say_how_much_depends_on_them(s
     assert 0 < error < 0.1
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -277,6 +288,7 @@ def broken(windows, **changed):
     return replace(windows, passes=(*windows.passes[:-1], replace(windows.passes[-1], **changed)))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     "change",
     [
@@ -299,12 +311,14 @@ def test_a_plan_whose_passes_cannot_be_is_refused(networks, change):
         check_windows(plan, change(plan.windows))
 
 
+@pytest.mark.exact
 def test_a_plan_of_windows_that_are_images_of_their_own_says_that_it_is_to_be_made_again(networks):
     plan = load_plan(networks["gated"][1])
     with pytest.raises(PlanError, match=r"images of their own \(--approximate\): use serfer map-plan again"):
         check_windows(plan, replace(plan.windows, overlap=3))
 
 
+@pytest.mark.exact
 def test_a_task_without_the_statistics_of_its_plan_is_refused(networks):
     plan = load_plan(networks["gated"][1])
     with package.open(networks["gated"][1], store="memory://", workers="inprocess") as pipeline:

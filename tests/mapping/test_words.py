@@ -139,6 +139,7 @@ def test_a_full_disk_says_it_once(serfer, command, monkeypatch):
     assert serfer(*command, "--concurrency", 1).err.count("7 of 20") == 1
 
 
+@pytest.mark.killed
 def test_an_interrupted_folder_says_how_many_images_are_done_and_lists_the_others(serfer, plan, tmp_path, monkeypatch):
     (tmp_path / "scans").mkdir()
     for seed in range(3):

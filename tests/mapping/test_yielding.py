@@ -84,6 +84,7 @@ class TestYielding:
         refused = serfer(*command, "--yield-to", service.url, "--yield-utilisation", "1.5")
         assert (refused.code, "at most 1" in refused.err) == (2, True)
 
+    @pytest.mark.killed
     def test_an_interrupt_while_it_is_paused_keeps_what_is_done(self, service, serfer, command, tmp_path):
         service.replies = [load(0.9)]
         again = [*map(str, command), "--yield-to", service.url]

@@ -66,6 +66,7 @@ def test_a_service_that_is_not_there_is_unavailable():
         read(f"http://127.0.0.1:{free_port()}")
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     "url", ["", "localhost:8000", "ftp://host", "http://user:secret@host", "http://h/#x", "http://"]
 )

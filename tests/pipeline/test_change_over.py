@@ -145,6 +145,7 @@ def outcomes():
     return {name: outcome(plans) for name, plans in (("two", two), ("whole", alone(WHOLE)), ("parts", alone(PARTS)))}
 
 
+@pytest.mark.killed
 def test_queries_change_over_and_back_with_each_kill(outcomes):
     plans = [chosen.plan is WHOLE for chosen, _ in outcomes["two"]]
     assert [key for key, _ in itertools.groupby(plans)][:2] == [False, True]
@@ -168,6 +169,7 @@ def test_fewer_queries_wait_for_the_whole_function_to_start_than_with_it_alone(o
     assert late["two"] <= len(KILLED) * 2 < late["whole"]
 
 
+@pytest.mark.two_at_once
 def test_both_plans_share_one_limit_of_concurrency():
     """Of which there is too little here: queries wait for slots, and none is lost."""
     assert len(outcome(two, concurrency=7)) == QUERIES

@@ -40,6 +40,7 @@ def test_an_error_reaches_the_waiting_caller(loop):
     loop.close()
 
 
+@pytest.mark.two_at_once
 def test_several_threads_may_wait_at_once(loop):
     async def main():
         both = asyncio.Barrier(2)
@@ -58,6 +59,7 @@ def test_several_threads_may_wait_at_once(loop):
     loop.close()
 
 
+@pytest.mark.killed
 def test_an_interrupt_cancels_the_awaited_coroutine(loop, monkeypatch):
     started, cancelled = threading.Event(), threading.Event()
 
@@ -80,6 +82,7 @@ def test_an_interrupt_cancels_the_awaited_coroutine(loop, monkeypatch):
     loop.close()
 
 
+@pytest.mark.killed
 def test_an_interrupt_that_comes_while_the_loop_is_busy_is_not_lost(loop):
     """The kernel may hand it to the loop's thread, as while that one starts a worker, and the caller blocks on."""
     ended = []

@@ -120,6 +120,7 @@ def test_folders_without_images_or_with_others_are_refused(tmp_path):
     refused(tmp_path, r"files that are not images, 'notes.txt'")
 
 
+@pytest.mark.hostile
 def test_too_many_images_are_refused(tmp_path, monkeypatch):
     for number in range(4):
         image(tmp_path / f"0/{number}.png")
@@ -141,6 +142,7 @@ def test_the_digest_is_of_images_and_labels_and_not_of_names(tmp_path):
     assert read_labelled(tmp_path / "two", PLAN).validation().digest != one.digest
 
 
+@pytest.mark.hostile
 def test_a_damaged_image_is_named_when_it_is_decoded(tmp_path):
     image(tmp_path / "0/1.png")
     (tmp_path / "0/2.png").write_bytes(b"\x89PNG damaged")

@@ -48,11 +48,13 @@ def given(tmp_path, data, name="hostile.tif"):
     return tmp_path / name
 
 
+@pytest.mark.hostile
 def test_the_tiff_that_the_others_are_made_from_is_read(tmp_path):
     with open_raster(given(tmp_path, tiled())) as source:
         assert source.read(Rect.whole(64, 64)).shape == (1, 64, 64)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("data", "match"),
     [
@@ -70,6 +72,7 @@ def test_what_is_not_an_image_is_refused(tmp_path, data, match):
     refused(given(tmp_path, data), match=match)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("changed", "limits", "match"),
     [
@@ -93,12 +96,14 @@ def test_a_tiff_with_absurd_tags_is_refused(tmp_path, changed, limits, match):
     refused(given(tmp_path, tiled(**changed)), limits=RasterLimits(**limits), match=match)
 
 
+@pytest.mark.hostile
 def test_a_block_that_is_said_to_have_gigabytes_is_not_fetched(tmp_path):
     path = given(tmp_path, tiled(COUNTS=GIB, COMPRESSION=8))
     os.truncate(path, 4 * GIB)  # a hole: the bytes would all be there
     refused(path, ImageTooLargeError, match=r"tile or strip in row 0, column 0 has 1,073,741,824 bytes")
 
 
+@pytest.mark.hostile
 def test_a_compression_bomb_is_refused_before_it_is_decoded(tmp_path):
     side = 2**14
     bomb = zlib.compress(bytes(side * side), 1)
@@ -107,12 +112,14 @@ def test_a_compression_bomb_is_refused_before_it_is_decoded(tmp_path):
     refused(path, ImageTooLargeError, match="in tiles or strips of 268,435,456 bytes")
 
 
+@pytest.mark.hostile
 def test_a_tile_that_holds_more_than_it_says_is_cut(tmp_path):
     bomb = zlib.compress(bytes(256 * 1024 * 1024), 1)
     with open_raster(given(tmp_path, tiled(data=bomb, COMPRESSION=8))) as source:
         assert source.read(Rect.whole(64, 64)).shape == (1, 64, 64)
 
 
+@pytest.mark.hostile
 def test_tiles_that_are_not_in_the_file_are_nodata_or_missing(tmp_path):
     profile = {"tiled": True, "blockxsize": 32, "blockysize": 32, "SPARSE_OK": True}
     values = np.zeros((1, 64, 64), "uint8")
@@ -122,6 +129,7 @@ def test_tiles_that_are_not_in_the_file_are_nodata_or_missing(tmp_path):
         np.testing.assert_array_equal(source.read(Rect.whole(64, 64)), values)
 
 
+@pytest.mark.hostile
 def test_one_strip_of_all_rows_is_decoded_row_by_row(tmp_path):
     values = pixels(3000, 700, 3)
     path = write(tmp_path / "strip.tif", values, blockysize=3000, compress="deflate")
@@ -129,6 +137,7 @@ def test_one_strip_of_all_rows_is_decoded_row_by_row(tmp_path):
         np.testing.assert_array_equal(source.read(Rect(Span(50, 90), Span(7, 99))), values[:, 50:90, 7:99])
 
 
+@pytest.mark.hostile
 def test_a_window_in_too_many_blocks_is_refused(tmp_path):
     path = write(tmp_path / "many.tif", pixels(320, 320, 1), tiled=True, blockxsize=16, blockysize=16)
     with open_raster(path, RasterLimits(max_read_blocks=100)) as source:
@@ -137,11 +146,13 @@ def test_a_window_in_too_many_blocks_is_refused(tmp_path):
             source.read(Rect(Span(0, 160), Span(0, 161)))
 
 
+@pytest.mark.hostile
 def test_too_many_bands_are_refused(tmp_path):
     path = write(tmp_path / "bands.tif", pixels(16, 16, 5))
     refused(path, ImageTooLargeError, RasterLimits(max_bands=4), "has 5 bands: 1 to 4 are accepted")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("kept", [0.2, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize(
     ("name", "profile"),
@@ -159,12 +170,14 @@ def test_a_cut_file_is_refused(tmp_path, name, profile, kept):
     refused(path)
 
 
+@pytest.mark.hostile
 def test_the_error_of_a_cut_file_asks_whether_it_is_whole(tmp_path):
     path = write(tmp_path / "a.tif", pixels(200, 300), tiled=True, blockxsize=32, blockysize=32)
     os.truncate(path, path.stat().st_size // 2)
     refused(path, match="is the file whole")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(("name", "driver"), [("a.png", "PNG"), ("a.jpg", "JPEG")])
 def test_what_a_png_or_jpeg_decodes_to_is_bounded(tmp_path, name, driver):
     path = write(tmp_path / name, pixels(200, 300), driver)
@@ -172,6 +185,7 @@ def test_what_a_png_or_jpeg_decodes_to_is_bounded(tmp_path, name, driver):
     refused(path, ImageTooLargeError, RasterLimits(max_pixels=59_999), "store it as a TIFF")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("name", "profile", "kind"),
     [
@@ -200,6 +214,7 @@ def interlaced(values):
     )
 
 
+@pytest.mark.hostile
 def test_a_png_that_declares_gigapixels_is_refused_by_its_header(tmp_path):
     Image.fromarray(pixels(20, 30, 1)[0]).save(tmp_path / "a.png")
     data = bytearray((tmp_path / "a.png").read_bytes())
@@ -208,6 +223,7 @@ def test_a_png_that_declares_gigapixels_is_refused_by_its_header(tmp_path):
     refused(given(tmp_path, bytes(data), "a.png"), ImageTooLargeError, match="store it as a TIFF")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("name", ["a.png", "a.jpg"])
 def test_pixels_that_find_no_room_are_named_with_their_bytes(tmp_path, monkeypatch, name):
     path = write(tmp_path / name, pixels(200, 300), driver={"a.png": "PNG", "a.jpg": "JPEG"}[name])
@@ -217,6 +233,7 @@ def test_pixels_that_find_no_room_are_named_with_their_bytes(tmp_path, monkeypat
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("limits", [RasterLimits(), RasterLimits(max_whole_pixels=1)])
 def test_a_broken_jpeg_is_decoded_once_however_many_windows_are_read(tmp_path, limits):
     path = write(tmp_path / "a.jpg", pixels(200, 300), "JPEG")
@@ -228,6 +245,7 @@ def test_a_broken_jpeg_is_decoded_once_however_many_windows_are_read(tmp_path, l
             source.read(Rect(Span(0, 9), Span(0, 9)))
 
 
+@pytest.mark.hostile
 def test_directories_in_a_circle_end(tmp_path):
     data = bytearray(tiled())
     start = int.from_bytes(data[4:8], "little")
@@ -238,12 +256,14 @@ def test_directories_in_a_circle_end(tmp_path):
         assert source.size == (64, 64)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("name", ["/vsicurl/http://127.0.0.1:9/a.tif", "/vsimem/a.tif", "/vsizip/a.zip/a.tif"])
 def test_a_path_of_gdals_own_is_only_a_path(name):
     with pytest.raises(InputError, match="does not exist"):
         open_raster(name)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:9/a.tif", "zip:///a.zip!a.tif", "file:///etc/passwd", "s3://b", "s3://B/k"]
 )
@@ -252,6 +272,7 @@ def test_only_urls_of_s3_objects_are_places(url):
         open_raster(url)
 
 
+@pytest.mark.hostile
 def test_missing_files_folders_and_pipes_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused(tmp_path / "none.tif", InputError, match="does not exist")
@@ -262,6 +283,7 @@ def test_missing_files_folders_and_pipes_are_refused(tmp_path):
         open_raster("a\0.tif")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("domain", ["OVERVIEWS", "", "SUBDATASETS", "xml:VRT"])
 def test_a_tiff_cannot_make_gdal_fetch_anything(tmp_path, domain):
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -280,12 +302,14 @@ def test_a_tiff_cannot_make_gdal_fetch_anything(tmp_path, domain):
             server.accept()
 
 
+@pytest.mark.hostile
 def test_gdals_cache_is_bounded_after_reading_too(tmp_path):
     with open_raster(write(tmp_path / "a.tif", pixels(64, 64)), RasterLimits(cache_bytes=5_000_000)) as source:
         source.read(Rect.whole(64, 64))
         assert get_gdal_config("GDAL_CACHEMAX") == 5_000_000
 
 
+@pytest.mark.hostile
 def test_libtiff_says_nothing_of_a_damaged_file_itself(tmp_path, capfd):
     path = write(tmp_path / "a.tif", pixels(100, 130), compress="lzw", BIGTIFF="YES", interleave="band")
     good = path.read_bytes()
@@ -337,6 +361,7 @@ PROFILES = [
 ]
 
 
+@pytest.mark.hostile
 def test_damaged_images_are_read_or_refused_but_never_end_the_process(tmp_path):
     paths = [write(tmp_path / name, pixels(100, 130), **profile) for name, profile in PROFILES]
     run = [sys.executable, "-c", MUTATE, str(MUTATIONS), *paths]

@@ -95,6 +95,7 @@ def test_what_an_older_version_began_is_refused_by_name_and_can_be_thrown_away(t
     assert not folder.exists()
 
 
+@pytest.mark.two_at_once
 def test_several_threads_put_at_once(tmp_path):
     with parts_of(tmp_path, count=40) as parts:
         with ThreadPoolExecutor(8) as threads:
@@ -126,6 +127,7 @@ def test_a_part_that_is_cut_longer_or_altered_anywhere_is_noticed(tmp_path_facto
         assert not path.exists()
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("damage", ["cut", "altered", "empty", "gone"])
 def test_a_damaged_part_is_deleted_and_missing_after_a_resume(tmp_path, damage):
     folder = filled(tmp_path)
@@ -135,6 +137,7 @@ def test_a_damaged_part_is_deleted_and_missing_after_a_resume(tmp_path, damage):
         assert not path_of(folder, 3).exists()
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("damage", ["empty", "gone"])
 def test_a_part_that_is_damaged_while_a_process_reads_is_missing_from_then_on(tmp_path, damage):
     folder = filled(tmp_path)
@@ -145,6 +148,7 @@ def test_a_part_that_is_damaged_while_a_process_reads_is_missing_from_then_on(tm
         assert parts.done() == {0, 7}
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("damage", ["cut", "altered", "empty", "gone"])
 def test_a_part_that_is_damaged_while_a_process_works_is_missing_once_all_are_verified(tmp_path, damage):
     folder = filled(tmp_path)
@@ -165,6 +169,7 @@ def harm(path, damage):
         path.write_bytes(changed)
 
 
+@pytest.mark.killed
 def test_what_a_killed_process_began_is_deleted(tmp_path):
     folder = filled(tmp_path)
     (folder / ".c.0.0.5.0.part").write_bytes(path_of(folder, 3).read_bytes()[:100])
@@ -190,6 +195,7 @@ with ResultParts.create_or_resume(Path(sys.argv[1]), {"job": 1}, many) as parts:
 """
 
 
+@pytest.mark.killed
 def test_a_process_that_is_killed_while_it_writes_leaves_whole_parts_only(tmp_path):
     folder, before = tmp_path / "parts", 0
     for wanted in (3, 5, 8):
@@ -243,6 +249,7 @@ def test_another_job_is_refused_by_the_field_that_differs(tmp_path, identity, co
         assert parts.done() == {0, 3, 7}
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "nothing", "\udcff"])
 def test_a_damaged_job_is_refused(tmp_path, text):
     folder = filled(tmp_path)

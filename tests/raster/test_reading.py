@@ -184,6 +184,7 @@ def test_any_name_is_only_a_name(tmp_path, monkeypatch, name):
         np.testing.assert_array_equal(source.read(Rect.whole(20, 30)), values)
 
 
+@pytest.mark.two_at_once
 def test_several_threads_read_at_once(opened):
     values, source = opened("deflate, predictor")
     rects = [Rect(Span(row, row + 9), Span(col, col + 13)) for row in range(0, 70, 3) for col in range(0, 100, 7)]

@@ -69,6 +69,7 @@ def test_region_and_endpoint_may_stand_in_the_url(server, tmp_path, monkeypatch)
         np.testing.assert_array_equal(source.read(Rect.whole(200, 300)), values)
 
 
+@pytest.mark.who_may
 def test_a_public_object_needs_no_credentials(server, tmp_path, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")

@@ -368,6 +368,7 @@ class TestFullDisks:
             assert check_space(parts, tmp_path / "a.tif") is None
 
 
+@pytest.mark.killed
 def test_a_killed_assembly_leaves_no_result_and_is_done_again(tmp_path):
     values = pixels(600, 700)
     kept(tmp_path / "parts", values).close()
@@ -422,6 +423,7 @@ class TestS3:
             np.testing.assert_array_equal(source.read(Rect.whole(side, side)), values)
         assert "Uploads" not in bucket.list_multipart_uploads(Bucket="results")
 
+    @pytest.mark.killed
     def test_an_upload_that_fails_or_was_killed_leaves_no_parts_there(self, bucket, tmp_path, monkeypatch):
         values = pixels(1500, 1500)
         options = ResultOptions(compression="none")

@@ -60,6 +60,7 @@ class TestDirectoryStore(RegistryStoreContract):
     def damage(self, digest, data):
         (self._root / "artefacts" / digest[:2] / digest).write_bytes(data)
 
+    @pytest.mark.who_may
     def test_only_its_owner_may_read_it(self, store, root, tmp_path):
         store.compare_and_set(NAME, None, b"{}")
         (tmp_path / "a").write_bytes(b"a")
@@ -76,6 +77,7 @@ class TestDirectoryStore(RegistryStoreContract):
         assert store.read_version(NAME, kept[-1].version) == b"5"
         assert len(list((root / "documents" / NAME).iterdir())) == KEPT_VERSIONS
 
+    @pytest.mark.two_at_once
     def test_processes_at_once_lose_no_update(self, store, root, tmp_path):
         writers = [
             subprocess.Popen([sys.executable, "-c", _WRITER, root, NAME, tmp_path / f"{number}", "10"])
@@ -84,6 +86,7 @@ class TestDirectoryStore(RegistryStoreContract):
         assert [writer.wait(300) for writer in writers] == [0, 0, 0]
         assert store.read(NAME).data.split()[0] == b"30"
 
+    @pytest.mark.killed
     def test_a_writer_that_is_killed_leaves_whole_versions_and_artefacts(self, store, root, tmp_path):
         seen = 0
         for _ in range(6):
@@ -117,6 +120,7 @@ class TestDirectoryStore(RegistryStoreContract):
         assert list(store.artefacts()) == []
         store.put_artefact(tmp_path / "large")
 
+    @pytest.mark.killed
     def test_what_killed_writers_left_is_removed_a_day_later(self, root):
         DirectoryStore(root)
         part = root / "parts" / "left"

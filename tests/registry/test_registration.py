@@ -109,6 +109,7 @@ def test_workers_that_claim_at_once_have_one_owner(worker):
         assert sum(threads.map(claim, range(6))) == 1
 
 
+@pytest.mark.who_may
 def test_a_silent_owner_is_followed_and_learns_it_and_what_is_done_is_kept(worker):
     clock = Clock()
     first, second = worker("first"), worker("second", clock)
@@ -152,6 +153,7 @@ def test_a_failed_or_abandoned_registration_is_claimed_at_once_and_goes_on(worke
     assert [each.owner for each in third.all()] == ["third"]
 
 
+@pytest.mark.killed
 @pytest.mark.parametrize("after", ["update", "nothing"])
 def test_a_finish_that_is_interrupted_adds_one_version(worker, after):
     clock = Clock()
@@ -240,6 +242,7 @@ for number in range(100):
 """
 
 
+@pytest.mark.killed
 def test_a_worker_that_is_killed_is_followed_where_it_was(worker, root):
     killed = subprocess.Popen([sys.executable, "-c", _WORKER, root], stdout=subprocess.PIPE)
     while int(killed.stdout.readline()) < 5:

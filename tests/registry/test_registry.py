@@ -63,6 +63,7 @@ def test_a_record_that_has_not_changed_is_not_decoded_again(registry):
     assert registry.latest("faces", known) is None
 
 
+@pytest.mark.two_at_once
 def test_updates_at_once_lose_none(registry, root):
     made(registry)
 
@@ -291,6 +292,7 @@ def _fetch(arguments):
     return registry.directory(digest, cache), len(fetched)
 
 
+@pytest.mark.two_at_once
 def test_of_processes_at_once_one_fetches_a_directory(registry, root, plan, tmp_path):
     digest = registry.put_directory(plan)
     with multiprocessing.get_context("spawn").Pool(3) as pool:

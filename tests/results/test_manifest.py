@@ -77,6 +77,7 @@ SAID = ("attributes", "serfer")
 FIRST = ("consolidated_metadata", "metadata", "0")
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("path", "value"),
     [

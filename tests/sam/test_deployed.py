@@ -73,6 +73,7 @@ def test_the_rest_api_wants_a_key_and_answers_with_one(created, plans, image, ex
     assert refused.status_code == httpx.codes.UNSUPPORTED_MEDIA_TYPE, refused.text
 
 
+@pytest.mark.who_may
 def test_every_permission_names_the_stacks_own_resources(created):
     check_permissions(created, {"DriverRole", "WorkerRole"})
 

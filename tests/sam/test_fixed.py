@@ -23,6 +23,7 @@ def usd(template, item, **given):
     return sum(line.usd for line in fixed_costs(template, FACTS, **given) if line.item == item)
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(("drivers", "store", "engine"), [*product(DRIVERS, STORES, ENGINES)])
 def test_every_resource_type_has_a_cost_and_a_permission(drivers, store, engine):
     template = make_template(options(drivers=drivers, store=store, engine=engine), [small_plan()])

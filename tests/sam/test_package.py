@@ -276,6 +276,7 @@ def test_a_plan_directory_that_was_altered_is_refused(packed, plans, tmp_path):
     assert not (tmp_path / "build").exists()
 
 
+@pytest.mark.hostile
 def test_a_function_that_is_too_large_is_refused_and_nothing_is_left(plans, tmp_path, cache, monkeypatch):
     monkeypatch.setattr(quotas, "_check_functions", lambda *_: None)  # the layers are larger than the splitter thought
     facts = tmp_path / "aws.toml"

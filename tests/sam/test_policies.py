@@ -163,6 +163,7 @@ def other_policies(source):
                 yield from ((name, one) for one in properties[field]["Statement"])
 
 
+@pytest.mark.who_may
 def test_roles_are_written_by_hand_and_bounded():
     for chosen, source in every_template():
         for name, properties in roles(source):
@@ -175,6 +176,7 @@ def test_roles_are_written_by_hand_and_bounded():
             assert role in {"WorkerRole", "DriverRole", "UploaderRole", "HealthRole"}
 
 
+@pytest.mark.who_may
 def test_each_role_is_for_one_service_of_this_account():
     services = defaultdict(set)
     for chosen, source in every_template():
@@ -193,6 +195,7 @@ def test_each_role_is_for_one_service_of_this_account():
     }
 
 
+@pytest.mark.who_may
 def test_roles_have_exactly_the_listed_permissions():
     given = defaultdict(set)
     for _chosen, source in every_template():
@@ -203,6 +206,7 @@ def test_roles_have_exactly_the_listed_permissions():
     assert given == {name: set(actions) for name, actions in ALLOWED.items()}
 
 
+@pytest.mark.who_may
 def test_every_permission_names_its_resources():
     met = set()
     for chosen, source in every_template():
@@ -222,6 +226,7 @@ def test_every_permission_names_its_resources():
     assert met == WIDE.keys()
 
 
+@pytest.mark.who_may
 def test_resource_policies_name_resource_and_principal():
     met = set()
     for chosen, source in every_template():
@@ -243,6 +248,7 @@ def test_resource_policies_name_resource_and_principal():
     assert met == WIDE_ELSEWHERE.keys()
 
 
+@pytest.mark.who_may
 def test_an_endpoint_lets_nothing_through_that_the_role_behind_it_may_not():
     for chosen, source in every_template():
         allowed = {
@@ -255,6 +261,7 @@ def test_an_endpoint_lets_nothing_through_that_the_role_behind_it_may_not():
                 assert set(listed(one["Action"])) <= allowed[role], (chosen, name)
 
 
+@pytest.mark.who_may
 def test_function_code_cannot_use_lambdas_network_permissions():
     for name, properties in roles(template("function", "valkey", "push")):
         allowed = statements(properties)
@@ -266,6 +273,7 @@ def test_function_code_cannot_use_lambdas_network_permissions():
         )
 
 
+@pytest.mark.who_may
 def test_drivers_invoke_both_plans_functions_and_no_others():
     source = template("function", "s3", "push")
     stages = {name for name in of_type(source, "AWS::Serverless::Function") if name != "DriverFunction"}
@@ -278,6 +286,7 @@ def test_drivers_invoke_both_plans_functions_and_no_others():
     assert sorted(invoked) == sorted([name, "Arn"] for name in stages)
 
 
+@pytest.mark.who_may
 def test_a_pool_is_changed_by_its_drivers_and_its_instances_and_no_other_is():
     source = template(*POOLED, gpu=POOL)
     groups = {group["Properties"]["AutoScalingGroupName"]["Fn::Sub"] for group in pools(source)}
@@ -302,6 +311,7 @@ def pools(source):
     return [group for name, group in every.items() if name.startswith("Gpu")]
 
 
+@pytest.mark.who_may
 def test_an_instance_may_read_its_own_code_and_the_weights_of_its_plans():
     source = template(*POOLED, gpu=POOL)
     read = [
@@ -314,6 +324,7 @@ def test_an_instance_may_read_its_own_code_and_the_weights_of_its_plans():
     assert sorted(read) == sorted(set(layers) - {"WorkerLayer"})
 
 
+@pytest.mark.who_may
 def test_drivers_may_make_exactly_the_provisioners_calls():
     text = inspect.getsource(auto_scaling)
     services = {"autoscaling": "autoscaling", "ec2": "ec2"}
@@ -324,12 +335,14 @@ def test_drivers_may_make_exactly_the_provisioners_calls():
     assert called == {action for action in ALLOWED["DriverRole"] if "auto_scaling.py" in ALLOWED["DriverRole"][action]}
 
 
+@pytest.mark.who_may
 def test_the_methods_that_drivers_call_of_step_functions_are_those_that_they_may():
     called = {name for name in vars(client.Client) if not name.startswith("_")} - {"close"}
     actions = {f"states:{''.join(part.capitalize() for part in name.split('_'))}" for name in called}
     assert actions == {action for action in ALLOWED["DriverRole"] if action.startswith("states:")}
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("chosen", SERVING, ids="-".join)
 def test_drivers_read_their_applications_records_alone_and_a_fleets_drivers_replace_them(chosen):
     source = template(*chosen, applications=SERVES)
@@ -394,6 +407,7 @@ def seaweed():
         yield server
 
 
+@pytest.mark.who_may
 def test_s3_requests_use_exactly_the_granted_actions(seaweed, monkeypatch):
     for name, value in seaweed.environment.items():
         monkeypatch.setenv(name, value)
@@ -432,6 +446,7 @@ def test_s3_requests_use_exactly_the_granted_actions(seaweed, monkeypatch):
         assert actions == granted
 
 
+@pytest.mark.who_may
 def test_the_cache_user_may_run_exactly_our_commands():
     access = template("function", "valkey", "push")["Resources"]["CacheUser"]["Properties"]["AccessString"].split()
     with RedisCluster(nodes=2) as cluster:
@@ -454,6 +469,7 @@ def test_the_cache_user_may_run_exactly_our_commands():
     assert used - own == allowed - moved
 
 
+@pytest.mark.who_may
 def test_only_the_applications_user_may_log_in():
     source = template("fleet", "redis", "push")
     users = of_type(source, "AWS::ElastiCache::User")
@@ -467,6 +483,7 @@ def test_only_the_applications_user_may_log_in():
     assert template("fleet", "valkey", "push")["Resources"]["CacheUsers"]["Properties"]["UserIds"] == members[:1]
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("chosen", KEEPING, ids="-".join)
 def test_functions_write_results_and_drivers_alone_read_them(chosen):
     def granted(role):

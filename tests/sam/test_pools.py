@@ -200,6 +200,7 @@ def test_a_plan_before_whose_scenario_has_no_spot_price_keeps_its_pool_without_s
     )
 
 
+@pytest.mark.who_may
 def test_every_resource_type_has_a_cost_and_a_permission(source):
     assert unpriced(source) == []
     assert unlisted(resource["Type"] for resource in source["Resources"].values()) == []

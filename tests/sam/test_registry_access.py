@@ -58,6 +58,7 @@ def plain(value):
     return [plain(each) for each in value] if isinstance(value, list) else value
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("drivers", ["function", "fleet"])
 def test_drivers_read_their_applications_and_a_fleets_take_canaries_back(access, drivers):
     registry = open_registry(SERVES.registry)

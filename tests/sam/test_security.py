@@ -12,6 +12,7 @@ EVERYWHERE = "0.0.0.0/0"
 SECRET = re.compile(r"(?i)secret|password|token|credential|private_?key|access_?key")
 
 
+@pytest.mark.who_may
 def test_stored_data_is_encrypted_and_private():
     for _chosen, source in every_template():
         for bucket in of_type(source, "AWS::S3::Bucket").values():
@@ -29,6 +30,7 @@ def test_stored_data_is_encrypted_and_private():
             assert topic["Properties"]["KmsMasterKeyId"] == {"Ref": "AlarmKey"}
 
 
+@pytest.mark.who_may
 def test_buckets_answer_by_tls_only():
     for _chosen, source in every_template():
         buckets = {**of_type(source, "AWS::S3::Bucket"), **of_type(source, "AWS::S3Express::DirectoryBucket")}
@@ -43,6 +45,7 @@ def test_buckets_answer_by_tls_only():
         assert refused == set(buckets)
 
 
+@pytest.mark.who_may
 def test_only_the_balancer_is_reached_from_outside_and_by_https():
     for chosen, source in every_template():
         open_to_all = [
@@ -61,6 +64,7 @@ def test_only_the_balancer_is_reached_from_outside_and_by_https():
         )
 
 
+@pytest.mark.who_may
 def test_security_groups_allow_only_listed_egress():
     for chosen, source in every_template():
         outward = [
@@ -89,6 +93,7 @@ def test_security_groups_allow_only_listed_egress():
         assert not to_s3 or "EndpointS3" in source["Resources"]
 
 
+@pytest.mark.who_may
 def test_private_subnets_have_no_way_out_and_nothing_gets_a_public_address():
     for _chosen, source in every_template():
         assert not of_type(source, "AWS::EC2::NatGateway")
@@ -104,6 +109,7 @@ def test_private_subnets_have_no_way_out_and_nothing_gets_a_public_address():
             assert subnets == ["PrivateSubnetA", "PrivateSubnetB"]
 
 
+@pytest.mark.who_may
 def test_instances_want_signed_questions_for_their_metadata_and_have_no_key_pair():
     launched = of_type(template(*POOLED, gpu=POOL), "AWS::EC2::LaunchTemplate")
     assert len(launched) == 3  # the drivers', and one of each plan
@@ -114,6 +120,7 @@ def test_instances_want_signed_questions_for_their_metadata_and_have_no_key_pair
         assert "KeyName" not in data
 
 
+@pytest.mark.who_may
 def test_gpu_instances_are_reached_by_drivers_at_their_port_alone():
     source = template(*POOLED, gpu=POOL)
     rules = of_type(source, "AWS::EC2::SecurityGroupIngress").values()
@@ -127,6 +134,7 @@ def test_gpu_instances_are_reached_by_drivers_at_their_port_alone():
         assert interface["Groups"] == [{"Ref": "GpuSecurityGroup" if name.startswith("Gpu") else "DriversGroup"}]
 
 
+@pytest.mark.who_may
 def test_the_api_wants_a_key_for_everything_throttles_and_logs_no_request():
     source = template()
     methods = of_type(source, "AWS::ApiGateway::Method")
@@ -144,6 +152,8 @@ def test_the_api_wants_a_key_for_everything_throttles_and_logs_no_request():
     assert permission["Properties"]["SourceArn"]["Fn::Sub"].endswith(":${Api}/v/*")
 
 
+@pytest.mark.hostile
+@pytest.mark.who_may
 def test_the_balancers_firewall_throttles_and_refuses_malformed_requests():
     source = template("fleet", "s3", "push")
     (rule,) = source["Resources"]["Firewall"]["Properties"]["Rules"]
@@ -163,6 +173,7 @@ def test_the_balancers_firewall_throttles_and_refuses_malformed_requests():
     assert attributes["deletion_protection.enabled"] == "false"
 
 
+@pytest.mark.who_may
 def test_no_secret_is_in_a_template():
     for _chosen, source in every_template():
         for function in of_type(source, "AWS::Serverless::Function").values():
@@ -174,6 +185,7 @@ def test_no_secret_is_in_a_template():
             assert not SECRET.search(json.dumps(value["Value"]))
 
 
+@pytest.mark.who_may
 def test_logs_go_after_their_time_and_to_groups_of_the_stack():
     for _chosen, source in every_template():
         groups = of_type(source, "AWS::Logs::LogGroup")
@@ -185,6 +197,7 @@ def test_logs_go_after_their_time_and_to_groups_of_the_stack():
             assert function["Properties"]["LoggingConfig"]["LogGroup"]["Ref"] in groups
 
 
+@pytest.mark.who_may
 def test_nothing_remains_after_stack_deletion():
     for _chosen, source in every_template():
         for name, resource in source["Resources"].items():
@@ -194,6 +207,7 @@ def test_nothing_remains_after_stack_deletion():
             assert cache["Properties"]["SnapshotRetentionLimit"] == 0
 
 
+@pytest.mark.who_may
 def test_stored_data_expires_and_spending_is_bounded():
     for chosen, source in every_template():
         store = source["Resources"].get("StoreBucket") or source["Resources"].get("StoreDirectory")
@@ -207,6 +221,7 @@ def test_stored_data_expires_and_spending_is_bounded():
             assert limits["ECPUPerSecond"]["Maximum"] == {"Ref": "CacheUnitsPerSecond"}
 
 
+@pytest.mark.who_may
 def test_alarms_are_optional_and_name_their_runbook_entry():
     dear = ("AWS::CloudWatch::Alarm", "AWS::Logs::MetricFilter", "AWS::SNS::Topic", "AWS::KMS::Key")
     for _chosen, source in every_template():
@@ -234,6 +249,7 @@ def script(kind="DriverTemplate"):
     return re.sub(r"\$\{[A-Za-z:]+\}", "something", text)
 
 
+@pytest.mark.who_may
 @BOTH
 def test_an_instances_script_is_sound_and_short_enough(kind, tmp_path):
     path = tmp_path / "user-data.sh"
@@ -244,6 +260,7 @@ def test_an_instances_script_is_sound_and_short_enough(kind, tmp_path):
     assert "@" not in script(kind).replace("@system-service", "")
 
 
+@pytest.mark.who_may
 @BOTH
 def test_an_instances_log_is_cut_off_each_hour_and_sent_to_its_group(kind, tmp_path):
     text = script(kind)
@@ -264,6 +281,7 @@ def test_an_instances_log_is_cut_off_each_hour_and_sent_to_its_group(kind, tmp_p
     assert "OnCalendar=hourly" in hourly.read_text(encoding="utf-8")
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize("refused", [False, True], ids=["in-its-group", "in-the-warm-pool"])
 def test_an_instance_that_cannot_serve_is_not_replaced_by_another_one(refused, tmp_path):
     text = script(GPU).replace("/opt/serfer", str(tmp_path))
@@ -284,6 +302,7 @@ def test_an_instance_that_cannot_serve_is_not_replaced_by_another_one(refused, t
     assert [line.split()[-1] for line in more] == ["ABANDON"] * refused
 
 
+@pytest.mark.who_may
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not here")
 @BOTH
 def test_the_units_on_an_instance_are_sound(kind, tmp_path):

@@ -223,6 +223,7 @@ def test_each_step_is_priced_and_all_of_them_are_in_the_estimate(tmp_path):
     assert sum(usd) < run.estimated_usd < 1
 
 
+@pytest.mark.who_may
 def test_without_credentials_it_says_so(tmp_path, monkeypatch, capsys):
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)

@@ -166,6 +166,7 @@ def test_symbol_versions_are_compared_as_numbers(symbols, newer):
     assert newer_than_lambda(symbols) == newer
 
 
+@pytest.mark.who_may
 @pytest.mark.usefixtures("nowhere")
 def test_without_an_index_the_error_is_one_line_without_secrets(tmp_path):
     with pytest.raises(UnavailableError) as caught:

@@ -155,6 +155,7 @@ def saved(tmp_path):
     return save
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("make", WHOLE.values(), ids=WHOLE)
 def test_a_whole_plan_has_the_files_own_answers_bit_for_bit(make, saved, tmp_path):
     path = saved(make())

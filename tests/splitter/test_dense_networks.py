@@ -50,16 +50,19 @@ def compare(got, expected, where):
         assert (got.argmax(axis=1) == expected.argmax(axis=1))[clear].all(), where
 
 
+@pytest.mark.exact
 def test_a_dense_network_equals_its_module(tmp_path):
     check("espcn", tmp_path, ("2x2", "3x4"))
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.weekly) for name in LARGE)])
 def test_dense_networks_equal_their_modules_on_every_grid(tmp_path, name):
     check(name, tmp_path)
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no stage can be spread")  # of networks of more norms than stages
 @pytest.mark.parametrize(

@@ -174,12 +174,14 @@ def compare(answer, expected):
         assert deviation.error <= EXACT
 
 
+@pytest.mark.exact
 @settings(USUAL, max_examples=30)
 @given(wanted())
 def test_any_split_network_equals_the_unsplit_one(wish):
     check(wish)
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 @settings(DRAWN, max_examples=200)  # weekly ten times as many, and those below
 @given(wanted())
@@ -187,6 +189,7 @@ def test_hundreds_of_split_networks_equal_the_unsplit_ones(wish):
     check(wish)
 
 
+@pytest.mark.exact
 @pytest.mark.weekly
 @settings(USUAL, max_examples=4000)
 @given(wanted())
@@ -204,12 +207,14 @@ def check_dense(wish):
     assert (answer[:, CLASSES] == expected[:, CLASSES])[clear].all()
 
 
+@pytest.mark.exact
 @settings(USUAL, max_examples=6)
 @given(wanted_dense())
 def test_any_split_dense_network_equals_the_unsplit_one(wish):
     check_dense(wish)
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 @settings(DRAWN, max_examples=100)  # weekly ten times as many, and those below
 @given(wanted_dense())
@@ -217,6 +222,7 @@ def test_hundreds_of_split_dense_networks_equal_the_unsplit_ones(wish):
     check_dense(wish)
 
 
+@pytest.mark.exact
 @pytest.mark.weekly
 @settings(USUAL, max_examples=2000)
 @given(wanted_dense())
@@ -224,6 +230,7 @@ def test_thousands_of_split_dense_networks_equal_the_unsplit_ones(wish):
     check_dense(wish)
 
 
+@pytest.mark.exact
 def test_a_map_too_small_for_the_grid_is_refused_or_left_in_one_tile(tmp_path):
     net = Net(1, 2, 9)
     model = net.model(net.flat(net.conv("x", 1, 1, [1, 3])))

@@ -253,12 +253,14 @@ def check(seed):
             assert relative_error(run_tiles(plan, Path(place), batch), expected) <= EXACT
 
 
+@pytest.mark.exact
 @given(st.integers(0, 2**31))
 @settings(USUAL, max_examples=36)
 def test_any_network_with_a_tail_that_cannot_be_split_has_the_files_own_answers(seed):
     check(seed)
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 @given(st.integers(0, 2**31))
 @settings(USUAL, max_examples=200)
@@ -266,6 +268,7 @@ def test_two_hundred_networks_with_tails(seed):
     check(seed)
 
 
+@pytest.mark.exact
 @pytest.mark.weekly
 @given(st.integers(0, 2**31))
 @settings(USUAL, max_examples=2000, derandomize=False)
@@ -273,6 +276,7 @@ def test_two_thousand_networks_with_tails(seed):
     check(seed)
 
 
+@pytest.mark.exact
 def test_every_kind_of_tail_is_drawn():
     tails = {Tailed(seed).tail for seed in range(200)}
     assert tails == {name for name in dir(Tailed) if name.startswith("tail_")}

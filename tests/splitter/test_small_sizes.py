@@ -38,6 +38,7 @@ def own_reason(name, size):
     return None
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(("name", "size"), EVERY)
 def test_a_network_of_the_zoo_has_a_plan_or_does_not_take_the_size_itself(name, size, tmp_path):
     if reason := own_reason(name, size):
@@ -62,6 +63,7 @@ def text_classifier():
     return net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 8, 2)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("gang", ["auto", "always"])
 def test_lines_of_text_whose_maps_become_a_row_or_two_have_a_plan(tmp_path, gang):
     net, output = text_classifier()

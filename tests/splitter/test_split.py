@@ -57,6 +57,7 @@ def test_an_output_directory_is_complete_when_it_appears(file, home):
     assert [path.name for path in (home / "a").iterdir()] == ["plan"]
 
 
+@pytest.mark.who_may
 def test_directory_permissions_follow_the_umask(file, home):
     old = os.umask(0o027)
     try:

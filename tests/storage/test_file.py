@@ -126,6 +126,7 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
         store.put("new", b"x", 60)
         assert names(tmp_path / "store") == ["#lock", "kept=", "new="]
 
+    @pytest.mark.killed
     def test_sweep_removes_a_killed_writers_files(self, clock, tmp_path):
         FileStore(tmp_path, clock)
         (tmp_path / "#0123456789abcdef").write_bytes(b"half a val")
@@ -145,6 +146,7 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
         store.put("new", b"x", 60)
         assert names(tmp_path / "store") == ["#lock", "new="]
 
+    @pytest.mark.killed
     @pytest.mark.parametrize("left", [b"", b"half a head", bytes(40)])
     def test_a_first_send_that_was_killed_is_no_message(self, exchange, tmp_path, left):
         (tmp_path / "store" / "inbox+").mkdir()
@@ -214,6 +216,7 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
         with processes(tmp_path / "store", work) as all_ready:
             assert all_ready() == [(0, "")] * len(work)
 
+    @pytest.mark.two_at_once
     def test_two_processes_share_it(self, tmp_path):
         url = f"file://{tmp_path}/a%20b"
         values = {bytes([i]) * 100_000 for i in range(4)}
@@ -259,6 +262,7 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
         assert not store.coordination().compare_and_set("k", None, b"y", 60)
         assert names(tmp_path / "store") == ["#lock", "k="]
 
+    @pytest.mark.two_at_once
     def test_many_processes_open_a_new_directory_at_once(self, tmp_path):
         with processes(tmp_path, [("start", 60)] * 4) as all_ready:
             assert all_ready() == [(0, "")] * 4

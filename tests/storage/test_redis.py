@@ -144,6 +144,7 @@ class TestRedis(StoreContract, CoordinationContract):
                 os.kill(server.pid, signal.SIGCONT)
             assert store.exists(["k"]) == [False]
 
+    @pytest.mark.hostile
     @pytest.mark.parametrize(
         "url",
         [

@@ -89,6 +89,7 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         assert store.exists(keys) == [False] * 30
         assert all(_connections(node) == 1 for node in store._cluster._nodes.values())
 
+    @pytest.mark.two_at_once
     def test_few_connections_for_many_threads_do_not_wait_in_a_ring(self, cluster):
         keys = [key_on(number % 3) for number in range(6)]
         with open_store(cluster.url + "?max_connections=1") as store, ThreadPoolExecutor(8) as threads:
@@ -217,6 +218,7 @@ class TestRedisClusterExchange(ExchangeContract):
             check(wait(), b"stays")
         store.delete([key, kept])
 
+    @pytest.mark.killed
     def test_a_node_that_dies_ends_the_wait(self):
         with RedisCluster(node_timeout_s=0.5) as cluster, open_store(cluster.url) as store:
             key, other, exchange = key_on(0), key_on(1), store.exchange()
@@ -257,6 +259,8 @@ def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(clust
         assert coordination.get(key) == Entry(b"second", second)
 
 
+@pytest.mark.killed
+@pytest.mark.who_may
 def test_a_dead_node_is_reported_and_the_new_owner_of_its_slots_is_found():
     with RedisCluster(node_timeout_s=0.5) as cluster, open_store(cluster.url) as store:
         lost, kept = key_on(0), key_on(1)
@@ -310,6 +314,7 @@ def _take_over(cluster):
                 pipeline.execute()
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     "url",
     [

@@ -61,6 +61,7 @@ def signature(cache, parameters, region):
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     ("option", "kind"), [("", []), ("&iam_serverless=true", [("ResourceType", "ServerlessCache")])]
 )
@@ -92,6 +93,7 @@ def test_a_token_is_a_presigned_connect_request(monkeypatch, option, kind, sessi
     assert (name, value) == ("X-Amz-Signature", signature("my-cache", signed, "eu-west-1"))
 
 
+@pytest.mark.who_may
 def test_every_new_connection_logs_in_with_a_fresh_token(clock, monkeypatch, tmp_path):
     """The server takes only the token of the moment, as ElastiCache does of the last 15 minutes."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
@@ -126,6 +128,7 @@ def test_every_new_connection_logs_in_with_a_fresh_token(clock, monkeypatch, tmp
                 assert secret not in repr(vars(store._node))
 
 
+@pytest.mark.who_may
 def test_waits_for_messages_log_in_by_it_too(clock, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     authority = Authority(tmp_path / "authority")
@@ -143,6 +146,7 @@ def test_waits_for_messages_log_in_by_it_too(clock, monkeypatch, tmp_path):
                 exchange.receive("k", START, 30)
 
 
+@pytest.mark.who_may
 def test_a_cluster_takes_it_too():
     url = "rediss+cluster://worker@one.example:6379,two.example?iam=my-cache&iam_region=eu-west-1"
     with open_store(url) as store:
@@ -150,6 +154,7 @@ def test_a_cluster_takes_it_too():
         assert store._seeds == [("one.example", 6379), ("two.example", 6379)]
 
 
+@pytest.mark.who_may
 def test_missing_credentials_are_reported_and_no_connection_is_used_without_login(monkeypatch, tmp_path):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -162,6 +167,7 @@ def test_missing_credentials_are_reported_and_no_connection_is_used_without_logi
                     store.get("k")
 
 
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -181,6 +187,7 @@ def test_incompatible_options_are_refused_by_name(url, message):
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.who_may
 def test_botocore_is_imported_only_for_it():
     code = (
         "import sys; from serfer import storage; storage.open_store('rediss://:hush@host');"

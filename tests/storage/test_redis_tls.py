@@ -46,6 +46,7 @@ class TestRedisOverTls:
         with open_store(url) as store:
             yield store
 
+    @pytest.mark.two_at_once
     def test_threads_read_whole_values(self, store):
         StoreContract().test_readers_see_whole_values_while_writers_overwrite(store, "shared")
 

@@ -199,6 +199,7 @@ def test_the_first_key_missing_in_both_is_named(both, keys):
         both.get_many([Range(key) for key in keys])
 
 
+@pytest.mark.hostile
 def test_a_malformed_key_is_refused_before_either_store_is_used():
     both = RoutedStore(Unasked(), Unasked(), far)
     for ask in (
@@ -249,6 +250,7 @@ def test_both_are_closed(fails):
     assert other.closed
 
 
+@pytest.mark.two_at_once
 def test_many_threads_may_use_it_at_once(both):
     def use(number):
         keys = [f"{side}:{number}" for side in (MAIN, FAR)]

@@ -245,6 +245,7 @@ class TestSeaweed(S3Contract):
             store.put(key, b"x", 60)
             assert store.get(key) == b"x"
 
+    @pytest.mark.who_may
     @pytest.mark.parametrize(("name", "value"), [("AWS_SECRET_ACCESS_KEY", "wrong"), ("AWS_ACCESS_KEY_ID", "NOBODY")])
     def test_wrong_credentials(self, server, key, monkeypatch, name, value):
         secret = server.environment["AWS_SECRET_ACCESS_KEY"]

@@ -27,6 +27,8 @@ def test_url_taken_apart():
     assert target("s3://bucket") == target("s3://bucket/") == Target("bucket", "")
 
 
+@pytest.mark.hostile
+@pytest.mark.who_may
 @pytest.mark.parametrize(
     "url",
     [

@@ -204,6 +204,7 @@ def test_a_bundle_of_certificates_that_cannot_be_read_is_named(monkeypatch, tmp_
     assert "AWS_CA_BUNDLE" in message_of("http://127.0.0.1:9", WAYS["get"])
 
 
+@pytest.mark.who_may
 def test_no_credentials(monkeypatch, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

@@ -101,6 +101,7 @@ def signature(request, secret):
     return hmac.digest(key, text.encode(), "sha256").hex()
 
 
+@pytest.mark.who_may
 def test_a_session_is_opened_with_our_own_credentials_and_signs_all_else(served):
     with served(Express()) as (store, seen):
         store.put("k", b"value", 60)
@@ -155,6 +156,7 @@ def test_parts_are_signed_by_the_session_too(served):
     assert [one.headers.get("x-amz-s3session-token") for one in seen] == [None, *["token 1"] * 4]
 
 
+@pytest.mark.who_may
 def test_lifecycle_is_changed_with_our_own_credentials_and_without_what_directory_buckets_lack(served):
     def answer(request):
         return refused(404, "NoSuchLifecycleConfiguration") if request.method == "GET" else (200, {}, b"")

@@ -31,6 +31,7 @@ def store(server, monkeypatch):
         yield store
 
 
+@pytest.mark.who_may
 def test_a_link_reads_the_value_and_its_ranges_without_credentials(store):
     url = store.link(KEY, 60)
     assert httpx.get(url).content == VALUE
@@ -57,6 +58,7 @@ def test_a_link_has_an_end(store):
     assert "X-Amz-Expires=1&" in store.link(KEY, 0)
 
 
+@pytest.mark.who_may
 def test_bad_keys_and_missing_credentials_are_refused(store, monkeypatch, server):
     with pytest.raises(UsageError, match="not allowed"):
         store.link("../x", 60)

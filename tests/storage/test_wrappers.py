@@ -222,6 +222,7 @@ def test_urls_open_in_other_processes(tmp_path):
         assert store.get("k") == b"x"
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     ("url", "message"),
     [

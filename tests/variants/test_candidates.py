@@ -64,6 +64,7 @@ def test_the_choice_does_not_depend_on_the_order(some, random):
     assert choose(shuffled, 6) == choose(some, 6)
 
 
+@pytest.mark.exact
 @given(candidates())
 def test_the_cheapest_exact_variant_of_each_place_stays_within_slack(some):
     kept = choose(some, len(some) + 1).kept
@@ -73,6 +74,7 @@ def test_the_cheapest_exact_variant_of_each_place_stays_within_slack(some):
             assert min(each.usd for each in kept if each.place is place and each.exact) <= (1 + SLACK) * min(exact)
 
 
+@pytest.mark.exact
 def test_a_variant_that_loses_accuracy_beats_no_exact_one():
     exact = Candidate("exact", "1", Place.FUNCTIONS, exact=True, latency_ms=10, load_ms=10, usd=10)
     lossy = replace(exact, name="lossy", identity="2", exact=False)

@@ -42,6 +42,7 @@ def test_a_network_is_registered_with_its_plans_and_measured_and_predicted_figur
         assert (directory / "int8.onnx").is_file() == (each["precision"] == "int8")
 
 
+@pytest.mark.killed
 @pytest.mark.slow
 def test_killed_in_the_middle_it_shows_nothing_and_goes_on_where_it_was(start, kept):
     killed = start()
@@ -60,6 +61,7 @@ def test_killed_in_the_middle_it_shows_nothing_and_goes_on_where_it_was(start, k
     assert [each.version for each in kept().known("digits").networks] == [1]
 
 
+@pytest.mark.two_at_once
 @pytest.mark.slow
 def test_twice_at_once_one_does_the_work_and_both_say_the_same(start, kept):
     results = [command.registered() for command in (start(), start())]

@@ -223,6 +223,7 @@ def test_without_a_registry_it_says_how_to_name_one(register, settings):
         register(registry=None, settings=settings)
 
 
+@pytest.mark.hostile
 def test_a_damaged_image_is_named_and_a_failure_ends_the_registration_and_the_next_goes_on(
     register, validation, kept, monkeypatch
 ):

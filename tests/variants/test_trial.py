@@ -33,11 +33,13 @@ def check(name, tmp_path):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000, "this process has read it, too"
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("name", TODAYS)
 def test_a_hostile_file_is_refused_in_a_line(name, tmp_path):
     check(name, tmp_path)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     "name",
     [
@@ -73,6 +75,7 @@ def test_loops_are_refused_because_other_images_may_take_longer(tmp_path):
         try_network(path, None)
 
 
+@pytest.mark.who_may
 def test_the_process_that_reads_a_network_has_no_credentials(tmp_path, monkeypatch):
     """It prints its environment in place of reading: what it was given is what a network could take."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")

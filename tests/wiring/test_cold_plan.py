@@ -59,6 +59,7 @@ def test_a_choice_goes_before_the_setting(directory):
     assert find_cold_plan(directory, PLAN, chosen, Settings(cold_plan="never"))[0] == COLD
 
 
+@pytest.mark.hostile
 def test_a_cold_plan_that_is_damaged_is_refused_unless_it_is_turned_off(directory):
     (directory / COLD_DIRECTORY / "plan.json").unlink()
     with pytest.raises(PlanError):

@@ -75,6 +75,7 @@ def test_a_function_finds_its_files_in_a_layer_and_computes_on_its_own_vcpus(zip
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.two_at_once
 def test_as_many_threads_compute_a_pass_as_were_set(zipped, threads):
     answer(zipped, Settings(session_threads=3))
     assert threads == [3]

@@ -122,6 +122,7 @@ def test_a_plan_that_was_altered_in_the_cache_is_made_again(made, file, tmp_path
     assert made(file, settings=settings) == (directory, False)
 
 
+@pytest.mark.two_at_once
 @pytest.mark.slow
 def test_processes_that_want_a_plan_at_once_make_it_once(file, tmp_path):
     settings, said = Settings(cache_dir=tmp_path / "cache"), []

@@ -87,6 +87,7 @@ class TestRead:
         labels = read(folder).labels
         assert (labels == index).sum() == 10
 
+    @pytest.mark.exact
     def test_an_exact_label_takes_precedence_over_a_similar_one(self, folder):
         labels = ("great_white-shark", "tabby cat", "Tabby Cat")
         assert set(read(folder, labels=labels).labels.tolist()) == {0, 1}

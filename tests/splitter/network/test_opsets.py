@@ -22,6 +22,7 @@ def network(opset):
     return net, net.model(net.linear(x, 16, 5))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("opset", range(9, 27))
 def test_a_file_of_this_opset_is_split_exactly(opset, tmp_path):
     net, model = network(opset)

@@ -54,6 +54,7 @@ def network(kind=np.int8, zero=0, *, per_channel=True):
 FORMS = [(np.int8, 0, True), (np.int8, -128, True), (np.uint8, 0, False), (np.uint8, 128, True)]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(("kind", "zero", "per_channel"), FORMS)
 def test_tiles_equal_the_whole_bit_for_bit(kind, zero, per_channel, tmp_path):
     net, output = network(kind, zero, per_channel=per_channel)
@@ -68,6 +69,7 @@ def test_tiles_equal_the_whole_bit_for_bit(kind, zero, per_channel, tmp_path):
     assert np.abs(whole - unsplit(model, batch)).max() <= 1.01 * STEP, "at most one step"
 
 
+@pytest.mark.exact
 def test_tiles_equal_the_whole_through_the_store(tmp_path):
     net, output = network()
     onnx.save(net.model(output), tmp_path / "net.onnx")

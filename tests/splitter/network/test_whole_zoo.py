@@ -172,6 +172,7 @@ def test_a_split_network_equals_its_module_and_fits_its_functions(network, shelf
     check_split(network, shelf, own=own_in_turn(network))
 
 
+@pytest.mark.exact
 @pytest.mark.weekly
 def test_a_split_network_on_the_other_grids_equals_its_module_too(network, shelf):
     check_split(network, shelf, own=not own_in_turn(network))

@@ -80,6 +80,7 @@ def network(request, zoo, shelf):
     return name, Runner(graph, sample, directory), source.run(sample)
 
 
+@pytest.mark.exact
 def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
     name, runner, expected = network
     worst = 0.0
@@ -97,6 +98,7 @@ def test_every_grid_and_number_of_stages_gives_the_torch_models_logits(network):
     assert worst <= WORST[name]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("name", "grids"),
     [
@@ -121,6 +123,7 @@ def test_a_plan_written_by_split_is_read_back(name, grids, zoo, zoo_plan):
     assert on_disk == {"plan.json", "explanation.json", *(file.path for file in plan.artefacts)}
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 def test_fp16_storage_keeps_the_first_class_of_real_photographs(tmp_path, zoo, monkeypatch):
     """240 crops of the three photographs that the project ships: random places and sizes, every second one mirrored."""
@@ -151,6 +154,7 @@ def crops(count, size):
     return np.stack(pieces)
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 def test_alexnets_random_weights_are_reproducible(zoo):
     from serfer.splitter.network.zoo import ZOO  # noqa: PLC0415 - torch is slow to import
@@ -161,6 +165,7 @@ def test_alexnets_random_weights_are_reproducible(zoo):
     assert "random" in ZOO["alexnet"].weights
 
 
+@pytest.mark.exact
 @pytest.mark.slow
 def test_the_papers_network_is_exact_through_driver_and_store_without_polling(zoo, zoo_plan):
     source, sample, _ = zoo("alexnet")

@@ -53,6 +53,7 @@ CASES = [
 ]
 
 
+@pytest.mark.exact
 @one_each("grids", ["2x2", "3x2", "mixed"], (("make", "after", "outputs"), CASES))
 def test_cuts_inside_blocks_are_exact(tmp_path, make, after, outputs, grids):
     net = Net(3, *SIZE)

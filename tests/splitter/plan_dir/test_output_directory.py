@@ -92,6 +92,7 @@ def test_a_plan_of_any_format_is_replaced(home, plan, text):
     assert names(home) == ["plan"]
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize("text", ["", '{"format": 3, "dig'], ids=["empty", "cut off"])
 def test_a_damaged_plan_is_replaced(plan, text):
     (plan / "plan.json").write_text(text)

@@ -57,6 +57,7 @@ def test_only_halos_cross_an_exchange_inside_a_residual_block(tmp_path):
             assert sum(cell.rect.area for cell in borders) == 20
 
 
+@pytest.mark.exact
 def test_a_plan_with_gangs_is_exact_when_its_stages_run_one_by_one(tmp_path):
     plan, model = planned(tmp_path / "plan"), residual_blocks()
     batch = Net(3, 24, 20).floats(2, 3, 24, 20)

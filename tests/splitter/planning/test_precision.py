@@ -48,6 +48,7 @@ def check_fp16(model, plan, directory, batch):
     assert relative_error(original(plan, directory)(batch), unsplit(model, batch)) <= 1e-6
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("grids", ["1", "2x2", ["2x2", "3x3", "col3", "col2"], ["2x2", "col4"]])
 def test_fp16_halves_stored_bytes_and_tiles_equal_the_rounded_network(tmp_path, grids):
     net, output = network()
@@ -149,6 +150,7 @@ def test_rounding_is_relative_to_the_weights_norm():
     assert rounding(np.float32([1e6])) == float("inf")
 
 
+@pytest.mark.exact
 def test_computed_weights_equal_the_stored_fp16_values():
     net, output = network()
     graph = from_onnx(net.model(output), *SIZE)

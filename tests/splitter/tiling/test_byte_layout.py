@@ -78,6 +78,7 @@ def ranges(order):
     )
 
 
+@pytest.mark.exact
 @settings(max_examples=80)
 @given(maps())
 def test_cells_are_disjoint_and_cover_exactly_the_regions_read(world):

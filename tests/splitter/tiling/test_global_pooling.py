@@ -96,6 +96,7 @@ def output_of(net):
     return [node.output[0] for node in net.nodes if node.op_type.startswith("Global")][-1]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("grids", [["2x2", "3x3", "1"], ["1x3", "2x2", "1", "col2"], ["1", "3x3", "1", "col4"]])
 def test_pooling_in_the_middle_of_a_chain_is_exact(tmp_path, grids):
     net = Net(3, *SIZE)
@@ -129,6 +130,7 @@ def test_pooling_that_is_not_global_is_left_unchanged(form, attributes):
     assert kinds(form, **attributes) == ["Relu", form, "Flatten"]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("axes", [[1], [2], [1, 2, 3]])
 def test_a_mean_over_other_axes_is_exact(tmp_path, axes):
     net = Net(3, 6, 7)

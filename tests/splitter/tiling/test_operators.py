@@ -178,6 +178,7 @@ def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
     assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, [grid, "1"]) <= EXACT
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
 def test_padding_that_repeats_the_image_is_exact(tmp_path, mode):
     net = Net(2, 9, 9)
@@ -253,6 +254,7 @@ def test_a_constant_that_varies_over_the_map_is_sliced_with_it(tmp_path, kind, s
     assert worst_error(model, net.batch_of(2), tmp_path, [grid, "1"], cuts=(x,)) <= EXACT
 
 
+@pytest.mark.exact
 def test_a_map_that_a_constant_stretches_is_exact(tmp_path):
     net = Net(3, 1, 9)
     x = net.op("Add", "x", net.constant(net.floats(3, 4, 9)))
@@ -260,6 +262,7 @@ def test_a_map_that_a_constant_stretches_is_exact(tmp_path):
     assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
 
 
+@pytest.mark.exact
 def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):
     net = Net(3, 12, 12)
     x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
@@ -268,6 +271,7 @@ def test_squeeze_and_excite_ends_the_tiled_part_and_is_exact(tmp_path):
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 
 
+@pytest.mark.exact
 def test_a_convolution_over_channels_is_exact(tmp_path):
     """Efficient channel attention: one axis, so one stride."""
     net = Net(3, 12, 12)
@@ -300,6 +304,7 @@ def test_a_stage_never_ends_in_a_tensor_that_is_neither_map_nor_vector(tmp_path)
         assert worst_error(model, net.batch_of(2), tmp_path / str(stages), "2x2", stages) <= EXACT
 
 
+@pytest.mark.exact
 def test_an_operator_with_two_outputs_is_exact(tmp_path):
     net = Net(4, 8, 8)
     x = net.conv("x", 4, 6, [3, 3], pads=[1, 1, 1, 1])

@@ -40,6 +40,7 @@ def layer(net, x, form, before=FEATURES, after=CLASSES):
     return net.op("Add", x, *bias) if bias else x
 
 
+@pytest.mark.exact
 @one_each("grid", ["col2", "col3", "col4"], ("form", FORMS))
 def test_columns_are_exact_for_every_form_of_a_layer(tmp_path, form, grid):
     net = Net(3, 5, 5)
@@ -54,6 +55,7 @@ def test_columns_are_exact_for_every_form_of_a_layer(tmp_path, form, grid):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
+@pytest.mark.exact
 def test_operators_without_a_tiling_rule_are_computed_whole(tmp_path):
     """An operator behind CumSum along rows leaves the last row and column unread."""
     net = Net(1, 9, 9)
@@ -66,6 +68,7 @@ def test_operators_without_a_tiling_rule_are_computed_whole(tmp_path):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     "kind", ["Relu", "Sigmoid", "Clip", "Mul", "Add both", "PRelu", "Dropout", "Softmax", "Concat"]
 )
@@ -91,6 +94,7 @@ def test_operators_after_a_layer_are_exact_in_its_columns(tmp_path, kind):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
+@pytest.mark.exact
 def test_two_layers_in_one_stage_are_exact_and_the_first_is_computed_whole_by_every_tile(tmp_path):
     net = Net(3, 5, 5)
     x = net.op("Relu", layer(net, net.flat("x"), "gemm", after=31))
@@ -106,6 +110,7 @@ def head(net):
     return net.op("Relu", layer(net, x, "gemm, transposed", before=41, after=29))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     "grids", [["2x2", "col4", "col2", "1"], ["3x2", "col3", "col4", "col3"], ["1", "1", "1", "col2"]]
 )
@@ -117,6 +122,7 @@ def test_stages_of_tiles_columns_and_single_tiles_follow_one_another(tmp_path, g
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
+@pytest.mark.exact
 def test_one_grid_of_columns_spreads_every_layer_and_moves_only_vectors(tmp_path):
     net = Net(3, 7, 9)
     model = net.model(layer(net, head(net), "gemm", before=29))
@@ -142,6 +148,7 @@ def groups(stage):
     ]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("kilobytes", "grid", "expected"), [(400, "col4", 1), (120, "col4", 4), (170, "col4", 2), (50, "col7", 7)]
 )
@@ -161,6 +168,7 @@ def test_columns_use_the_fewest_functions_that_hold_them(tmp_path, kilobytes, gr
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("form", ["gemm", "gemm, transposed", "matmul and bias"])
 @pytest.mark.parametrize("after", [513, 770, 1026])
 def test_a_bias_with_inline_and_stored_slices_is_reassembled(tmp_path, form, after):
@@ -172,6 +180,7 @@ def test_a_bias_with_inline_and_stored_slices_is_reassembled(tmp_path, form, aft
         check_every_answer(model, plan, tmp_path / grid, net.batch_of(2))
 
 
+@pytest.mark.exact
 def test_spreading_over_several_functions_is_chosen_automatically_and_exact(tmp_path):
     net = Net(3, 8, 8)
     x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
@@ -187,6 +196,7 @@ def test_spreading_over_several_functions_is_chosen_automatically_and_exact(tmp_
     assert ("fp32, columns over functions", 4, True, True) in whats
 
 
+@pytest.mark.exact
 def test_uneven_columns_fit_their_functions(tmp_path):
     """Five columns in four groups: the first has two fifths of the weights, not a quarter."""
     net = Net(4, 10, 10)
@@ -197,6 +207,7 @@ def test_uneven_columns_fit_their_functions(tmp_path):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
+@pytest.mark.exact
 def test_a_layer_before_the_last_counts_in_every_function(tmp_path):
     """Two layers in one stage of columns: the first is in every function."""
     net = Net(4, 10, 10)
@@ -209,6 +220,7 @@ def test_a_layer_before_the_last_counts_in_every_function(tmp_path):
         check_every_answer(model, plan, tmp_path / grids, net.batch_of(2))
 
 
+@pytest.mark.exact
 def test_columns_in_fp16_go_to_half_as_many_functions(tmp_path):
     net = Net(4, 10, 10)
     model = net.model(layer(net, net.flat("x"), "gemm", before=400, after=200))  # 320 KB
@@ -229,6 +241,7 @@ def run_in_one_piece(directory, batch):
     return batch, session.run(None, {"input0": batch})[0]
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize("name", ["a|b|c|d", "w|1|0|5", "|||", "w|0|3", "input0", "output0", "output0|1|0|12"])
 def test_weights_may_have_any_name(tmp_path, name):
     net = Net(3, 5, 5)
@@ -240,6 +253,7 @@ def test_weights_may_have_any_name(tmp_path, name):
         check_every_answer(model, plan, directory, net.batch_of(2))
 
 
+@pytest.mark.exact
 def test_layers_that_share_a_weight_may_be_cut_differently(tmp_path):
     net = Net(3, 4, 4)
     matrix = net.constant(net.floats(48, 48) / np.float32(7))

@@ -35,6 +35,7 @@ def output_count(window, size, *, ceil):
     return outputs
 
 
+@pytest.mark.exact
 @settings(max_examples=300)
 @given(WINDOWS, st.integers(1, 20), st.booleans(), st.data())
 def test_a_window_reads_exactly_the_rows_that_affect_its_output(window, size, ceil, data):

@@ -58,6 +58,7 @@ def other_classes(made, truth, apart):
     return float((made.argmax(1) != truth.argmax(1))[best - second > 2 * apart].mean())
 
 
+@pytest.mark.exact
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS[each.often]) for name, each in NETWORKS.items()])
 def test_a_network_in_use_has_the_map_of_its_module_or_is_refused_by_name(name, tmp_path):

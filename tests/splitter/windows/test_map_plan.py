@@ -119,6 +119,7 @@ def check(exported, name, size, window, directory):
     return count
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.weekly if name in ONCE_A_WEEK else ()) for name in NETWORKS]
 )
@@ -236,6 +237,7 @@ class Attention(nn.Module):
         return mixed.transpose(1, 2).reshape(values.shape)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("net", "operator"),
     [

@@ -211,10 +211,12 @@ def check(numbers, of_seed):
     assert len(needless) <= (1 - MAPPED) * ends["judged to have a map"], "\n".join(needless)
 
 
+@pytest.mark.exact
 def test_a_few_random_networks_have_the_map_of_the_whole_image():
     check(range(FEW), FIXED_SEED)
 
 
+@pytest.mark.exact
 @pytest.mark.parametrize(
     ("count", "lanes", "lane"),
     [

@@ -24,6 +24,7 @@ def net():
     return Net(3, "H", "W")
 
 
+@pytest.mark.exact
 def test_an_operator_without_a_rule_is_not_said_to_look_at_the_whole_image(net, tmp_path):
     x = net.op("CumSum", net.conv("x", 3, 4, [3, 3]), net.constant(np.int64(1)))
     assert "(CumSum) cannot be split: there is no rule for windows of it" in refusal(net, tmp_path, x)
@@ -37,6 +38,7 @@ def test_an_operator_on_five_axes_says_so(net, tmp_path):
     assert "there is no rule for windows of tensors of 5 axes" in refusal(net, tmp_path, x)
 
 
+@pytest.mark.exact
 def test_the_mean_of_each_row_looks_at_the_whole_image(net, tmp_path):
     x = net.conv("x", 3, 4, [3, 3])
     text = refusal(net, tmp_path, net.op("Mul", x, net.op("ReduceMean", x, net.constant(np.array([3])))))

@@ -19,7 +19,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_702),
     "sam": (("sam",), 7_005),
     "bench and study": (("bench",), 37_200),
-    "tests": (("tests",), 111_850),
+    "tests": (("tests",), 112_600),
 }
 SINGLE = 4_600  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
 PRODUCT = 123_900

@@ -62,7 +62,6 @@ _PUBLIC = {
         "classify",
         "predict",
         "submit",
-        "submit_images",
         "pixels",
         "warm",
         "health",

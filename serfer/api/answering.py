@@ -15,21 +15,17 @@ from serfer.core.http_messages import ServedReport
 from serfer.core.plan import Plan
 from serfer.core.report import PredictedImage, PredictedOutput
 from serfer.pipeline.pipeline import Pipeline
-from serfer.pipeline.prediction import Wanted
+from serfer.pipeline.query import Wanted
 
 
 @dataclass(frozen=True)
 class Question:
-    """A query of some images: what it wants of each, whether explained, and what it asks of an application.
-
-    With `classifies` it wants classes alone.
-    """
+    """A query of some images: what it wants of each, whether explained, and what it asks of an application."""
 
     query: ServiceQuery
     wanted: Wanted
     explain: bool
     asked: ApplicationQuery | None
-    classifies: bool = True
 
 
 async def answer(
@@ -37,39 +33,38 @@ async def answer(
 ) -> tuple[ServiceResult, ServedReport]:
     """Return the answer of a query, and its report; `runs` is told on which plan it runs.
 
-    Raises what `Service.classify` and `Applications.answer` raise.
+    Raises what `Service.predict` and `Applications.answer` raise.
     """
     data, names = [image.data for image in images], [image.name for image in images]
     used: dict[str, Pipeline] = {}  # a variant may be closed as soon as its query has ended
 
-    async def classified(model: str) -> ServiceResult:
+    async def run(model: str) -> ServiceResult:
         used[model] = service.pipelines[model]
         runs(used[model].plan)
         query = question.query if model == question.query.model else replace(question.query, model=model)
-        if question.classifies:
-            return await service.classify(query, data, names, question.wanted.top_k)
         return await service.predict(query, data, names, question.wanted)
 
     choice: Choice | None = None
     if question.asked is None or service.applications is None:
-        answered = await classified(question.query.model)
+        answered = await run(question.query.model)
     else:
         query = question.query
-        run = Run(lambda chosen: classified(chosen.model), lambda: query.in_time(OPENING), is_cold, same_classes)
-        choice, answered = await service.applications.answer(question.asked, run)
+        runs_on = Run(lambda chosen: run(chosen.model), lambda: query.in_time(OPENING), is_cold, same_classes)
+        choice, answered = await service.applications.answer(question.asked, runs_on)
     pipeline = used[choice.model if choice else question.query.model]
     plan, chosen = answered.result.plan or pipeline.plan, selected(choice) if choice else None
     report = served_report(answered, plan, pipeline.facts, explain=question.explain, selected=chosen)
-    return answered, report if question.classifies else served_prediction(report, plan, _found(answered))
+    return answered, report if question.wanted.classes else served_prediction(report, plan, _images(answered))
 
 
-def _found(answered: ServiceResult) -> Sequence[PredictedImage]:
+def _images(answered: ServiceResult) -> Sequence[PredictedImage]:
     """Return what was found in a query's images; outputs that are kept are where the result is."""
+    images = [image for image in answered.result.report.images if isinstance(image, PredictedImage)]
     kept = answered.result.kept
     if kept is None:
-        return answered.predicted
+        return images
     outputs = tuple(
         PredictedOutput(output.name, output.dtype, output.dims, href=f"{place_of(kept)}/zarr/{number}")
         for number, output in enumerate(kept.outputs)
     )
-    return tuple(replace(image, outputs=outputs) for image in answered.predicted)
+    return [replace(image, outputs=outputs) for image in images]

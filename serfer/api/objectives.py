@@ -108,5 +108,4 @@ def same_classes(one: ServiceResult, other: ServiceResult) -> bool:
 
 
 def _best(answered: ServiceResult) -> list[int]:
-    images = answered.predicted or answered.result.report.images
-    return [image.predictions[0].index for image in images if image.predictions]
+    return [image.predictions[0].index for image in answered.result.report.images if image.predictions]

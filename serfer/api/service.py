@@ -31,12 +31,10 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.http_messages import InstanceState, ModelState
-from serfer.core.report import PredictedImage
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
 from serfer.pipeline.pipeline import Pipeline
-from serfer.pipeline.prediction import NamedImage, Wanted, predicted
-from serfer.pipeline.query import check_count, check_images, plan_for
+from serfer.pipeline.query import NamedImage, Wanted, check_classifies, check_count
 from serfer.pipeline.result import Result
 from serfer.results import ResultManifest
 from serfer.storage.store import Store
@@ -111,13 +109,11 @@ class ServiceResult:
     """A query's result, and how long it waited for decoders and its turn, in seconds on the pipeline's clock.
 
     An image is decoded before its query's turn has come; here, as in the report, that counts after `admitted`.
-    `predicted` is what was found in the images of a query that asked for more than classes.
     """
 
     result: Result
     admitted: float
     queued_s: float
-    predicted: tuple[PredictedImage, ...] = ()
 
 
 class Observer(Protocol):
@@ -236,27 +232,18 @@ class Service:
             raise query.late("nothing was begun")
         return query.place or self.admission.place(query.client, query.left_s)
 
-    async def classify(
-        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
+    async def predict(
+        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
     ) -> ServiceResult:
-        """Answer what a query's images show.
+        """Return what a network finds in a query's images, in its report; where its context names a result, it is kept.
 
         Raises Problem 429 where there is no room, DeadlineError, ImageError that names the image, else as
         `Pipeline.answer`.
         """
-        return await self._observed(query, self._classify(query, images, names, top_k))
-
-    async def predict(
-        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
-    ) -> ServiceResult:
-        """Answer what any network finds in a query's images; raises as `classify` does.
-
-        Where the query's context names a result, the outputs are kept, and only the images' names and sizes are said.
-        """
         return await self._observed(query, self._predict(query, images, names, wanted))
 
     async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as Pipeline.run's
-        """Return what the network makes of an array, as `Pipeline.answer` takes it; raises as `classify` does."""
+        """Return what the network makes of an array, as `Pipeline.answer` takes it; raises as `predict` does."""
         pipeline = self.pipelines[query.model]
 
         def run(left_s: float) -> Awaitable[Result]:
@@ -290,27 +277,22 @@ class Service:
         self._observer.answered(query.model, answered)
         return answered
 
-    async def _classify(
-        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], top_k: int
+    async def _predict(
+        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
     ) -> ServiceResult:
         pipeline = self.pipelines[query.model]
-        check_images(pipeline.plan, images, names, top_k)
-        key, kept = None, None
-        if pipeline.caches:
-            async with query.in_time("it was looked up"):
-                key, kept = await pipeline.look_up(images, names, top_k)
-        if kept is not None:
-            return ServiceResult(kept, kept.split[0], 0.0)
+        check_count(images, names, wanted.top_k)
+        if wanted.classes:
+            check_classifies(pipeline.plan)
 
         def run(left_s: float) -> Awaitable[Result]:
-            return pipeline.answer_pixels(
+            return pipeline.answer(
                 decoded.pixels,
-                names,
-                top_k=top_k,
                 deadline_s=left_s,
-                decoded_s=decoded.busy_s,
                 context=query.context,
-                key=key,
+                decoded_s=decoded.busy_s,
+                images=[NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)],
+                wanted=wanted,
             )
 
         pixels = len(images) * pipeline.recipe.shape.elements
@@ -318,28 +300,6 @@ class Service:
             async with query.in_time("its images were not decoded"):
                 decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
             return await self._in_turn(query, place, run, decoded)
-
-    async def _predict(
-        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
-    ) -> ServiceResult:
-        pipeline = self.pipelines[query.model]
-        check_count(images, names, wanted.top_k)
-
-        def run(left_s: float) -> Awaitable[Result]:
-            return pipeline.answer(decoded.pixels, deadline_s=left_s, context=query.context, decoded_s=decoded.busy_s)
-
-        pixels = len(images) * pipeline.recipe.shape.elements
-        with self._place(query) as place, self.admission.bytes.hold(query.client, pixels):
-            async with query.in_time("its images were not decoded"):
-                decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
-            answered = await self._in_turn(query, place, run, decoded)
-            named = [NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)]
-            if answered.result.kept is not None:
-                return replace(answered, predicted=tuple(image.blank() for image in named))
-            async with query.in_time("its outputs were read"):
-                plan = plan_for(pipeline.plan, decoded.pixels)
-                found = await asyncio.to_thread(predicted, plan, answered.result.outputs, named, wanted)
-        return replace(answered, predicted=found)
 
     async def _run(self, query: ServiceQuery, run: Callable[[float], Awaitable[Result]]) -> ServiceResult:
         with self._place(query) as place:

@@ -35,12 +35,13 @@ from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
 from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.kept_answers import Keeper
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
-from serfer.pipeline.prediction import NamedImage, Wanted, predicted
 from serfer.pipeline.query import (
+    NamedImage,
     Query,
+    Wanted,
     check_batch,
+    check_classifies,
     check_count,
-    check_images,
     cut_crops,
     plan_for,
     preprocess_of,
@@ -53,6 +54,7 @@ from serfer.results import ResultManifest, Results, StoredResult, planned_manife
 from serfer.storage.store import Store
 
 Image = bytes | str | Path
+_ALL = Wanted()
 _MS_PER_S = 1000
 _ELEMENT_BYTES = 4  # float32
 DEADLINE_S = 120.0
@@ -211,31 +213,42 @@ class Pipeline:
         deadline_s: float = DEADLINE_S,
         context: RequestContext = NO_CONTEXT,
         decoded_s: float = 0.0,
+        images: Sequence[NamedImage] = (),
+        wanted: Wanted = _ALL,
     ) -> Result:
         """Return the result of a query of what `submit` takes; the caller leaves the array as it is until then.
 
-        `decoded_s` is how long decoding took where it was made from images, for the report. Raises what `submit` does;
-        a cancelled caller cancels the query.
+        Where it was made from `images`, decoding took `decoded_s`, and the report has what is `wanted` of each of them.
+        Raises what `submit` does; a cancelled caller cancels the query.
         """
         array = np.asarray(batch)
-        size = inf if self.caches else array.nbytes  # a look into the store blocks
-        query = await self._loop.compute(size, self._query, array, deadline_s, context, decoded_s)
+        size = inf if self._cache is not None else array.nbytes  # a look into the store blocks
+        query = await self._loop.compute(size, self._query, array, deadline_s, context, decoded_s, images, wanted)
         return query if isinstance(query, Result) else await self._loop.run(self._answer(query))
 
     def _query(
-        self, array: NDArray[Any], deadline_s: float, context: RequestContext, decoded_s: float = 0.0
+        self,
+        array: NDArray[Any],
+        deadline_s: float,
+        context: RequestContext,
+        decoded_s: float = 0.0,
+        images: Sequence[NamedImage] = (),
+        wanted: Wanted = _ALL,
     ) -> Query | Result:
         """Check a query of an array, and return it, or its result where the answer is kept."""
         started, plan = _now() - decoded_s, plan_for(self.plan, array, context.window)
         check_batch(plan, array)
         self._check(deadline_s)
         self._check_result(context, len(array))
-        key = None
-        if self._cache is not None and context.result is None:
-            what = f"{array.dtype} {array.shape} {context.window} {context.levels or ''}"
-            key = self._cache.key([what.encode(), context.statistics, np.ascontiguousarray(array).data])
-        cached = self._cached(key, len(array), (), 0, started, plan)
-        return cached or Query(array, (), 0, (started, _now()), deadline_s, key, context)
+        query = Query(array, images, wanted, (started, _now()), deadline_s, None, context)
+        if self._cache is None or context.result is not None:
+            return query
+        what = f"{array.dtype} {array.shape} {context.window} {context.levels or ''}"
+        key = self._cache.key([what.encode(), context.statistics, np.ascontiguousarray(array).data])
+        if (outputs := self._cache.find(key, len(array), plan)) is None:
+            return replace(query, key=key)
+        self._last = from_cache(plan, query, outputs, _now())
+        return self._last
 
     def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
         """Get every function ready for so many queries at once; raises UsageError where workers are in process.
@@ -282,15 +295,15 @@ class Pipeline:
         top_k: int = 5,
         deadline_s: float = DEADLINE_S,
     ) -> list[ImageAnswer]:
-        """Classify images (encoded bytes, or paths) as one query and return each one's `top_k` best classes.
+        """Return the `top_k` best classes of each of some images (encoded bytes, or paths): `predict` of classes alone.
 
         A network with fewer classes has all of them returned. `names` are what answers and errors call the images:
         their paths, unless given.
 
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
         """
-        future = self.submit_images(images, names=names, top_k=top_k, deadline_s=deadline_s)
-        return list(self._waited(future).report.images)
+        check_classifies(self.plan)
+        return self._found(images, names, Wanted(top_k, classes=True), deadline_s)
 
     def predict(
         self,
@@ -311,97 +324,31 @@ class Pipeline:
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers,
         DeadlineError.
         """
+        found = self._found(images, names, Wanted(top_k, min_score), deadline_s)
+        return [image for image in found if isinstance(image, PredictedImage)]
+
+    def _found(
+        self, images: Sequence[Image], names: Sequence[str] | None, wanted: Wanted, deadline_s: float
+    ) -> list[ImageAnswer]:
+        """Return what is wanted of images, of which those of each input size are a query."""
         started = _now()
-        check_count(images, names, top_k)
+        check_count(images, names, wanted.top_k)
         self._check(deadline_s)
+        self._asked.report = None
         names = _names(images) if names is None else names
         decoded = self._decoded(images, names)
-        left_s = _left_after_decoding(deadline_s, _now() - started)
-        asked = [
-            (places, batch, self.submit(batch, deadline_s=left_s))
-            for places in _of_one_size(decoded)
-            for batch in [np.stack([decoded[place].pixels for place in places])]
-        ]
-        found: dict[int, PredictedImage] = {}
-        for places, batch, future in asked:
-            named = [NamedImage(names[place], decoded[place].size) for place in places]
-            outputs, plan = self._waited(future).outputs, plan_for(self.plan, batch)
-            found |= zip(places, predicted(plan, outputs, named, Wanted(top_k, min_score)), strict=True)
-        return [found[place] for place in range(len(decoded))]
-
-    def submit_images(
-        self,
-        images: Sequence[Image],
-        *,
-        names: Sequence[str] | None = None,
-        top_k: int = 5,
-        deadline_s: float = DEADLINE_S,
-        context: RequestContext = NO_CONTEXT,
-    ) -> Future[Result]:
-        """Decode what `classify` takes, in this thread, and return the result to come, as `submit` does.
-
-        What decoding takes counts towards the deadline; raises DeadlineError where that leaves no time.
-        """
-        started = _now()
-        check_images(self.plan, images, names, top_k)
-        self._check(deadline_s)
-        names = _names(images) if names is None else names
-        if self._cache is not None:
-            images = self._encoded(images)
-        key, cached = self._look_up(images, names, top_k)
-        if cached is not None:
-            return _ready(cached)
-        pixels = self.pixels(images, names)
         decoded_s = _now() - started
         left_s = _left_after_decoding(deadline_s, decoded_s)
-        return self._loop.submit(
-            self.answer_pixels(
-                pixels, names, top_k=top_k, deadline_s=left_s, decoded_s=decoded_s, context=context, key=key
-            )
-        )
-
-    @property
-    def caches(self) -> bool:
-        """Whether answers are kept, and looked up."""
-        return self._cache is not None
-
-    async def look_up(
-        self, images: Sequence[Image], names: Sequence[str], top_k: int
-    ) -> tuple[str | None, Result | None]:
-        """Return what a query of images is kept under, and its result if its answer is kept."""
-        return await self._loop.compute(inf, self._look_up, images, names, top_k)
-
-    def _look_up(self, images: Sequence[Image], names: Sequence[str], top_k: int) -> tuple[str | None, Result | None]:
-        key = self.cache_key(images)
-        return key, self._cached(key, len(names), names, top_k, _now(), self.plan)
-
-    def cache_key(self, images: Sequence[Image]) -> str | None:
-        """Return what a query of images is kept under, None where answers are not kept; paths are read."""
-        if self._cache is None or self.plan.sizes:  # how large an answer is follows from the decoded image
-            return None
-        return self._cache.key(self._encoded(images))
-
-    async def answer_pixels(
-        self,
-        pixels: NDArray[np.uint8],
-        names: Sequence[str],
-        *,
-        top_k: int,
-        deadline_s: float,
-        decoded_s: float,
-        context: RequestContext = NO_CONTEXT,
-        key: str | None = None,
-    ) -> Result:
-        """Classify images that are decoded, as `pixels` returns them, and return the result.
-
-        `decoded_s` is how long that took, for the report; `key` is what `look_up` returned.
-        """
-        self._check(deadline_s)
-        if context.result:
-            raise UsageError("scores are not kept as results: use submit, which answers with the network's outputs")
-        now = _now()
-        query = Query(pixels, names, top_k, (now - decoded_s, now), deadline_s, key, context)
-        return await self._loop.run(self._answer(query))
+        asked = []
+        for places in _of_one_size(decoded):
+            batch = np.stack([decoded[place].pixels for place in places])
+            named = [NamedImage(names[place], decoded[place].size) for place in places]
+            query = self.answer(batch, deadline_s=left_s, decoded_s=decoded_s, images=named, wanted=wanted)
+            asked.append((places, self._loop.submit(query)))
+        found: dict[int, ImageAnswer] = {}
+        for places, future in asked:
+            found |= zip(places, self._waited(future).report.images, strict=True)
+        return [found[place] for place in range(len(decoded))]
 
     def function_load(self) -> FunctionLoad | None:
         """Return how much its functions have to do; None for a pipeline without functions, or with a state machine."""
@@ -421,15 +368,6 @@ class Pipeline:
         self._asked.report = result.report
         return result
 
-    def _cached(
-        self, key: str | None, batch: int, names: Sequence[str], top_k: int, started: float, plan: Plan
-    ) -> Result | None:
-        outputs = self._cache.find(key, batch, plan) if self._cache and key else None
-        if outputs is None:
-            return None
-        self._last = from_cache(plan, outputs, names, top_k, started, _now())
-        return self._last
-
     def _check(self, deadline_s: float) -> None:
         if self._closed:
             raise UsageError("the pipeline is closed")
@@ -444,8 +382,9 @@ class Pipeline:
         if served is None:
             result = await self._by_functions(query, started + query.deadline_s)
         else:
-            make = partial(from_instance, self.plan, query, served, started)
-            result = await self._loop.compute(_output_bytes(self.plan, query.batch), make, _now())
+            plan = plan_for(self.plan, query.array) if query.images else self.plan
+            make = partial(from_instance, plan, query, served, started)
+            result = await self._loop.compute(_output_bytes(self.plan, query), make, _now())
         self._last = result
         if self._cache and query.key:
             await asyncio.to_thread(self._cache.keep, query.key, result.outputs)
@@ -470,7 +409,7 @@ class Pipeline:
         if kept and self._keeper:
             answer = with_counts(answer, await self._keeper.finish(kept, deadline))
         make = partial(from_functions, plan, query, answer, self.facts, plan_reason=chosen.reason, kept=kept)
-        return await self._loop.compute(0 if kept else _output_bytes(plan, query.batch), make, _now())
+        return await self._loop.compute(0 if kept else _output_bytes(plan, query), make, _now())
 
     def _planned(self, plan: Plan, query: Query) -> ResultManifest | None:
         """Return the manifest of a query's result, if it is to have one: its lifetime begins now."""
@@ -546,9 +485,11 @@ def _now() -> float:
     return time.monotonic()  # as the event loop's, and so the driver's, clock
 
 
-def _output_bytes(plan: Plan, batch: int) -> int:
-    """Return the bytes of a plan's outputs for so many images, as float32."""
-    return batch * _ELEMENT_BYTES * sum(prod(tensor.dims) for tensor in plan.output_tensors)
+def _output_bytes(plan: Plan, query: Query) -> float:
+    """Return the bytes of a query's outputs, as float32; pictures and boxes made of them take longer than that."""
+    if query.images and not query.wanted.classes:
+        return inf
+    return query.batch * _ELEMENT_BYTES * sum(prod(tensor.dims) for tensor in plan.output_tensors)
 
 
 def _ready(result: Result) -> Future[Result]:

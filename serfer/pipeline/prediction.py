@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -22,36 +22,17 @@ from serfer.core.report import (
     MAP,
     VECTOR,
     DetectedObject,
+    ImageAnswer,
     PredictedImage,
     PredictedOutput,
 )
-from serfer.pipeline.query import preprocess_of
+from serfer.pipeline.query import NamedImage, Wanted, preprocess_of
 from serfer.pipeline.report import best_classes
 
 Outputs = Mapping[str, NDArray[Any]]
 MOST_NUMBERS = 65_536
 """Values of a table of one image that an answer has as numbers, unless its size depends on the image."""
 _ROWS_AND_COLUMNS = 2  # axes
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a caller wants of each image: so many classes at most, and boxes of that score, or the plan's least one."""
-
-    top_k: int = 5
-    min_score: float | None = None
-
-
-@dataclass(frozen=True)
-class NamedImage:
-    """An image of a query: its name, and its size, upright: rows and columns."""
-
-    name: str
-    size: tuple[int, int]
-
-    def blank(self) -> PredictedImage:
-        """Return what is said of it before anything is found."""
-        return PredictedImage(self.name, height=self.size[0], width=self.size[1])
 
 
 def kind_of(plan: Plan) -> str:
@@ -67,8 +48,14 @@ def kind_of(plan: Plan) -> str:
     return VECTOR if all(_is_numbers(plan, tensor) for tensor in plan.output_tensors) else MAP
 
 
-def predicted(plan: Plan, outputs: Outputs, images: Sequence[NamedImage], wanted: Wanted) -> tuple[PredictedImage, ...]:
-    """Return what a query's outputs, (N, ...) each, say of its N images."""
+def predicted(plan: Plan, outputs: Outputs, images: Sequence[NamedImage], wanted: Wanted) -> tuple[ImageAnswer, ...]:
+    """Return what a query's outputs, (N, ...) each, say of its N images; of those that are kept, names and sizes."""
+    if not outputs:
+        return tuple(image.blank() for image in images)
+    if wanted.classes:
+        [logits] = outputs.values()
+        rows = zip(images, logits, strict=True)
+        return tuple(ImageAnswer(image.name, best_classes(plan, row, wanted.top_k)) for image, row in rows)
     return tuple(_predicted(plan, outputs, number, image, wanted) for number, image in enumerate(images))
 
 

@@ -13,22 +13,47 @@ from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Levels, Plan, Preprocess
 from serfer.core.plan.sized_plan import sized_plan
 from serfer.core.plan.window_plan import query_plan
+from serfer.core.report import PredictedImage
 from serfer.core.wire import MAX_BATCH, Crop
 from serfer.drivers.driver import RequestContext
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a caller wants of each image: so many classes at most, and boxes of that score, or the plan's least one.
+
+    With `classes` it wants scores of classes, whatever else the plan's answer would be.
+    """
+
+    top_k: int = 5
+    min_score: float | None = None
+    classes: bool = False
+
+
+@dataclass(frozen=True)
+class NamedImage:
+    """An image of a query: its name, and its size, upright: rows and columns."""
+
+    name: str
+    size: tuple[int, int]
+
+    def blank(self) -> PredictedImage:
+        """Return what is said of it before anything is found."""
+        return PredictedImage(self.name, height=self.size[0], width=self.size[1])
 
 
 @dataclass(frozen=True)
 class Query:
     """A batch as `Pipeline.run` takes it, and what its answer should have.
 
-    `names` are the images', `top_k` the classes of each. `cut` are the times, on the event loop's clock, at which
-    decoding and cutting began and ended. `key` is what the answer is kept under, if it is. `crops` are one for each
-    tile of the first stage, None where they are yet to be cut.
+    Where it was made from `images`, the report says what was `wanted` of each. `cut` are the times, on the event loop's
+    clock, at which decoding and cutting began and ended. `key` is what the answer is kept under, if it is. `crops` are
+    one for each tile of the first stage, None where they are yet to be cut.
     """
 
     array: NDArray[Any]
-    names: Sequence[str]
-    top_k: int
+    images: Sequence[NamedImage]
+    wanted: Wanted
     cut: tuple[float, float]
     deadline_s: float
     key: str | None
@@ -108,18 +133,14 @@ def preprocess_of(plan: Plan) -> Preprocess:
     return plan.preprocess
 
 
-def check_images(plan: Plan, images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:
-    """Raise UsageError for what no query has: no class, too many images, or names that do not match.
-
-    Raises PlanError where the plan's network does not classify.
-    """
+def check_classifies(plan: Plan) -> None:
+    """Raise PlanError where the plan's network does not classify."""
     if not plan.classifies:
         outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in plan.output_tensors)
         raise PlanError(
             f"this plan's network has no score for each class: an image's outputs are {outputs}. Use predict() or "
             "run(), serfer predict or serfer run in place of classify"
         )
-    check_count(images, names, top_k)
 
 
 def check_count(images: Sequence[object], names: Sequence[str] | None, top_k: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,11 +12,12 @@ from serfer.core.errors import NotFiniteError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Outputs, assembled, by_name
-from serfer.core.report import ImageAnswer, QueryReport
+from serfer.core.report import QueryReport
 from serfer.drivers.driver import Answer, Overheads
 from serfer.drivers.target import InstanceAnswer
+from serfer.pipeline.prediction import predicted
 from serfer.pipeline.query import Query
-from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
+from serfer.pipeline.report import cached_report, gpu_report, make_report
 from serfer.results import ResultManifest
 
 Logits = NDArray[np.float32]
@@ -61,7 +61,7 @@ def from_functions(
 ) -> Result:
     """Return the result of a query that the plan's functions answered, or wrote to be kept; raises NotFiniteError."""
     outputs = {} if kept else _finite(assembled(plan, answer.outputs, query.batch))
-    images = _images(plan, query.names, outputs, query.top_k)
+    images = predicted(plan, outputs, query.images, query.wanted)
     report = make_report(plan, answer, images, now - query.cut[0], facts, plan_reason)
     loads = max((report.weight_loads for run in answer.stages for report in run.reports), default=0)
     return Result(outputs, report, loads, answer, query.cut, now, plan=plan, kept=kept)
@@ -75,24 +75,19 @@ def with_counts(answer: Answer, counts: StoreCounts) -> Answer:
 def from_instance(plan: Plan, query: Query, served: InstanceAnswer, started: float, now: float) -> Result:
     """Return the result of a query that an instance answered; raises NotFiniteError."""
     outputs = _finite(by_name(plan, served.logits))
-    images = _images(plan, query.names, outputs, query.top_k)
+    images = predicted(plan, outputs, query.images, query.wanted)
     report = gpu_report(plan, images, now - query.cut[0], served.cost_usd)
     answer = Answer("", started, now, (), (), (), Overheads())
     return Result(outputs, report, 0, answer, query.cut, now, served)
 
 
-def from_cache(plan: Plan, outputs: Outputs, names: Sequence[str], top_k: int, started: float, now: float) -> Result:
+def from_cache(plan: Plan, query: Query, outputs: Outputs, now: float) -> Result:
     """Return the result of a query whose answer was kept."""
+    started, images = query.cut[0], predicted(plan, outputs, query.images, query.wanted)
     counts = StoreCounts(bytes_get=sum(output.nbytes for output in outputs.values()), gets=1)
-    report = cached_report(plan, _images(plan, names, outputs, top_k), now - started, counts)
+    report = cached_report(plan, images, now - started, counts)
     answer = Answer("", started, now, (), (), (), Overheads(counts=counts))
     return Result(outputs, report, 0, answer, (started, started), now)
-
-
-def _images(plan: Plan, names: Sequence[str], outputs: Outputs, top_k: int) -> list[ImageAnswer]:
-    """Return the best classes of named images; those of an array have no names."""
-    logits = next(iter(outputs.values()), ())
-    return [ImageAnswer(name, best_classes(plan, row, top_k)) for name, row in zip(names, logits, strict=False)]
 
 
 def _finite(outputs: Outputs) -> Outputs:

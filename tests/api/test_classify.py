@@ -40,13 +40,13 @@ def expected(small_plan):
 
 def held(monkeypatch, pipeline):
     """Have a pipeline's queries wait for the event that is returned."""
-    may_run, run = threading.Event(), pipeline.answer_pixels
+    may_run, run = threading.Event(), pipeline.answer
 
     async def later(*given, **more):
         await asyncio.to_thread(may_run.wait, 60)
         return await run(*given, **more)
 
-    monkeypatch.setattr(pipeline, "answer_pixels", later)
+    monkeypatch.setattr(pipeline, "answer", later)
     return may_run
 
 

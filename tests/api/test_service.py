@@ -13,6 +13,7 @@ from serfer.api.service import Service, ServiceQuery
 from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
+from serfer.pipeline.query import Wanted
 from tests.api.conftest import Observed
 
 
@@ -23,10 +24,10 @@ class Pipeline:
         self.begun, self.started, self.health_looks = [], [], []
         self.next_health = Health()
 
-    caches, target, plan = False, None, SimpleNamespace(classifies=True)
+    target, plan = None, SimpleNamespace(classifies=True)
     recipe = SimpleNamespace(shape=SimpleNamespace(elements=1))
 
-    async def answer_pixels(self, _pixels, _names, *, deadline_s, context, **_):
+    async def answer(self, _pixels, *, deadline_s, context, **_):
         future = asyncio.get_running_loop().create_future()
         self.begun.append((future, deadline_s, context))
         return await future
@@ -37,6 +38,9 @@ class Pipeline:
     async def look(self, *, start=False):
         self.health_looks.append(start)
         return self.next_health
+
+
+CLASSES = Wanted(1, classes=True)
 
 
 class Served(str):
@@ -59,7 +63,7 @@ class NoDecoders:
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return DecodedImages(images, 0.0, 0.0)
+        return DecodedImages(images, 0.0, 0.0, ((1, 1),) * len(images))
 
 
 def query(deadline_s=60.0, client="a"):
@@ -88,7 +92,7 @@ def service(pipeline, observed):
 
 
 def classify(service, **changes):
-    return asyncio.create_task(service.classify(query(**changes), [b"x"], ["x"], 1))
+    return asyncio.create_task(service.predict(query(**changes), [b"x"], ["x"], CLASSES))
 
 
 class TestQueries:

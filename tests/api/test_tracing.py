@@ -123,7 +123,7 @@ class TestRequests:
         async def unavailable(*_, **__):
             raise StoreUnavailableError("secret words")
 
-        monkeypatch.setattr(service.pipelines["small"], "answer_pixels", unavailable)
+        monkeypatch.setattr(service.pipelines["small"], "answer", unavailable)
         assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 503
         span = spans()["POST /v1/classify"]
         assert span.status.status_code is StatusCode.ERROR

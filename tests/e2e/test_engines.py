@@ -73,12 +73,20 @@ class TestCache:
             pipeline.run(batch(2)[::-1])
             assert pipeline.last_report.target == "serverless"
 
-    def test_paths_have_the_keys_of_the_images_that_they_lead_to(self, plan, settings, examples):
+    def test_cached_answer_of_a_path_answers_for_its_bytes_and_its_pixels_alone(self, plan, settings, examples):
         rocket, coffee = examples / "rocket.jpg", examples / "coffee.png"
         with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
-            keys = [pipeline.cache_key(images) for images in ([rocket], [coffee], [rocket, coffee], [])]
-            assert len({*keys}) == len(keys)
-            assert pipeline.cache_key([rocket.read_bytes()]) == keys[0]
+            for images, target in (
+                ([rocket], "serverless"),
+                ([rocket.read_bytes()], "cache"),
+                ([coffee], "serverless"),
+            ):
+                pipeline.classify(images)
+                assert pipeline.last_report.target == target
+            pipeline.predict([rocket])
+            assert pipeline.last_report.target == "cache"
+            pipeline.classify([rocket, coffee])
+            assert pipeline.last_report.target == "serverless"
 
     def test_the_result_cache_is_off_by_default(self, plan, settings):
         with serfer.open(plan, settings=settings) as pipeline:

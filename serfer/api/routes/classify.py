@@ -52,7 +52,8 @@ from serfer.core.keys import ResultPlace
 from serfer.core.plan import Plan
 from serfer.core.report import BOXES, CLASSES
 from serfer.core.run_machine import StageRun
-from serfer.pipeline.prediction import Wanted, draws, kind_of
+from serfer.pipeline.prediction import draws, kind_of
+from serfer.pipeline.query import Wanted
 
 _RESULT_ID = re.compile(r"[0-9a-f]{32}")
 _MS_PER_S = 1000
@@ -92,7 +93,7 @@ class Classifying:
 class _ClassifyRequest:
     """One request, checked but for its images; `asked` is what it asks of an application.
 
-    One that `classifies` wants classes alone. Boxes are wanted `as_coco`, or as others are.
+    Boxes are wanted `as_coco`, or as others are.
     """
 
     request: Request
@@ -101,7 +102,6 @@ class _ClassifyRequest:
     explain: bool
     key: str | None
     asked: ApplicationQuery | None
-    classifies: bool = True
     as_coco: bool = False
 
     def idempotency_key(self, images: Sequence[Upload]) -> IdempotencyKey | None:
@@ -109,7 +109,7 @@ class _ClassifyRequest:
         if self.key is None:
             return None
         asked = f"{as_text(self.asked) or self.query.model} {self.wanted.top_k} {self.explain}"
-        parameters = (asked if self.classifies else f"{asked} {self.wanted.min_score} {self.as_coco}").encode()
+        parameters = (asked if self.wanted.classes else f"{asked} {self.wanted.min_score} {self.as_coco}").encode()
         parts = [part for image in images for part in (image.name.encode(errors="surrogatepass"), image.data)]
         return IdempotencyKey(owner_of(self.request), self.key, digest_of([parameters, *parts]))
 
@@ -130,7 +130,8 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
     )
     async def classify(request: Request) -> Response:
         """Classify the images of one request, as one query."""
-        return await _answered(routes, _parse(routes, request, ClassifyParameters.of(request)))
+        parameters = ClassifyParameters.of(request)
+        return await _answered(routes, _parse(routes, request, parameters, Wanted(parameters.top_k, classes=True)))
 
     @router.post(
         "/predict",
@@ -144,9 +145,9 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
     )
     async def predict(request: Request) -> Response:
         """Say what any network finds in the images of one request: classes, boxes, a vector's values, or maps."""
-        asked = PredictParameters.of(request)
-        parsed = _parse(routes, request, asked, classifies=False)
-        parsed = replace(parsed, wanted=Wanted(asked.top_k, asked.min_score), as_coco=asked.form == "coco")
+        parameters = PredictParameters.of(request)
+        parsed = _parse(routes, request, parameters, Wanted(parameters.top_k, parameters.min_score))
+        parsed = replace(parsed, as_coco=parameters.form == "coco")
         _check_form(parsed)
         return await _answered(routes, parsed)
 
@@ -192,24 +193,20 @@ async def _answered(routes: Classifying, parsed: _ClassifyRequest) -> Response:
     return await unless_gone(parsed.request, _now(routes, parsed, images))
 
 
-def _parse(
-    routes: Classifying, request: Request, parameters: ClassifyParameters, *, classifies: bool = True
-) -> _ClassifyRequest:
+def _parse(routes: Classifying, request: Request, parameters: ClassifyParameters, wanted: Wanted) -> _ClassifyRequest:
     allowed_s = (parameters.deadline_ms or routes.deadline_ms) / _MS_PER_S
     identifier = getattr(request.state, "request_id", "") or secrets.token_hex(8)
     asked = asked_of(routes.service, parameters, identifier)
     if asked is None:
         name = routes.service.name(parameters.model)
-        if classifies:
+        if wanted.classes:
             check_classifies(routes.service, name)
         request.state.plan = routes.service.pipelines[name].plan
     else:
         name = asked.application
     query = query_of(request, name, allowed_s)
     key = idempotency_header(request)
-    return _ClassifyRequest(
-        request, query, Wanted(parameters.top_k), parameters.explain, key, asked, classifies=classifies
-    )
+    return _ClassifyRequest(request, query, wanted, parameters.explain, key, asked)
 
 
 def _check_form(parsed: _ClassifyRequest) -> None:
@@ -256,7 +253,7 @@ async def _answer(
     if watch or place:
         query = replace(query, context=replace(query.context, watch=watch, result=place))
     explain = parsed.explain or watch is not None
-    question = Question(query, parsed.wanted, explain, parsed.asked, classifies=parsed.classifies)
+    question = Question(query, parsed.wanted, explain, parsed.asked)
     state.answered, report = await answer(routes.service, question, images, lambda plan: setattr(state, "plan", plan))
     if state.answered.result.kept is not None:
         routes.keeping.metrics.result_kept(state.answered.result.kept.nbytes)
@@ -277,7 +274,7 @@ def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -
 
     An answer has vectors, masks and maps of one channel, as far as their arrays have no more bytes than an answer may.
     """
-    if parsed.classifies or parsed.asked is not None:
+    if parsed.wanted.classes or parsed.asked is not None:
         return None
     pipeline = routes.service.pipelines[parsed.query.model]
     plan = pipeline.plan

@@ -33,7 +33,7 @@ from serfer.applications.applications import ApplicationQuery
 from serfer.core.dataclass_codec import unstructure
 from serfer.drivers.driver import RequestContext
 from serfer.images import image_files
-from serfer.pipeline.prediction import Wanted
+from serfer.pipeline.query import Wanted
 from serfer.settings import Settings
 from serfer.variants.unpacking import UnpackJob
 
@@ -169,7 +169,7 @@ def _answerer(service: Service, asking: _Asking, settings: Settings) -> Callable
         check_format(path.name, data)
         context, deadline = RequestContext(secrets.token_hex(8)), time.monotonic() + _ALLOWED_S
         query = ServiceQuery(asking.name, deadline, _ALLOWED_S, context, asking.client)
-        question = Question(query, Wanted(asking.top_k), explain=False, asked=asking.asked)
+        question = Question(query, Wanted(asking.top_k, classes=True), explain=False, asked=asking.asked)
         with service.load.offline():
             _, report = await answer(service, question, [Upload(path.name, data)])
         return report.as_dict()

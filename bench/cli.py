@@ -10,6 +10,9 @@ from typer.core import TyperGroup
 from serfer.cli.shared.lazy import Commands, lazy_group
 from serfer.core.errors import UsageError
 
+_PAPERS = "serfer_bench.study.papers"
+_PLANNER = "serfer_bench.study.planner"
+_POLICIES = "serfer_bench.study.policy_experiments"
 _OPTIONS = ("--figure", "--table", "--section")
 _HELP = ("--help", "-h")
 
@@ -103,31 +106,37 @@ maps = parts(
 planner = parts(
     "Hold the planner against another one, against one function, and against measurements.",
     {
-        "gillis": ("serfer_bench.planner.planner:command", "Our plans against Gillis's planner and one function."),
+        "gillis": (
+            f"{_PLANNER}.planner:command",
+            "Our plans against Gillis's planner and one function.",
+        ),
         "peers": (
-            "serfer_bench.planner.peers.command:command",
+            f"{_PLANNER}.peers.command:command",
             "Plans of Gillis's own planner and of MPHB's against ours.",
         ),
-        "breakeven": ("serfer_bench.planner.breakeven:command", "From where on splitting beats one large function."),
+        "breakeven": (
+            f"{_PLANNER}.breakeven:command",
+            "From where on splitting beats one large function.",
+        ),
         "places": (
-            "serfer_bench.planner.weight_places:command",
+            f"{_PLANNER}.weight_places:command",
             "Price the places of weights: warm and cold, fp32 and fp16.",
         ),
         "defaults": (
-            "serfer_bench.planner.defaults:command",
+            f"{_PLANNER}.defaults:command",
             "What cold queries and the width of gangs change for the zoo.",
         ),
         "surface": (
-            "serfer_bench.planner.surface:command",
+            f"{_PLANNER}.surface:command",
             "The cheapest way for a network, an image, a burst and an objective.",
         ),
-        "prediction": ("serfer_bench.planner.prediction:command", "Predicted against measured stage latencies."),
+        "prediction": (f"{_PLANNER}.prediction:command", "Predicted against measured stage latencies."),
         "constants": (
-            "serfer_bench.planner.constants:command",
+            f"{_PLANNER}.constants:command",
             "Put constants into the local Lambda service, and find them.",
         ),
         "tails": (
-            "serfer_bench.planner.tails:command",
+            f"{_PLANNER}.tails:command",
             "How exact tails of starts are fitted, by the number of samples.",
         ),
     },
@@ -136,23 +145,32 @@ policies = parts(
     "Simulate policies.",
     {
         "optimum": (
-            "serfer_bench.policies.policies:command",
+            f"{_POLICIES}.policies:command",
             "Run routing policies on all loads, against the optimum.",
         ),
-        "halves": ("serfer_bench.policies.halves:command", "Policies against MArk tuned on the first half of loads."),
-        "sharing": ("serfer_bench.policies.sharing:command", "Shared invocations: at once, or in windows."),
+        "halves": (
+            f"{_POLICIES}.halves:command",
+            "Policies against MArk tuned on the first half of loads.",
+        ),
+        "sharing": (
+            f"{_POLICIES}.sharing:command",
+            "Shared invocations: at once, or in windows.",
+        ),
     },
 )
 serfer = parts(
     "Redo SerFer's evaluation; its driver, as published, is a system of bench burst.",
     {
-        "--section 4.1.1": ("serfer_bench.papers.serfer.gap:command", "What a pooled head loses, on real digits."),
+        "--section 4.1.1": (
+            f"{_PAPERS}.serfer.gap:command",
+            "What a pooled head loses, on real digits.",
+        ),
         "--table 1": (
-            "serfer_bench.papers.serfer.evaluation:table_1",
+            f"{_PAPERS}.serfer.evaluation:table_1",
             "Bursts, uniform traffic and Step Functions: figures 5 to 8, 10 and 12 to 14 in one run.",
         ),
         **{
-            f"--figure {number}": ("serfer_bench.papers.serfer.evaluation:parts", f"{what} in a burst of 100.")
+            f"--figure {number}": (f"{_PAPERS}.serfer.evaluation:parts", f"{what} in a burst of 100.")
             for number, what in {
                 5: "Reads and writes of the store",
                 6: "Lambda layers",
@@ -161,33 +179,36 @@ serfer = parts(
             }.items()
         },
         "--figure 9": ("serfer_bench.serving.instance:command", "Throughput of an instance by burst size."),
-        "--figure 10": ("serfer_bench.papers.serfer.evaluation:bursts", "Throughput by burst size."),
+        "--figure 10": (f"{_PAPERS}.serfer.evaluation:bursts", "Throughput by burst size."),
         "--figure 11": ("serfer_bench.serving.instance:command", "Latency of an instance by burst size."),
-        "--figure 12": ("serfer_bench.papers.serfer.evaluation:bursts", "Latency by burst size."),
-        "--figure 13": ("serfer_bench.papers.serfer.evaluation:uniform", "Latencies of uniform traffic."),
-        "--figure 14": ("serfer_bench.papers.serfer.evaluation:step_functions", "Latencies of Step Functions."),
+        "--figure 12": (f"{_PAPERS}.serfer.evaluation:bursts", "Latency by burst size."),
+        "--figure 13": (f"{_PAPERS}.serfer.evaluation:uniform", "Latencies of uniform traffic."),
+        "--figure 14": (f"{_PAPERS}.serfer.evaluation:step_functions", "Latencies of Step Functions."),
         "emulated": (
-            "serfer_bench.papers.serfer.emulated:command",
+            f"{_PAPERS}.serfer.emulated:command",
             "Figures 10 and 12 to 1,000 at once, over functions that wait as long as measured, and as Table 2 has it.",
         ),
-        "--table 2": ("serfer_bench.papers.serfer.costs:command", "Dollars of a query (equation 2)."),
-        "--table 3": ("serfer_bench.papers.serfer.costs:command", "Dollars of a query and an hour."),
-        "--section 6.4": ("serfer_bench.papers.serfer.costs:command", "When to move from a GPU to functions."),
+        "--table 2": (f"{_PAPERS}.serfer.costs:command", "Dollars of a query (equation 2)."),
+        "--table 3": (f"{_PAPERS}.serfer.costs:command", "Dollars of a query and an hour."),
+        "--section 6.4": (f"{_PAPERS}.serfer.costs:command", "When to move from a GPU to functions."),
     },
 )
 infaas = parts(
     "Redo INFaaS' evaluation, beside its published factors.",
     {
-        "--figure 5": ("serfer_bench.papers.infaas.figure5:command", "22 networks under a day of a trace, simulated."),
-        "--figure 6": ("serfer_bench.papers.infaas.figure6:command", "One network on one worker, simulated."),
-        "--figure 7": ("serfer_bench.papers.infaas.figure7:command", "Networks that share GPUs, simulated."),
+        "--figure 5": (
+            f"{_PAPERS}.infaas.figure5:command",
+            "22 networks under a day of a trace, simulated.",
+        ),
+        "--figure 6": (f"{_PAPERS}.infaas.figure6:command", "One network on one worker, simulated."),
+        "--figure 7": (f"{_PAPERS}.infaas.figure7:command", "Networks that share GPUs, simulated."),
         "--figure 8": (
-            "serfer_bench.papers.infaas.figure8:command",
+            f"{_PAPERS}.infaas.figure8:command",
             "Online queries beside a map that yields, or does not.",
         ),
-        "--table 7": ("serfer_bench.papers.infaas.table7:command", "Time the selection of a variant among 200."),
+        "--table 7": (f"{_PAPERS}.infaas.table7:command", "Time the selection of a variant among 200."),
         "--section 4.2": (
-            "serfer_bench.papers.infaas.scaling:command",
+            f"{_PAPERS}.infaas.scaling:command",
             "Greedy scaling against the integer programme.",
         ),
     },
@@ -197,26 +218,38 @@ infless = parts(
     "Redo INFless' evaluation, beside its published figures.",
     {
         "all": (
-            "serfer_bench.papers.infless.command:command",
+            f"{_PAPERS}.infless.command:command",
             "Figures 11 to 15, 17 and 18 and Table 4, simulated.",
         ),
-        "--figure 8": ("serfer_bench.papers.infless.figure8:command", "Whole networks, predicted and measured here."),
-        "--figure 11": ("serfer_bench.papers.infless.command:figure_11", "The highest constant load on 8 servers."),
+        "--figure 8": (
+            f"{_PAPERS}.infless.figure8:command",
+            "Whole networks, predicted and measured here.",
+        ),
+        "--figure 11": (
+            f"{_PAPERS}.infless.command:figure_11",
+            "The highest constant load on 8 servers.",
+        ),
         "--figure 12": (
-            "serfer_bench.papers.infless.command:figure_12",
+            f"{_PAPERS}.infless.command:figure_12",
             "Throughput per resource, under loads as well.",
         ),
-        "--figure 12b": ("serfer_bench.papers.infless.command:figure_12b", "Throughput per resource by SLO alone."),
+        "--figure 12b": (
+            f"{_PAPERS}.infless.command:figure_12b",
+            "Throughput per resource by SLO alone.",
+        ),
         "--figure 13": (
-            "serfer_bench.papers.infless.command:figure_13",
+            f"{_PAPERS}.infless.command:figure_13",
             "Batches, what is occupied, latency in parts: 13, 14, 15b, 15c.",
         ),
-        "--figure 14": ("serfer_bench.papers.infless.command:figure_13", "The same as --figure 13."),
-        "--figure 15": ("serfer_bench.papers.infless.command:loads", "SLOs missed under loads."),
-        "--figure 16": ("serfer_bench.papers.infless.figure16:command", "LSTH, hybrid histograms and fixed windows."),
-        "--figure 17": ("serfer_bench.papers.infless.command:figure_17", "Decisions and fragments at scale."),
-        "--figure 18": ("serfer_bench.papers.infless.command:figure_18", "Throughput by SLO."),
-        "--table 4": ("serfer_bench.papers.infless.command:loads", "Dollars under loads."),
+        "--figure 14": (f"{_PAPERS}.infless.command:figure_13", "The same as --figure 13."),
+        "--figure 15": (f"{_PAPERS}.infless.command:loads", "SLOs missed under loads."),
+        "--figure 16": (
+            f"{_PAPERS}.infless.figure16:command",
+            "LSTH, hybrid histograms and fixed windows.",
+        ),
+        "--figure 17": (f"{_PAPERS}.infless.command:figure_17", "Decisions and fragments at scale."),
+        "--figure 18": (f"{_PAPERS}.infless.command:figure_18", "Throughput by SLO."),
+        "--table 4": (f"{_PAPERS}.infless.command:loads", "Dollars under loads."),
     },
 )
 paper = typer.Typer(
@@ -224,7 +257,7 @@ paper = typer.Typer(
         {
             "serfer": ("serfer_bench.cli:serfer", "Tables 1 to 3, figures 5 to 14, sections 4.1.1 and 6.4."),
             "mark": (
-                "serfer_bench.papers.mark.evaluation:command",
+                f"{_PAPERS}.mark.evaluation:command",
                 "The evaluation redone, beside its published factors.",
             ),
             "infaas": ("serfer_bench.cli:infaas", "Figures 5 to 8, Table 7, and section 4.2's scaling."),
@@ -255,9 +288,12 @@ COMMANDS = {
     "route": ("serfer_bench.serving.route:command", "Send a sustained burst to a driver with a pool."),
     "maps": ("serfer_bench.cli:maps", "Maps of large images, and a page in exact and fixed windows."),
     "planner": ("serfer_bench.cli:planner", "Plans against others, weights' places, predictions."),
-    "networks": ("serfer_bench.planner.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
+    "networks": (f"{_PLANNER}.networks:command", "Split public architectures on 2x2 tiles; needs timm."),
     "policies": ("serfer_bench.cli:policies", "Routing policies against the optimum, and against MArk tuned."),
-    "simulator": ("serfer_bench.policies.simulator:command", "Hold the simulator against local runs, and time it."),
+    "simulator": (
+        f"{_POLICIES}.simulator:command",
+        "Hold the simulator against local runs, and time it.",
+    ),
     "results": ("serfer_bench.records.command:command", "Write pages' tables from records; run these again."),
     "paper": ("serfer_bench.cli:paper", "The evaluations of SerFer, MArk, INFaaS and INFless redone."),
 }

@@ -156,7 +156,7 @@ def pytest_collection_finish():
     gc.enable()
 
 
-_FIRST = ("e2e", "variants", "instance", "splitter", "bench", "api")  # the files that take long, or wait
+_FIRST = ("e2e", "variants", "instance", "splitter", "bench", "study", "api")  # the files that take long, or wait
 
 
 def pytest_collection_modifyitems(items):

@@ -30,14 +30,14 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer.wiring.options import DRIVERS
-from serfer_bench.baselines.fork_join import ForkJoin
 from serfer_bench.core.container_settings import IMAGE_MB, ContainerSettings
 from serfer_bench.core.null_workers import null_pipeline
 from serfer_bench.core.system import System
 from serfer_bench.load.pipeline_system import PipelineSystem, UnsplitSystem
 from serfer_bench.load.queries import Example
-from serfer_bench.papers.serfer.poll_driver import PUBLISHED, REPAIRED
-from serfer_bench.papers.serfer.system import SerFerPaper
+from serfer_bench.study.baselines.fork_join import ForkJoin
+from serfer_bench.study.papers.serfer.poll_driver import PUBLISHED, REPAIRED
+from serfer_bench.study.papers.serfer.system import SerFerPaper
 
 WORKERS = ("inprocess", "local")
 SERFER, UNSHARED, FUNCTION, UNSPLIT = "serfer", "unshared", "function", "unsplit"

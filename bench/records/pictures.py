@@ -108,7 +108,7 @@ class Picture:
             return False
         stamp = [about, self._figures(tables)]
         if self.form == "winners":
-            from serfer_bench.planner.surface_picture import draw, won  # noqa: PLC0415 - matplotlib is slow to import
+            from serfer_bench.study.planner.surface_picture import draw, won  # noqa: PLC0415 - matplotlib is slow to import
 
             draw(won(tables), stamp, root / self.file, self.title)
             return True

@@ -10,14 +10,14 @@ from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.splitter.network import zoo
-from serfer_bench.baselines.fork_join import ForkJoin
 from serfer_bench.core.null_workers import null_pipeline
 from serfer_bench.core.plans import PLANS, bench_plan
-from serfer_bench.papers.serfer.poll_driver import REPAIRED
-from serfer_bench.papers.serfer.system import SerFerPaper
 from serfer_bench.pipeline import orchestration
 from serfer_bench.pipeline.driver_overhead import measure, results
 from serfer_bench.pipeline.threads import Threads
+from serfer_bench.study.baselines.fork_join import ForkJoin
+from serfer_bench.study.papers.serfer.poll_driver import REPAIRED
+from serfer_bench.study.papers.serfer.system import SerFerPaper
 from tests.e2e.gangs import split_gang
 from tests.e2e.small import GRIDS, SIZE
 

@@ -20,17 +20,17 @@ from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.storage.memory import MemoryStore
-from serfer_bench.baselines.deployment import package, queries_at_once
-from serfer_bench.baselines.fork_join import ForkJoin, held_groups
-from serfer_bench.baselines.handlers.environment import Environment
-from serfer_bench.baselines.handlers.gillis_worker import work
-from serfer_bench.baselines.handlers.lambda_layer import run_task
-from serfer_bench.baselines.handlers.objects import View, decode, encode
-from serfer_bench.baselines.handlers.payload import from_json, to_json
 from serfer_bench.core.part_times import LAYER, MERGE, MISS, POLL, READ, SPLIT, WRITE
 from serfer_bench.load.pipeline_system import PipelineSystem
 from serfer_bench.load.systems import BASELINES, SERFER, Setup, open_systems
-from serfer_bench.papers.serfer.poll_driver import POLLS_BEFORE_RETRY, PollDriver
+from serfer_bench.study.baselines.deployment import package, queries_at_once
+from serfer_bench.study.baselines.fork_join import ForkJoin, held_groups
+from serfer_bench.study.baselines.handlers.environment import Environment
+from serfer_bench.study.baselines.handlers.gillis_worker import work
+from serfer_bench.study.baselines.handlers.lambda_layer import run_task
+from serfer_bench.study.baselines.handlers.objects import View, decode, encode
+from serfer_bench.study.baselines.handlers.payload import from_json, to_json
+from serfer_bench.study.papers.serfer.poll_driver import POLLS_BEFORE_RETRY, PollDriver
 from tests.core.plans import small_plan
 from tests.e2e.conftest import PATIENCE, eventually
 from tests.e2e.small import CLASSES, GRIDS, SIZE
@@ -145,7 +145,7 @@ class TestEverySystem:
 
     def test_one_that_does_not_open_leaves_no_process(self, directory, settings, monkeypatch):
         before = descendants()
-        monkeypatch.setattr("serfer_bench.papers.serfer.driver_process.dying_with_me", lambda *_: ["/bin/false"])
+        monkeypatch.setattr("serfer_bench.study.papers.serfer.driver_process.dying_with_me", lambda *_: ["/bin/false"])
         with pytest.raises(QueryError, match="the driver's process has ended"):
             BASELINES["serfer-repaired"](directory, settings, in_flight=2)
         assert descendants() == before
@@ -308,7 +308,7 @@ class TestForkJoin:
 
     def test_a_worker_that_fails_ends_the_query_with_its_words(self, directory, settings, monkeypatch):
         monkeypatch.setattr(
-            "serfer_bench.baselines.fork_join.to_json", lambda array: {**to_json(array), "shape": [1, 1]}
+            "serfer_bench.study.baselines.fork_join.to_json", lambda array: {**to_json(array), "shape": [1, 1]}
         )
         with (
             ForkJoin(directory, settings, in_flight=1) as system,

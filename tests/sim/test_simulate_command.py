@@ -20,7 +20,7 @@ from serfer.sim.calibration import write_calibration
 from serfer.sim.generators import GENERATORS
 from serfer.sim.simulate import RunOptions, prepare, run_policies
 from serfer.sim.traces import Trace
-from serfer_bench.policies.policies import Options, cases, results
+from serfer_bench.study.policy_experiments.policies import Options, cases, results
 from tests.e2e.small import split_small
 from tests.sim.worlds import TOML, calibration
 

@@ -8,7 +8,7 @@ import pytest
 from serfer.control.selection import Catalogue, InfaasSelector, States, draw_of
 from serfer.core.errors import UsageError
 from serfer.core.variants import Objectives, Place, SelectionReason
-from serfer_bench.papers.infaas.table8 import ARCHITECTURES, table8
+from serfer_bench.study.papers.infaas.table8 import ARCHITECTURES, table8
 from tests.control.selection import oracle
 from tests.control.selection.worlds import ACTIVE, INACTIVE, INTERFERED, OVERLOADED, Registry, states, variant
 

@@ -1,6 +1,6 @@
 """Attention that torch fuses is exported by its parts, where the exporter cannot follow a reshape of its result.
 
-timm's test_maxvit is such a network (tests/bench/test_networks.py).
+timm's test_maxvit is such a network (tests/study/planner/test_networks.py).
 """
 
 import numpy as np

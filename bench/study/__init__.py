@@ -1,0 +1,1 @@
+"""The study: what a researcher runs, beside the benchmarks."""

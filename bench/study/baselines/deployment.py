@@ -1,0 +1,140 @@
+"""The baselines' functions on the local Lambda service: packages like ours, with other handlers."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.errors import InputError, UnavailableError, UsageError
+from serfer.core.plan import ZIP, Plan
+from serfer.core.plan.layout import PLAN_FILE
+from serfer.local.lambda_.access import random_access
+from serfer.local.lambda_.function import FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
+from serfer.local.servers.redis import RedisServer
+from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.bundle import code_stamp, dependencies, function_directory
+from serfer.pipeline.event_loop import LoopThread
+from serfer.settings import Settings
+from serfer_bench.core.environments import copy_package
+
+TIMEOUT_S = 60.0
+_HANDLERS = "serfer_bench.study.baselines.handlers"
+T = TypeVar("T")
+
+
+def package(plan: Plan, directory: Path, parts: Sequence[tuple[int, int]], cache: Path) -> Path:
+    """Return a function's package directory: the handlers, and the files of these (stage, number) of the plan.
+
+    Raises UsageError for a plan whose weights are not in its functions' zips: the handlers read them from the package.
+    """
+    if any(stage.weights_in != ZIP for stage in plan.stages):
+        raise UsageError("baselines have their weights in zips, and this plan does not: split with --weights zip")
+    base = dependencies(cache)
+    bases = [function_directory(plan, directory, *part, base) for part in parts] or [base]
+    name = "\0".join([plan.digest, code_stamp((_HANDLERS,)), *(base.name for base in bases)])
+    target = cache / "functions" / f"baseline-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+    if in_use(target):
+        return target
+    with assembled(target) as fresh:
+        for base in bases:
+            shutil.copytree(base, fresh, copy_function=_link, dirs_exist_ok=True)
+        if not parts:
+            shutil.copyfile(directory / PLAN_FILE, fresh / PLAN_FILE)
+        copy_package(_HANDLERS, fresh)
+    return target
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file of the cache a second name, unless another part of the package has brought it."""
+    if not Path(target).exists():
+        os.link(source, target)
+
+
+class LocalStack:
+    """Redis and the Lambda service as our own local pipelines start them; `close` ends what was started."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.access = random_access()
+        self._parts = ExitStack()
+        self._loop = LoopThread()
+        self._parts.callback(self._loop.close)
+
+    def run(self, build: Callable[[], T]) -> T:
+        """Build something whose process must die with this stack, in the thread that lives as long as it."""
+
+        async def run() -> T:
+            return build()
+
+        return self._loop.wait(run())
+
+    def start_redis(self) -> str:
+        """Start a Redis server and return its URL."""
+        server = self.run(RedisServer)
+        self._parts.callback(server.stop)
+        return server.url
+
+    def start_service(self, functions: Sequence[FunctionConfig]) -> str:
+        """Start a Lambda service with these functions and return its endpoint; callers sign with `access`."""
+        service = LambdaService(
+            functions,
+            facts=self._settings.facts().functions,
+            runtime=runtime_directory(self._settings.cache_dir / "runtime"),
+            concurrency=self._settings.local_concurrency,
+            port=self._settings.local_port,
+            access=self.access,
+        )
+        try:
+            self._loop.wait(service.start())
+        except OSError as error:
+            raise UnavailableError(f"the Lambda service cannot listen at {service.url}: {error.strerror}") from error
+        self._parts.callback(lambda: self._loop.wait(service.stop()))
+        return service.url
+
+    def close(self) -> None:
+        """Stop everything, the newest first."""
+        self._parts.close()
+
+
+def queries_at_once(chosen: int | None, tasks: int, settings: Settings) -> int:
+    """Return how many queries may be in flight, by default all that the concurrency limit never refuses a task of.
+
+    Each has `tasks` tasks at once. A refused event waits for a second, and a master whose workers are refused fails.
+    Raises UsageError where more are chosen.
+    """
+    limit = settings.local_concurrency
+    most = limit // tasks
+    in_flight = most if chosen is None else chosen
+    if not 1 <= in_flight <= most:
+        raise UsageError(
+            f"{in_flight} queries in flight, {tasks} tasks each: SERFER_LOCAL_CONCURRENCY={limit} is enough for "
+            f"{most}; raise it, or have fewer in flight"
+        )
+    return in_flight
+
+
+def check_staged(plan: Plan, name: str) -> None:
+    """Raise UsageError for a plan with gangs, which this system cannot run: its functions hold one stage each."""
+    if plan.gangs:
+        raise UsageError(f"{name} runs stages, this plan has {len(plan.gangs)} gangs: split with --gang never")
+
+
+def check_pixels(plan: Plan, pixels: NDArray[Any]) -> None:
+    """Raise InputError for what is not (N, H, W, C) uint8 pixels of the plan's input's size."""
+    shape = plan.input
+    wanted = (shape.height, shape.width, shape.channels)
+    if pixels.dtype != np.uint8 or pixels.ndim != 1 + len(wanted) or pixels.shape[1:] != wanted or not len(pixels):
+        raise InputError(
+            f"the batch is {pixels.dtype} with shape {pixels.shape}; this plan takes "
+            f"(N, {shape.height}, {shape.width}, {shape.channels}) uint8 pixels"
+        )

@@ -1,0 +1,142 @@
+"""`serfer bench paper infless`: INFless' evaluation redone in simulations, beside its published figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from serfer.cli.shared.options import JsonOption, status_line
+from serfer.local.process_pool import process_pool
+from serfer.sim.rates import Progress, silent
+from serfer.system import processors
+from serfer_bench.core.options import RowsOption
+from serfer_bench.core.results import publish_rows
+from serfer_bench.core.seeds import SEEDS, SeedOption, SeedsOption, publish_seeds
+from serfer_bench.study.papers.infless import scale, throughput
+from serfer_bench.study.papers.infless.loads import under_loads
+from serfer_bench.study.papers.infless.provisioning import provisioning
+from serfer_bench.study.papers.infless.rows import FigureRow
+
+_Part = Callable[[], Iterable[FigureRow]]
+_Seeded = Callable[[int, Progress, float | None], Iterable[FigureRow]]
+_NOTES: Final = (
+    "profiles: authors, fitted to what they measured (LSTM-2365, DSSM-2389: constructed); flops, made from Table 1",
+    "operators: combined from profiles of operators, for ResNet-18, MobileNet-v2 and ResNet-50; on GPUs as by flops",
+    "beta by: FLOPS, as in the paper (a thread is 0.45% of a GPU); scarcity, ours: a server's cores are worth its GPUs",
+    "constructed, too: loads, networks and SLOs of figure 18, cold starts of 3 s",
+    "times are up to 10% from their profiles (constructed), of operators up to 20% (figure 8: 19% at most)",
+    "under loads infless has the windows of LSTH, openfaas-plus and batch 300 s, unless a name says otherwise",
+    "published: figures 11, 12b and 18 by the authors' plotting scripts; ratios are over INFless'",
+)
+_HoursOption = Annotated[float | None, typer.Option(min=0.1, help="The first hours of each load alone.")]
+
+
+def _over_seeds(summary: str, parts: Sequence[_Part], seeded: Sequence[_Seeded]) -> Callable[..., None]:
+    """Return the command that redoes figures under loads from seeds, and others once."""
+
+    def redo(
+        *,
+        hours: _HoursOption = None,
+        seed: SeedOption = 0,
+        seeds: SeedsOption = SEEDS,
+        directory: RowsOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        _publish(parts, seeded, range(seed, seed + seeds), hours, directory, as_json=as_json)
+
+    redo.__doc__ = summary
+    return redo
+
+
+def figure_11(*, directory: RowsOption = None, as_json: JsonOption = False) -> None:
+    """Redo figure 11: the highest constant load on 8 servers."""
+    _publish((throughput.figure_11,), directory=directory, as_json=as_json)
+
+
+def figure_12b(*, directory: RowsOption = None, as_json: JsonOption = False) -> None:
+    """Redo figure 12b: throughput per resource by SLO."""
+    _publish((throughput.figure_12b,), directory=directory, as_json=as_json)
+
+
+def figure_17(*, directory: RowsOption = None, as_json: JsonOption = False) -> None:
+    """Redo figure 17: decisions and fragments at scale."""
+    _publish((scale.figure_17,), directory=directory, as_json=as_json)
+
+
+def figure_18(
+    *,
+    seed: SeedOption = 0,
+    seeds: SeedsOption = SEEDS,
+    directory: RowsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Redo figure 18: throughput on 2,000 servers, by the number of functions and by SLO."""
+    _publish((), (_figure_18,), range(seed, seed + seeds), directory=directory, as_json=as_json)
+
+
+def _figure_18(seed: int, progress: Progress, hours: float | None) -> Iterable[FigureRow]:
+    del hours
+    progress(f"seed {seed}: figure 18")
+    return throughput.figure_18(seed)
+
+
+def _publish(
+    parts: Iterable[_Part] = (),
+    seeded: Iterable[_Seeded] = (),
+    seeds: Sequence[int] = (),
+    hours: float | None = None,
+    directory: Path | None = None,
+    *,
+    as_json: bool,
+) -> None:
+    fixed = list[FigureRow]()
+    with status_line() as progress:
+        for part in parts:
+            progress(part.__name__.replace("_", " "))
+            fixed += part()
+        found = _of_seeds(tuple(seeded), seeds, hours, progress)
+    if found:
+        publish_seeds(found, seeds, directory, as_json=as_json, notes=_NOTES, fixed=fixed)
+    else:
+        publish_rows(fixed, directory, as_json=as_json, notes=_NOTES)
+
+
+def _of_seeds(
+    seeded: Sequence[_Seeded], seeds: Sequence[int], hours: float | None, progress: Progress
+) -> list[list[FigureRow]]:
+    """Return each seed's rows; several seeds run on all processors, each in a process."""
+    if len(seeds) <= 1:
+        return [_of_seed(seeded, hours, progress, seed) for seed in seeds]
+    found: list[list[FigureRow]] = []
+    with process_pool(min(processors(), len(seeds))) as pool:
+        for rows in pool.map(partial(_of_seed, seeded, hours, silent), seeds):
+            found.append(rows)
+            progress(f"{len(found)} of {len(seeds)} seeds")
+    return found
+
+
+def _of_seed(seeded: Sequence[_Seeded], hours: float | None, progress: Progress, seed: int) -> list[FigureRow]:
+    return [replace(row, seed=seed) for run in seeded for row in run(seed, progress, hours)]
+
+
+figure_12 = _over_seeds(
+    "Redo figure 12: throughput per resource, under changing loads and by SLO.",
+    (throughput.figure_12b,),
+    (under_loads,),
+)
+figure_13 = _over_seeds(
+    "Redo figures 13a and b, 14 and 15b and c: batches, what is occupied, and latency in parts, under bursts.",
+    (),
+    (provisioning,),
+)
+loads = _over_seeds("Redo what runs under changing loads: figures 12a and 15a and Table 4.", (), (under_loads,))
+command = _over_seeds(
+    "Redo INFless' figures 11 to 15, 17 and 18 and Table 4 in simulations, beside its published numbers.",
+    (throughput.figure_11, throughput.figure_12b, scale.figure_17),
+    (under_loads, provisioning, _figure_18),
+)

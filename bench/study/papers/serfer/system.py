@@ -1,0 +1,121 @@
+"""SerFer as published, and repaired, as a running system: poll drivers, Redis, functions invoked as events.
+
+A process takes one query at a time, as its authors' driver does. Drivers are processes and not threads because a poll
+driver never waits: threads would take the interpreter from each other, and from the Lambda service in this process.
+They are started beforehand, which the authors' are not: no query pays for that.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serfer.core.keys import StoreCounts
+from serfer.core.plan import Plan
+from serfer.local.lambda_.function import FunctionConfig
+from serfer.plan_directory import check_artefacts, load_plan
+from serfer.settings import Settings
+from serfer_bench.core.part_times import PartTimes, Times
+from serfer_bench.core.system import System
+from serfer_bench.study.baselines.deployment import (
+    TIMEOUT_S,
+    LocalStack,
+    check_pixels,
+    check_staged,
+    package,
+    queries_at_once,
+)
+from serfer_bench.study.baselines.handlers.objects import Array
+from serfer_bench.study.papers.serfer.driver_process import Configuration, DriverProcess
+from serfer_bench.study.papers.serfer.poll_driver import Mechanics
+
+
+class SerFerPaper(System):
+    """A system under load with one driver process for each of `in_flight` queries.
+
+    By default there are as many as never have an event refused. Raises what opening a pipeline raises.
+    """
+
+    def __init__(self, directory: Path, settings: Settings, mechanics: Mechanics, in_flight: int | None = None) -> None:
+        self.name = mechanics.name
+        self.plan = load_plan(directory)
+        check_staged(self.plan, self.name)
+        check_artefacts(self.plan, directory)
+        widest = max(stage.grid.tiles for stage in self.plan.stages)
+        self.in_flight = queries_at_once(in_flight, widest, settings)
+        self._stack = LocalStack(settings)
+        self._queries = ThreadPoolExecutor(self.in_flight, thread_name_prefix=mechanics.name)
+        self._drivers: list[DriverProcess] = []
+        self._idle: SimpleQueue[DriverProcess] = SimpleQueue()
+        try:
+            self.store_url = self._stack.start_redis()
+            functions = _functions(self.plan, directory, mechanics, self.store_url, settings)
+            endpoint = self._stack.start_service(functions)
+            access = self._stack.access
+            where = (str(directory), self.store_url, endpoint, access.key_id, access.secret)
+            self._start_drivers(Configuration(*where, mechanics.contiguous))
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, pixels: NDArray[np.uint8]) -> Future[NDArray[np.float32]]:
+        """Start a query of (N, H, W, C) pixels and return its (N, K) logits to come; raises InputError at once."""
+        check_pixels(self.plan, pixels)
+        return self._queries.submit(self._run, pixels)
+
+    def counts(self) -> StoreCounts:
+        """Return what all ended queries have moved; `exists` are polls that found nothing, `gets` other reads."""
+        return sum((driver.counts for driver in self._drivers), StoreCounts())
+
+    def take_times(self) -> Times:
+        """Return what the drivers timed since the last call."""
+        times = PartTimes()
+        for driver in self._drivers:
+            for part, values in driver.take_times().items():
+                times.add(part, values)
+        return times.take()
+
+    def close(self) -> None:
+        """Stop everything; queries in flight end with QueryError, those that wait are cancelled."""
+        self._queries.shutdown(wait=False, cancel_futures=True)
+        for driver in self._drivers:
+            driver.kill()
+        self._queries.shutdown()
+        for driver in self._drivers:
+            driver.close()
+        self._stack.close()
+
+    def _start_drivers(self, configuration: Configuration) -> None:
+        for _ in range(self.in_flight):
+            self._drivers.append(self._stack.run(DriverProcess))
+        for driver in self._drivers:
+            driver.configure(configuration)
+            self._idle.put(driver)
+
+    def _run(self, pixels: NDArray[np.uint8]) -> Array:
+        driver = self._idle.get()
+        try:
+            return driver.ask(pixels)
+        finally:
+            self._idle.put(driver)
+
+
+def _functions(
+    plan: Plan, directory: Path, mechanics: Mechanics, store_url: str, settings: Settings
+) -> list[FunctionConfig]:
+    environment = {"SERFER_STORE": store_url}
+    return [
+        FunctionConfig(
+            name=plan.function(*part),
+            directory=package(plan, directory, [part], settings.cache_dir),
+            handler=f"serfer_bench.study.baselines.handlers.serfer_bootstrap.{mechanics.handler}",
+            memory_mb=plan.stages[part[0]].memory_mb,
+            timeout_s=TIMEOUT_S,
+            environment=environment,
+        )
+        for part in plan.functions
+    ]

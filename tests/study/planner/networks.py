@@ -1,0 +1,49 @@
+"""Public architectures, measured against docs/reference/networks.md: what its shards have in common."""
+
+from pathlib import Path
+
+import pytest
+
+from serfer_bench.study.planner.networks import NETWORKS, SECONDS, is_exact, known_rows, measure
+
+DOCUMENT = (Path(__file__).parents[3] / "docs" / "reference" / "networks.md").read_text()
+ROWS = known_rows(DOCUMENT)
+QUICK = (
+    *("test_byobnet", "test_convnext", "test_convnext2", "test_convnext3", "test_efficientnet", "test_efficientnet_gn"),
+    *("test_efficientnet_evos", "test_efficientnet_ln", "test_mambaout", "test_nfnet", "test_resnet", "test_maxvit"),
+    *("test_coatnet", "test_vit", "test_vit2", "test_vit3", "test_vit4", "test_vit_relpos", "alexnet", "googlenet"),
+    *("resnet18", "squeezenet1_1", "resnet10t", "seresnet18", "ese_vovnet19b_dw", "starnet_s1", "vit_tiny_patch16_224"),
+    *("swin_t", "mobilevit_xxs", "lraspp_mobilenet_v3_large"),
+)
+"""What CI splits: 30, of which each takes seconds."""
+SHARDS = 3
+"""Files of `make weekly`, an hour at most each."""
+
+
+def quick():
+    """Return the networks that CI splits."""
+    return [network for network in NETWORKS if network.name in QUICK]
+
+
+def of_shard(number):
+    """Return one of SHARDS parts of the others."""
+    return [network for network in NETWORKS if network.name not in QUICK][number::SHARDS]
+
+
+def named(network):
+    return f"{network.library}-{network.name}"
+
+
+def check(network):
+    """Split a network, and fail where it is refused, not its module, or not its row; skipped without its library."""
+    if not network.installed:
+        pytest.skip(f"{network.library} is not installed")
+    row = measure(network)
+    assert not row.reason, row.reason
+    assert is_exact(row), row.error
+    if network in ROWS:
+        assert _without_seconds(row.cells) == _without_seconds(ROWS[network])
+
+
+def _without_seconds(cells):
+    return cells[:SECONDS] + cells[SECONDS + 1 :]

@@ -1,0 +1,123 @@
+"""The best policy that knows an MMPP: no table of actions costs less, and simulated it costs what it should."""
+
+import math
+import tomllib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.policy import fleet_of
+from serfer.control.scenario import parse_scenario
+from serfer.sim.generators import generate, parameters_of
+from serfer.sim.rates import run_rates
+from serfer.sim.simulate import RunOptions
+from serfer_bench.study.policy_experiments.memoryless import MemorylessOptimum, least_cost_actions
+from serfer_bench.study.policy_experiments.policies import Options, cases, results
+from tests.control.worlds import LARGE, QPS, SMALL, TWO_TYPES, scenario, seen
+
+
+def moves(up, down):
+    return np.array([[1 - up, up], [down, 1 - down]])
+
+
+def average(on, units, chances, boots, steps=4000):
+    """Return what a table of actions pays a step in the long run, from off in the low state."""
+    share = np.zeros((2, boots + 2))
+    share[0, 0] = 1.0
+    paid = []
+    for _ in range(steps):
+        usd, after = 0.0, np.zeros_like(share)
+        for (state, instance), part in np.ndenumerate(share):
+            if not part:
+                continue
+            started = (instance or 1 + boots) if on[state, instance] else 0
+            left = max(1, started - 1) if started else 0
+            for then in (0, 1):
+                on_lambda = units[then] if started != 1 else 0.0
+                usd += part * chances[state, then] * (on_lambda + (started > 0))
+                after[then, left] += part * chances[state, then]
+        share = after
+        paid.append(usd)
+    return float(np.mean(paid[steps // 2 :]))
+
+
+@settings(derandomize=True, max_examples=20, deadline=None)
+@given(
+    low=st.floats(0, 2),
+    more=st.floats(0, 15),
+    up=st.floats(0.02, 0.6),
+    down=st.floats(0.02, 0.6),
+    boots=st.integers(0, 3),
+    seed=st.integers(0, 100),
+)
+def test_no_table_of_actions_costs_less_on_average(low, more, up, down, boots, seed):
+    units, chances = np.array([low, low + more]), moves(up, down)
+    best = average(least_cost_actions(units, chances, boots), units, chances, boots, 600)
+    tables = np.random.default_rng(seed).random((6, 2, boots + 2)) < 0.5
+    follow = np.repeat([[False], [True]], boots + 2, 1)
+    for other in (*tables, np.zeros_like(follow), np.ones_like(follow), follow):
+        assert best <= average(other, units, chances, boots, 600) * (1 + 1e-3) + 1e-2
+
+
+@pytest.mark.parametrize(
+    ("units", "up", "down", "expected"),
+    [
+        ((2.0, 9.0), 0.1, 0.1, "always"),  # dearer in both states
+        ((0.0, 0.9), 0.1, 0.1, "never"),
+        ((0.0, 9.0), 0.001, 0.01, "follow"),  # long stays
+        ((0.0, 9.0), 0.001, 0.5, "never"),  # bursts that end before a boot does
+        ((0.0, 9.0), 0.3, 0.5, "always"),  # so short pauses that a restart is dearer
+    ],
+)
+def test_the_rules_that_one_expects(units, up, down, expected):
+    on = least_cost_actions(np.array(units), moves(up, down), 5)
+    started, kept = on[1, 0], on[0, 1]
+    assert {"always": (True, True), "never": (False, False), "follow": (True, False)}[expected] == (started, kept)
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("text", [SMALL, TWO_TYPES, LARGE])
+def test_simulated_it_costs_no_more_than_the_cheapest_of_the_rules_that_make_sense(text):
+    """Always, never, or from a burst's begin to its end: what each level pays of them on average is known."""
+    world, load = parse_scenario(tomllib.loads(text)), "mmpp:hours=1000,row_s=30,seed=3"
+    process = parameters_of(load)
+    factor = world.instance.qps / 32.5
+    trace = generate(load).scaled(factor)
+    run = run_rates(trace, world, MemorylessOptimum(world, process, factor, 30.0), period_s=30.0)
+    high = np.flatnonzero(trace.rates > 55 * factor)
+    bursts = np.count_nonzero(np.diff(high) > 1) + 1
+    high_s, low_s = len(high) * 30.0, (len(trace.rates) - len(high)) * 30.0
+    stay_s, boot_s, least = high_s / bursts, world.instance.boot_s + 30.0, 0.0  # a decision holds from the next step on
+    for level in range(math.ceil(100 / 32.5)):
+        low, full = (world.price_ratio * min(max(rate / 32.5 - level, 0.0), 1.0) for rate in (10.0, 100.0))
+        followed = low * low_s + high_s + full * high_s * (1 - math.exp(-boot_s / stay_s))
+        least += min(low_s + high_s, low * low_s + full * high_s, followed)
+    assert 0.9 * least < run.cost_usd / world.instance.usd_per_s < 1.03 * least
+
+
+def test_it_goes_on_from_instances_that_serve():
+    world = scenario(3.0)
+    policy = MemorylessOptimum(world, parameters_of("mmpp:low_s=1e5,high_s=1e5"), QPS / 50.0, 1.0)
+    policy.resume(fleet_of(world.instance, 0, 1))
+    assert policy.observe(seen(1.0, 0.2 * QPS)).total == 0
+    assert policy.observe(seen(1.0, 2.0 * QPS)).total == 2
+    assert policy.observe(seen(1.0, 2.0 * QPS)).reason == "the process is high"
+
+
+def test_bench_policies_compares_with_it_over_seeds(tmp_path):
+    (tmp_path / "small.toml").write_text(SMALL)
+    load, run_options = "mmpp:hours=6,row_s=30", RunOptions(period_s=30.0)
+    options = Options(("ski-rental",), run_options, only=(load,), scales=("M",), seeds=2)
+    rows = [outcome for case in cases(tmp_path, tmp_path, options) for outcome in case.run()]
+    assert [(one.policy, one.seed) for one in rows] == [
+        (policy, seed) for seed in (0, 1) for policy in ("ski-rental", "mmpp-optimum")
+    ]
+    assert len({one.trace for one in rows}) == 2
+    times = np.mean([rows[at].cost_usd / rows[at + 1].cost_usd for at in (0, 2)])
+    table = results(rows).tables[1]
+    beside = dict(zip(table.head, table.body[0], strict=True))
+    assert (beside["policy"], beside["loads"]) == ("ski-rental", "2")
+    assert beside["over the optimum"] == f"{(rows[0].ratio + rows[2].ratio) / 2:.3f}"
+    assert beside["over mmpp-optimum"] == f"{times:.3f}"

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import onnx
 import pytest
@@ -14,15 +15,10 @@ from serfer.cli.main import app
 from serfer.core.errors import InputError, ModelError, PlanError, QueryError, UsageError
 from serfer_bench.load.results import read_result
 from serfer_bench.pipeline.gangs import bound_to
+from tests.bench.running import run
 from tests.e2e.small import SIZE, small_onnx
 
-
-def bench(*arguments):
-    result = CliRunner().invoke(app, ["bench", *map(str, arguments)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result
+bench = partial(run, "bench")
 
 
 def test_a_burst_through_threads_beside_the_unsplit_network(directory, tmp_path):

@@ -15,9 +15,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.errors import InputError, UnavailableError, UsageError, WrongAnswerError
 from serfer_bench.core.quantiles import quantile_interval
 from serfer_bench.peers.command import Comparison, examples_of
@@ -25,6 +23,7 @@ from serfer_bench.peers.peers import BARE, NULL, PEERS, SERFER, Launch, Peer, Re
 from serfer_bench.peers.report import results
 from serfer_bench.peers.rounds import Example, Load, Round, measure
 from serfer_bench.peers.running import Running
+from tests.bench.running import run
 from tests.e2e.small import small_onnx
 
 RIGHT = [{"index": 3, "score": 0.75}, {"index": 1, "score": 0.25}]
@@ -190,11 +189,7 @@ def test_a_file_that_is_not_such_a_network_is_refused_with_what_it_has(tmp_path)
 
 
 def bench(*words):
-    result = CliRunner().invoke(app, ["bench", "peers", *map(str, words)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return run("bench", "peers", *words).stdout
 
 
 def test_an_unknown_peer_is_refused_with_those_that_there_are():

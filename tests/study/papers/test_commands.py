@@ -1,19 +1,13 @@
 """`serfer bench paper NAME` finds the evaluation of each paper, by figure, table or section; the rest is weekly."""
 
-import json
+from functools import partial
 
 import pytest
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.errors import ModelError, UsageError
+from tests.bench.running import rows, run
 
-
-def paper(*arguments):
-    result = CliRunner().invoke(app, ["bench", "paper", *map(str, arguments), "--json"])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return [json.loads(line) for line in result.stdout.splitlines()]
+paper = partial(rows, "bench", "paper")
 
 
 def test_serfer_reads_its_digits_before_it_trains(tmp_path):
@@ -22,24 +16,23 @@ def test_serfer_reads_its_digits_before_it_trains(tmp_path):
 
 
 def test_infaas_shows_every_system_under_every_load_with_what_was_published():
-    rows = paper("infaas", "--figure", 6, "--seconds", 2, "--seeds", 1)
-    assert len(rows) == 3 * 8
-    assert sum(bool(row["published"]) for row in rows) == 13
+    found = paper("infaas", "--figure", 6, "--seconds", 2, "--seeds", 1)
+    assert len(found) == 3 * 8
+    assert sum(bool(row["published"]) for row in found) == 13
 
 
 @pytest.mark.parametrize("figure", [5, 7])
 def test_a_figure_whose_public_trace_is_not_here_is_left_out_by_name(tmp_path, figure):
     given = ["--figure", str(figure), "--trace", str(tmp_path / "twitter_2021-08_per_minute.csv")]
-    done = CliRunner().invoke(app, ["bench", "paper", "infaas", *given])
-    assert done.exit_code == 0
+    done = run("bench", "paper", "infaas", *given)
     assert done.stdout == ""
     assert "skipped: twitter_2021-08_per_minute: not here; get them with serfer study fetch-traces" in done.stderr
 
 
 def test_infless_publishes_rows_of_a_figure():
-    rows = paper("infless", "--figure=12", "--hours", 0.1, "--seeds", 1)
-    assert {row["figure"] for row in rows} >= {"12a", "12b"}
-    assert {row["published"] for row in rows if (row["figure"], row["system"]) == ("12b", "infless")} == {"1.00"}
+    found = paper("infless", "--figure=12", "--hours", 0.1, "--seeds", 1)
+    assert {row["figure"] for row in found} >= {"12a", "12b"}
+    assert {row["published"] for row in found if (row["figure"], row["system"]) == ("12b", "infless")} == {"1.00"}
 
 
 @pytest.mark.parametrize("part", [("--figure", "9"), ("--table", "8"), ("--figure",), ("--section=4",)])

@@ -1,13 +1,12 @@
 """INFless' figure 16: what is run, and what is said about it."""
 
-import json
-
 import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.sim.simulate import LoadSpec
 from serfer_bench.study.papers.infless.figure16 import LSTH, charts, notes, run
+from tests.bench import running
 
 pytestmark = pytest.mark.weekly
 
@@ -39,9 +38,7 @@ def test_the_command_runs_traces_in_place_of_generated_loads_and_draws_them(tmp_
     trace, picture = tmp_path / "few.csv", tmp_path / "few.png"
     trace.write_text("minute,requests\n" + "".join(f"{minute},3\n" for minute in range(0, 3000, 30)))
     given = ["--trace", str(trace), "--seeds", "1", "--policy", "lsth", "--policy", "300", "--picture", str(picture)]
-    result = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", "--json", *given])
-    assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    rows = running.rows("bench", "paper", "infless", "--figure", "16", *given)
     assert [row["load"] for row in rows] == ["few", "few"]
     assert rows[0]["cold"] < rows[1]["cold"] == 100
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -52,8 +49,7 @@ def test_the_command_runs_traces_in_place_of_generated_loads_and_draws_them(tmp_
 def test_a_public_trace_that_is_not_here_is_skipped_by_name(tmp_path):
     """Every command of a page runs without the traces."""
     gone = ["--trace", str(tmp_path / "infless_bursty.csv")]
-    result = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", *gone])
-    assert result.exit_code == 0
+    result = running.run("bench", "paper", "infless", "--figure", "16", *gone)
     assert result.stdout == ""
     assert "skipped: infless_bursty: not here; get them with serfer study fetch-traces infless_bursty" in result.stderr
     typed = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", "--trace", "mine.csv"])

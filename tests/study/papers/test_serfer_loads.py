@@ -1,13 +1,11 @@
 """SerFer's Table 1 and figures 5 to 14: who is given what, shares of the unsplit network's rate, extrapolations."""
 
-import json
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.errors import UsageError
 from serfer.pipeline.workload import Sent
 from serfer_bench.core.part_times import LAYER, POLL, READ, PartTimes
@@ -29,16 +27,13 @@ from serfer_bench.study.papers.serfer.loads import (
     limited,
     load_rows,
 )
+from tests.bench import running
 
 ALL = (*BURSTS, *UNIFORM, *STEP_FUNCTIONS)
 SYSTEMS = sorted({name for load in ALL for name in load.systems})
 
 
-def serfer(*arguments):
-    result = CliRunner().invoke(app, ["bench", "paper", "serfer", *map(str, arguments), "--json"])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return [json.loads(line) for line in result.stdout.splitlines()]
+serfer = partial(running.rows, "bench", "paper", "serfer")
 
 
 def measured(system, images, *seconds, times=(), gap_s=0.0):

@@ -15,7 +15,7 @@ from serfer.cli.main import app
 from serfer.core.errors import InputError, ModelError, PlanError, QueryError, UsageError
 from serfer_bench.load.results import read_result
 from serfer_bench.pipeline.gangs import bound_to
-from tests.bench.running import run
+from tests.bench.running import rows, run
 from tests.e2e.small import SIZE, small_onnx
 
 bench = partial(run, "bench")
@@ -71,7 +71,7 @@ def test_a_uniform_load_compared_with_itself(directory, tmp_path):
     bench("burst", "--plan", directory, *options, "--out", tmp_path)
     result = read_result(tmp_path)
     assert [one.sent for one in result.rounds] == [40] * 3
-    lines = [json.loads(line) for line in bench("compare", tmp_path, tmp_path, "--json").output.splitlines()]
+    lines = rows("bench", "compare", tmp_path, tmp_path)
     assert {line["verdict"] for line in lines} == {"no difference shown"}
     assert "p50 latency" in bench("compare", tmp_path, tmp_path / "result.json").output
 
@@ -111,8 +111,7 @@ def test_a_directory_without_a_plan_is_refused(tmp_path):
 def test_stores_are_measured_at_every_size_and_left_empty(tmp_path):
     place = tmp_path / "store"
     urls = ("--store", "memory://", "--store", f"file://{place}")
-    shown = bench("stores", *urls, "--size", 10, "--size", 4096, "--rounds", 3, "--out", tmp_path / "out", "--json")
-    lines = [json.loads(line) for line in shown.output.splitlines()]
+    lines = rows("bench", "stores", *urls, "--size", 10, "--size", 4096, "--rounds", 3, "--out", tmp_path / "out")
     assert len(lines) == 2 * 2 * 4
     assert {line["operation"] for line in lines} == {"put", "get", "get_many", "delete"}
     assert all(line["least_us"] <= line["median_us"] <= line["greatest_us"] for line in lines)
@@ -130,8 +129,7 @@ def test_gangs_are_compared_with_stages_of_as_many_tiles_and_with_their_own(tmp_
     systems = ("one", "stages", "staged")
     options = ("--size", SIZE, "--rounds", 2, *(word for name in systems for word in ("--system", name)))
     put_in = ("--latencies", "none", "--latencies", "0,1,0")
-    shown = bench("gangs", "--model", tmp_path / "small.onnx", *options, *put_in, "--json").output
-    lines = [json.loads(line) for line in shown.splitlines()]
+    lines = rows("bench", "gangs", "--model", tmp_path / "small.onnx", *options, *put_in)
     assert [line["system"] for line in lines] == 2 * [*systems, "gang"]
     assert [line["latencies"] for line in lines] == 4 * ["none"] + 4 * ["0 ms, 1 ms, no limit"]
     assert lines[1]["plan"].startswith("2x1")
@@ -191,8 +189,7 @@ def test_latencies_that_cannot_be_put_in_are_refused(text):
 
 
 def test_the_hot_paths_parts_are_measured(directory):
-    shown = bench("overhead", "micro", "--plan", directory, "--rounds", 1, "--json").output
-    lines = [json.loads(line) for line in shown.splitlines()]
+    lines = rows("bench", "overhead", "micro", "--plan", directory, "--rounds", 1)
     parts = {line["part"] for line in lines}
     assert len(parts) == len(lines)
     assert {"sign its request", "assemble a tile's pieces", "run machine, a query of 9 tasks"} <= parts

@@ -1,15 +1,12 @@
 """Figures 5 and 7 of INFaaS redone: many networks, and shared GPUs, under a day that is pressed into minutes."""
 
-import json
-
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.errors import UsageError
 from serfer_bench.study.papers.infaas import figure5, figure7
 from serfer_bench.study.papers.infaas.day import GENERATED, pressed, read_day, smoothed
+from tests.bench.running import rows
 
 pytestmark = pytest.mark.weekly
 
@@ -66,8 +63,6 @@ def test_the_command_shows_all_systems_and_networks_under_both_forms_of_the_day_
     monkeypatch.setattr(figure7, "_LOW", 5.0)
     monkeypatch.setattr(figure7, "_HIGH", 50.0)
     monkeypatch.setattr(figure7, "_QUERIES", 3000)
-    given = ["--trace", str(trace), "--day", "1", "--seeds", "2", "--json"]
-    result = CliRunner().invoke(app, ["bench", "paper", "infaas", "--figure", "7", *given])
-    rows = [json.loads(line) for line in result.output.splitlines()]
-    assert len(rows) == 2 * 2 * 4 * 2, result.output
-    assert {row["seed"] for row in rows} == {0, 1}
+    found = rows("bench", "paper", "infaas", "--figure", "7", "--trace", trace, "--day", "1", "--seeds", "2")
+    assert len(found) == 2 * 2 * 4 * 2
+    assert {row["seed"] for row in found} == {0, 1}

@@ -1,21 +1,19 @@
 """`serfer bench paper infaas --table 7` on few queries: every mix of states, beside the published figures."""
 
-import json
-
 import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
+from tests.bench import running
 
 pytestmark = pytest.mark.weekly
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["bench", "paper", "infaas", "--table", "7", "--queries", "100", *arguments])
+COMMAND = ("bench", "paper", "infaas", "--table", "7", "--queries", "100")
 
 
 def test_selections_are_timed_for_every_mix_of_states_beside_infaas():
-    rows = [json.loads(line) for line in run("--json").output.splitlines()]
+    rows = running.rows(*COMMAND)
     assert len(rows) == 15
     assert {row["variants"] for row in rows} == {200}
     assert all(0 < row["p50_us"] <= row["p99_us"] for row in rows)
@@ -26,4 +24,4 @@ def test_selections_are_timed_for_every_mix_of_states_beside_infaas():
 
 
 def test_a_bound_that_is_broken_is_a_wrong_answer():
-    assert run("--at-most", "0.0001").exit_code == 1
+    assert CliRunner().invoke(app, [*COMMAND, "--at-most", "0.0001"]).exit_code == 1

@@ -171,10 +171,6 @@ class Settings(BaseSettings):
     """Prices and speeds of functions and instances (`--scenario`)."""
     max_usd_per_hour: float | None = Field(default=None, gt=0)
     """What any hour may cost (`--max-usd-per-hour`)."""
-    policy_state: str | None = Field(default=None, max_length=1024)
-    """Where what the pool's policy and `--keep-warm` have learnt is kept: a directory, or `s3://BUCKET/PREFIX`
-    (`--policy-state`).
-    """
     keep_warm: str | None = Field(default=None, max_length=300)
     """The windows by which a driver keeps functions warm: `lsth`, `hybrid`, or seconds (`--keep-warm`)."""
     instance_key: SecretStr = SecretStr("")

@@ -76,7 +76,6 @@ def test_every_setting_is_a_variable(monkeypatch, tmp_path):
         "route": "auto",
         "instances": "ec2:pool",
         "scenario_file": tmp_path / "scenario.toml",
-        "policy_state": str(tmp_path / "state"),
         "keep_warm": "lsth:gamma=0.3",
         "max_usd_per_hour": 12.5,
         "instance_key": "sf_instances",

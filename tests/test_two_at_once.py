@@ -18,8 +18,6 @@ from serfer.api.jobs.runner import Runner
 from serfer.core.errors import UnavailableError
 from serfer.core.geometry import Span
 from serfer.files import write_whole
-from serfer.fleet.policy_state import open_place
-from serfer.fleet.recorder import Recorder
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.raster.results.parts import ResultParts
 from serfer.registry import Registrations, open_registry
@@ -197,31 +195,6 @@ def put_and_get(process, store):
 def test_what_a_store_keeps_under_one_key_is_one_writers(store, by_four):
     """Pieces, results and the lines of jobs: all of them are written twice at times."""
     by_four(put_and_get, store)
-
-
-def write_state(process, folder):
-    place = open_place(str(folder), "small", "mark")
-    for _ in TIMES:
-        place.write(bytes([process]) * LENGTH)
-        assert is_whole(place.read(2 * LENGTH))
-
-
-@pytest.mark.two_at_once
-def test_a_policys_state_is_one_drivers_and_whole(tmp_path, by_four):
-    by_four(write_state, tmp_path / "state")
-    assert len([*(tmp_path / "state").iterdir()]) == 1
-
-
-def record(process, folder):
-    recorder = Recorder(folder / "policy.jsonl")
-    (folder / f"place {process}").write_text(recorder.path.name)
-    recorder.close(PATIENCE)
-
-
-@pytest.mark.two_at_once
-def test_recordings_of_one_name_are_a_file_each(tmp_path, by_four):
-    by_four(record, tmp_path)
-    assert len({place.read_text() for place in tmp_path.glob("place *")}) == len(PROCESSES)
 
 
 def fetch(process, place, digest, folder):

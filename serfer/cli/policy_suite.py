@@ -11,7 +11,7 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.tables import Results, Table, publish
-from serfer.control.policies import ALONE, SEVERAL_TYPES
+from serfer.control.policies import POLICIES, buys_several_types, serves_alone
 from serfer.sim.policy_suite import (
     LOADS,
     PERIOD_S,
@@ -103,8 +103,9 @@ def _notes(suite: Suite) -> Iterator[str]:
         yield f"of a generated load the mean of {suite.seeds} seeds from 0 on, the least and the largest"
     yield "all: the mean of the means above, the least and the largest of them"
     if {*PUBLISHED} <= {*suite.policies}:
+        several, alone = filter(buys_several_types, POLICIES), filter(serves_alone, POLICIES)
         yield (
-            f"left out: {', '.join(sorted(SEVERAL_TYPES))}, which buys other types and spot instances than the optimum "
-            f"may, and {', '.join(sorted(ALONE))}, whose instances serve alone and not all queries"
+            f"left out: {', '.join(several)}, which buys other types and spot instances than the optimum may, and "
+            f"{', '.join(alone)}, whose instances serve alone and not all queries"
         )
     yield "Lambda takes what instances cannot, so every query is answered; boots cost Lambda"

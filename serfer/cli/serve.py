@@ -46,7 +46,6 @@ from serfer.cli.shared.service_options import (
     AppsOption,
     CeilingOption,
     DrainOption,
-    HistoryOption,
     HostOption,
     InstancesOption,
     KeepWarmOption,
@@ -57,9 +56,7 @@ from serfer.cli.shared.service_options import (
     NetworksArgument,
     OpenRegistryOption,
     PlansOption,
-    PolicyStateOption,
     PortOption,
-    RecordOption,
     RegisterOption,
     ResultsOption,
     RouteOption,
@@ -80,7 +77,7 @@ from serfer.cli.shared.service_options import (
 from serfer.cli.shared.setting_options import setting, settings_of
 from serfer.cli.shared.terminal import err
 from serfer.control.selection import DEFAULT
-from serfer.fleet.open_pool import PolicyOptions, routing_of
+from serfer.fleet.open_pool import routing_of
 from serfer.pipeline.event_loop import run
 from serfer.settings import Settings
 from serfer.wiring.options import Choices, workers_of
@@ -145,10 +142,7 @@ def serve(
     instances: InstancesOption = None,
     scenario: ScenarioOption = None,
     max_usd_per_hour: CeilingOption = None,
-    record: RecordOption = None,
     keep_warm: KeepWarmOption = None,
-    policy_state: PolicyStateOption = None,
-    history: HistoryOption = None,
     log_level: LogLevelOption = "info",
     log_format: LogFormatOption = "auto",
     show_config: Annotated[
@@ -173,7 +167,7 @@ def serve(
     settings = with_results(settings, drivers)
     model = [named] if (named := demo_model(demo, network, model, plan)) else model
     workers, address = workers_of(workers, stack, "local"), Address(host, port)
-    settings = with_keep_warm(settings, keep_warm, policy_state, workers)
+    settings = with_keep_warm(settings, keep_warm, workers)
     check_register(settings, register=register)
     check_logs(log_level, log_format)
     check_named(stack, network, model, plan)
@@ -196,7 +190,6 @@ def serve(
         instances=instances,
         scenario=scenario,
         max_usd_per_hour=ceiling_of_route(settings, route, variant_instances, max_usd_per_hour),
-        options=PolicyOptions(record, None if settings.keep_warm else policy_state, history),
     )
     if drivers:
         applications = found_applications(applications, store)

@@ -20,9 +20,8 @@ from serfer.cli.shared.options import (
     status_lines,
 )
 from serfer.cli.shared.terminal import complain, err, out
-from serfer.control.infless.policies import CLUSTER_POLICIES
-from serfer.control.policies import POLICIES, refuse_cluster_policy
-from serfer.control.policies.mark.options import KEYS
+from serfer.control.infless.policies import CLUSTER_POLICIES, refuse_cluster_policy
+from serfer.control.policies import POLICIES
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.doctor.machine import this_machine
@@ -49,7 +48,7 @@ generator, NAME or NAME:KEY=VALUE,...:
 {describe_generators()}
 
 Policies: {", ".join(POLICIES)}, those that are plugged in, and MODULE:Class (docs/how-to/add-a-policy.md). mark and
-mark-spot take settings, as in mark:sl_min=0.99,m=100: {", ".join(KEYS)} (docs/explanation/policies.md).
+mark-spot take settings, as in mark:sl_min=0.99,m=100 (docs/explanation/policies.md).
 
 Of a scenario with [[servers]] and [[functions]], a cluster: {", ".join(CLUSTER_POLICIES)}. LOAD is then for functions
 that have none in the scenario.
@@ -169,14 +168,6 @@ def simulate(
         ),
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf.")] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Without LOAD: run what serfer serve --record wrote again; exit code 1 where its policy decides "
-            "otherwise. With another --policy: what that would have decided.",
-        ),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run routing policies on a load (HELP is what the command line shows)."""
@@ -187,9 +178,6 @@ def simulate(
 
     if calibrate is not None or out_file is not None:
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
-        return
-    if replay is not None:
-        _replay(load, replay, scenario, policy or [], as_json=as_json)
         return
     scenario = scenario or DEFAULT_SCENARIO
     if _on_cluster(scenario, policy or ()):
@@ -335,21 +323,6 @@ def _time(option: str, text: str) -> float:
     if not seconds >= 0:
         raise UsageError(f"{option} is seconds, or a date as in 2026-11-25T13:55Z, not {text[:40]!r}")
     return seconds
-
-
-def _replay(
-    load: str | None,
-    recording: Path,
-    scenario: Path | None,
-    policies: Sequence[str],
-    *,
-    as_json: bool,
-) -> None:
-    if load is not None or scenario is None or len(policies) > 1:
-        raise UsageError("to replay give --replay FILE, --scenario FILE.toml, at most one --policy, and no LOAD")
-    from serfer.cli.shared.replay import replay_recording  # noqa: PLC0415 - the command line starts fast
-
-    replay_recording(recording, scenario, policies[0] if policies else None, as_json=as_json)
 
 
 def _late_decisions(world: Scenario, period_s: float) -> list[str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
+from serfer.control.batch_sizes import window_s
 from serfer.control.dispatch import Batching
-from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
-from serfer.control.nonuniform.sizes import window_s
 from serfer.control.scenario import InstanceType, Market
-from serfer.control.snapshots import Snapshot
 
 
 class InstanceState(StrEnum):
@@ -63,23 +61,13 @@ NO_QUERIES: Final = LatencyWindow(0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatched:
-    """The images of a driver's queries that went to instances of a type with a batch size, or to Lambda: no type."""
-
-    images: int
-    kind: str = ""
-    batch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Observation:
     """What a policy sees, once a period.
 
     `now_s` is the caller's clock in seconds: Unix time in a service, the load's own time in a simulation. `rate` is the
     load of all drivers in queries/s over the `elapsed_s` seconds up to now, one image each; `applications` divides it
     by application, None where there is one. `latency` is None where it is not known, as in simulations at the level of
-    rates; `fleet` has the instances that are paid for. `dispatched` is where this driver alone sent its queries since
-    the last observation, under a policy that dispatches by rates.
+    rates; `fleet` has the instances that are paid for.
     """
 
     now_s: float
@@ -89,7 +77,6 @@ class Observation:
     latency: LatencyWindow | None = None
     interruptions: tuple[Interruption, ...] = ()
     applications: Mapping[str, float] | None = None
-    dispatched: tuple[Dispatched, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +169,37 @@ def on_demand_in(fleet: Iterable[InstanceGroup], kind: InstanceType) -> int:
     return paid_for((group for group in fleet if group.market is Market.ON_DEMAND), kind.name)
 
 
-@runtime_checkable
-class ByRates(Protocol):
-    """A policy under which routers divide queries among instances by their rates (INFless, 3.2)."""
+class Target(Protocol):
+    """An instance that may get queries."""
 
-    def dispatcher(self) -> RateDispatcher:
-        """Return what divides the queries of one router."""
+    @property
+    def name(self) -> str:
+        """What it is called; never empty."""
+        ...
+
+    @property
+    def kind(self) -> int:
+        """Its type's place in the scenario."""
+        ...
+
+    @property
+    def batch(self) -> int:
+        """Its batch size; OWN where none was set."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """Divides the queries of one router among instances: what a policy's `dispatcher()` returns."""
+
+    def observe(self, rate: float, elapsed_s: float) -> None:
+        """Take in the load of all drivers over the last seconds."""
+        ...
+
+    def choose(self, targets: Sequence[Target], images: int, admits: Callable[[int], bool]) -> int | None:
+        """Return the place of the instance that a query goes to, None where Lambda gets it.
+
+        `admits` says of a place whether that instance would answer in time.
+        """
         ...
 
 
@@ -206,20 +218,4 @@ class Policy(Protocol):
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Go on from instances that are on already, started by an earlier controller."""
-        ...
-
-
-@runtime_checkable
-class Learner(Protocol):
-    """A policy whose knowledge survives a restart: `restore` of `snapshot` goes on as if there had been no stop."""
-
-    def snapshot(self) -> Snapshot:
-        """Return all that was learnt, as plain JSON values of bounded size."""
-        ...
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot, in a policy that has seen nothing yet; raises InputError, and is of no use then.
-
-        A snapshot comes from a file: its types, shapes and bounds are to be checked.
-        """
         ...

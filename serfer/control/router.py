@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from serfer.control.budget_limiter import BudgetLimiter
-from serfer.control.policy import ByRates, Observation, Policy, ProvisioningPlan
+from serfer.control.policy import Dispatcher, Observation, Policy, ProvisioningPlan
 from serfer.control.scenario import Market, Scenario
 
 SERVERLESS: Final = "serverless"
@@ -70,12 +70,8 @@ class Router:
         self.budget_limiter = BudgetLimiter(max_usd_per_hour)
         self.counts: Counter[Reason] = Counter()
         self._overflow = overflow
-        self._dispatcher = policy.dispatcher() if isinstance(policy, ByRates) else None
-
-    @property
-    def by_rates(self) -> bool:
-        """Whether queries are divided among instances by their rates."""
-        return self._dispatcher is not None
+        make_dispatcher: Callable[[], Dispatcher] | None = getattr(policy, "dispatcher", None)
+        self._dispatcher = make_dispatcher() if make_dispatcher else None
 
     def tick(self, seen: Observation) -> ProvisioningPlan:
         """Decide on the capacity that there should be."""

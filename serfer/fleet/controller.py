@@ -18,10 +18,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from threading import Lock
 from typing import Final
 
 from serfer.control.policy import (
-    Dispatched,
     InstanceGroup,
     InstanceState,
     Interruption,
@@ -32,7 +32,6 @@ from serfer.control.policy import (
 from serfer.control.scenario import S_PER_HOUR, Scenario
 from serfer.drivers.instance.client import InstanceClient
 from serfer.fleet.control_loop import PERIOD_S, FleetLoop, Timing
-from serfer.fleet.decider import Decider
 from serfer.fleet.leader import Provisioning
 from serfer.fleet.log_events import log_event
 from serfer.fleet.pool import Pool, RollingSum, ServingInstance, of_all
@@ -151,7 +150,7 @@ class Controller(FleetLoop):
     `ping` warms the functions up for so many queries at once, None where they are always warm.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts of a pool, most of them with a default
+    def __init__(
         self,
         pool: Pool,
         registry: PoolRegistry,
@@ -161,7 +160,6 @@ class Controller(FleetLoop):
         admits: Callable[[Purchase, str], bool] = lambda _bought, _url: True,
         ends: Collection[Purchase] = (),
         timing: Timing | None = None,
-        decider: Decider | None = None,
         ping: Ping | None = None,
     ) -> None:
         scenario = pool.router.scenario
@@ -172,14 +170,13 @@ class Controller(FleetLoop):
             registry, Provisioning(provisioners, boot_s, connect, admits, ends, sizes), "pool trouble", timing
         )
         self.status = Status()
-        self.decider = decider or Decider(pool.router)
+        self._deciding = Lock()  # a decision outlives the task that awaits it
         self._pool = pool
         self._pinger = Pinger(ping, scenario.serverless, self._timing.now) if ping else None
         self._last = self._timing.now()
         self._fleet = ObservedFleet(scenario, lambda: self.state)
         self._resumed = False
         self._paid = _Paid()
-        self._dispatched: tuple[Dispatched, ...] = ()
 
     async def tick(self) -> None:
         """Run one iteration; what the leader does to instances is the duty "provisioner", pings are "functions"."""
@@ -193,7 +190,7 @@ class Controller(FleetLoop):
         latency = of_all((load.latency, *(other.latency for other in self.view.others)))
         rate, lost = load.rate + self.view.rate, self._fleet.interruptions()
         self._fleet.pay(now, elapsed_s)
-        seen = Observation(now, elapsed_s, rate, fleet, latency, lost, dispatched=self._dispatched)
+        seen = Observation(now, elapsed_s, rate, fleet, latency, lost)
         wanted = await self._wanted(seen, load)
         if self.acts:  # another driver may lead by now, where deciding took long
             self._act(now, wanted, load)
@@ -201,14 +198,8 @@ class Controller(FleetLoop):
         await self._revive()
         self._note(now, wanted, own_usd=load.hour_usd)
 
-    async def _end(self, *, led: bool, last: bool) -> None:
-        with self.troubles.survived("controller"):
-            await self.decider.close(leads=led)
-        await super()._end(led=led, last=last)
-
     def _load(self, elapsed_s: float) -> DriverLoad:
         stats = self._pool.take_stats()
-        self._dispatched = stats.dispatched
         rate = stats.images / elapsed_s if elapsed_s > 0 else 0.0
         return DriverLoad(
             self._registry.driver, rate, stats.in_flight, stats.paid_usd, stats.hour_usd, stats.busy, stats.latency
@@ -227,7 +218,7 @@ class Controller(FleetLoop):
         if not self._resumed and self.state is not None:
             self._resumed = True
             if paid_for(fleet):
-                self.decider.resume(fleet)
+                self._pool.router.policy.resume(fleet)
 
     async def _wanted(self, seen: Observation, load: DriverLoad) -> ProvisioningPlan:
         """Decide how many instances of each type there should be: of what can be started, what may be paid for.
@@ -235,13 +226,17 @@ class Controller(FleetLoop):
         A policy may take seconds: meanwhile the lease is renewed, and the others go on counting this driver.
         """
         seen_then = replace(seen, now_s=self._timing.unix())
-        deciding = asyncio.create_task(self.decider.decide(seen_then, leads=self.leads))
+        deciding = asyncio.create_task(asyncio.to_thread(self._decide, seen_then))
         try:
             while not (await asyncio.wait((deciding,), timeout=PERIOD_S))[0]:
                 await self._exchange(load)
         finally:
             deciding.cancel()
         return self._pool.router.afford(seen, startable(deciding.result(), self._provisioning.provisioners))
+
+    def _decide(self, seen: Observation) -> ProvisioningPlan:
+        with self._deciding:
+            return self._pool.router.policy.observe(seen)
 
     def _act(self, now: float, wanted: ProvisioningPlan, load: DriverLoad) -> None:
         """Begin what the leader does, unless the last of it is still in flight."""

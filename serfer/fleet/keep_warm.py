@@ -26,9 +26,8 @@ from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.plan import Plan
 from serfer.core.wire import Crop
 from serfer.drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
-from serfer.fleet.control_loop import END_S, ControlLoop, Timing
+from serfer.fleet.control_loop import ControlLoop, Timing
 from serfer.fleet.log_events import log_event
-from serfer.fleet.policy_state import SAVE_EVERY_S, StateKeeper, StateOwner, open_keeper
 from serfer.fleet.registry import DriverLoad, PoolRegistry
 from serfer.fleet.warming import Ping, Pinger
 from serfer.pipeline.warm import environments
@@ -100,7 +99,6 @@ class KeepWarm(ControlLoop):
         ping: Ping,
         limits: PingLimits,
         *,
-        state: StateKeeper | None = None,
         paid: Callable[[int], None] = lambda _pings: None,
         timing: Timing | None = None,
     ) -> None:
@@ -111,9 +109,7 @@ class KeepWarm(ControlLoop):
         self._levels = levels
         self._learning = Lock()  # a thread outlives the task that awaits it
         self._pinger = Pinger(ping, limits, self._timing.now)
-        self._state = state
         self._paid = paid
-        self._unsaved_since = self._timing.now()
 
     async def tick(self) -> None:
         """Run one iteration; pings are the duty "functions"."""
@@ -124,17 +120,9 @@ class KeepWarm(ControlLoop):
             self._note(WarmStatus(self.leads, await asyncio.to_thread(self._learnt, unix, busy)))
         if self.acts:
             self._send(now, busy)
-            await self._save(now)
 
     async def _end(self, *, led: bool, last: bool) -> None:
-        """Learn of the last second, and save what was learnt, as the leader."""
-        del last
-        with self.troubles.survived("windows"):
-            await asyncio.to_thread(self._learnt, self._timing.unix(), self.in_flight.take())
-        if self._state is not None:
-            if led:
-                await asyncio.to_thread(self._offer, self._state)
-            await asyncio.to_thread(self._state.close, END_S)
+        pass
 
     def _learnt(self, unix: float, busy: int) -> int:
         """Learn of queries in flight, and return for how many functions are to be warm; in a thread."""
@@ -152,15 +140,6 @@ class KeepWarm(ControlLoop):
             log_event(logging.INFO, "pings", windows=self._levels.name, wanted=self.status.wanted, pings=count)
             self._begin("functions", partial(self._pinger.send, count))
 
-    async def _save(self, now: float) -> None:
-        if self._state is not None and now - self._unsaved_since >= SAVE_EVERY_S:
-            self._unsaved_since = now
-            await asyncio.to_thread(self._offer, self._state)
-
-    def _offer(self, state: StateKeeper) -> None:
-        with self._learning:
-            state.offer(self._levels)
-
     def _note(self, status: WarmStatus) -> None:
         """Keep the status for metrics, and log where functions begin or cease to be kept warm."""
         before, self.status = self.status, status
@@ -170,36 +149,28 @@ class KeepWarm(ControlLoop):
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """`windows` is what `window_policies` takes, `state` the directory or `s3://` prefix where what it learns is kept.
+    """`windows` is what `window_policies` takes.
 
     At most `concurrency` environments of a function are pinged, each after most of `kept_s` idle seconds.
     """
 
     windows: str
-    state: str | None
     concurrency: int
     kept_s: float
 
 
 async def open_keep_warm(
-    options: WarmOptions, plan: Plan, store: Store, url: str, ping: Ping, paid: Callable[[int], None]
+    options: WarmOptions, plan: Plan, store: Store, ping: Ping, paid: Callable[[int], None]
 ) -> KeepWarm:
-    """Keep a plan's functions warm, from now on, on the running event loop; drivers coordinate in `store`, at `url`.
+    """Keep a plan's functions warm, from now on, on the running event loop; drivers coordinate in `store`.
 
     `ping` warms the functions up for so many queries at once, `paid` is told of how many. Raises UsageError for windows
-    or a place that cannot be.
+    that cannot be.
     """
     make = window_policies(options.windows)
-    owner = StateOwner(plan.model, f"keep-warm-{options.windows}", "")
-    state = open_keeper(options.state, url, owner) if options.state is not None else None
-
-    def new() -> WarmLevels:
-        return WarmLevels(make)
-
-    restored = await asyncio.to_thread(state.restored, new) if state else None
     registry = PoolRegistry(store.coordination(), f"serfer:warm:{{{plan.digest[:16]}}}", secrets.token_hex(16))
     most = max(1, options.concurrency // max(environments(plan, 1).values()))
     limits = PingLimits(most, PINGED_AFTER * options.kept_s)
-    opened = KeepWarm(restored or new(), registry, ping, limits, state=state, paid=paid)
+    opened = KeepWarm(WarmLevels(make), registry, ping, limits, paid=paid)
     opened.start()
     return opened

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import logging
@@ -11,18 +10,15 @@ import os
 import re
 import secrets
 import sys
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from numpy.typing import NDArray
 
-from serfer.control.policies import ALONE, DEFAULT, POLICIES, built_in, make_policy, refuse_cluster_policy
-from serfer.control.policies.mark.policy import Mark
-from serfer.control.policies.plugged_in import find_policy
+from serfer.control.policies import DEFAULT, POLICIES, find_policy, make_policy, serves_alone
 from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Market, Scenario
@@ -35,14 +31,11 @@ from serfer.drivers.instance.client import InstanceClient, open_http
 from serfer.drivers.instance.open_inference import check_classifies
 from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.controller import Controller
-from serfer.fleet.decider import Decider, Lesson, Teach
 from serfer.fleet.log_events import log_event
-from serfer.fleet.policy_state import StateOwner, open_keeper, open_place
 from serfer.fleet.pool import Pool
 from serfer.fleet.provisioner_url import LOCAL, admits, check_instances, open_provisioner, specs_by_purchase
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
-from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import PoolRegistry
 from serfer.settings import NONE, Settings
 from serfer.storage import schemes
@@ -50,8 +43,6 @@ from serfer.storage.store import Store
 
 if TYPE_CHECKING:
     import aiohttp
-
-    from serfer.sim.traces import Trace
 
 AUTO: Final = "auto"
 GPU: Final = "gpu"
@@ -61,29 +52,12 @@ _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9._]")
 
 
 @dataclass(frozen=True)
-class PolicyOptions:
-    """`record` is the file of a recording of the policy.
-
-    `state` is the directory or the `s3://` prefix where what it has learnt is kept, `history` the file of a load that
-    it begins with where nothing is kept.
-    """
-
-    record: Path | None = None
-    state: str | None = None
-    history: Path | None = None
-
-
-_NONE: Final = PolicyOptions()
-
-
-@dataclass(frozen=True)
 class Routing:
     """The targets of queries besides the plan's functions, and their budget.
 
     `route` is "auto", "gpu" (instances alone) or a policy as `make_policy` takes it, `instances` what
-    `specs_by_purchase` takes. `model` is what instances call the network, by default the plan's name. `history` is
-    the load that the policy begins with. Instances on this machine are started `boot_delay_s` seconds late, as those
-    that have a machine to boot.
+    `specs_by_purchase` takes. `model` is what instances call the network, by default the plan's name. Instances on this
+    machine are started `boot_delay_s` seconds late, as those that have a machine to boot.
     """
 
     route: str
@@ -91,14 +65,12 @@ class Routing:
     scenario: Scenario
     max_usd_per_hour: float = math.inf
     model: str | None = None
-    options: PolicyOptions = _NONE
-    history: Trace | None = None
     boot_delay_s: float = 0.0
 
-    def router(self, policy: Policy | None = None) -> Router:
-        """Return a router with a policy of its own, or with one that has learnt something."""
-        policy, alone = policy or self.new_policy(), self.route in {GPU, *ALONE}
-        return Router(self.scenario, policy, max_usd_per_hour=self.max_usd_per_hour, overflow=not alone)
+    def router(self) -> Router:
+        """Return a router with a policy of its own."""
+        alone = self.route == GPU or serves_alone(self.policy)
+        return Router(self.scenario, self.new_policy(), max_usd_per_hour=self.max_usd_per_hour, overflow=not alone)
 
     @property
     def policy(self) -> str:
@@ -113,9 +85,12 @@ class Routing:
     def check(self) -> None:
         """Raise UsageError for a policy that there is not, or which buys what has no provisioner."""
         policy, specs = self.router().policy, self.specs
-        if built_in(self.policy) is None:
+        if (purchases := getattr(policy, "purchases", None)) is not None:
+            buys = purchases()
+        elif self.policy in POLICIES:
+            buys = [(self.scenario.instance.name, Market.ON_DEMAND)]
+        else:
             return  # what a policy of the user's own buys is known when it decides
-        buys = policy.purchases if isinstance(policy, Mark) else [(self.scenario.instance.name, Market.ON_DEMAND)]
         missing = [str(bought) for key in buys if (bought := Purchase(*key)) not in specs]
         if missing:
             raise UsageError(
@@ -133,25 +108,19 @@ def choose_routing(
     instances: str | None,
     scenario: Path | None,
     max_usd_per_hour: float | None,
-    options: PolicyOptions = _NONE,
 ) -> Routing | None:
     """Return what was chosen, None for functions alone.
 
     Raises UsageError that names the options which do not go together or what is not a policy, InputError for a scenario
     that cannot be read.
     """
-    known = built_in(route) or route
-    if known not in ROUTES and (known in POLICIES or find_policy(route) is None):
-        refuse_cluster_policy(route)
-        raise UsageError(f"--route is {', '.join(ROUTES)}, a plugged-in policy or MODULE:Class, not {route[:40]!r}")
+    if route not in ROUTES:
+        find_policy(route, f"{AUTO}, {GPU}, ")
     if route == SERVERLESS:
         values = {
             "--instances": instances,
             "--scenario": scenario,
             "--max-usd-per-hour": max_usd_per_hour,
-            "--record": options.record,
-            "--policy-state": options.state,
-            "--history": options.history,
         }
         for option in [option for option, value in values.items() if value is not None]:
             raise UsageError(f"{option} is about a pool of instances: give --route auto, gpu or a policy with it")
@@ -166,18 +135,9 @@ def choose_routing(
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {max_usd_per_hour}")
     ceiling = math.inf if max_usd_per_hour is None else max_usd_per_hour
     check_instances(instances)
-    routing = Routing(route, instances, read_scenario(scenario), ceiling, options=options)
+    routing = Routing(route, instances, read_scenario(scenario), ceiling)
     routing.check()
-    if options.state is not None:
-        open_place(options.state, "model", routing.policy)  # says what is wrong with it
-    return replace(routing, history=_read_history(options.history)) if options.history else routing
-
-
-def _read_history(file: Path) -> Trace:
-    from serfer.sim.loads.reading import read_load  # noqa: PLC0415 - functions do without the simulator
-    from serfer.sim.rates import silent  # noqa: PLC0415 - same
-
-    return read_load(file, silent)
+    return routing
 
 
 def routing_of(
@@ -187,17 +147,14 @@ def routing_of(
     instances: str | None = None,
     scenario: Path | None = None,
     max_usd_per_hour: float | None = None,
-    options: PolicyOptions = _NONE,
 ) -> Routing | None:
     """Return what options say, and the settings where these say nothing; raises as `choose_routing`."""
     chosen = settings.route if route is None else route
     if chosen == SERVERLESS:
-        return choose_routing(chosen, instances, scenario, max_usd_per_hour, options)
+        return choose_routing(chosen, instances, scenario, max_usd_per_hour)
     ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
     instances, scenario = instances or settings.instances, scenario or settings.scenario_file
-    if options.state is None:
-        options = replace(options, state=settings.policy_state)
-    return choose_routing(chosen, instances, scenario, ceiling, options)
+    return choose_routing(chosen, instances, scenario, ceiling)
 
 
 class RunningPool:
@@ -235,12 +192,9 @@ async def open_pool(
 
     `ping` warms the plan's functions up for so many queries at once, None where they are always warm.
 
-    Raises UsageError for `--instances` that are malformed, PlanError for a plan that instances cannot answer, and
-    InputError for a recording that cannot be written.
+    Raises UsageError for `--instances` that are malformed, and PlanError for a plan that instances cannot answer.
     """
     check_classifies(plan)
-    options = routing.options
-    recorder = Recorder(options.record) if options.record else None
     for warning in routing.scenario.warnings():
         log_event(logging.WARNING, "scenario", message=warning)
     driver, name = secrets.token_hex(16), plan.digest[:16]
@@ -249,12 +203,7 @@ async def open_pool(
     if LOCAL in specs.values():
         await sweep(registry.parent)
     provisioners = _provisioners(specs, routing, model, directory, registry)
-    owner = StateOwner(model, routing.policy, routing.scenario.digest)
-    keeper = open_keeper(options.state, url, owner) if options.state is not None else None
-    learnt = await asyncio.to_thread(keeper.restored, routing.new_policy) if keeper else None
-    router = routing.router(learnt)
-    teach = _teaching(routing)
-    lesson = Lesson(routing.new_policy(), teach) if teach and learnt is None else None
+    router = routing.router()
     # Last of what is opened: nothing below raises, so nothing has to close it.
     http = open_http(settings.instance_key.get_secret_value())
 
@@ -269,24 +218,10 @@ async def open_pool(
         connect,
         admits=partial(admits, specs),
         ends=[bought for bought, spec in specs.items() if spec == LOCAL],
-        decider=Decider(router, recorder, keeper, lesson, fresh=learnt is None),
         ping=ping,
     )
     controller.start()
     return RunningPool(pool, controller, http, registry)
-
-
-def _teaching(routing: Routing) -> Teach | None:
-    """Return what has a policy see the history, as if it ended now; None where there is none."""
-    history = routing.history
-    if history is None:
-        return None
-    from serfer.sim.history import place_until, see_history  # noqa: PLC0415 - functions do without the simulator
-
-    def teach(policy: Policy, wanted: Callable[[], bool]) -> None:
-        see_history(policy, routing.scenario, place_until(time.time(), history), wanted=wanted)
-
-    return teach
 
 
 def _provisioners(

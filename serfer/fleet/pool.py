@@ -19,7 +19,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from serfer.control.policy import NO_QUERIES, Dispatched, LatencyWindow
+from serfer.control.policy import NO_QUERIES, LatencyWindow
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import S_PER_HOUR
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
@@ -88,7 +88,6 @@ class DriverStats:
     hour_usd: float
     busy: tuple[str, ...]
     latency: LatencyWindow
-    dispatched: tuple[Dispatched, ...] = ()
 
 
 class RollingSum:
@@ -160,7 +159,6 @@ class Pool:
         self._clock = clock
         self._endpoints: dict[str, _Endpoint] = {}
         self._images = 0
-        self._dispatched: Counter[tuple[str, int]] = Counter()  # images by type and batch size; Lambda has no type
         self._in_flight = 0
         self._paid_usd = 0.0
         self._hour = RollingSum()
@@ -179,7 +177,6 @@ class Pool:
         decision = self.router.route(self._clock(), self.endpoints(), self._in_flight + self.elsewhere, images)
         if not decision.targets:
             raise self._refusal(decision.reason, images)
-        self._note_dispatch(decision.targets[0], images)
         if decision.targets[0] == SERVERLESS:
             self._pay(images)
             return None
@@ -217,9 +214,7 @@ class Pool:
         images, self._images = self._images, 0
         busy = tuple(endpoint.name for endpoint in self._endpoints.values() if endpoint.waiting)
         hour_usd, latency = self._hour.total(self._clock()), self._latencies.take()
-        dispatched = tuple(Dispatched(count, *sent) for sent, count in sorted(self._dispatched.items()))
-        self._dispatched.clear()
-        return DriverStats(images, self._in_flight, self._paid_usd, hour_usd, busy, latency, dispatched)
+        return DriverStats(images, self._in_flight, self._paid_usd, hour_usd, busy, latency)
 
     def down(self) -> Sequence[InstanceClient]:
         """Return the clients of instances that get no queries because they did not answer one."""
@@ -254,12 +249,6 @@ class Pool:
             for endpoint in self._endpoints.values()
             if endpoint.listed and not endpoint.down
         ]
-
-    def _note_dispatch(self, target: str, images: int) -> None:
-        """Count where a query goes first, for recordings of policies that dispatch by rates."""
-        if self.router.by_rates:
-            endpoint = self._endpoints.get(target)
-            self._dispatched[(endpoint.purchase.kind, endpoint.batch) if endpoint else ("", 0)] += images
 
     async def _try_in_turn(self, name: str, query: _Query) -> InstanceAnswer | None:
         """Send a query to an instance; where that fails, to the functions if they may, else to the other instances."""

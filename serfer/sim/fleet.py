@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.nonuniform.mix import assign
+from serfer.control.batch_sizes import assign
 from serfer.control.policy import InstanceGroup, InstanceState, Interruption, ProvisioningPlan
 from serfer.control.scenario import S_PER_HOUR, CpuCredits, InstanceType, Market, Scenario
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serfer.control.policies import ALONE, POLICIES, SEVERAL_TYPES
+from serfer.control.policies import POLICIES, buys_several_types, serves_alone
 from serfer.control.scenario_files import SHIPPED, read_scenario
 from serfer.core.errors import UsageError
 from serfer.local.process_pool import process_pool
@@ -30,7 +30,7 @@ QUICK_LOADS: Final = ("diurnal:hours=4", "mmpp:hours=2,row_s=10")
 SEEDS: Final = 5
 PERIOD_S: Final = 10.0
 PRICES: Final = tuple(SHIPPED[name] for name in ("aws", "google-cloud", "azure"))
-PUBLISHED: Final = tuple(name for name in POLICIES if name not in ALONE | SEVERAL_TYPES)
+PUBLISHED: Final = tuple(name for name in POLICIES if not serves_alone(name) and not buys_several_types(name))
 """The policies that can be held against the optimum: of the first instance type, all load served."""
 
 

@@ -15,7 +15,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any, Final
 
-from serfer.control.policies import POLICIES, SEVERAL_TYPES
+from serfer.control.policies import POLICIES, buys_several_types
 from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.errors import UsageError
 from serfer.local.process_pool import process_pool
@@ -173,7 +173,7 @@ class Comparison:
 
 def policies_of(names: Sequence[str]) -> list[str]:
     """Return the names of policies, `all` being every one of which an instance type can be compared."""
-    return [name for name in POLICIES if name not in SEVERAL_TYPES] if ALL in names else [*names]
+    return [name for name in POLICIES if not buys_several_types(name)] if ALL in names else [*names]
 
 
 def evaluate(comparison: Comparison, workers: int, progress: Progress = silent) -> list[Evaluation]:

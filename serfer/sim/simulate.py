@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from serfer.control.clairvoyant import optimum_usd
-from serfer.control.policies import ALONE, make_policy
+from serfer.control.policies import make_policy, serves_alone
 from serfer.control.policy import Policy
 from serfer.control.router import Router
 from serfer.control.scenario import S_PER_HOUR, Scenario
@@ -77,7 +77,7 @@ class RunOptions:
 
     `kind` names the instance type to use, None for the first; `spot` pays its spot price. Each spot instance is taken
     away `spot_losses_per_hour` times an hour on average. Without `overflow`, and by
-    policies that are `ALONE`, Lambda is not used: queries beyond the instances' capacity are late, or refused where
+    policies that serve alone, Lambda is not used: queries beyond the instances' capacity are late, or refused where
     none serves, and cost nothing, so that the cost cannot be compared with the optimum. `history`
     is a load that policies begin with, scaled as the load is.
     """
@@ -309,7 +309,7 @@ def run_seeds(
         options.new_policy(policy, scenario, sim_input.factor),
         period_s=options.period_s,
         max_usd_per_hour=options.max_usd_per_hour,
-        overflow=options.overflow and policy not in ALONE,
+        overflow=options.overflow and not serves_alone(policy),
         losses=options.losses(seeds[0]),
         marks=[*marks.values()],
         progress=progress,

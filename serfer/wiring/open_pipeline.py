@@ -365,7 +365,7 @@ class _Assembly:
             ping = partial(keep_warm, plan, warmer) if warmer else None
             pool = await open_pool(opening.routing, plan, opening.directory, store, url, settings, ping)
             plans = plans.counted(pool.pool.counted)
-        warmth = await self._keep_warm(warmer, store, url, pool)
+        warmth = await self._keep_warm(warmer, store, pool)
         if warmth is not None:
             plans = plans.counted(warmth.in_flight.counted)
         return Pipeline(
@@ -387,22 +387,19 @@ class _Assembly:
             warmth=warmth,
         )
 
-    async def _keep_warm(
-        self, warmer: Warmer | None, store: Store, url: str, pool: RunningPool | None
-    ) -> KeepWarm | None:
+    async def _keep_warm(self, warmer: Warmer | None, store: Store, pool: RunningPool | None) -> KeepWarm | None:
         """Start what keeps the functions warm, None where nothing does; it is stopped before the functions."""
         opening = self.opening
         if not opening.choices.keep_warm or warmer is None:
             return None
         options = WarmOptions(
             opening.choices.keep_warm,
-            opening.settings.policy_state,
             concurrency_of(opening.choices, opening.settings, opening.facts),
             opening.facts.kept_warm,
         )
         paid = pool.pool.pay_pings if pool else _unpaid
         ping = partial(keep_warm, opening.plan, warmer)
-        warmth = await open_keep_warm(options, opening.plan, store, url, ping, paid)
+        warmth = await open_keep_warm(options, opening.plan, store, ping, paid)
         self.parts.push_async_callback(warmth.close)
         return warmth
 

@@ -93,7 +93,6 @@ def test_metrics_cover_the_pool():
     controller = SimpleNamespace(
         status=status, changes={"started": 4, "stopped": 2, "interrupted": 1}, troubles=troubles
     )
-    controller.decider = SimpleNamespace(troubles={"state": 3})
     samples = {
         (sample.name, *sample.labels.values()): sample.value
         for family in PoolMetrics(SimpleNamespace(pool=pool, controller=controller)).collect()
@@ -115,7 +114,6 @@ def test_metrics_cover_the_pool():
     assert samples["serfer_pool_changes_total", "started"] == 4
     assert samples["serfer_pool_troubles_total", "store"] == 1
     assert samples["serfer_pool_troubles_total", "functions"] == 2
-    assert samples["serfer_pool_troubles_total", "state"] == 3
 
 
 def test_a_watched_query_that_an_instance_answers_ends(url, target):

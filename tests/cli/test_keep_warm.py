@@ -16,28 +16,11 @@ def test_windows_that_there_are_not_are_a_usage_error(command, windows):
     assert isinstance(result.exception, UsageError) or result.exit_code == 2
 
 
-@pytest.mark.parametrize("command", [["serve"], ["serve", "--drivers", "2"]])
-@pytest.mark.parametrize("place", ["s3://", "ftp://x", ""])
-def test_a_place_for_what_is_learnt_that_cannot_be_is_a_usage_error(command, place):
-    result = CliRunner().invoke(app, [*command, "net.onnx", "--keep-warm=lsth", f"--policy-state={place}"])
-    assert isinstance(result.exception, UsageError)
-    assert "--policy-state is a directory, or s3://BUCKET/PREFIX" in str(result.exception)
-
-
 def test_workers_in_process_are_always_warm():
     with pytest.raises(UsageError, match="always warm"):
-        with_keep_warm(Settings(), "lsth", None, "inprocess")
+        with_keep_warm(Settings(), "lsth", "inprocess")
 
 
-def test_what_windows_learn_is_kept_where_the_policys_state_is():
-    settings = with_keep_warm(Settings(), "hybrid:hours=4", "states", "local")
-    assert (settings.keep_warm, settings.policy_state) == ("hybrid:hours=4", "states")
-    assert with_keep_warm(Settings(), None, "states", "local").policy_state is None
-    from_setting = with_keep_warm(Settings(keep_warm="lsth"), None, "states", "local")
-    assert (from_setting.keep_warm, from_setting.policy_state) == ("lsth", "states")
-
-
-def test_a_place_for_what_is_learnt_needs_something_that_learns():
-    result = CliRunner().invoke(app, ["serve", "net.onnx", "--policy-state", "states"])
-    assert isinstance(result.exception, UsageError)
-    assert "--policy-state is about a pool" in str(result.exception)
+def test_the_option_wins_over_the_setting():
+    assert with_keep_warm(Settings(keep_warm="lsth"), "hybrid:hours=4", "local").keep_warm == "hybrid:hours=4"
+    assert with_keep_warm(Settings(keep_warm="lsth"), None, "local").keep_warm == "lsth"

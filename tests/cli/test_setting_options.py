@@ -16,7 +16,7 @@ from tests.core.plans import write_plan
 
 _PLACES = {"store", "object_store", "workers", "stack", "engine"}
 _SERVICE = {"host", "port", "api_drain_s", "keys_file", "allow_hosts", "log_level", "log_format", "registry"}
-_POOL = {"route", "instances", "scenario_file", "max_usd_per_hour", "policy_state", "keep_warm"}
+_POOL = {"route", "instances", "scenario_file", "max_usd_per_hour", "keep_warm"}
 SHARED = {
     "serve": {*_PLACES, *_SERVICE, *_POOL, "drivers", "results", "open_registry", "api_in_flight", "api_queue"},
     "instance": _SERVICE,

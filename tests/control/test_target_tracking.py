@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from serfer.control.policies import ALONE
+from serfer.control.policies import serves_alone
 from serfer.control.policies.target_tracking import SageMaker, TargetTracking
 from tests.control.worlds import QPS, fleet, scenario, seen, steps
 
@@ -75,7 +75,7 @@ def test_a_policy_resumes_with_running_instances():
 
 def test_a_sagemaker_endpoint_is_half_loaded_and_scales_out_after_three_minutes_above():
     policy = SageMaker(scenario())
-    assert policy.name in ALONE
+    assert serves_alone(policy.name)
     assert desired([(300, 2.0 * QPS)], policy)[5::6] == [1, 1, 4, 4, 4]
     assert desired([(120, 3.0 * QPS), (60, 2.0 * QPS), (120, 3.0 * QPS)], policy)[-1] == 4
     assert desired([(60, 3.0 * QPS)], policy)[-1] == 6

@@ -83,11 +83,10 @@ class Scene:
 
 @pytest.mark.slow
 def test_pings_stop_and_begin_again_before_the_next_query_which_finds_a_warm_function(
-    single, settings, redis, hours, monkeypatch, tmp_path
+    single, settings, redis, hours, monkeypatch
 ):
     invocations = Invocations(monkeypatch)
-    kept = settings.model_copy(update={"policy_state": str(tmp_path / "state")})
-    with serfer.open(single, store=redis, workers="local", keep_warm="lsth", settings=kept) as pipeline:
+    with serfer.open(single, store=redis, workers="local", keep_warm="lsth", settings=settings) as pipeline:
         scene = Scene(pipeline, hours, invocations)
         assert scene.query() == 1
         assert len(scene.until(PERIOD_S)) >= 6  # nothing is known yet
@@ -103,12 +102,6 @@ def test_pings_stop_and_begin_again_before_the_next_query_which_finds_a_warm_fun
         assert scene.query() == 0
         windows_end = 1.1 * (PERIOD_S + 120.0)
         assert all(0.85 * PERIOD_S < sent < windows_end for sent in scene.until(2 * PERIOD_S))
-    (state,) = (tmp_path / "state").iterdir()
-    assert json.loads(state.read_bytes().partition(b"\n")[0])["policy"] == "keep-warm-lsth"
-    with serfer.open(single, store=redis, workers="local", keep_warm="lsth", settings=kept) as pipeline:
-        scene = Scene(pipeline, hours, invocations)
-        assert scene.query() == 1
-        assert scene.until(0.85 * PERIOD_S) == []  # learnt before the restart
     eventually(lambda: keys(redis) == [], "the record has expired")
 
 

@@ -10,15 +10,12 @@ import pytest
 
 from serfer.control.policies import make_policy
 from serfer.control.policy import on_demand, paid_for
-from serfer.control.recording import Decision, read_recording, replay
 from serfer.control.router import Router
 from serfer.core.errors import StoreUnavailableError, UnavailableError
 from serfer.fleet import controller as controller_module
 from serfer.fleet.control_loop import Timing
 from serfer.fleet.controller import Controller, _Paid
-from serfer.fleet.decider import Decider
 from serfer.fleet.pool import Pool
-from serfer.fleet.recorder import Recorder
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry, PoolView
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
@@ -542,39 +539,6 @@ def test_a_real_policy_starts_an_instance_for_a_load_that_lasts_and_stops_it_aft
         assert one.status.on == 0
 
     run(scene)
-
-
-def test_what_a_controller_recorded_is_replayed_to_the_same_decisions(tmp_path):
-    async def scene():
-        made, known = Drivers(), scenario()
-        other = made.add("other")
-        made.want(1)
-        await made.step(15)  # an instance is on when the recorded driver comes
-        router = Router(known, make_policy("break-even", known))
-        recorder = Recorder(tmp_path / "r.jsonl")
-        made.policies["a"] = Steps()
-        pool = Pool(router, made.net.connect, made.clock)
-        registry = PoolRegistry(made.coordination, "p", "a", made.clock)
-        timing = Timing(made.clock, asyncio.sleep, lambda: made.clock() + 1.7e9)
-        made.running["a"] = Controller(
-            pool, registry, {GPU: made.provisioner}, made.net.connect, timing=timing, decider=Decider(router, recorder)
-        )
-
-        async def ask():
-            for _ in range(150):
-                await other.pool.run(ONE, 30)
-
-        await made.step(60, ask)
-        await made.step(60)
-        await made.running["a"].close()
-
-    run(scene)
-    header, events = read_recording(tmp_path / "r.jsonl")
-    events = [*events]
-    assert any(event.seen.now_s > 1.7e9 and event.seen.fleet for event in events if isinstance(event, Decision))
-    report = replay(header, events, scenario(), make_policy("break-even", scenario()))
-    assert (report.decisions, report.same) == (120, 120)
-    assert report.recorded.most_instances == 2
 
 
 class Pings:

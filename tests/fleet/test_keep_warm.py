@@ -10,7 +10,6 @@ from serfer.core.errors import StoreUnavailableError, UnavailableError
 from serfer.drivers.driver import NO_CONTEXT
 from serfer.fleet.control_loop import Timing
 from serfer.fleet.keep_warm import InFlight, KeepWarm, PingLimits
-from serfer.fleet.policy_state import StateKeeper, StateOwner, open_place
 from serfer.fleet.registry import PoolRegistry
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
@@ -35,26 +34,19 @@ class Coordination(InterceptedCoordination):
 class Drivers:
     """Drivers over one store and one clock; `pings` are (time, how many), each when it was sent."""
 
-    def __init__(self, windows="300", state=None):
+    def __init__(self, windows="300", make=None):
         self.clock = Clock(0.0)
         self.coordination = Coordination(MemoryStore(self.clock))
-        self.windows, self.state = windows, state
+        self.make = make or window_policies(windows)
         self.running, self.pings, self.paid, self.broken = {}, [], [], None
 
     def add(self, name):
-        keeper = levels = None
-        if self.state is not None:
-            keeper = StateKeeper(open_place(str(self.state), "m", "p"), StateOwner("m", "p", ""))
-            levels = keeper.restored(self.new)
         registry = PoolRegistry(self.coordination, "w", name, self.clock)
         timing = Timing(self.clock, asyncio.sleep, lambda: UNIX + self.clock.now)
         self.running[name] = KeepWarm(
-            levels or self.new(), registry, self.ping, LIMITS, state=keeper, paid=self.paid.append, timing=timing
+            WarmLevels(self.make), registry, self.ping, LIMITS, paid=self.paid.append, timing=timing
         )
         return self.running[name]
-
-    def new(self):
-        return WarmLevels(window_policies(self.windows))
 
     async def ping(self, count):
         self.pings.append((self.clock.now, count))
@@ -147,40 +139,6 @@ def test_the_next_leader_knows_what_the_one_before_had_learnt():
     asyncio.run(scene())
 
 
-def test_what_was_learnt_survives_a_restart(tmp_path):
-    async def scene():
-        made = Drivers("lsth", tmp_path)
-        made.add("a")
-        for _ in range(6):
-            await made.query("a")
-            await made.step(1800, by=8)
-        await made.query("a")
-        since = made.clock.now
-        await made.step(300)
-        await made.running.pop("a").close()
-        made.add("b")
-        await made.step(1600, by=8)
-        assert 0.85 * 1800 < made.sent(since)[0] < 1800
-
-    asyncio.run(scene())
-
-
-@pytest.mark.hostile
-def test_a_damaged_state_is_refused_and_the_driver_begins_anew(tmp_path):
-    async def scene():
-        made = Drivers("300", tmp_path)
-        made.add("a")
-        await made.query("a")
-        await made.running.pop("a").close()
-        (file,) = [each for each in tmp_path.rglob("*") if each.is_file()]
-        file.write_bytes(file.read_bytes()[:-1] + b"!")
-        one = made.add("a")
-        await made.query("a")
-        assert one.status.wanted == 1
-
-    asyncio.run(scene())
-
-
 def test_without_the_store_none_pings_and_each_driver_learns_on():
     async def scene():
         made = Drivers("600")
@@ -236,8 +194,7 @@ def test_windows_with_a_bug_leave_the_loop_running_and_their_traceback_is_logged
         observe = windows = bugs.buggy
 
     async def scene():
-        made = Drivers()
-        made.new = lambda: WarmLevels(Broken)
+        made = Drivers(make=Broken)
         one = made.add("a")
         await made.query("a")
         await made.step(5)

@@ -10,7 +10,7 @@ import pytest
 from serfer.control.policies.mark.lstm import LstmWeights
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import InputError, UsageError
-from serfer.fleet.open_pool import PolicyOptions, _label, choose_routing, instance_command, routing_of
+from serfer.fleet.open_pool import _label, choose_routing, instance_command, routing_of
 from serfer.fleet.purchase import Purchase
 from serfer.settings import Settings
 from tests.fleet.fakes import SCENARIO
@@ -197,34 +197,3 @@ def test_options_come_before_settings(file):
     assert routing_of(settings, route="gpu", max_usd_per_hour=4.0).max_usd_per_hour == 4.0
     assert routing_of(settings, instances="static:http://a:1").instances == "static:http://a:1"
     assert routing_of(settings, route="serverless") is None
-
-
-@pytest.mark.parametrize(
-    ("option", "given"),
-    [
-        ("--record", PolicyOptions(record=Path("r"))),
-        ("--policy-state", PolicyOptions(state="s")),
-        ("--history", PolicyOptions(history=Path("h"))),
-    ],
-)
-def test_options_of_a_policy_need_one(option, given):
-    with pytest.raises(UsageError, match=f"{option} is about a pool"):
-        choose_routing("serverless", None, None, None, given)
-
-
-def test_the_setting_says_where_what_was_learnt_is_kept(file, tmp_path):
-    settings = Settings(route="auto", instances="local", scenario_file=file, policy_state="s3://bucket/state")
-    assert routing_of(settings).options.state == "s3://bucket/state"
-    assert routing_of(settings, options=PolicyOptions(state=str(tmp_path))).options.state == str(tmp_path)
-    assert routing_of(settings, route="serverless") is None
-    with pytest.raises(UsageError, match="--policy-state"):
-        routing_of(settings, options=PolicyOptions(state="ftp://a/b"))
-
-
-def test_a_history_is_read_before_anything_starts(file, tmp_path):
-    trace = tmp_path / "past.csv"
-    trace.write_text("t_seconds,rps\n0,5\n600,80\n")
-    assert choose_routing("auto", "local", file, None, PolicyOptions(history=trace)).history.seconds == 1200
-    trace.write_text("no trace\n")
-    with pytest.raises(InputError, match=r"past\.csv, line 1"):
-        choose_routing("auto", "local", file, None, PolicyOptions(history=trace))

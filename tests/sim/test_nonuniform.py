@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from serfer.control.batch_sizes import window_s
 from serfer.control.nonuniform.rate_dispatcher import RateDispatcher, shares
-from serfer.control.nonuniform.sizes import window_s
 from serfer.control.policy import InstanceCount, ProvisioningPlan
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Market

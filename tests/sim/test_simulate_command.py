@@ -10,12 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.control.policies import POLICIES, SEVERAL_TYPES, make_policy
-from serfer.control.policy import Observation, on_demand
-from serfer.control.recording import Decision, event_fields, header_fields
+from serfer.control.policies import POLICIES, buys_several_types
 from serfer.control.scenario_files import read_scenario
-from serfer.control.snapshots import write_json
-from serfer.core.errors import InputError, UsageError, WrongAnswerError
+from serfer.core.errors import InputError, UsageError
 from serfer.sim.calibration import write_calibration
 from serfer.sim.generators import GENERATORS
 from serfer.sim.simulate import RunOptions, prepare, run_policies
@@ -110,7 +107,7 @@ def test_all_recommends_the_least_that_meets_the_slo(scenario):
     arguments = ("poisson:rate=50,hours=0.04,row_s=5", "--scenario", scenario, "--policy", "all")
     rows = outcomes(*arguments, "--seeds", 2)
     kinds = ("g4dn.xlarge", "g5.xlarge")
-    alike = [name for name in POLICIES if name not in SEVERAL_TYPES]
+    alike = [name for name in POLICIES if not buys_several_types(name)]
     names = {(policy, kind) for policy in alike for kind in kinds if policy != "serverless"} | {("serverless", None)}
     assert {(one["policy"], one["instance"]) for one in rows} == names
     assert [one["recommended"] for one in rows] == [True] + [False] * (len(rows) - 1)
@@ -472,36 +469,3 @@ def test_one_scenario_of_a_folder_is_chosen_by_its_file(tmp_path):
     options = Options(("serverless",), RunOptions(), only=("diurnal",), scales=("M",))
     whole, one = (cases(tmp_path, path, options) for path in (tmp_path, tmp_path / "small.toml"))
     assert [[case.scenario.stem for case in chosen] for chosen in (whole, one)] == [["large", "small"], ["small"]]
-
-
-def recorded(path, scenario, decided=0):
-    """Write a recording of the policy that wants no instances, which wanted `decided`."""
-    world = read_scenario(scenario)
-    plan = on_demand(world.instance, decided, "everything on lambda")
-    events = [Decision(Observation(float(at), 1.0, 20.0), plan) for at in range(1, 101)]
-    lines = [header_fields(make_policy("serverless", world), world, fresh=True), *map(event_fields, events)]
-    path.write_bytes(b"".join(write_json(line) + b"\n" for line in lines))
-    return path
-
-
-def test_a_recording_is_replayed_by_its_own_policy_and_by_another(scenario, tmp_path):
-    file = recorded(tmp_path / "r.jsonl", scenario)
-    text = called("--replay", file, "--scenario", scenario)
-    assert "100 decisions in 0.03 h, 100 of them the same" in text
-    (report,) = outcomes("--replay", file, "--scenario", scenario, "--policy", "instances")
-    assert (report["same"], report["first"]["at"], report["recorded"]["policy"]) == (0, 1, "serverless")
-    assert report["replayed"]["most_instances"] == 1
-
-
-def test_a_replay_that_differs_is_an_error_that_names_the_first_difference(scenario, tmp_path):
-    file = recorded(tmp_path / "r.jsonl", scenario, decided=2)
-    with pytest.raises(WrongAnswerError, match=r"observation 1 .*recorded 2 .* replayed no instances") as raised:
-        called("--replay", file, "--scenario", scenario)
-    assert raised.value.exit_code == 1
-
-
-@pytest.mark.parametrize("more", [(LOAD,), ("--policy", "serverless", "--policy", "instances")])
-def test_a_replay_has_no_load_and_one_policy(scenario, tmp_path, more):
-    file = recorded(tmp_path / "r.jsonl", scenario)
-    with pytest.raises(UsageError, match="to replay give"):
-        called(*more, "--replay", file, "--scenario", scenario)

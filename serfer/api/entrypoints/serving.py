@@ -32,7 +32,6 @@ from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.event_loop import LoopThread, RunningLoop
 from serfer.pipeline.pipeline import Pipeline
-from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.storage.store import Store
@@ -169,7 +168,7 @@ def applications_for(
     return open_applications(
         options,
         service.pipelines,
-        lambda directory: open_model(directory, plain, _of_a_variant(settings, directory), make_loop()),
+        lambda directory: open_model(directory, plain, settings, make_loop()),
         settings,
         service.store,
         _store_url(opening),
@@ -188,14 +187,6 @@ def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
         return OnlineLoad("this service", now.utilisation, now.latency, now.throttled, of_account=now.of_account)
 
     return OfflineJobs(service.store, settings.results_ttl_s, settings.cache_dir / UPLOADS, load)
-
-
-def _of_a_variant(settings: Settings, directory: Path) -> Settings:
-    """Return settings whose learnt state is the plan's alone: variants of one network have the same model's name."""
-    if settings.policy_state is None:
-        return settings
-    place = f"{settings.policy_state.rstrip('/')}/{load_plan(directory).digest[:16]}"
-    return settings.model_copy(update={"policy_state": place})
 
 
 def _concurrency(opening: Opening, settings: Settings) -> int:

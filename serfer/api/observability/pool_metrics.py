@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -14,7 +13,7 @@ from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import RunningPool
 
 _CHANGES = ("started", "stopped", "interrupted")
-_TROUBLES = ("store", "provisioner", "controller", "functions", "state")
+_TROUBLES = ("store", "provisioner", "controller", "functions")
 
 
 class PoolMetrics(Collector):
@@ -51,8 +50,7 @@ class PoolMetrics(Collector):
             "change",
             changes,
         )
-        counted = Counter(self._controller.troubles) + Counter(self._controller.decider.troubles)
-        troubles = {name: counted[name] for name in _TROUBLES}
+        troubles = {name: self._controller.troubles[name] for name in _TROUBLES}
         yield _counters(
             "serfer_pool_troubles", "Errors that the pool's loop survived, by their source.", "of", troubles
         )

@@ -29,7 +29,6 @@ from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
-from serfer.fleet.policy_state import open_place
 from serfer.pipeline.plan_choice import terms
 from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, load_plan
 from serfer.settings import Settings, is_secret, origins
@@ -123,24 +122,6 @@ ScenarioOption = Annotated[
         help="Prices and speeds that routing uses (docs/explanation/policies.md).",
     ),
 ]
-RecordOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="With --route: write what the policy sees and decides, for serfer study simulate --replay; at most 256 "
-        "MiB.",
-    ),
-]
-PolicyStateOption = Annotated[
-    str | None,
-    setting(
-        "policy_state",
-        as_given=True,
-        metavar="PLACE",
-        help="With --route or --keep-warm: keep what the policy has learnt there, for the next start: a directory, or "
-        "a prefix of a versioned bucket, s3://BUCKET/PREFIX.",
-    ),
-]
 KeepWarmOption = Annotated[
     str | None,
     setting(
@@ -150,14 +131,6 @@ KeepWarmOption = Annotated[
         metavar="WINDOWS",
         help="Ping functions by windows that are learnt from idle times: lsth, hybrid; or for so many seconds after a "
         "query (docs/how-to/keep-warm.md).",
-    ),
-]
-HistoryOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.csv",
-        help="With --route: a load of the past that the policy begins with, as serfer study simulate reads it, unless "
-        "--policy-state has what it learnt.",
     ),
 ]
 ResultsOption = Annotated[
@@ -387,16 +360,12 @@ def check_register(settings: Settings, *, register: bool) -> None:
         )
 
 
-def with_keep_warm(settings: Settings, windows: str | None, state: str | None, workers: str) -> Settings:
-    """Return settings with --keep-warm, and --policy-state with it; raises UsageError for what cannot be."""
+def with_keep_warm(settings: Settings, windows: str | None, workers: str) -> Settings:
+    """Return settings with --keep-warm; raises UsageError for what cannot be."""
     if windows is None and settings.keep_warm is None:
         return settings
     check_keep_warm(windows, workers)
-    place = state if state is not None else settings.policy_state
-    if place is not None:
-        open_place(place, "model", "windows")
-    chosen = {"keep_warm": windows, "policy_state": state}
-    return settings.model_copy(update={name: value for name, value in chosen.items() if value is not None})
+    return settings if windows is None else settings.model_copy(update={"keep_warm": windows})
 
 
 def with_results(settings: Settings, drivers: int) -> Settings:

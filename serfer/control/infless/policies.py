@@ -134,3 +134,12 @@ def make_cluster_policy(name: str, scenario: ClusterScenario) -> ClusterPolicy:
         known = ", ".join(CLUSTER_POLICIES)
         raise UsageError(f"--policy {name!r:.60} is none of a cluster's: those are {known}")
     return CLUSTER_POLICIES[name](scenario)
+
+
+def refuse_cluster_policy(name: str) -> None:
+    """Raise UsageError for a policy that clusters alone have, with what instances have in its place."""
+    if name in CLUSTER_POLICIES:
+        raise UsageError(
+            f"policy {name} needs a cluster's scenario of serfer study simulate, with [[servers]] and [[functions]]; "
+            "non-uniform batches of instances of one type are the policy nonuniform"
+        )

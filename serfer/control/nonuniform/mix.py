@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -35,21 +34,3 @@ def holding(rate: float, sizes: Sequence[Size]) -> Size:
         if size.low <= rate <= size.up:
             return size
     return min((size for size in sizes if size.up >= rate), key=lambda size: size.up, default=sizes[0])
-
-
-def assign(present: Sequence[int], wanted: Sequence[int]) -> list[int]:
-    """Return the batch size of each instance, in order, so that as many sizes are wanted as there are, changing few.
-
-    `present` are their sizes now. Instances beyond those that are wanted keep theirs.
-    """
-    left = Counter(wanted)
-    kept: list[int | None] = []
-    for size in present:
-        keeps = left[size] > 0
-        left[size] -= keeps
-        kept.append(size if keeps else None)
-    missing = sorted(left.elements())  # the largest is taken first
-    return [
-        one if one is not None else (missing.pop() if missing else size)
-        for one, size in zip(kept, present, strict=True)
-    ]

@@ -22,12 +22,10 @@ from serfer.control.nonuniform.rate_dispatcher import MeanRate, RateDispatcher
 from serfer.control.nonuniform.sizes import Size, sizes_of
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan, on_demand_in
 from serfer.control.scenario import Market, Scenario
-from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
 
 _MEAN_S: Final = 10.0  # of the rate
 _MOST: Final = 1000  # instances: no pool has more
 _ROUNDING: Final = 1e-9
-_LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
 class NonUniform:
@@ -66,22 +64,6 @@ class NonUniform:
         count = min(on_demand_in(fleet, self._kind), _MOST)
         self._on = self._sizes[:1] * count
         self._ample_s = 0.0
-
-    def snapshot(self) -> Snapshot:
-        """Return the mean rate, the batch sizes, and for how long the rate has been low, as plain JSON values."""
-        batches = [one.batch for one in self._on]
-        return {"version": _LAYOUT, "rate": self._rate.value, "batches": batches, "ample_s": self._ample_s}
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
-        saved = SavedFields.of(snapshot, self.name)
-        saved.check_version(_LAYOUT)
-        self._rate.value = saved.number("rate", 0.0, MOST_QPS)
-        self._ample_s = saved.number("ample_s", 0.0)
-        known = {one.batch: one for one in self._sizes}
-        count = saved.length("batches", _MOST)
-        batches = saved.wholes("batches", count, 1, max(known, default=1)).tolist()
-        self._on = tuple(known.get(batch, self._sizes[0]) for batch in batches if known)
 
     def _shrink(self, rate: float) -> None:
         """Have fewer instances after a boot's time, until then smaller batches for what the others leave."""

@@ -10,34 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from serfer.control.infless.dispatch import dispatch
 from serfer.control.nonuniform.sizes import Size, size_of
+from serfer.control.policy import Target
 from serfer.control.scenario import Scenario
 
 REST: Final = ""
 """The target of what exceeds the instances' upper bounds."""
 _MEAN_S: Final = 3.0  # of the rate: a second's count is noisy, and R_max should not be crossed by noise
-
-
-class Target(Protocol):
-    """An instance that may get queries."""
-
-    @property
-    def name(self) -> str:
-        """What it is called; never empty."""
-        ...
-
-    @property
-    def kind(self) -> int:
-        """Its type's place in the scenario."""
-        ...
-
-    @property
-    def batch(self) -> int:
-        """Its batch size; OWN where none was set."""
-        ...
 
 
 class MeanRate:

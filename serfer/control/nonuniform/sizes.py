@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
-from serfer.control.dispatch import SPARE
+from serfer.control.batch_sizes import OWN
 from serfer.control.infless.rates import exact_range, keeps_slo
 from serfer.control.scenario import InstanceType
 from serfer.core.costs.operator_costs import SAFETY
 from serfer.core.units import MS_PER_S
-
-OWN: Final = 0
-"""The batch size of an instance that nobody has set: the largest of its type, and no window."""
-_AWAY: Final = 0.1  # of the SLO, for the way to the instance and back
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +18,6 @@ class Size:
     batch: int
     low: float
     up: float
-
-
-def window_s(kind: InstanceType, batch: int, slo_ms: float) -> float:
-    """Return how long an instance waits for a full batch: the SLO without the batch's time (3.2).
-
-    A tenth of the SLO is for the way there and back, and half of the batch's time is spared, as an engine spares it
-    before each deadline. A batch of 1 waits for nothing.
-    """
-    return max(0.0, (1 - _AWAY) * slo_ms - SPARE * kind.batch_ms(batch)) / MS_PER_S if batch > 1 else 0.0
 
 
 def size_of(kind: InstanceType, batch: int, slo_ms: float) -> Size:

@@ -1,84 +1,131 @@
-"""The provisioning policies, by name."""
+"""The provisioning policies by name: SerFer's own, those of the entry point group `serfer.policies`, and MODULE:Class.
+
+A policy's class says what it needs by attributes, each of which may be absent:
+
+    options         its default settings, a frozen dataclass: NAME:KEY=VALUE,... changes them, the class is made with
+                    (scenario, settings), and else with (scenario)
+    alone           True: its instances serve alone; what they cannot take is late or refused, and never on Lambda
+    several_types   True: it buys several types and spot instances by itself, the others the first type on demand
+    purchases()     the types and markets that its plans may have
+    dispatcher()    what divides the queries of a router among instances (serfer.control.policy.Dispatcher)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from serfer.control.infless.policies import CLUSTER_POLICIES
+from serfer.control.dispatch import Batching
 from serfer.control.nonuniform.policy import NonUniform
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
 from serfer.control.policies.mark.policy import Mark, MarkSpot
-from serfer.control.policies.plugged_in import find_policy, plugged_in_names
 from serfer.control.policies.ski_rental import SkiRental
 from serfer.control.policies.target_tracking import SageMaker, TargetTracking
 from serfer.control.policies.target_tracking_stepwise import StepwiseTargetTracking
-from serfer.control.policy import Policy
-from serfer.control.scenario import Scenario
-from serfer.core.errors import UsageError
+from serfer.control.policy import InstanceCount, Policy, ProvisioningPlan
+from serfer.control.scenario import Market, Scenario
+from serfer.core.errors import MissingExtraError
+from serfer.core.wire import MAX_BATCH
+from serfer.extras import pip_command
+from serfer.plug_ins import Check, PlugIn, load, plugged_in, unchecked
 
 DEFAULT: Final = "break-even"
-POLICIES: Final[dict[str, Callable[[Scenario], Policy]]] = {
+GROUP: Final = "serfer.policies"
+POLICIES: Final[dict[str, type[Any]]] = {
     "break-even": BreakEven,
     "ski-rental": SkiRental,
     "serverless": Serverless,
     "instances": Instances,
     "target-tracking": TargetTracking,
-    "target-tracking-stepwise": StepwiseTargetTracking,
     "sagemaker": SageMaker,
     "mark": Mark,
     "mark-spot": MarkSpot,
-    NonUniform.name: NonUniform,
+    "target-tracking-stepwise": StepwiseTargetTracking,
+    "nonuniform": NonUniform,
 }
-_WITH_OPTIONS: Final[dict[str, type[Mark]]] = {"mark": Mark, "mark-spot": MarkSpot}
-ALONE: Final = frozenset({"sagemaker"})
-"""The policies whose instances serve alone: what they cannot take is late or refused, and never on Lambda."""
-SEVERAL_TYPES: Final = frozenset({"mark-spot"})
-"""The policies that buy several types and spot instances by themselves, where the others buy the first on demand."""
+STUDY: Final = ("mark", "mark-spot", "nonuniform", "target-tracking-stepwise")
+"""The policies that the distribution of benchmarks and studies plugs in."""
+MAX_INSTANCES: Final = 10_000
+_MAX_REASON: Final = 1000  # characters
+
+
+def policy_names() -> list[str]:
+    """Return the names of the policies that are here, ours first."""
+    return [*dict.fromkeys([*POLICIES, *plugged_in(GROUP)])]
+
+
+def find_policy(name: str, others: str = "") -> PlugIn:
+    """Return the policy that a text names, to be made for a scenario by `make_policy`.
+
+    Raises UsageError for one that is unknown, cannot be loaded, is not a class, or has not a policy's methods, and
+    MissingExtraError for one of STUDY where that is not installed.
+    """
+    head = name.partition(":")[0]
+    if head in STUDY and head not in POLICIES and head not in plugged_in(GROUP):
+        command = pip_command("bench")
+        raise MissingExtraError(
+            f"policy {head} comes with the studies, which are not installed: {command}", name="bench"
+        )
+    return load("policy", GROUP, name, ("observe", "resume"), POLICIES, others)
 
 
 def make_policy(name: str, scenario: Scenario) -> Policy:
-    """Return a policy: built in, plugged in by the entry point group `serfer.policies`, or MODULE:Class.
+    """Return a policy: NAME, NAME:KEY=VALUE,... or MODULE:Class; raises as `find_policy`, and for its settings."""
+    kinds = {kind.name for kind in scenario.instances}
 
-    `mark:KEY=VALUE,...` and `mark-spot:KEY=VALUE,...` have other settings than the default ones (MarkOptions). Raises
-    UsageError: no policy has that name, only clusters have it, a setting is unknown or out of bounds, or what the user
-    named is none; InputError for a file that is not a trained LSTM.
-    """
-    make = POLICIES.get(name) or _with_options(name) or find_policy(name)
-    if make is None:
-        refuse_cluster_policy(name)
-        known = ", ".join(dict.fromkeys([*POLICIES, *plugged_in_names()]))
-        raise UsageError(f"there is no policy {name!r:.80}: there are {known}, and MODULE:Class")
-    return make(scenario)
+    def check(plan: object, *_: object) -> str | None:
+        return _fault_of(plan, kinds)
+
+    checks: dict[str, Check] = {"observe": check, "resume": unchecked, "dispatcher": unchecked, "purchases": unchecked}
+    policy: Policy = find_policy(name).make(scenario, checks=checks)
+    policy.name = name  # with its settings
+    return policy
 
 
-def refuse_cluster_policy(name: str) -> None:
-    """Raise UsageError for a policy that clusters alone have, with what instances have in its place."""
-    if name in CLUSTER_POLICIES and name not in POLICIES:
-        raise UsageError(
-            f"policy {name} needs a cluster's scenario of serfer study simulate, with [[servers]] and [[functions]]; "
-            f"non-uniform batches of instances of one type are the policy {NonUniform.name}"
-        )
+def serves_alone(name: str) -> bool:
+    """Whether a policy's instances serve alone: what they cannot take is late or refused, and never on Lambda."""
+    return bool(getattr(find_policy(name).kind, "alone", False))
 
 
-def built_in(name: str) -> str | None:
-    """Return which built-in policy a name is of, `mark` of `mark:m=100`; None for one that is plugged in."""
-    policy = name.partition(":")[0]
-    return policy if name in POLICIES or policy in _WITH_OPTIONS else None
+def buys_several_types(name: str) -> bool:
+    """Whether a policy buys several types and spot instances by itself, where the others buy the first on demand."""
+    return bool(getattr(find_policy(name).kind, "several_types", False))
 
 
-def _with_options(name: str) -> Callable[[Scenario], Policy] | None:
-    """Return what makes MArk with the settings behind its name; None for another policy."""
-    policy, colon, text = name.partition(":")
-    if policy not in _WITH_OPTIONS or not colon:
-        return None
-    kind = _WITH_OPTIONS[policy]
-    options = kind.options.changed(policy, text)
+def _fault_of(plan: object, kinds: set[str]) -> str | None:
+    """Return what is wrong with a plan, in words."""
+    if not isinstance(plan, ProvisioningPlan):
+        return f"{type(plan).__name__}, not a ProvisioningPlan"
+    if not isinstance(plan.instances, tuple) or not all(isinstance(group, InstanceCount) for group in plan.instances):
+        return "a plan whose instances are not a tuple of InstanceCount"
+    if not isinstance(plan.reason, str) or len(plan.reason) > _MAX_REASON or not plan.reason.isprintable():
+        return "a plan whose reason is not a short line of text"
+    return _count_fault(plan, kinds) or _batching_fault(plan.batching or {}, plan.instances)
 
-    def make(scenario: Scenario) -> Policy:
-        made = kind(scenario, options)
-        made.name = name  # recordings tell it from the one with the default settings
-        return made
 
-    return make
+def _count_fault(plan: ProvisioningPlan, kinds: set[str]) -> str | None:
+    for group in plan.instances:
+        if group.kind not in kinds or not isinstance(group.market, Market):
+            return f"a plan of {group.kind!r:.80}, {group.market!r:.40}, which the scenario has not"
+    counts = [("instances", group.count) for group in plan.instances] + [("warm environments", plan.warm)]
+    for what, count in counts:
+        if type(count) is not int or not 0 <= count <= MAX_INSTANCES:
+            return f"a plan of {count!r:.40} {what}: 0 to {MAX_INSTANCES:,}, an int, is possible"
+    if len({(group.kind, group.market, group.batch) for group in plan.instances}) < len(plan.instances):
+        return "a plan that lists a type and market twice"
+    return None
+
+
+def _batching_fault(usual: object, instances: Sequence[InstanceCount]) -> str | None:
+    if not isinstance(usual, Mapping) or not all(map(_is_batching, usual.values())):
+        return f"a plan whose batching is {usual!r:.80}: by type a Batching with a window_s of seconds is possible"
+    for batch in (*(group.batch for group in instances), *(batching.max_batch for batching in usual.values())):
+        if type(batch) is not int or not 0 <= batch <= MAX_BATCH:
+            return f"a plan of batches of {batch!r:.40} images: 0 to {MAX_BATCH:,}, an int, is possible"
+    return None
+
+
+def _is_batching(value: object) -> bool:
+    return isinstance(value, Batching) and isinstance(value.window_s, int | float) and 0.0 <= value.window_s < math.inf

@@ -17,18 +17,16 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.policies.capacity_levels import MAX_LEVELS, Bools, Floats, lambda_units, levels_of
+from serfer.control.policies.capacity_levels import Bools, Floats, lambda_units, levels_of
 from serfer.control.policies.expert_rules import PLAIN, SIZES, ExpertRules
 from serfer.control.policies.robustness_budget import RobustnessBudget
 from serfer.control.policies.windows_guess import WindowsGuess
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.scenario import Scenario
-from serfer.control.snapshots import SavedFields, Snapshot
 
 _FADING_S: Final = 2 * 86_400.0  # in which what a rule cost loses all but 1/e of its weight
 _FIRST: Final = SIZES.index((1.0, 4.0))  # followed at first: what surprised once comes again, more often than not
 _WINDOWS: Final = len(SIZES)  # the number after those of the expert rules
-_LAYOUT: Final = 3  # of snapshots: another number for other fields
 
 
 class BreakEven:
@@ -69,28 +67,6 @@ class BreakEven:
         self._grow(instances)
         self._budget.resume(instances)
         self._rules.resume(instances)
-
-    def snapshot(self) -> Snapshot:
-        """Return all that was learnt, as plain JSON values."""
-        return {
-            "version": _LAYOUT,
-            "budget": self._budget.snapshot(),
-            "rules": self._rules.snapshot(),
-            "windows": self._windows.snapshot(),
-            "windows_cost": self._windows_cost.tolist(),
-            "followed": self._followed.tolist(),
-        }
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
-        saved = SavedFields.of(snapshot, self.name)
-        saved.check_version(_LAYOUT)
-        levels = saved.length("followed", MAX_LEVELS)
-        self._budget.restore(saved.part("budget"), levels)
-        self._rules.restore(saved.part("rules"), levels)
-        self._windows.restore(saved.part("windows"), levels)
-        self._windows_cost = saved.numbers("windows_cost", (levels,), 0.0)
-        self._followed = saved.wholes("followed", levels, 0, _WINDOWS)
 
     def _grow(self, levels: int) -> None:
         more = levels - len(self._followed)

@@ -14,7 +14,6 @@ import numpy as np
 
 from serfer.control.policies.capacity_levels import Bools, Floats
 from serfer.control.scenario import Scenario
-from serfer.control.snapshots import SavedFields, Snapshot
 
 SIZES: Final = tuple(product((0.0, 0.3, 1.0), (1.0, 4.0, 16.0, 64.0)))  # (start, stop), in starts
 PLAIN: Final = SIZES.index((1.0, 1.0))
@@ -42,23 +41,6 @@ class ExpertRules:
     def resume(self, levels: int) -> None:
         """Take so many levels for on and serving, by each rule."""
         self.on[:levels], self._boot[:levels], self._walk[:levels] = True, 0.0, 0.0
-
-    def snapshot(self) -> Snapshot:
-        """Return each rule on each level, as plain JSON values."""
-        return {
-            "on": self.on.tolist(),
-            "cost": self.cost.tolist(),
-            "boot": self._boot.tolist(),
-            "walk": self._walk.tolist(),
-        }
-
-    def restore(self, saved: SavedFields, levels: int) -> None:
-        """Go on from the snapshot of so many levels; raises InputError for another one."""
-        shape = (levels, len(SIZES))
-        self.on = saved.flags("on", shape)
-        self.cost = saved.numbers("cost", shape, 0.0)
-        self._boot = saved.numbers("boot", shape, 0.0, self._boot_s)
-        self._walk = saved.numbers("walk", shape, 0.0)
 
     def pass_time(self, elapsed_s: float, lambda_units: Floats, fading: float, plain: Bools) -> Floats:
         """Discount earlier cost by `fading`, add the last `elapsed_s` seconds' and return it; start and stop.

@@ -9,11 +9,8 @@ from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.scenario import S_PER_HOUR, Scenario
-from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
 
 _ROUNDING: Final = 1e-9  # instances
-_MAX_PEAKS: Final = 100_000  # in a snapshot
-_LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
 class Serverless:
@@ -56,25 +53,6 @@ class Instances:
         """Keep them for an hour."""
         if instances := on_demand_in(fleet, self._kind):
             self._note(instances * self._kind.qps)
-
-    def snapshot(self) -> Snapshot:
-        """Return the peaks of the last hour, as plain JSON values."""
-        return {
-            "version": _LAYOUT,
-            "now": self._now,
-            "peaks_at": [when for when, _ in self._peaks],
-            "peaks_qps": [rate for _, rate in self._peaks],
-        }
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
-        saved = SavedFields.of(snapshot, self.name)
-        saved.check_version(_LAYOUT)
-        self._now = saved.number("now", 0.0)
-        count = saved.length("peaks_at", _MAX_PEAKS)
-        times = saved.numbers("peaks_at", (count,), 0.0, self._now)
-        rates = saved.numbers("peaks_qps", (count,), 0.0, MOST_QPS)
-        self._peaks.extend(zip(times.tolist(), rates.tolist(), strict=True))
 
     def _note(self, rate: float) -> None:
         while self._peaks and self._peaks[-1][1] <= rate:

@@ -6,7 +6,6 @@ from typing import Final
 
 from serfer.control.policies.length_histograms import LengthHistogram, hazards
 from serfer.control.policies.renewal import BURST, QUIET, Actions, best_actions
-from serfer.control.snapshots import SavedFields, Snapshot
 
 BOOT_TICKS: Final = 8
 _CLOCK: Final = 480  # ticks: an hour where a boot takes one minute, four where it takes four
@@ -43,39 +42,6 @@ class KeepAlivePredictor:
         if self._count >= max(_BEGUN_TWICE, _GROWTH * self._solved_at + 1) and self._phase == QUIET:
             self._solve()
         self._act()
-
-    def snapshot(self) -> Snapshot:
-        """Return all that was seen and decided, as plain JSON values."""
-        return {
-            "on": self.on,
-            "bursts": self._bursts.snapshot(),
-            "gaps": self._gaps.snapshot(),
-            "phase": self._phase,
-            "clock": self._clock,
-            "calm": self._calm,
-            "count": self._count,
-            "solved_at": self._solved_at,
-            "units": list(self._units),
-            "ticks": list(self._ticks),
-            "actions": self._actions and self._actions.snapshot(),
-            "state": self._state,
-        }
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is none."""
-        actions = saved.optional_part("actions")
-        self._actions = Actions.restored(actions, _CLOCK, BOOT_TICKS) if actions else None
-        self.on = saved.flag("on") if actions else None
-        self._bursts.restore(saved.part("bursts"))
-        self._gaps.restore(saved.part("gaps"))
-        self._phase = saved.whole("phase", min(BURST, QUIET), max(BURST, QUIET))
-        self._clock = saved.whole("clock", 0, _CLOCK)
-        self._calm = saved.whole("calm", 0, _CALM)
-        self._count = saved.whole("count", 0, _MOST)
-        self._solved_at = saved.whole("solved_at", 0, self._count)
-        self._units = saved.numbers("units", (2,), 0.0).tolist()
-        self._ticks = saved.wholes("ticks", 2, 0, _MOST).tolist()
-        self._state = saved.whole("state", 0, BOOT_TICKS + 1)
 
     def _detect(self, units: float) -> None:
         """Detect that a burst begins, or that one has ended: it has been calm for long enough.

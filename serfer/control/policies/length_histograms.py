@@ -7,7 +7,6 @@ from typing import Final
 import numpy as np
 
 from serfer.control.policies.capacity_levels import Floats
-from serfer.control.snapshots import SavedFields, Snapshot
 
 _LONG: Final = 0.998  # what is left of a length's weight after the next one
 _SHORT: Final = 0.9
@@ -33,19 +32,6 @@ class LengthHistogram:
             for offset in range(-_SPREAD, _SPREAD + 1):
                 at = min(max(ticks + offset, 0), self._end - 1)
                 self._counts[:, at] += (_SPREAD + 1 - abs(offset)) / (_SPREAD + 1) ** 2
-
-    def snapshot(self) -> Snapshot:
-        """Return the lengths that were seen with their weights, as plain JSON values."""
-        seen = np.flatnonzero(self._counts.any(axis=0))
-        return {"at": seen.tolist(), "counts": self._counts[:, seen].tolist(), "weights": self._weights.tolist()}
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is none."""
-        count = saved.length("at", self._end)
-        seen = saved.wholes("at", count, 0, self._end - 1)
-        self._counts = np.zeros((2, self._end))
-        self._counts[:, seen] = saved.numbers("counts", (2, count), 0.0)
-        self._weights = saved.numbers("weights", (2,), 0.0)
 
     def shares(self) -> Floats:
         """Return the share of each length, (end,); the rest up to 1 are longer ones."""

@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 
 from serfer.control.policies.capacity_levels import Bools, Floats
-from serfer.control.snapshots import SavedFields, Snapshot, packed
 
 BURST: Final = 0
 QUIET: Final = 1
@@ -38,16 +37,6 @@ class Actions:
 
     on: Bools
     begin: Floats
-
-    def snapshot(self) -> Snapshot:
-        """Return the actions as plain JSON values."""
-        return {"on": packed(self.on), "begin": self.begin.tolist()}
-
-    @classmethod
-    def restored(cls, saved: SavedFields, ticks: int, boot_ticks: int) -> Actions:
-        """Return the actions of a snapshot; raises InputError for what is none."""
-        states = boot_ticks + 2
-        return cls(saved.bits("on", (ticks, 2, states)), saved.numbers("begin", (states,)))
 
 
 def best_actions(

@@ -14,7 +14,6 @@ import numpy as np
 from serfer.control.policies.capacity_levels import Bools, Floats
 from serfer.control.policies.work_function import WorkFunction
 from serfer.control.scenario import Scenario
-from serfer.control.snapshots import SavedFields, Snapshot
 
 
 class RobustnessBudget:
@@ -79,22 +78,6 @@ class RobustnessBudget:
         self._work_function.resume(levels)
         self._on[:levels] = True
         self.units = max(self.units, float(np.sum(self._potential())))
-
-    def snapshot(self) -> Snapshot:
-        """Return the budget and all levels, as plain JSON values."""
-        return {
-            "units": self.units,
-            "on": self._on.tolist(),
-            "boot": self._boot.tolist(),
-            "work_function": self._work_function.snapshot(),
-        }
-
-    def restore(self, saved: SavedFields, levels: int) -> None:
-        """Go on from the snapshot of so many levels; raises InputError for another one."""
-        self.units = saved.number("units")
-        self._on = saved.flags("on", (levels,))
-        self._boot = saved.numbers("boot", (levels,), 0.0, self._start)
-        self._work_function.restore(saved.part("work_function"), levels)
 
     def _covers(self, predicted: Bools, plain: Bools, elapsed_s: float) -> bool:
         """Whether the budget pays for a prediction until the next choice and, then, for the way back to `plain`."""

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
-from serfer.control.policies.capacity_levels import MAX_LEVELS, levels_of
+from serfer.control.policies.capacity_levels import levels_of
 from serfer.control.policies.work_function import WorkFunction
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.scenario import Scenario
-from serfer.control.snapshots import SavedFields, Snapshot
-
-_LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
 class SkiRental:
@@ -41,13 +37,3 @@ class SkiRental:
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Take so many levels for started just now."""
         self._work_function.resume(on_demand_in(fleet, self._scenario.instance))
-
-    def snapshot(self) -> Snapshot:
-        """Return the gaps of all levels, in dollars, as plain JSON values."""
-        return {"version": _LAYOUT, **self._work_function.snapshot()}
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
-        saved = SavedFields.of(snapshot, self.name)
-        saved.check_version(_LAYOUT)
-        self._work_function.restore(saved, saved.length("gap", MAX_LEVELS))

@@ -20,14 +20,12 @@ from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.scenario import Scenario
-from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 
 _POINT_S: Final = 60.0
 _LOW: Final = 0.9  # of the target, below which the alarm for scale-in is
 _MINUTES_BELOW: Final = 15
 _SCALE_IN_COOLDOWN_S: Final = 300.0
 _ROUNDING: Final = 1e-9
-_LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
 class TargetTracking:
@@ -59,31 +57,6 @@ class TargetTracking:
         """Go on from what is there."""
         self._wanted = max(1, on_demand_in(fleet, self._kind))
 
-    def snapshot(self) -> Snapshot:
-        """Return what is wanted, the minute that has begun, and how the alarms stand, as plain JSON values."""
-        return {
-            "version": _LAYOUT,
-            "wanted": self._wanted,
-            "seconds": self._seconds,
-            "queries": self._queries,
-            "rate": self._rate,
-            "above": self._above,
-            "below": self._below,
-            "cooling_s": self._cooling_s,
-        }
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
-        saved = SavedFields.of(snapshot, self.name)
-        saved.check_version(_LAYOUT)
-        self._wanted = saved.whole("wanted", 1, MOST_COUNTED)
-        self._seconds = saved.number("seconds", 0.0, _POINT_S)
-        self._queries = saved.number("queries", 0.0)
-        self._rate = saved.number("rate", 0.0, MOST_QPS)
-        self._above = saved.whole("above", 0, MOST_COUNTED)
-        self._below = saved.whole("below", 0, MOST_COUNTED)
-        self._cooling_s = saved.number("cooling_s", most=_SCALE_IN_COOLDOWN_S)
-
     def _point(self, rate: float, minutes: int) -> None:
         """Take in a data point of the mean rate of a minute, or of a few that one observation has."""
         self._rate = rate
@@ -106,5 +79,6 @@ class SageMaker(TargetTracking):
     """
 
     name = "sagemaker"
+    alone = True
     target = 0.5
     minutes_above = 3

@@ -9,14 +9,10 @@ from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
 from serfer.control.scenario import Scenario
-from serfer.control.snapshots import MOST_COUNTED, SavedFields, Snapshot
 
 _OVER: Final = 2.0  # instances are kept at half of what they can do
 _WINDOW_S: Final = 60.0
 _COOLDOWN_S: Final = 300.0
-_MAX_SEEN: Final = 100_000  # in a snapshot
-_DRIFT_S: Final = 1.0  # of a running sum, through rounding
-_LAYOUT: Final = 1  # of snapshots: another number for other fields
 
 
 class StepwiseTargetTracking:
@@ -45,29 +41,6 @@ class StepwiseTargetTracking:
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
         """Go on from what is there."""
         self._on = max(1, on_demand_in(fleet, self._kind))
-
-    def snapshot(self) -> Snapshot:
-        """Return what there should be, the last minute, and the cooldown, as plain JSON values."""
-        return {
-            "version": _LAYOUT,
-            "on": self._on,
-            "seen": [list(one) for one in self._seen],
-            "seconds": self._seconds,
-            "queries": self._queries,
-            "cooling": self._cooling,
-        }
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
-        saved = SavedFields.of(snapshot, self.name)
-        saved.check_version(_LAYOUT)
-        self._on = saved.whole("on", 1, MOST_COUNTED)
-        seen = saved.numbers("seen", (saved.length("seen", _MAX_SEEN), 2), 0.0)
-        self._seen.extend((seconds, queries) for seconds, queries in seen.tolist())
-        seconds = float(seen[:, 0].sum())
-        self._seconds = saved.number("seconds", seconds - _DRIFT_S, seconds + _DRIFT_S)
-        self._queries = saved.number("queries")  # what is left of sums may be below 0 by a rounding
-        self._cooling = saved.number("cooling", most=_COOLDOWN_S)
 
     def _note(self, elapsed_s: float, rate: float) -> None:
         self._seen.append((elapsed_s, elapsed_s * rate))

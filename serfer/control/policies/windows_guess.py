@@ -11,7 +11,6 @@ from serfer.control.policies.capacity_levels import Bools, Floats, lambda_units
 from serfer.control.policies.keep_alive_predictor import BOOT_TICKS, KeepAlivePredictor
 from serfer.control.policy import Observation
 from serfer.control.scenario import Scenario
-from serfer.control.snapshots import SavedFields, Snapshot
 
 _LEAST_TICK_S: Final = 1.0
 
@@ -50,22 +49,6 @@ class WindowsGuess:
             predictor.tick(each)
         self._seconds = self._queries = 0.0
         return True
-
-    def snapshot(self) -> Snapshot:
-        """Return what each level has learnt, and the tick that has begun, as plain JSON values."""
-        return {
-            "predictors": [predictor.snapshot() for predictor in self._predictors],
-            "seconds": self._seconds,
-            "queries": self._queries,
-        }
-
-    def restore(self, saved: SavedFields, levels: int) -> None:
-        """Go on from the snapshot of so many levels; raises InputError for another one."""
-        self.grow(levels)
-        for predictor, part in zip(self._predictors, saved.parts("predictors", levels), strict=True):
-            predictor.restore(part)
-        self._seconds = saved.number("seconds", 0.0, self._tick_s)
-        self._queries = saved.number("queries", 0.0)
 
 
 def _units_per_s(predictor: KeepAlivePredictor, lambda_units: float) -> float:

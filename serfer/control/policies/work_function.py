@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from serfer.control.snapshots import SavedFields, Snapshot
-
 
 class WorkFunction:
     """The gap of every capacity level in the currency of `start_cost`, and which levels are `on`, lowest level first.
@@ -40,15 +38,6 @@ class WorkFunction:
         """Take so many levels for started just now."""
         self.grow(levels)
         self.gap[:levels], self.on[:levels] = [0.0] * levels, [True] * levels
-
-    def snapshot(self) -> Snapshot:
-        """Return all levels, as plain JSON values."""
-        return {"gap": list(self.gap), "on": list(self.on)}
-
-    def restore(self, saved: SavedFields, levels: int) -> None:
-        """Go on from the snapshot of so many levels; raises InputError for another one."""
-        self.gap = saved.numbers("gap", (levels,), 0.0, self._start).tolist()
-        self.on = saved.flags("on", (levels,)).tolist()
 
     def advance(self, dearer: Iterable[float]) -> list[float]:
         """Add by how much on was `dearer` than off since the last call, level by level, and switch levels.

@@ -10,15 +10,16 @@ idle time of more than four hours comes at most six times a day, too seldom to f
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
-from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.idle_histogram import RANGE_S, IdleHistogram
 from serfer.control.windows.windows import MOST_S, Windows
+from serfer.core.dataclass_codec import Bounds
 
 STANDARD: Final = Windows(0.0, RANGE_S)
 """The windows of a function of which too little is known."""
-SPAN_S: Final = 14 * 86400.0
+_S_PER_HOUR: Final = 3600.0
 _VARIATION: Final = 2.0
 _BEYOND: Final = 0.5
 _MARGIN: Final = 0.15
@@ -41,29 +42,27 @@ class LongForecast:
         """Return the windows around the forecast."""
         return Windows((1 - _MARGIN) * self._next_s, 2 * _MARGIN * self._next_s)
 
-    def snapshot(self) -> Snapshot:
-        """Return the forecast in seconds, 0 for none."""
-        return {"next_s": self._next_s}
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is none."""
-        self._next_s = saved.number("next_s", 0.0, MOST_S)
-
 
 def beyond(idle: IdleHistogram) -> bool:
     """Return whether most idle times are out of bounds."""
     return idle.share_beyond > _BEYOND
 
 
+@dataclass(frozen=True)
+class HybridOptions:
+    """The hours that are remembered: two weeks, as its authors have it; INFless describes four hours (section 3.5)."""
+
+    hours: Annotated[float, Bounds(1.0, MOST_S / _S_PER_HOUR)] = 14 * 24.0
+
+
 class HybridHistogram:
-    """One histogram over the last `span_s` seconds: of two weeks, as its authors keep them, if not given.
+    """One histogram over the last hours."""
 
-    INFless describes it with four hours (section 3.5).
-    """
+    name = "hybrid"
+    options = HybridOptions()
 
-    def __init__(self, span_s: float = SPAN_S, name: str = "hybrid") -> None:
-        self.name = name
-        self._idle = IdleHistogram(span_s)
+    def __init__(self, options: HybridOptions = options) -> None:
+        self._idle = IdleHistogram(options.hours * _S_PER_HOUR)
         self._long = LongForecast()
 
     def observe(self, now_s: float, idle_s: float) -> None:
@@ -77,12 +76,3 @@ class HybridHistogram:
         if beyond(self._idle):
             return self._long.windows()
         return self._idle.windows() if self._idle.within and self._idle.variation >= _VARIATION else STANDARD
-
-    def snapshot(self) -> Snapshot:
-        """Return the histogram and the forecast."""
-        return {"idle": self._idle.snapshot(), "long": self._long.snapshot()}
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is none."""
-        self._idle.restore(saved.part("idle"))
-        self._long.restore(saved.part("long"))

@@ -7,7 +7,6 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.windows import Windows
 
 BIN_S: Final = 60.0
@@ -87,18 +86,3 @@ class IdleHistogram:
         """Return the windows from head to tail, rounded to whole bins outwards, each with its margin."""
         prewarm_s = self.percentile(HEAD)[0] * (1 - _MARGIN)
         return Windows(prewarm_s, self.percentile(TAIL)[1] * (1 + _MARGIN) - prewarm_s)
-
-    def snapshot(self) -> Snapshot:
-        """Return the counts that are not 0, as plain JSON values."""
-        slots, bins = np.nonzero(self._slots)
-        counts = self._slots[slots, bins]
-        return {"slot": self._slot, "slots": slots.tolist(), "bins": bins.tolist(), "counts": counts.tolist()}
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is none."""
-        count = saved.length("slots", SLOTS * (BINS + 1))
-        self._slot = saved.whole("slot", 0, _MOST_SLOT)
-        self._slots[:] = 0
-        places = saved.wholes("slots", count, 0, SLOTS - 1), saved.wholes("bins", count, 0, BINS)
-        self._slots[places] = saved.wholes("counts", count, 0, _MOST_COUNT)
-        self._counts = self._slots.sum(axis=0, dtype=np.int64)

@@ -10,13 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from serfer.control.snapshots import SavedFields, Snapshot
-from serfer.control.windows.windows import MOST_S, WindowPolicy, Windows
+from serfer.control.windows.windows import WindowPolicy, Windows
 
 MOST_LEVELS: Final = 128
 """Levels that have windows: those above come and go with the load."""
-_VERSION: Final = 1
-_LATEST_S: Final = 1e12  # of a time in a snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +50,10 @@ class Change:
 
 @dataclass
 class _Level:
-    """A level: since when it is idle and with which windows, None while it is busy.
-
-    A period that came from a snapshot is not learnt: other drivers may have used the level since it was taken.
-    """
+    """A level: since when it is idle and with which windows, None while it is busy."""
 
     policy: WindowPolicy
     idle: tuple[float, Windows] | None = None
-    learns: bool = True
 
 
 class WarmLevels:
@@ -85,7 +78,7 @@ class WarmLevels:
         first = max(0, busy - len(self._levels))
         self._levels += [_Level(self._make()) for _ in range(first)]
         for level in self._levels[busy : self._busy]:
-            level.idle, level.learns = (now_s, level.policy.windows(now_s)), True
+            level.idle = now_s, level.policy.windows(now_s)
         self._busy = busy
         return Change(tuple(ended), first)
 
@@ -99,41 +92,10 @@ class WarmLevels:
         found = [level.idle for level in self._levels if level.idle is not None]
         return tuple(IdlePeriod(since, now_s, windows) for since, windows in found)
 
-    def snapshot(self) -> Snapshot:
-        """Return what each level has learnt, and its idle time, as plain JSON values.
-
-        Busy ones are idle in it since the last observation.
-        """
-        return {"version": _VERSION, "levels": [_saved(level, self._now_s) for level in self._levels]}
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, with nothing seen yet; raises InputError for what is none."""
-        saved = SavedFields.of(snapshot, "windows")
-        saved.check_version(_VERSION)
-        self._levels = [self._restored(one) for one in saved.parts("levels", saved.length("levels", MOST_LEVELS))]
-
     def _ended(self, level: _Level, now_s: float) -> IdlePeriod | None:
         if level.idle is None:
             return None
         since_s, windows = level.idle
         level.idle = None
-        if level.learns:
-            level.policy.observe(now_s, max(0.0, now_s - since_s))
+        level.policy.observe(now_s, max(0.0, now_s - since_s))
         return IdlePeriod(since_s, max(now_s, since_s), windows)
-
-    def _restored(self, saved: SavedFields) -> _Level:
-        level = _Level(self._make(), learns=False)
-        level.policy.restore(saved.part("policy"))
-        windows = Windows(saved.number("prewarm_s", 0.0, MOST_S), saved.number("keepalive_s", 0.0, MOST_S))
-        level.idle = saved.number("since_s", 0.0, _LATEST_S), windows
-        return level
-
-
-def _saved(level: _Level, now_s: float) -> Snapshot:
-    since_s, windows = level.idle or (now_s, level.policy.windows(now_s))
-    return {
-        "policy": level.policy.snapshot(),
-        "since_s": since_s,
-        "prewarm_s": windows.prewarm_s,
-        "keepalive_s": windows.keepalive_s,
-    }

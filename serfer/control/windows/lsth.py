@@ -9,24 +9,33 @@ day without any, and of idle times beyond the histograms; then it is L alone, an
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
-from serfer.control.snapshots import SavedFields, Snapshot
 from serfer.control.windows.hybrid import STANDARD, LongForecast, beyond
 from serfer.control.windows.idle_histogram import IdleHistogram
 from serfer.control.windows.windows import Windows
+from serfer.core.dataclass_codec import Bounds
 
-GAMMA: Final = 0.5
 LONG_S: Final = 86400.0
 SHORT_S: Final = 3600.0
 
 
-class LongShortHistogram:
-    """Two histograms, of which the long-term one has the weight `gamma`, 0 to 1."""
+@dataclass(frozen=True)
+class LsthOptions:
+    """The weight of the long-term histogram."""
 
-    def __init__(self, gamma: float = GAMMA, name: str = "lsth") -> None:
-        self.name = name
-        self._gamma = gamma
+    gamma: Annotated[float, Bounds(0.0, 1.0)] = 0.5
+
+
+class LongShortHistogram:
+    """Two histograms, of which the long-term one has a weight."""
+
+    name = "lsth"
+    options = LsthOptions()
+
+    def __init__(self, options: LsthOptions = options) -> None:
+        self._gamma = options.gamma
         self._long, self._short = IdleHistogram(LONG_S), IdleHistogram(SHORT_S)
         self._beyond = LongForecast()
 
@@ -46,16 +55,6 @@ class LongShortHistogram:
             return STANDARD
         long = self._long.windows()
         return mixed(long, self._short.windows(), self._gamma) if self._short.within else long
-
-    def snapshot(self) -> Snapshot:
-        """Return both histograms and the forecast."""
-        return {"long": self._long.snapshot(), "short": self._short.snapshot(), "beyond": self._beyond.snapshot()}
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is none."""
-        self._long.restore(saved.part("long"))
-        self._short.restore(saved.part("short"))
-        self._beyond.restore(saved.part("beyond"))
 
 
 def mixed(long: Windows, short: Windows, gamma: float) -> Windows:

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from serfer.control.snapshots import SavedFields, Snapshot
-
 MOST_S: Final = 30 * 86400.0
 """The longest window, in seconds."""
 
@@ -55,14 +53,6 @@ class WindowPolicy(Protocol):
         """Return the windows of an idle time that begins at `now_s`."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """Return all that was learnt, as plain JSON values of bounded size."""
-        ...
-
-    def restore(self, saved: SavedFields) -> None:
-        """Take over a snapshot, in a policy that has seen nothing yet; raises InputError, and is of no use then."""
-        ...
-
 
 class FixedKeepAlive:
     """The baseline: keeps a function for so many seconds after each query (300 s in OpenFaaS+; INFless, 5.1)."""
@@ -78,10 +68,3 @@ class FixedKeepAlive:
         """Return the same windows always."""
         del now_s
         return self._windows
-
-    def snapshot(self) -> Snapshot:
-        """Return nothing, for nothing is learnt."""
-        return {}
-
-    def restore(self, saved: SavedFields) -> None:
-        """Do nothing."""

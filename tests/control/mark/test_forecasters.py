@@ -98,19 +98,6 @@ def test_what_is_no_forecaster_is_refused(name):
         make_forecaster(name)
 
 
-class Half(Flat):
-    """A forecaster of the user's own that could be kept, and not be restored."""
-
-    def snapshot(self):
-        return {}
-
-
-def test_a_forecaster_with_one_of_snapshot_and_restore_is_refused(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, __name__, __import__("types").SimpleNamespace(Half=Half))
-    with pytest.raises(UsageError, match="Half: what it learns is kept by snapshot and restore: the class has one"):
-        make_forecaster(f"{__name__}:Half")
-
-
 @pytest.mark.parametrize("forecast", [None, "soon", [1.0], [1.0, np.nan], [[1.0, 2.0]], [1.0, np.inf]])
 def test_a_forecast_that_is_no_array_of_rates_is_refused(forecast):
     with pytest.raises(InputError, match="forecast"):

@@ -115,7 +115,7 @@ def test_backups_are_of_the_type_that_is_wanted_and_none_where_none_are():
     world = parse_scenario(tomllib.loads(TWO_TYPES))
     late = Observation(0.0, 10.0, 100.0, (), latency=LatencyWindow(1000, 1000, 900.0))
     policy = Mark(world, MarkOptions(backup_kind="g5.xlarge", backups=3))
-    assert ("g5.xlarge", Market.ON_DEMAND) in policy.purchases
+    assert ("g5.xlarge", Market.ON_DEMAND) in policy.purchases()
     assert [(one.kind, one.count) for one in policy.observe(late).instances] == [("g5.xlarge", 3)]
     assert mark(backups=0).observe(late).total == 0
     with pytest.raises(UsageError, match=r"t is a type that is not burstable, not p3: the scenario has g4dn\.xlarge"):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.policies import built_in, make_policy
+from serfer.control.policies import make_policy
 from serfer.control.policies.mark.forecaster import make_forecaster
-from serfer.control.policies.mark.options import KEYS, MarkOptions
+from serfer.control.policies.mark.options import MarkOptions
 from serfer.control.policies.mark.policy import Mark, MarkSpot
 from serfer.core.errors import UsageError
 from tests.control.worlds import scenario
@@ -24,8 +24,11 @@ def test_settings_are_named_by_the_letters_of_the_paper():
     text = "sl_min=0.99,m=100,l=2,t=gpu,p_u=30,p_w=90,p_s=2.5,tau=10,cool_down=60,w_batch=0,forecaster=seasonal"
     known = MarkOptions("seasonal", 0.99, 100, 2, "gpu", 30.0, 90, 2.5, 10, 60.0, 0.0)
     assert options_of(f"mark:{text}") == known
-    assert {part.partition("=")[0] for part in text.split(",")} == {*KEYS}
-    assert {one.name for one in fields(MarkOptions)} - {*KEYS.values()} == {"all_types", "spot"}
+    written = [field for field in fields(MarkOptions) if field.metadata.get("written", True)]
+    assert {part.partition("=")[0] for part in text.split(",")} == {
+        field.metadata.get("key", field.name) for field in written
+    }
+    assert {field.name for field in fields(MarkOptions)} - {field.name for field in written} == {"all_types", "spot"}
 
 
 def test_what_is_not_given_stays_as_it_is_by_default():
@@ -41,9 +44,8 @@ def test_numbers_are_read_as_they_are_written(m, met, units):
     assert (found.monitor_queries, found.slo_met, found.window) == (m, met, units)
 
 
-def test_the_name_has_the_settings_and_the_built_in_policy_is_known_by_it():
+def test_the_name_has_the_settings():
     assert make_policy("mark:m=100", scenario()).name == "mark:m=100"
-    assert (built_in("mark:m=100"), built_in("mark-spot:m=1"), built_in("mark.py:Mine")) == ("mark", "mark-spot", None)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.nonuniform.mix import assign, mix
+from serfer.control.batch_sizes import assign
+from serfer.control.nonuniform.mix import mix
 from serfer.control.nonuniform.sizes import sizes_of
 from tests.control.nonuniform.test_sizes import GPU, SLO_MS
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serfer.control.infless.policies import refuse_cluster_policy
 from serfer.control.nonuniform.policy import NonUniform
 from serfer.control.nonuniform.sizes import sizes_of
 from serfer.control.policies import make_policy
-from serfer.control.policy import ByRates, InstanceGroup, InstanceState
+from serfer.control.policy import InstanceGroup, InstanceState
 from serfer.control.scenario import LambdaTarget, Market, Scenario
 from serfer.core.errors import UsageError
 from tests.control.nonuniform.test_sizes import GPU, SLO_MS
@@ -95,17 +96,10 @@ def test_instances_that_are_on_are_gone_on_with():
 
 
 def test_routers_know_that_it_dispatches_by_rates():
-    assert isinstance(make_policy("nonuniform", WORLD), ByRates)
-    assert not isinstance(make_policy("break-even", WORLD), ByRates)
-
-
-def test_a_snapshot_of_sizes_that_the_type_has_not_gets_the_bulks():
-    policy, other = NonUniform(WORLD), NonUniform(WORLD)
-    snapshot = {**policy.snapshot(), "batches": [16, 3]}
-    other.restore(snapshot)
-    assert other.observe(seen(1.0, 3 * UP)).batches("gpu", Market.ON_DEMAND) == pytest.approx([16, 16])
+    assert callable(make_policy("nonuniform", WORLD).dispatcher)
+    assert not hasattr(make_policy("break-even", WORLD), "dispatcher")
 
 
 def test_the_name_of_a_cluster_s_policy_is_refused_with_the_one_that_instances_have():
     with pytest.raises(UsageError, match=r"policy infless needs a cluster's scenario .* are the policy nonuniform"):
-        make_policy("infless", WORLD)
+        refuse_cluster_policy("infless")

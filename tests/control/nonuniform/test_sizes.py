@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.nonuniform.sizes import OWN, size_of, sizes_of, window_s
+from serfer.control.batch_sizes import OWN, window_s
+from serfer.control.nonuniform.sizes import size_of, sizes_of
 from serfer.control.scenario import InstanceType
 
 GPU = InstanceType("gpu", 3.6, 0.0, 30.0, 0.0, 200.0, ((1, 10.0), (4, 20.0), (16, 64.0)))

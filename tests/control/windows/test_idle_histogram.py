@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.snapshots import SavedFields
 from serfer.control.windows.idle_histogram import BINS, RANGE_S, SLOTS, IdleHistogram
-from serfer.core.errors import InputError
 
 DAY = 86400.0
 IDLE = st.floats(0.0, 2 * RANGE_S)
@@ -85,36 +83,3 @@ def test_a_clock_that_goes_back_forgets_nothing():
     made = histogram([60.0], span_s=3600.0, now=10_000.0)
     made.add(5_000.0, 120.0)
     assert made.count == 2
-
-
-@given(st.lists(st.tuples(st.floats(0.0, 9000.0), IDLE), max_size=40))
-def test_a_snapshot_goes_on_as_if_there_had_been_no_stop(steps):
-    made, now = IdleHistogram(DAY), 0.0
-    for wait, idle in steps:
-        now += wait
-        made.add(now, idle)
-    again = IdleHistogram(DAY)
-    again.restore(SavedFields.of(made.snapshot(), "idle"))
-    for each in (made, again):
-        each.add(now + 20 * 3600.0, 77.0)
-    assert again.snapshot() == made.snapshot()
-    assert again.windows() == made.windows()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"slot": -1},
-        {"slots": [SLOTS]},
-        {"bins": [BINS + 1]},
-        {"counts": [-1]},
-        {"counts": [2**62]},
-        {"counts": [1, 2]},
-        {"counts": ["1"]},
-        {"slots": list(range(SLOTS)) * (BINS + 2)},
-    ],
-)
-def test_a_snapshot_with_impossible_values_is_refused(change):
-    saved = histogram([60.0]).snapshot()
-    with pytest.raises(InputError):
-        IdleHistogram(DAY).restore(SavedFields.of({**saved, **change}, "idle"))

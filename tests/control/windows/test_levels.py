@@ -1,14 +1,11 @@
 """The instances of a function as levels, each with its own windows."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.windows import WarmLevels, Windows, window_policies
+from serfer.control.windows import WarmLevels, window_policies
 from serfer.control.windows.levels import MOST_LEVELS
-from serfer.core.errors import InputError
 
 LOAD = st.lists(st.tuples(st.floats(1.0, 20_000.0), st.integers(0, 5)), max_size=60)
 
@@ -18,7 +15,7 @@ def levels(name="300"):
 
 
 def idle_times(made):
-    return [sum(level["policy"]["long"]["counts"]) for level in made.snapshot()["levels"]]
+    return [level.policy._long.count for level in made._levels]
 
 
 def test_an_instance_that_was_let_go_starts_cold_and_one_that_was_kept_does_not():
@@ -78,52 +75,3 @@ def test_levels_beyond_the_bound_are_passed_over():
     made = levels()
     assert made.observe(0.0, 10_000).first == MOST_LEVELS
     assert made.wanted(1.0) == MOST_LEVELS
-
-
-@given(LOAD)
-def test_after_a_restart_windows_go_on_and_the_time_of_the_restart_is_not_learnt(load):
-    made, now = levels("lsth"), 1e6
-    for wait, busy in load:
-        now += wait
-        made.observe(now, busy)
-    made.observe(now, 0)
-    again = levels("lsth")
-    again.restore(json.loads(json.dumps(made.snapshot())))
-    assert again.wanted(now + 60.0) == made.wanted(now + 60.0)
-    learnt = idle_times(again)
-    assert len(again.observe(now + 12_345.0, MOST_LEVELS).ended) == len(learnt)
-    assert all(later <= seen for seen, later in zip(learnt, idle_times(again), strict=False))
-
-
-def test_instances_that_are_busy_at_a_stop_are_idle_to_the_next_start():
-    made = levels()
-    made.observe(0.0, 2)
-    again = levels()
-    made.observe(50.0, 2)
-    again.restore(made.snapshot())
-    assert [again.wanted(now) for now in (50.0, 350.0, 351.0)] == [2, 2, 0]
-    assert again.idle(60.0)[0].windows == Windows(0.0, 300.0)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 2},
-        {"levels": [{}]},
-        {"levels": [None]},
-        {"levels": [{"policy": {}}] * (MOST_LEVELS + 1)},
-        {"levels": 3},
-    ],
-)
-def test_a_snapshot_that_is_none_is_refused(change):
-    with pytest.raises(InputError):
-        levels().restore({"version": 1, "levels": [], **change})
-
-
-def test_a_snapshot_with_an_endless_window_is_refused():
-    made = levels()
-    made.observe(0.0, 1)
-    saved = made.snapshot()
-    saved["levels"][0]["keepalive_s"] = 1e300
-    with pytest.raises(InputError, match="keepalive_s"):
-        levels().restore(saved)

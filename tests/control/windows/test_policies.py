@@ -1,17 +1,15 @@
 """LSTH, the hybrid histogram policy and fixed windows: one contract, and each one's equations."""
 
-import json
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.snapshots import SavedFields
 from serfer.control.windows import Windows, window_policies
 from serfer.control.windows.hybrid import STANDARD
 from serfer.control.windows.idle_histogram import RANGE_S, IdleHistogram
-from serfer.control.windows.lsth import LongShortHistogram, mixed
+from serfer.control.windows.lsth import LongShortHistogram, LsthOptions, mixed
 from serfer.control.windows.windows import MOST_S
 from serfer.core.errors import InputError, UsageError
 
@@ -57,19 +55,6 @@ def test_the_same_idle_times_give_the_same_windows(name, steps):
 
 
 @contract
-@given(before=STEPS, after=STEPS)
-def test_a_snapshot_is_plain_json_and_goes_on_as_if_there_had_been_no_stop(name, before, after):
-    policy, now = taught(name, before)
-    again = window_policies(name)()
-    again.restore(SavedFields.of(json.loads(json.dumps(policy.snapshot())), "saved"))
-    for busy, idle in after:
-        now += busy + idle
-        for each in (policy, again):
-            each.observe(now, idle)
-        assert again.windows(now) == policy.windows(now)
-
-
-@contract
 def test_it_has_the_name_that_it_was_made_by(name):
     assert window_policies(name)().name == name
 
@@ -112,7 +97,7 @@ def test_a_histogram_that_is_spread_out_evenly_is_not_used_by_the_hybrid_policy(
 
 def test_lsth_is_the_weighted_sum_of_both_histograms_windows():
     long, short = IdleHistogram(86400.0), IdleHistogram(3600.0)
-    policy = LongShortHistogram(0.3)
+    policy = LongShortHistogram(LsthOptions(0.3))
     times = [(1e6 + 600.0 * number, 600.0) for number in range(1, 30)]
     times += [(times[-1][0] + 2 * HOUR + 120.0 * number, 120.0) for number in range(1, 20)]
     for now, idle in times:
@@ -166,12 +151,6 @@ class Own:
     def windows(self, now_s):
         return Windows({0}, 10.0)
 
-    def snapshot(self):
-        return {{}}
-
-    def restore(self, saved):
-        pass
-
 
 class Half:
     def observe(self, now_s, idle_s):
@@ -191,7 +170,7 @@ def test_windows_of_ones_own_are_used_and_checked(tmp_path):
         policy.observe(0.0, 2000.0)
     with pytest.raises(InputError, match="not Windows"):
         own(tmp_path, "float('nan')")().windows(0.0)
-    with pytest.raises(UsageError, match="no windows and no snapshot and no restore"):
+    with pytest.raises(UsageError, match="no windows"):
         own(tmp_path, "5.0", "Half")
 
 

@@ -27,7 +27,7 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
-from serfer.control.policies import ALONE, make_policy
+from serfer.control.policies import make_policy, serves_alone
 from serfer.control.policies.mark.options import MarkOptions
 from serfer.control.policies.mark.policy import Mark
 from serfer.control.policy import InstanceGroup, InstanceState
@@ -314,7 +314,7 @@ class _Fleet:
         """Run a load query by query, and count a window of it."""
         kind, policy = self.scenario.instance, make_policy(self.policy, self.scenario)
         policy.resume([InstanceGroup(kind.name, self.market, InstanceState.SERVING, self.number)])
-        router = Router(self.scenario, policy, overflow=self.policy not in ALONE)
+        router = Router(self.scenario, policy, overflow=not serves_alone(self.policy))
         times = scenario_times(self.scenario.serverless, load_settings().facts().functions)
         launches = [(-_HOUR_S, Purchase(kind, self.market))] * self.number
         run = QueriesRun(self.scenario, router, times, launches, seed, losses)

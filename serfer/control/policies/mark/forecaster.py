@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.control.policies.mark.lstm import LstmForecaster, read_lstm
 from serfer.control.policies.mark.seasonal import SeasonalSmoothing
-from serfer.control.snapshots import Snapshot
 from serfer.core.errors import InputError, UsageError
 from serfer.plug_ins import in_one_line, load_entry, load_object, plugged_in
 
@@ -35,22 +34,6 @@ class Forecaster(Protocol):
 
     def forecast(self, units: int) -> Floats:
         """Return the highest rates expected in each of the next units: an array (units,) in queries/s."""
-        ...
-
-
-@runtime_checkable
-class KeptForecaster(Protocol):
-    """A forecaster whose knowledge survives a restart: `restore` of `snapshot` goes on as if there had been no stop."""
-
-    def snapshot(self) -> Snapshot:
-        """Return all that was learnt, as plain JSON values of bounded size."""
-        ...
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Take over a snapshot, in a forecaster that has seen nothing yet; raises InputError, and is of no use then.
-
-        A snapshot comes from a file: its types, shapes and bounds are to be checked.
-        """
         ...
 
 
@@ -80,10 +63,6 @@ def make_forecaster(name: str, unit_s: float = MINUTE_S) -> Forecaster:
     made = load_object(name) if ":" in name else load_entry(plugged[name])
     if not isinstance(made, type) or not all(callable(getattr(made, one, None)) for one in ("observe", "forecast")):
         raise UsageError(f"forecaster {name} is not a class with observe and forecast (docs/how-to/add-a-policy.md)")
-    if hasattr(made, "snapshot") != hasattr(made, "restore"):
-        raise UsageError(
-            f"forecaster {name}: what it learns is kept by snapshot and restore: the class has one of them"
-        )
     try:
         forecaster: Forecaster = made()
     except (Exception, SystemExit) as error:  # the user's own code may raise anything

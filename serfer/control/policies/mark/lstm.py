@@ -24,7 +24,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
 from serfer.core.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -171,13 +170,3 @@ class LstmForecaster:
             return np.zeros(units)
         rates = self._weights.forecast(np.array(self._peaks))[:units]
         return np.concatenate((rates, np.full(units - len(rates), rates[-1])))
-
-    def snapshot(self) -> Snapshot:
-        """Return the peaks of the window, as plain JSON values; the network is in its own file."""
-        return {"peaks": list(self._peaks)}
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot; raises InputError for what is not one, or of another window."""
-        saved, window = SavedFields.of(snapshot, "the LSTM's forecast"), self._weights.window
-        count = window if saved.length("peaks", window) else 0
-        self._peaks.extend(saved.numbers("peaks", (count,), 0.0, MOST_QPS).tolist())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Final
+from dataclasses import dataclass, field
+from typing import Annotated, Final
 
-from serfer.core.dataclass_codec import Bounds, structure
+from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import UsageError
 
 _TEXTS: Final = ("forecaster", "t")
@@ -38,45 +38,11 @@ class MarkOptions:
     lead_units: Annotated[int, Bounds(1, 512)] | None = field(default=None, metadata={"key": "tau"})
     cooldown_s: Annotated[float, Bounds(0.0, 86_400.0)] = field(default=300.0, metadata={"key": "cool_down"})
     batch_window_ms: Annotated[float, Bounds(0.0, 60_000.0)] | None = field(default=None, metadata={"key": "w_batch"})
-    all_types: bool = False
-    spot: bool = False
+    all_types: bool = field(default=False, metadata={"written": False})
+    spot: bool = field(default=False, metadata={"written": False})
 
     def __post_init__(self) -> None:
         if self.sample_s > self.unit_s:
             raise UsageError(f"mark: samples of p_s {self.sample_s:g} s do not fit a unit of p_u {self.unit_s:g} s")
         if self.lead_units is not None and self.lead_units > self.window:
             raise UsageError(f"mark: tau {self.lead_units} is beyond the forecast of p_w {self.window} units")
-
-    def changed(self, name: str, text: str) -> MarkOptions:
-        """Return them with what KEY=VALUE,... behind a policy's name gives; raises UsageError that names the key."""
-        given = _parsed(name, text)
-        known = structure(MarkOptions, given, name, error=UsageError)
-        return replace(self, **{KEYS[key]: getattr(known, KEYS[key]) for key in given})
-
-
-KEYS: Final = {
-    one.metadata.get("key", one.name): one.name for one in fields(MarkOptions) if one.name not in ("all_types", "spot")
-}
-"""The attribute of each setting that is written as KEY=VALUE."""
-
-
-def _parsed(name: str, text: str) -> dict[str, Any]:
-    """Return the values by key; raises UsageError for a key that is unknown or given twice."""
-    given: dict[str, Any] = {}
-    for part in text.split(",") if text else ():
-        key, equals, value = part.partition("=")
-        if key not in KEYS or not equals:
-            raise UsageError(f"{name} has no parameter {key[:40]!r}: it has {', '.join(KEYS)}, each as KEY=VALUE")
-        if key in given:
-            raise UsageError(f"{name}: {key} is given twice")
-        given[key] = value if key in _TEXTS else _number(value)
-    return given
-
-
-def _number(text: str) -> Any:  # noqa: ANN401 - what is no number stays a text, which `structure` refuses
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from serfer.control.snapshots import MOST_QPS, SavedFields, Snapshot
-
 _ROUNDING: Final = 1e-9
 _MOST_UNITS: Final = 2 * 1440  # that one late observation counts for
 
@@ -36,19 +34,3 @@ class PeakSampler:
         self._passed_s = max(self._passed_s % self._unit_s, 0.0) if elapsed_s < self._unit_s else 0.0
         self._peak = 0.0
         return [peak] * units
-
-    def snapshot(self) -> Snapshot:
-        """Return the sample and the unit that have begun, as plain JSON values."""
-        return {
-            "sampled_s": self._sampled_s,
-            "queries": self._queries,
-            "passed_s": self._passed_s,
-            "peak": self._peak,
-        }
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is not one."""
-        self._sampled_s = saved.number("sampled_s", 0.0, self._sample_s)
-        self._queries = saved.number("queries", 0.0)
-        self._passed_s = saved.number("passed_s", 0.0, self._unit_s)
-        self._peak = saved.number("peak", 0.0, MOST_QPS)

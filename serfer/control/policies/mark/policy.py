@@ -10,20 +10,16 @@ from typing import Final
 from serfer.control.batching import MS_PER_S, Profile, tune
 from serfer.control.dispatch import Batching
 from serfer.control.environments import environments
-from serfer.control.policies.mark.forecaster import KeptForecaster, checked, make_forecaster
+from serfer.control.policies.mark.forecaster import checked, make_forecaster
 from serfer.control.policies.mark.options import MarkOptions
 from serfer.control.policies.mark.peaks import PeakSampler
 from serfer.control.policies.mark.schedule import Candidate, Key, fill
 from serfer.control.policies.mark.standby import Standby
 from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Observation, ProvisioningPlan
 from serfer.control.scenario import InstanceType, Market, Scenario
-from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
 from serfer.core.errors import InputError, UsageError
 from serfer.core.wire import MAX_BATCH
 
-_MAX_PLANS: Final = 10_000  # in a snapshot
-_MAX_KINDS: Final = 64  # types and markets in one of them
-_LAYOUT: Final = 2  # of snapshots: another number for other fields
 _PARTS: Final = 50  # in which the last M queries are kept
 _ROUNDING: Final = 1e-9
 
@@ -51,25 +47,6 @@ class CoolDown:
             for _, plan in self._plans:
                 self._union |= plan
         return self._union
-
-    def snapshot(self) -> list[Snapshot]:
-        """Return the plans, oldest first, as plain JSON values."""
-        return [{"at": when, "instances": _listed(plan.items())} for when, plan in self._plans]
-
-    def restore(self, saved: SavedFields, key: str, scenario: Scenario, now: float) -> None:
-        """Go on from a snapshot, which is a field of `saved`; raises InputError for what is not one."""
-        kinds = {kind.name for kind in scenario.instances}
-        for one in saved.parts(key, saved.length(key, _MAX_PLANS)):
-            plan = Counter[Key]()
-            for group in one.parts("instances", one.length("instances", _MAX_KINDS)):
-                place = group.choice("kind", kinds), Market(group.choice("market", {*Market}))
-                plan[place] = group.whole("count", 1, MOST_COUNTED)
-            least = self._plans[-1][0] if self._plans else 0.0
-            self.add(one.number("at", least, now), plan)
-
-
-def _listed(plan: Iterable[tuple[Key, int]]) -> list[Snapshot]:
-    return [{"kind": kind, "market": market.value, "count": count} for (kind, market), count in plan if count]
 
 
 class SloMonitor:
@@ -113,16 +90,6 @@ class SloMonitor:
         self._answered.clear()
         self._late.clear()
 
-    def snapshot(self) -> Snapshot:
-        """Return the last queries, as plain JSON values."""
-        return {"answered": [*self._answered], "late": [*self._late]}
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is not one."""
-        count = saved.length("answered", 2 * _PARTS)
-        self._answered.extend(saved.numbers("answered", (count,), 0.0).tolist())
-        self._late.extend(saved.numbers("late", (count,), 0.0).tolist())
-
 
 class Mark:
     """Plans instances of the first type, on demand, for the load that is forecast: MArk-ondemand."""
@@ -161,7 +128,6 @@ class Mark:
         self._launched_s = -chosen.unit_s  # when the monitor launched backups last
         self._cool_down = CoolDown(chosen.cooldown_s)
 
-    @property
     def purchases(self) -> list[Key]:
         """The types and markets that plans may have."""
         stand_ins = [(self._stand_in.name, Market.ON_DEMAND)] if self._stand_in else []
@@ -193,37 +159,6 @@ class Mark:
         running, _ = self._paid_for(fleet)
         self._cool_down.add(self._now, running)
 
-    def snapshot(self) -> Snapshot:
-        """Return all that was learnt, as plain JSON values; raises InputError where the forecaster has no snapshot."""
-        forecaster = self._kept_forecaster()
-        return {
-            "version": _LAYOUT,
-            "now": self._now,
-            "launched_s": self._launched_s,
-            "soon": self._soon,
-            "sampler": self._sampler.snapshot(),
-            "forecaster": type(forecaster).__name__,
-            "forecast": forecaster.snapshot(),
-            "monitor": self._monitor.snapshot(),
-            "standby": self._standby.snapshot(),
-            "plans": self._cool_down.snapshot(),
-        }
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot, as if there had been no stop; raises InputError, and is of no use then."""
-        forecaster = self._kept_forecaster()
-        saved = SavedFields.of(snapshot, self.name)
-        saved.check_version(_LAYOUT)
-        self._now = saved.number("now", 0.0)
-        self._launched_s = saved.number("launched_s", -self._options.unit_s, self._now)
-        self._soon = saved.number("soon", 0.0, MOST_QPS)
-        self._sampler.restore(saved.part("sampler"))
-        saved.choice("forecaster", {type(forecaster).__name__})
-        forecaster.restore(dict(saved.part("forecast").values))
-        self._monitor.restore(saved.part("monitor"))
-        self._standby.restore(saved.part("standby"))
-        self._cool_down.restore(saved, "plans", self._scenario, self._now)
-
     def _backup_key(self, kinds: Sequence[InstanceType]) -> Key:
         """Return the type and market of backups: T on demand, or the first candidate's type."""
         wanted = self._options.backup_kind
@@ -250,11 +185,6 @@ class Mark:
             if tuned.most > 1 and waits_ms:
                 found[kind.name] = Batching(tuned.most, waits_ms / MS_PER_S)
         return found
-
-    def _kept_forecaster(self) -> KeptForecaster:
-        if isinstance(self._forecaster, KeptForecaster):
-            return self._forecaster
-        raise InputError(f"forecaster {self._options.forecaster} keeps nothing: it has no snapshot and restore")
 
     def _plan(self, running: Counter[Key]) -> None:
         forecast = checked(self._forecaster.forecast(self._options.window), self._options.window)
@@ -305,6 +235,7 @@ class MarkSpot(Mark):
     """Plans all types of the scenario in both markets, with burstable ones as stand-ins: MArk-spot."""
 
     name = "mark-spot"
+    several_types = True
     options = MarkOptions(all_types=True, spot=True)
 
 

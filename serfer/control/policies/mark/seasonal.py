@@ -17,8 +17,6 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
-
 Floats = NDArray[np.float64]
 DAY: Final = 1440  # minutes
 _PART: Final = 60
@@ -62,25 +60,6 @@ class SeasonalSmoothing:
         places = (self._count + np.arange(units)) % self._units // self._part
         rates: Floats = np.maximum(self._level + self._season[places], 0.0)
         return rates
-
-    def snapshot(self) -> Snapshot:
-        """Return level and season, or the peaks of the first season so far, as plain JSON values."""
-        return {
-            "count": self._count,
-            "level": self._level,
-            "season": self._season.tolist(),
-            "first": [*(self._first or [])],
-        }
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot; raises InputError for what is not one."""
-        saved = SavedFields.of(snapshot, "the seasonal forecast")
-        self._count = saved.whole("count", 0, MOST_COUNTED)
-        self._level = saved.number("level", -MOST_QPS, MOST_QPS)
-        self._season = saved.numbers("season", self._season.shape, -MOST_QPS, MOST_QPS)
-        is_first = self._count < self._units
-        first = saved.numbers("first", (self._count if is_first else 0,), 0.0, MOST_QPS)
-        self._first = first.tolist() if is_first else None
 
     def _learn(self, first: list[float], peak: float) -> None:
         """Take in a unit of the first season, whose means by parts are the season at its end."""

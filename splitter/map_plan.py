@@ -57,19 +57,17 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
     Args:
         model: An nn.Module in evaluation mode, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a
-            `NamedModel`), or the path of an ONNX file whose height and width are free, or of a model package of
-            bioimage.io (a zip or a directory), which brings channels, preprocessing and `reduce`. It makes maps of an
-            image, (N, C, H, W) or (N, H, W), perhaps of several strides. It looks at neighbourhoods, and of the whole
-            image at statistics alone (global and pyramid pooling, squeeze-and-excite, group and instance norm), where
-            it makes one map.
+            `NamedModel`), or the path of an ONNX file whose height and width are free. It makes
+            maps of an image, (N, C, H, W) or (N, H, W), perhaps of several strides. It looks at neighbourhoods, and of
+            the whole image at statistics alone (global and pyramid pooling, squeeze-and-excite, group and instance
+            norm), where it makes one map.
         sizes: (height, width) of the images; or "any", or "any,multiple=8" for sizes that are multiples of 8 pixels.
         out: The plan directory; an empty directory or a plan there is replaced.
         window: The side of windows in pixels of the result, of several the finest, a multiple of the network's stride,
             or "auto": the cheapest for a pixel that functions of `memory_mb` hold.
         channels: Of an image.
         reduce: "argmax", "softmax" or "sigmoid", over the channels of the map; "argmax" makes its results a hundredth
-            as large. Of a network with several outputs "NAME=argmax" and so on. "none" is for a package's map as its
-            network gives it.
+            as large. Of a network with several outputs "NAME=argmax" and so on.
         output: "boxes", with a family and thresholds as `split` has them, for a detector: maps of it are boxes of the
             whole image (docs/how-to/detect.md). A file whose metadata say so needs none.
         sample: An image file of which parts are taken for "sample" statistics; a generated image unless given. What
@@ -122,7 +120,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
 
         progress = progress or (lambda _step: None)
         from_sample = None if sample is None else Path(sample)
-        wanted = WindowRequest(side, from_sample, statistics, threshold, as_published=reduce is None, kept=kept_maps)
+        wanted = WindowRequest(side, from_sample, statistics, threshold, kept=kept_maps)
         plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)

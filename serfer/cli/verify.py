@@ -24,13 +24,11 @@ from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference
 from serfer.core.variants import Accuracy
-from serfer.extras import named_extras
 from serfer.pipeline.labelled.accuracy import measure_accuracy
 from serfer.pipeline.labelled.labels import read_labelled
 from serfer.pipeline.verify import Verification
 from serfer.pipeline.verify import verify as compare
-from serfer.plan_directory import is_plan_directory, load_plan
-from serfer.splitter.network.bioimageio.package_files import is_package
+from serfer.plan_directory import load_plan
 from serfer.wiring.options import workers_of
 
 _MAX_ROWS = 40
@@ -63,19 +61,11 @@ def verify(
 ) -> None:
     """Compare a plan with its unsplit model; exit code 1 if an answer differs.
 
-    A model package of bioimage.io (a .zip, or its directory) in place of a plan is compared with its own test: its
-    network's answer, that of windows, and whether the halo that it publishes is enough for tiles without seams.
-
     A plan that stores weights in fp16, or has another head, is compared with the network that it computes, and what it
     lost against the model as it was given is reported as well. On labelled images, so are the shares of right answers
     of the plan and of the model as it was given, with their 95% intervals (Wilson's).
     """
     images = [*(images or ()), *(more or ())]
-    if is_package(str(directory)) and not is_plan_directory(directory):
-        if images or random is not None or validation:
-            raise UsageError("a package is compared with its own test: leave images, --random and --validation out")
-        _verify_package(directory, as_json=as_json)
-        return
     count = random if random is not None else (0 if images else 2)
     if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
@@ -99,21 +89,6 @@ def verify(
         raise WrongAnswerError(
             f"the plan's answers differ from the unsplit model's by more than {TOLERANCE:g} of their range"
         )
-
-
-def _verify_package(place: Path, *, as_json: bool) -> None:
-    """Compare a package with its own test, and its halo with what its network reads."""
-    from serfer.splitter.windows.published import check_package  # noqa: PLC0415 - the command line starts fast
-
-    with status_line() as progress, named_extras():
-        check = check_package(place, progress)
-    if as_json:
-        print_json(check.as_dict())
-    else:
-        for line in check.lines:
-            out.print(plain(line), soft_wrap=True)
-    if not check.exact:
-        raise WrongAnswerError("the network does not answer the package's test as it is published")
 
 
 def _print_verification(verification: Verification) -> None:

@@ -25,7 +25,6 @@ from serfer.files import read_text, write_whole
 from serfer.packaging.build_cache import cache_of
 from serfer.plan_directory import file_sha256, is_network_file, load_plan
 from serfer.settings import Settings
-from serfer.splitter.network.bioimageio.package_files import is_package
 from serfer.splitter.network.by_name.named_model import NamedModel, is_named
 from serfer.splitter.network.description import Description, Reduction
 from serfer.wiring.network_file import of_file, of_name, plan_name
@@ -44,8 +43,8 @@ Size = tuple[int, int]
 class MapNetwork:
     """A network that maps images without a plan of the user's, and what its plan is made with.
 
-    `model` is an ONNX file, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a `NamedModel`), an nn.Module in
-    evaluation mode, or a model package of bioimage.io. The other fields are as in `serfer.map_plan`.
+    `model` is an ONNX file, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a `NamedModel`), or an
+    nn.Module in evaluation mode. The other fields are as in `serfer.map_plan`.
     """
 
     model: Any
@@ -208,8 +207,6 @@ def _parts(network: MapNetwork, settings: Settings) -> tuple[str, dict[str, Any]
 def _network_parts(model: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401 - as `MapNetwork.model`
     if is_named(model):
         return of_name(NamedModel.of(model))
-    if isinstance(model, Path | str) and is_package(str(model)):
-        return _package_parts(Path(model))
     if isinstance(model, Path | str) and (is_network_file(model) or Path(model).is_file()):
         return of_file(Path(model))
     from serfer.splitter.network.module_digest import module_digest  # noqa: PLC0415 - only modules need it
@@ -226,17 +223,6 @@ def _network_parts(model: Any) -> tuple[str, dict[str, Any]]:  # noqa: ANN401 - 
         "module": module_digest(call_factory(Path(path), factory)),
         "file": _sha256(Path(path)),
     }
-
-
-def _package_parts(place: Path) -> tuple[str, dict[str, Any]]:
-    """Return what a model package is called, and what its plan depends on: its zip, or its description and weights."""
-    from serfer.splitter.network.bioimageio.package import read_package  # noqa: PLC0415 - imports onnx
-
-    if place.suffix.lower() == ".zip" and place.is_file():
-        return place.stem, {"package": [_sha256(place)]}
-    package = read_package(place)
-    _, weights = of_file(package.network())
-    return package.called, {"package": [_sha256(package.files.path(package.files.description)), weights]}
 
 
 def _sha256(path: Path) -> str:

@@ -42,8 +42,6 @@ _GREY = 114  # what YOLO networks are padded with
 
 REDUCTIONS = ("argmax", "softmax", "sigmoid")
 ARGMAX, SOFTMAX, SIGMOID = REDUCTIONS
-AS_IT_IS = "none"
-"""What stands for a map as the network gives it, whatever a package makes of it."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +72,7 @@ class Reduction:
 
     @classmethod
     def of(cls, kind: str | None, size: tuple[int, int] | None) -> Self | None:
-        """Return the reduction that was asked for, `KIND` or `OUTPUT=KIND`, None for none and "none"."""
-        kind = None if kind == AS_IT_IS else kind
+        """Return the reduction that was asked for, `KIND` or `OUTPUT=KIND`, None for none."""
         output, _, kind = kind.rpartition("=") if kind else ("", "", kind)
         return None if kind is None and size is None else cls(kind, size, output or None)
 

@@ -35,8 +35,6 @@ from serfer.extras import installed
 from serfer.plan_directory import is_plan_directory
 from serfer.plug_ins import defined, file_module, in_one_line
 from serfer.splitter.network import zoo
-from serfer.splitter.network.bioimageio.package import Package, read_package
-from serfer.splitter.network.bioimageio.package_files import is_package
 from serfer.splitter.network.by_name.named_model import NamedModel, build, is_named
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.given_input import GivenInput, with_usual_input
@@ -90,7 +88,6 @@ class Source:
     boxes, if they are a detector's; `detects`: the file's metadata say so. `notes` say what of its description a plan
     does not do. `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
     `as_given` runs a model in 8 bits with ONNX Runtime's own kernels, as what runs as it is does; None for others.
-    `package` is the package that brought the model, if one did: its outputs are in the order of those of the model.
     """
 
     name: str
@@ -110,7 +107,6 @@ class Source:
     notes: tuple[str, ...] = ()
     unread: str = ""
     as_given: Run | None = None
-    package: Package | None = None
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
@@ -161,8 +157,6 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_i
         return _from_zoo(zoo.ZOO[text], example)
     if text.lower().endswith(".onnx"):
         return _from_file(Path(text), example, any_size=any_size, as_is=as_is)
-    if is_package(text):
-        return _from_package(Path(text), example, any_size=any_size)
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):
         given = _given(example)  # said before the file's imports, which may take long
@@ -186,12 +180,13 @@ def _unknown(text: str) -> str:
         return f"{text} is a Python file: name the function in it that returns the module, such as {text}:make"
     if is_plan_directory(text):
         return f"{text} is a plan directory, which was split before: give the network, or see serfer explain {text}"
-    if Path(text).is_dir():
-        return f"{text} is a directory: give an .onnx file, module.py:factory, or a name"
+    if Path(text).is_dir() or suffix == ".zip":
+        kind = "an archive" if suffix == ".zip" else "a directory"
+        return f"{text} is {kind}: give an .onnx file, module.py:factory, or a name"
     known = ", ".join(sorted(zoo.ZOO))
     return (
         f"unknown model {text!r}{zoo.meant(text)}: give a name ({known}), timm:NAME or torchvision:NAME, an .onnx "
-        "file, module.py:factory, or a model package of bioimage.io (.zip)"
+        "file, or module.py:factory"
     )
 
 
@@ -562,29 +557,6 @@ def mean_matrix(size: int, outputs: int) -> Array:
         start, stop = index * size // outputs, -(-(index + 1) * size // outputs)
         matrix[index, start:stop] = 1 / (stop - start)
     return matrix
-
-
-def _from_package(place: Path, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
-    """Return the network of a package, and an example with its channels; raises ModelError."""
-    package = read_package(place)
-    if any_size is None:
-        raise ModelError(f"{place} is a model package, whose network makes maps: serfer map-plan makes a plan of it")
-    sized = _noise(package.channels, (example.shape[2], example.shape[3])) if example is not None else None
-    source, example = _from_file(package.network(), sized, any_size=any_size, as_is=False)
-    outputs = len(source.onnx.proto.graph.output)
-    if outputs != len(package.outputs):
-        raise ModelError(f"{place} describes {len(package.outputs)} outputs, and its network has {outputs}")
-    described = replace(
-        source,
-        name=package.called,
-        weights=f"from {place.name}",
-        preprocess=package.preprocess,
-        labels=(),
-        origin="the package",
-        notes=package.notes,
-        package=package,
-    )
-    return described, example
 
 
 def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:

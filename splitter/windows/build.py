@@ -32,7 +32,6 @@ from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import WindowTiles, naming, window_tiles, write_map_plan
 from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.passes import check_times, windows_in_memory, with_passes, with_ruled_passes, with_sections
-from serfer.splitter.windows.published import notes_on_package, published_reduction
 from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.wanted_sizes import AnySize
 from serfer.splitter.windows.window_choice import WindowChoice, choose_windows
@@ -55,16 +54,14 @@ class WindowRequest:
 
     `statistics` over the whole image are "exact", "sample": those of an image file `sample`, or of a generated one; or
     "auto": exact where that takes at most a few times the work of the map alone. `threshold` is of the map's values:
-    sampled statistics are measured by what they move across it, too. Outputs are reduced `as_published` with a package,
-    or as it is asked for. `kept` says whether passes keep maps for later ones, as one of KEPT_MAPS
-    (splitter/map_plan.py).
+    sampled statistics are measured by what they move across it, too. `kept` says
+    whether passes keep maps for later ones, as one of KEPT_MAPS (splitter/map_plan.py).
     """
 
     side: int | None = None
     sample: Path | None = None
     statistics: str = "auto"
     threshold: float | None = None
-    as_published: bool = True
     kept: str = "auto"
 
 
@@ -88,7 +85,7 @@ def build_map_plan(
     small = _small(first)
     example = _example(channels, small)
     source, example = _load(model, example, first)
-    detector, notes = None, [*source.notes] if source.package else []
+    detector = None
     if is_detector(source, description):
         progress("finding the heads of the detector")
         detector = detector_of(source, channels, description)
@@ -98,9 +95,6 @@ def build_map_plan(
         large = [*dict.fromkeys(detector.padded(size) for size in large)]
         source, example = detector.trunk, example_of(detector, channels, large[0], _SMALL)
     small = example.shape[2], example.shape[3]
-    if source.package and wanted.as_published:
-        description = replace(description, reduction=published_reduction(source.package, source))
-        notes.extend(notes_on_package(source, progress))
     source = replace(
         source,
         name=description.name or source.name,
@@ -108,7 +102,7 @@ def build_map_plan(
         labels=description.labels or source.labels,
     )
     network = Network.of(source, description.reduction)
-    made = _Making(network, large, small, example, budget, progress, notes)
+    made = _Making(network, large, small, example, budget, progress)
     if source.preprocess:
         reference = network.of_maps(small)
         check_channels(source.preprocess, reference.shape(reference.input))

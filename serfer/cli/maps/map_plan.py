@@ -49,8 +49,7 @@ def map_plan(
         typer.Argument(
             help="An .onnx file whose height and width are free, or module.py:factory, a function without arguments "
             "that returns the nn.Module (the file is imported and run, so it must be one that you trust); or timm:NAME "
-            "or torchvision:NAME; or a model package of bioimage.io, a .zip or its directory, which brings channels, "
-            "preprocessing and postprocessing."
+            "or torchvision:NAME."
         ),
     ],
     directory: Annotated[Path, typer.Option("--out", help="The plan directory to write; a plan there is replaced.")],

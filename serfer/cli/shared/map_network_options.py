@@ -25,8 +25,8 @@ NetworkOption = Annotated[
     typer.Option(
         "--network",
         metavar="NETWORK",
-        help="In place of --plan: an .onnx file, module.py:factory, timm:NAME, torchvision:NAME, or a model package of "
-        "bioimage.io. Its plan is made, for images of any size where that can be, and kept in the cache for the next "
+        help="In place of --plan: an .onnx file, module.py:factory, timm:NAME or torchvision:NAME. "
+        "Its plan is made, for images of any size where that can be, and kept in the cache for the next "
         "time; the options from --weights-file to --memory say more of the network, as those of map-plan.",
     ),
 ]
@@ -43,7 +43,7 @@ ReduceOption = Annotated[
         "--reduce",
         metavar="[OUTPUT=]KIND",
         help="What is made of the map's channels: argmax (classes), softmax or sigmoid. Of a network with several "
-        "outputs, name the one. Of a package: none, for the map as its network gives it.",
+        "outputs, name the one.",
     ),
 ]
 BoxesOption = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from serfer.splitter.plan_dir.output_directory import place_for
 from serfer.splitter.planning.split_options import Budget, memory_choices, package_limit
 from serfer.splitter.windows.wanted_sizes import AnySize, checked_sizes
 
-STATISTICS = ("auto", "exact", "sample")
-"""Where statistics over the whole image come from."""
+STATISTICS = ("auto", "exact")
+"""Whether passes for statistics over the whole image may take any time, or only a few times the map's."""
 KEPT_MAPS = ("auto", "always", "never")
 """Whether passes keep maps for later ones: where that is cheaper, wherever less is computed so, or nowhere."""
 
@@ -34,9 +33,7 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     channels: int = 3,
     reduce: str | None = None,
     output: str | None = None,
-    sample: Path | str | None = None,
     statistics: str = "auto",
-    threshold: float | None = None,
     kept_maps: str = "auto",
     store: str = "redis",
     memory_mb: int | Sequence[int] | None = None,
@@ -70,13 +67,9 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
             as large. Of a network with several outputs "NAME=argmax" and so on.
         output: "boxes", with a family and thresholds as `split` has them, for a detector: maps of it are boxes of the
             whole image (docs/how-to/detect.md). A file whose metadata say so needs none.
-        sample: An image file of which parts are taken for "sample" statistics; a generated image unless given. What
-            depends on it is in the plan's `windows.difference`.
         statistics: Over the whole image, where the network has such: "exact", added up in passes over the image before
-            the map; "sample", measured once, now; or "auto", exact where all passes take at most three times the
-            multiply-accumulates of the map alone.
-        threshold: Of the map's values, with statistics of a sample: what share of them is on its other side by these
-            statistics, and the IoU of what lies above it, are measured, too.
+            the map; or "auto", the same where all passes take at most three times the multiply-accumulates of the map
+            alone.
         kept_maps: Whether passes keep maps on the disk of the process that maps, for later ones, which read them in
             place of the image: "auto", where the cost model says that this is cheaper than computing them again;
             "always", wherever less is computed so; or "never".
@@ -95,8 +88,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         ModelError: the network looks at the whole image otherwise than by statistics, as attention does; the message
             names the operator.
         UsageError: options that are unknown or contradict each other; passes that take more than "auto" allows, with
-            what both ways cost.
-        InputError: `out` cannot be a plan's place, or the sample cannot be read or is too small.
+            what they cost.
+        InputError: `out` cannot be a plan's place.
         WrongAnswerError: windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
@@ -106,9 +99,8 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     facts = facts or shipped_aws()
     facts.stores(store)  # refuses an unknown store
     memory, side, wanted_sizes = memory_choices(memory_mb, facts.functions), window_side(window), checked_sizes(sizes)
-    check_statistics(statistics, sample)
-    check_threshold(threshold, statistics)
-    check_kept_maps(kept_maps)
+    _check_choice("--statistics", statistics, STATISTICS)
+    _check_choice("--kept-maps", kept_maps, KEPT_MAPS)
     if kept_maps == "always" and isinstance(wanted_sizes, AnySize):
         raise UsageError("a plan for images of any size keeps no maps: --kept-maps always takes --size HEIGHTxWIDTH")
     with named_extras():
@@ -119,36 +111,16 @@ def map_plan(  # noqa: PLR0913 - what a user may choose, each with a default
         from serfer.splitter.windows.build import WindowRequest, build_map_plan  # noqa: PLC0415 - imports onnx and what optimises its graphs
 
         progress = progress or (lambda _step: None)
-        from_sample = None if sample is None else Path(sample)
-        wanted = WindowRequest(side, from_sample, statistics, threshold, kept=kept_maps)
+        wanted = WindowRequest(side, statistics, kept_maps)
         plan, notes = build_map_plan(model, wanted_sizes, place, wanted, channels, budget, description, progress)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return plan
 
 
-def check_statistics(statistics: str, sample: Path | str | None) -> None:
-    """Refuse `statistics` and `sample` arguments that are unknown or contradict each other; raises UsageError."""
-    if statistics not in STATISTICS:
-        raise UsageError(f"--statistics is {', '.join(STATISTICS[:-1])} or {STATISTICS[-1]}, not {statistics!r}")
-    if sample is not None and statistics != "sample":
-        raise UsageError("--sample is what --statistics sample is measured on: give that, too")
-
-
-def check_kept_maps(kept_maps: str) -> None:
-    """Refuse a `kept_maps` argument that is unknown; raises UsageError."""
-    if kept_maps not in KEPT_MAPS:
-        raise UsageError(f"--kept-maps is {', '.join(KEPT_MAPS[:-1])} or {KEPT_MAPS[-1]}, not {kept_maps!r:.40}")
-
-
-def check_threshold(threshold: float | None, statistics: str) -> None:
-    """Refuse a `threshold` that is not a number, or that nothing is measured by; raises UsageError."""
-    if threshold is None:
-        return
-    if statistics != "sample":
-        raise UsageError("--threshold says what the statistics of a sample change: give --statistics sample, too")
-    if not isfinite(threshold):
-        raise UsageError(f"--threshold is a number, of the map's values, not {threshold!r}")
+def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"{option} is {', '.join(choices[:-1])} or {choices[-1]}, not {value!r:.40}")
 
 
 def window_side(window: int | str) -> int | None:

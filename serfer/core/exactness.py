@@ -90,22 +90,6 @@ def agreement(split: _Answer, whole: _Answer) -> float:
     return min(float((_top(one) == _top(other)).mean()) for one, other in _pairs(split, whole))
 
 
-def overlap(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float | None:
-    """Return what two foregrounds share of what either has (intersection over union), None where neither has any."""
-    union = int(np.count_nonzero(one | other))
-    return int(np.count_nonzero(one & other)) / union if union else None
-
-
-def class_overlaps(one: NDArray[Any], other: NDArray[Any]) -> tuple[float | None, ...]:
-    """Return the same of each class, 0 and up, of two maps of classes."""
-    counts = 1 + int(max(one.max(initial=0), other.max(initial=0)))
-    both, first, second = (
-        np.bincount(values.astype(np.int64).reshape(-1), minlength=counts) for values in (one[one == other], one, other)
-    )
-    union = first + second - both
-    return tuple(float(share) / int(size) if size else None for share, size in zip(both, union, strict=True))
-
-
 def _pairs(split: _Answer, whole: _Answer) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
     """Yield each output of both answers; raises ModelError where they have other outputs or shapes."""
     if not isinstance(split, Mapping) or not isinstance(whole, Mapping):

@@ -31,8 +31,7 @@ class Estimate:
     """What the missing windows of an image will take on Lambda, `concurrency` of them at once.
 
     `cold_starts` environments are started, which `usd` and `seconds` include. `overlap` are the windows'
-    multiply-accumulates beyond those of the image at once, as a share of the latter. `approximation` says in words how
-    the result differs from the network's on the whole image; it is empty where it does not. `pixel_m2` are the square
+    multiply-accumulates beyond those of the image at once, as a share of the latter. `pixel_m2` are the square
     metres of the image's pixels, None where they are not known.
 
     A network that looks at the whole image takes `passes` over it, the last of which is the map, and `times` the
@@ -49,7 +48,6 @@ class Estimate:
     seconds: float
     cold_starts: int
     overlap: float
-    approximation: str
     passes: int = 1
     times: float = 1.0
     kept_bytes: int = 0
@@ -131,7 +129,6 @@ class WindowPrices:
             seconds=seconds + cold if count else 0.0,
             cold_starts=starts,
             overlap=overlap_share(self._plan, windows),
-            approximation=self._plan.windows.approximation if self._plan.windows else "",
             passes=len(every),
             times=sum(all_macs(self._plan, cut) for cut, _ in every) / (once or 1),
         )

@@ -24,7 +24,6 @@ from serfer.mapping.engine import MapTask, Outcome
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput
 from serfer.mapping.job import Job, all_done, identity_of, what_is_left, what_is_wrong
-from serfer.mapping.likeness import unlike_sample
 from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
@@ -218,15 +217,12 @@ class Mapper:
                 watch(outcome, "decoding the image")
                 job.source.decode()
             job = job.measured(self._statistics(job, parts[0], lambda doing: watch(outcome, doing)))
-            if unlike := unlike_sample(job.source, job.input, job.gaps, self.windows.difference):
-                self.watcher.note(f"{job.source.name}: {unlike}")
             give_back()  # what decoding and measuring took
             if missing:
                 outcome = passes.run(self._task(job, parts), missing, watch)
         report = job.report(outcome, resumed, time.monotonic() - started, self.spending.spent - before, estimate)
         report = replace(
             report,
-            unlike_sample=unlike,
             paused_s=self.gate.paused_s - paused_s,
             usd_ratio=self._ratio(measured, predicted),
         )

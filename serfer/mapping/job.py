@@ -115,8 +115,6 @@ class Job:
             channels=first.channels,
             dtype=first.dtype,
             plan=plan.digest,
-            exact=self.known.exact,
-            difference=self.known.difference,
             windows=estimate.windows,
             resumed=resumed,
             computed=outcome.computed,

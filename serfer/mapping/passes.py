@@ -130,7 +130,7 @@ class ImagePasses:
     def _known(self) -> NDArray[np.float32]:
         """Return the statistics before the first pass."""
         windows = self._files.windows
-        return np.array(windows.known or [0.0] * windows.statistics, np.float32)
+        return np.zeros(windows.statistics, np.float32)
 
     def remove(self) -> None:
         """Delete what is kept."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from serfer.core.plan import SampleDifference
 from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.mapping.estimate import Estimate
 
@@ -100,11 +99,9 @@ class MapReport:
     out: they are computed when it is run again. `result`, which is None then, `height`, `width`, `channels` and `dtype`
     are those of the first file. `window_ms` are percentiles of the queries' latencies, in milliseconds; `notes` say
     what of the image is not kept, or read otherwise than it is stored; `no_data_pixels` of it held no data, as far as
-    this run's windows read it. Of a plan that is not `exact`, `difference` is that of its windows from the whole
-    network on a sample. In `paused_s` of its `seconds` no window could start, beside online load. `statistics` are the
-    image's, where the plan normalises by them. `usd_ratio` are the dollars of its queries relative to what was
-    predicted for them, None where none ran. `unlike_sample` says in what the image is unlike the sample whose
-    statistics the plan has, so that its difference says little; empty where it is like it. `compared` says how far
+    this run's windows read it. In `paused_s` of its `seconds` no window could start, beside online load. `statistics`
+    are the image's, where the plan normalises by them. `usd_ratio` are the dollars of its queries relative to what was
+    predicted for them, None where none ran. `compared` says how far
     results are from the network on parts of the image, None where that was not asked for or comes too early.
     """
 
@@ -115,8 +112,6 @@ class MapReport:
     channels: int
     dtype: str
     plan: str
-    exact: bool
-    difference: SampleDifference | None
     windows: int
     resumed: int
     computed: int
@@ -133,7 +128,6 @@ class MapReport:
     paused_s: float = 0.0
     statistics: ImageStatistics | None = None
     usd_ratio: float | None = None
-    unlike_sample: str = ""
     compared: MapComparison | None = None
 
     def as_dict(self) -> dict[str, Any]:

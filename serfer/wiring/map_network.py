@@ -54,8 +54,6 @@ class MapNetwork:
     output: str | None = None
     statistics: str = "auto"
     kept_maps: str = "auto"
-    threshold: float | None = None
-    sample: Path | str | None = None
     preprocess: Preprocess | Path | str | None = None
     labels: Sequence[str] | Path | str = ()
     memory_mb: int | Sequence[int] | None = None
@@ -197,8 +195,6 @@ def _parts(network: MapNetwork, settings: Settings) -> tuple[str, dict[str, Any]
         "reduce": network.reduce,
         "statistics": network.statistics,
         "kept_maps": network.kept_maps,
-        "threshold": network.threshold,
-        "sample": None if network.sample is None else _sha256(Path(network.sample)),
         "memory": memory if memory is None or isinstance(memory, int) else [*memory],
         "prices": hashlib.sha256(prices.encode()).hexdigest(),
     }

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from serfer.core.errors import ModelError, UsageError, WrongAnswerError
+from serfer.core.errors import ModelError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, check_finite, difference, same_before_sigmoid
 from serfer.core.plan import ImageWindows, Plan
 from serfer.core.plan.answers import Answer, as_answer, shaped
-from serfer.core.plan.statistics import SKIPPED
 from serfer.images import check_channels
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.graph import Graph
@@ -28,11 +27,9 @@ from serfer.splitter.windows.any_size import any_size_tiles
 from serfer.splitter.windows.any_size_network import any_size_networks, base_size
 from serfer.splitter.windows.crops import crops_of
 from serfer.splitter.windows.detector import detector_of, example_of, in_strides, is_detector
-from serfer.splitter.windows.global_statistics import passes_of
 from serfer.splitter.windows.map_plan import WindowTiles, naming, window_tiles, write_map_plan
 from serfer.splitter.windows.network_at_sizes import Network
 from serfer.splitter.windows.passes import check_times, windows_in_memory, with_passes, with_ruled_passes, with_sections
-from serfer.splitter.windows.sampled_statistics import parts_of_sample, with_sampled_statistics
 from serfer.splitter.windows.wanted_sizes import AnySize
 from serfer.splitter.windows.window_choice import WindowChoice, choose_windows
 from serfer.splitter.windows.window_sessions import WindowSessions
@@ -40,11 +37,9 @@ from serfer.splitter.windows.window_sessions import WindowSessions
 _SMALL = 192
 """Rows and columns that the image of the check has at least; it has as many more as the sizes are past a multiple."""
 _SMALL_WINDOW = 48
-_AUTO, _SAMPLE = "auto", "sample"
+_AUTO = "auto"
 _OTHERS = 4
 """Windows that are checked besides those of each row and each column."""
-_SKIPS_NOTHING = (0.0,) * SKIPPED
-"""The end of the vector of statistics of a plan for images of any size."""
 _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 
 
@@ -52,16 +47,12 @@ _ROUNDING = frozenset({"Round", "Floor", "Ceil", "Cast", "Sign"})
 class WindowRequest:
     """Windows as they are asked for: of `side` pixels of the result, None for the cheapest.
 
-    `statistics` over the whole image are "exact", "sample": those of an image file `sample`, or of a generated one; or
-    "auto": exact where that takes at most a few times the work of the map alone. `threshold` is of the map's values:
-    sampled statistics are measured by what they move across it, too. `kept` says
-    whether passes keep maps for later ones, as one of KEPT_MAPS (splitter/map_plan.py).
+    `statistics` over the whole image are "exact", or "auto": refused where they take more than a few times the work of
+    the map alone. `kept` says whether passes keep maps for later ones, as one of KEPT_MAPS (splitter/map_plan.py).
     """
 
     side: int | None = None
-    sample: Path | None = None
     statistics: str = "auto"
-    threshold: float | None = None
     kept: str = "auto"
 
 
@@ -143,24 +134,13 @@ class _Making:
             graph = network.checked(self.sizes[0])
             known = network.strides(graph)
         choice = choose_windows(graph, known, self.budget, wanted.side)
-        if wanted.statistics != _SAMPLE:
-            network = with_sections(network, self.sizes, choice, self.budget, wanted.kept)
-            if network.sections:
-                graph = network.checked(self.sizes[0])
-                choice = choose_windows(graph, network.strides(graph), self.budget, wanted.side)
+        network = with_sections(network, self.sizes, choice, self.budget, wanted.kept)
+        if network.sections:
+            graph = network.checked(self.sizes[0])
+            choice = choose_windows(graph, network.strides(graph), self.budget, wanted.side)
         self.progress("cutting windows")
         cut = window_tiles(network, self.sizes, choice.step)
-        if wanted.statistics == _SAMPLE and any(each.bins for each in graph.statistics):
-            raise UsageError(
-                "the network pools parts of the image, as pyramid pooling does, which a sample has no means of: leave "
-                "--statistics sample out"
-            )
-        if wanted.statistics == _SAMPLE and passes_of(graph):
-            self.progress("adding up statistics of a sample")
-            parts = parts_of_sample(network, self.sizes[0], self.example.shape[1], wanted.sample)
-            cut = replace(cut, windows=with_sampled_statistics(network, cut.windows, parts, wanted.threshold))
-        else:
-            cut = with_passes(network, self.sizes, cut, choice)
+        cut = with_passes(network, self.sizes, cut, choice)
         if wanted.statistics == _AUTO:
             check_times(network, cut, choice, self.budget)
         self.progress("checking windows against the whole network")
@@ -179,15 +159,7 @@ class _Making:
         choice = choose_windows(network.graph, network.known, self.budget, wanted.side)
         self.progress("finding windows for images of any size")
         cut = any_size_tiles(network.for_side(choice.step), choice.step, 1 + len(passes))
-        if wanted.statistics == _SAMPLE and passes:
-            self.progress("adding up statistics of a sample")
-            parts = parts_of_sample(
-                self.network, (network.base + network.past,) * 2, self.example.shape[1], wanted.sample
-            )
-            windows = with_sampled_statistics(self.network, cut.windows, parts, wanted.threshold)
-            cut = replace(cut, windows=replace(windows, known=(*windows.known, *_SKIPS_NOTHING)))
-        else:
-            cut = with_ruled_passes(passes, cut, choice)
+        cut = with_ruled_passes(passes, cut, choice)
         if wanted.statistics == _AUTO:
             check_times(self.network, cut, choice, self.budget)
         self.progress("checking windows against the whole network")
@@ -259,12 +231,7 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
         if of_one_class(expected):
             notes.append(_one_class("a random image, on which windows were checked,"))
         sessions, chosen = WindowSessions(cut), crossing(cut.windows.of(*size))
-        if cut.windows.known:  # of a sample: the image's own ones show whether windows are right
-            own = WindowSessions(windows_in_memory(network, size, _SMALL_WINDOW)).statistics_of([image])
-            statistics = np.append(own, _SKIPS_NOTHING).astype(np.float32)
-        else:
-            statistics = sessions.statistics_of([image])
-        _compare(sessions.map(image, statistics, chosen=chosen), cut, size, expected, chosen)
+        _compare(sessions.map(image, sessions.statistics_of([image]), chosen=chosen), cut, size, expected, chosen)
     return notes
 
 

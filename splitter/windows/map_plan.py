@@ -382,8 +382,6 @@ def _priced(plan: Plan, budget: Budget) -> Plan:
         why += f" Images of any size have windows by rules: {windows.rules}."
     if windows.passes:
         why += f" {len(windows.passes)} passes before the map add up statistics of the whole image."
-    if windows.approximation:
-        why += f" Approximate: {windows.approximation}."
     return replace(plan, stages=(predicted,), why=why)
 
 

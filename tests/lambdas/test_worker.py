@@ -776,7 +776,7 @@ STARTED_WITH = {
     *("serfer.core.geometry", "serfer.core.keys", "serfer.core.plan", "serfer.core.plan.codec"),
     *("serfer.core.plan.detection", "serfer.core.plan.image_normalisation", "serfer.core.plan.statistics"),
     *("serfer.core.plan.layout", "serfer.core.plan.model", "serfer.core.plan.pixels", "serfer.core.plan.preprocess"),
-    *("serfer.core.plan.sample_difference", "serfer.core.plan.sizes", "serfer.core.plan.validation"),
+    *("serfer.core.plan.sizes", "serfer.core.plan.validation"),
     "serfer.core.plan.windows",
     *("serfer.core.dataclass_codec", "serfer.core.units"),
     *(

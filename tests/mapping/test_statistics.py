@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import serfer as package
 from serfer.core.errors import ImageError, PlanError, SerferError, UsageError
-from serfer.core.plan import SampleDifference
+from serfer.core.plan import parse_plan
 from serfer.core.plan.windows_validation import check_windows
 from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
@@ -24,7 +24,6 @@ from tests.mapping.whole import assert_equal, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 HEIGHT, WIDTH = 118, 150
-UNMEASURED = SampleDifference("an image", HEIGHT, WIDTH, None, None, None)
 WINDOWS = 4 * 5
 
 
@@ -125,7 +124,6 @@ def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, networks, tmp
     done = serfer(*command, "--json")
     assert done.code == 0, done.err
     report = json.loads(done.out)
-    assert report["exact"]
     assert report["windows"] == report["computed"] == passes * WINDOWS
     assert report["estimate"]["passes"] == passes
     assert_equal(read(tmp_path / "result.tif"), run(file, normal(pixels(HEIGHT, WIDTH)))[0])
@@ -242,45 +240,14 @@ def test_more_work_than_three_maps_is_asked_for_with_both_prices(tmp_path):
         x = net.gates(net.conv(x, before, 6), 6)
     net.conv(x, 6, 2, 1)
     file = net.save(tmp_path / "deep.onnx")
-    with pytest.raises(UsageError, match=r"takes 7 passes over it, 4\.\d times .* in place of \$.*--statistics sample"):
+    with pytest.raises(UsageError, match=r"takes 7 passes over it, 4\.\d times .* in place of \$.*--statistics exact"):
         package.map_plan(file, [(HEIGHT, WIDTH)], tmp_path / "plan", window=32)
     assert not (tmp_path / "plan").exists()
 
 
-@pytest.mark.exact
-def test_statistics_of_a_sample_take_one_pass_and_say_how_much_depends_on_them(serfer, networks, tmp_path):
-    file, _ = networks["gated"]
-    sample = write(tmp_path / "sample.tif", pixels(500, 600))
-    levels = tmp_path / "pixels.toml"
-    levels.write_text(f"mean = {[*PREPROCESS.mean]}\nstd = {[*PREPROCESS.std]}\n")
-    given = ("--size", f"{HEIGHT}x{WIDTH}", "--window", 32, "--statistics", "sample", "--sample", sample)
-    given += ("--preprocess", levels)
-    made = serfer("map-plan", file, "--out", tmp_path / "plan", *given)
-    assert made.code == 0, made.err
-    windows = load_plan(tmp_path / "plan").windows
-    assert not windows.passes
-    assert not windows.exact
-    assert len(windows.known) == windows.statistics == 6
-    assert "statistics over the whole image are those of a sample; on 2 and 2 parts of sample.tif" in made.out
-    command = command_of(image_of(tmp_path, pixels(HEIGHT, WIDTH)), tmp_path / "plan", tmp_path)
-    report = json.loads(serfer(*command, "--json").out)
-    assert (report["windows"], report["exact"]) == (WINDOWS, False)
-    whole = run(file, normal(pixels(HEIGHT, WIDTH)))[0]
-    error = np.abs(read(tmp_path / "result.tif") - whole).max() / np.ptp(whole)
-    assert 0 < error < 0.1
-
-
-@pytest.mark.exact
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"statistics": "mean"}, "--statistics is auto, exact or sample, not 'mean'"),
-        ({"sample": "image.tif"}, "--statistics sample is measured on"),
-    ],
-)
-def test_options_that_do_not_go_together_are_refused(networks, tmp_path, given, why):
-    with pytest.raises(UsageError, match=why):
-        package.map_plan(networks["gated"][0], [(HEIGHT, WIDTH)], tmp_path / "plan", **given)
+def test_statistics_of_no_known_kind_are_refused(networks, tmp_path):
+    with pytest.raises(UsageError, match="--statistics is auto or exact, not 'mean'"):
+        package.map_plan(networks["gated"][0], [(HEIGHT, WIDTH)], tmp_path / "plan", statistics="mean")
 
 
 def broken(windows, **changed):
@@ -299,9 +266,6 @@ def broken(windows, **changed):
         lambda windows: broken(windows, heights=()),
         lambda windows: broken(windows, maps=()),
         lambda windows: broken(windows, maps=windows.passes[0].maps),
-        lambda windows: replace(windows, known=(1.0, float("nan"))),
-        lambda windows: replace(windows, passes=(), known=(1.0, float("inf"))),
-        lambda windows: replace(windows, difference=UNMEASURED),
     ],
 )
 def test_a_plan_whose_passes_cannot_be_is_refused(networks, change):
@@ -311,11 +275,12 @@ def test_a_plan_whose_passes_cannot_be_is_refused(networks, change):
         check_windows(plan, change(plan.windows))
 
 
-@pytest.mark.exact
-def test_a_plan_of_windows_that_are_images_of_their_own_says_that_it_is_to_be_made_again(networks):
-    plan = load_plan(networks["gated"][1])
-    with pytest.raises(PlanError, match=r"images of their own \(--approximate\): use serfer map-plan again"):
-        check_windows(plan, replace(plan.windows, overlap=3))
+@pytest.mark.parametrize("change", [{"overlap": 3}, {"difference": {"sample": "an image"}, "known": [0.5]}])
+def test_plan_of_inexact_windows_says_that_it_is_to_be_made_again(networks, change):
+    value = json.loads((networks["gated"][1] / "plan.json").read_text())
+    value["windows"] |= change
+    with pytest.raises(PlanError, match="make it again with serfer map-plan"):
+        parse_plan(json.dumps(value))
 
 
 @pytest.mark.exact

@@ -21,9 +21,7 @@ from serfer.cli.shared.map_network_options import (
     MapPreprocessOption,
     MemoryOption,
     ReduceOption,
-    SampleOption,
     StatisticsOption,
-    ThresholdOption,
     WindowOption,
     map_network,
 )
@@ -68,10 +66,8 @@ def map_plan(
     channels: ImageChannelsOption = 3,
     reduce: ReduceOption = None,
     output: BoxesOption = None,
-    sample: SampleOption = None,
     statistics: StatisticsOption = "auto",
     kept_maps: KeptMapsOption = "auto",
-    threshold: ThresholdOption = None,
     preprocess: MapPreprocessOption = None,
     labels: MapLabelsOption = None,
     memory: MemoryOption = "auto",
@@ -98,8 +94,6 @@ def map_plan(
         output=output,
         statistics=statistics,
         kept_maps=kept_maps,
-        threshold=threshold,
-        sample=sample,
         preprocess=preprocess,
         labels=labels,
         memory=memory,
@@ -159,8 +153,6 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     if windows.passes:
         for line in passes_lines(replace(one, kept_bytes=files.most_bytes(), kept_where="the folder of OUT")):
             out.print(plain(line))
-    if windows.approximation:
-        out.print(plain(f"approximate: {windows.approximation}"))
     line = f"next: serfer map IMAGE --plan {place} --out OUT (all figures: serfer explain {place})"
     out.print(plain(line), soft_wrap=True)
     largest = max(each.size for each in windows.heights), max(each.size for each in windows.widths)

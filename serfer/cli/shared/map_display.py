@@ -132,7 +132,6 @@ def _estimate_lines(estimate: Estimate) -> list[str]:
         f"{size}; overlaps add {estimate.overlap:.1%} to the work",
         *(passes_lines(estimate) if estimate.passes > 1 else ()),
         f"predicted on Lambda, {estimate.concurrency:,} at once: {took}",
-        *([f"APPROXIMATE: {estimate.approximation}"] if estimate.approximation else ()),
     ]
 
 
@@ -170,9 +169,7 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
         print_json(report.as_dict())
         return
     for result in report.results:
-        shape = _shape(result)
-        exact = "" if report.exact else f"  APPROXIMATE: {plain(report.estimate.approximation)}"
-        out.print(f"[bold]{plain(result.path)}[/]  {shape}{exact}")
+        out.print(f"[bold]{plain(result.path)}[/]  {_shape(result)}")
     empty = f", {report.empty:,} without data" if report.empty else ""
     there = f", {report.resumed:,} from before" if report.resumed else ""
     out.print(

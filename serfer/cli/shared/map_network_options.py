@@ -59,7 +59,7 @@ StatisticsOption = Annotated[
     typer.Option(
         "--statistics",
         help="For a network that takes means, variances or maxima of the whole image: exact, by passes before the "
-        "map; sample, those of a sample; or auto, exact unless that is more than three times the work of the map.",
+        "map; or auto, the same unless that is more than three times the work of the map.",
     ),
 ]
 KeptMapsOption = Annotated[
@@ -68,23 +68,6 @@ KeptMapsOption = Annotated[
         "--kept-maps",
         help="Whether passes keep maps on the disk for later ones, which read them in place of the image: auto, "
         "where that is cheaper than computing them again; always, wherever less is computed so; or never.",
-    ),
-]
-ThresholdOption = Annotated[
-    float | None,
-    typer.Option(
-        "--threshold",
-        metavar="T",
-        help="With --statistics sample: what share of the map's values these statistics move across T, and the IoU of "
-        "what is above it.",
-    ),
-]
-SampleOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--sample",
-        metavar="IMAGE",
-        help="With --statistics sample: an image such as those that will be mapped; by default a generated one.",
     ),
 ]
 MapPreprocessOption = Annotated[
@@ -110,8 +93,6 @@ def map_network(
     output: str | None,
     statistics: str,
     kept_maps: str,
-    threshold: float | None,
-    sample: Path | None,
     preprocess: Path | None,
     labels: Path | None,
     memory: str,
@@ -132,8 +113,6 @@ def map_network(
         output=output,
         statistics=statistics,
         kept_maps=kept_maps,
-        threshold=threshold,
-        sample=sample,
         preprocess=read_preprocess(preprocess, resized=False) if preprocess else None,
         labels=read_labels(labels) if labels else (),
         memory_mb=memory_in(memory),

@@ -76,7 +76,6 @@ from serfer.core.plan.preprocess import (
     Preprocess,
     SideLimit,
 )
-from serfer.core.plan.sample_difference import Foreground, SampleDifference
 from serfer.core.plan.sizes import AxisForm, InputSizes, PlanSizes, SideSizes
 from serfer.core.plan.statistics import POSITION, MapStatistics
 from serfer.core.plan.validation import MAX_RANK, check_sound, classes_of, labels_fit
@@ -135,7 +134,6 @@ __all__ = [
     "DeploymentOption",
     "DetectionHead",
     "FileTensors",
-    "Foreground",
     "Function",
     "Gang",
     "ImageLimits",
@@ -160,7 +158,6 @@ __all__ = [
     "PlanSizes",
     "Preprocess",
     "Range",
-    "SampleDifference",
     "Shape",
     "SideLimit",
     "SideSizes",

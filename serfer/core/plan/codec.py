@@ -83,6 +83,12 @@ def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
             f"{where} has format {version}, this version reads {FORMAT}: split the network again with serfer split or "
             "serfer map-plan, or register it again with serfer app register"
         )
+    windows = value.get("windows")
+    if isinstance(windows, dict) and (windows.get("difference") is not None or windows.get("overlap")):
+        raise PlanError(
+            f"{where} has windows that differ from the whole network (statistics of a sample, or overlaps), which maps "
+            "have no more: make it again with serfer map-plan --statistics exact"
+        )
     plan = structure(Plan, value, PLAN_FILE)
     executed = _executed(plan)
     if executed != value or _digest(executed) != plan.digest:

@@ -24,7 +24,6 @@ from math import ceil, floor
 from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import InputError
 from serfer.core.geometry import Rect, Span
-from serfer.core.plan.sample_difference import SampleDifference
 from serfer.core.plan.statistics import POSITION, SKIPPED, MapStatistics
 
 NO_TILE = -1
@@ -309,13 +308,12 @@ class Windows:
     """The windows of the images that a map plan is for: any of the heights with any of the widths.
 
     `tiles[r][c]` is the tile that computes row kind r and column kind c. Windows start at multiples of `stride` pixels,
-    of which the network makes `stride_written` pixels of the result. `overlap` is 0, but in refused plans of earlier
-    versions, whose windows are images of their own. With `rules` the plan is for images of any size, and the heights
-    and widths are those of one of them, by which it is explained.
+    of which the network makes `stride_written` pixels of the result. With `rules` the plan is for images of any size,
+    and the heights and widths are those of one of them, by which it is explained. `overlap` and `difference` have no
+    use: the format has them, and a plan with another value is refused.
 
     Where the network looks at the whole image, `passes` come before the map, in order, and every window has the
-    statistics of all of them as a second input: one vector, in which those that are not known yet are 0. In place of
-    passes there may be `known` statistics, those of a sample; `difference` says how much depends on them. With `rules`
+    statistics of all of them as a second input: one vector, in which those that are not known yet are 0. With `rules`
     the vector has SKIPPED values more. Where windows are `positioned`, which those by rules are not, it ends with the
     first row and column of the image that the window reads.
 
@@ -333,9 +331,8 @@ class Windows:
     stride: int
     stride_written: int
     overlap: int = 0
-    difference: SampleDifference | None = None
+    difference: None = None
     passes: tuple[StatisticsPass, ...] = field(default=(), metadata=LATER)
-    known: tuple[float, ...] = field(default=(), metadata=LATER)
     rules: SizeRules | None = field(default=None, metadata=LATER)
     crops: tuple[int, int] | None = field(default=None, metadata=LATER)
     positioned: bool = field(default=False, metadata=LATER)
@@ -374,23 +371,13 @@ class Windows:
     def statistics(self) -> int:
         """How many values the vector of statistics has; 0 where the network looks at neighbourhoods alone."""
         if not self.passes:
-            return len(self.known)
+            return 0
         values = max(each.stop for one in self.passes for each in one.maps)
         return values if self.rules is None else values + SKIPPED
 
     def pass_of(self, tile: int) -> StatisticsPass | None:
         """Return the pass that a tile belongs to, None for a tile of the map."""
         return next((one for one in self.passes for numbers in one.tiles if tile in numbers), None)
-
-    @property
-    def exact(self) -> bool:
-        """Whether results equal the network's on the whole image."""
-        return not self.known
-
-    @property
-    def approximation(self) -> str:
-        """In words, how results differ from the network's on the whole image; empty where they do not."""
-        return "" if self.exact else f"statistics over the whole image are those of a sample; {self.difference}"
 
     @property
     def first(self) -> ImageWindows:

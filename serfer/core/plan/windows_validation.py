@@ -45,9 +45,6 @@ def check_windows(plan: Plan, windows: Windows) -> None:
         height, width = windows.crops
         if min(height, width) < 1 or plan.input.channels * height * width > MAX_ELEMENTS:
             raise PlanError("plan.json has parts of an image to compare of no pixels, or of more than any has")
-    if windows.overlap:
-        raise PlanError("plan.json has windows that are images of their own (--approximate): use serfer map-plan again")
-    _check_difference(plan, windows)
     outputs = len(plan.stages[0].outputs)
     axes = (*windows.heights, *windows.widths)
     if not all(_are_results(axis.others, outputs) for axis in axes):
@@ -170,9 +167,11 @@ def _check_passes(plan: Plan, windows: Windows) -> None:
     """Refuse passes over other images than the map's, with another partial result than their tiles write."""
     sides = [[axis.size for axis in axes] for axes in (windows.heights, windows.widths)]
     maps = [each for one in windows.passes for each in one.maps]
-    known = all(map(isfinite, windows.known)) and not (windows.known and windows.passes)
-    sound = check_statistics(maps) and known
-    if not sound or windows.values > MOST_STATISTICS or (windows.passes and len(plan.stages[0].outputs) > 1):
+    if (
+        not check_statistics(maps)
+        or windows.values > MOST_STATISTICS
+        or (windows.passes and len(plan.stages[0].outputs) > 1)
+    ):
         raise PlanError("plan.json has statistics that are not one vector of known kinds")
     for one in windows.passes:
         widest = len(one.tiles[0]) if one.tiles else 0
@@ -220,27 +219,6 @@ def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
 def _are_results(others: Sequence[AxisResult], outputs: int) -> bool:
     """Return whether results are those of all outputs but the first, and lie somewhere on their image."""
     return len(others) == outputs - 1 and all(1 / _LARGEST_STEP <= each.step <= _LARGEST_STEP for each in others)
-
-
-def _check_difference(plan: Plan, windows: Windows) -> None:
-    """Refuse an approximation whose difference was not measured, or cannot have been."""
-    measured = windows.difference
-    if windows.exact != (measured is None):
-        raise PlanError("plan.json has approximate windows without a difference, or exact ones with one")
-    if measured is None:
-        return
-    errors = [each for each in (measured.error, measured.mean_error) if each is not None]
-    foreground = measured.foreground
-    found = [measured.agreement, *((foreground.other_side, *foreground.iou) if foreground else ())]
-    shares = [each for each in found if each is not None]
-    sound = all(isfinite(each) and each >= 0 for each in errors) and all(0 <= each <= 1 for each in shares)
-    look = measured.look
-    sound = sound and isfinite(measured.spread)
-    sound = sound and (look is None or (look.sound and len(look.mean) == plan.input.channels))
-    if foreground and foreground.threshold is not None:
-        sound = sound and isfinite(foreground.threshold) and foreground.other_side is not None
-    if not sound or len(errors) == 1:
-        raise PlanError("plan.json has a difference of windows that cannot have been measured")
 
 
 def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Kinds:

@@ -87,25 +87,6 @@ def test_a_plan_of_passes_refuses_an_image_that_is_too_small(gated):
         load_plan(gated[0]).windows.of(30, 40)
 
 
-@pytest.mark.slow
-def test_statistics_of_a_sample_are_for_images_of_any_size_too(tmp_path):
-    class Squeezed(nn.Conv2d):
-        def forward(self, x):
-            x = super().forward(x)
-            return x * torch.sigmoid(x.mean((2, 3), keepdim=True))
-
-    torch.manual_seed(0)
-    net = Squeezed(3, 4, 3, padding=1).eval()
-    plan = serfer.map_plan(net, "any", tmp_path / "plan", window=64, statistics="sample")
-    assert not plan.windows.exact
-    assert "those of a sample" in plan.why
-    with torch.inference_mode():
-        means = net.weight.new_tensor(plan.windows.known[:4])[:, None, None]
-        x = nn.Conv2d.forward(net, torch.from_numpy(image(100, 177)))
-        expected = (x * torch.sigmoid(means)).numpy()
-    assert not compared(by_windows(tmp_path / "plan", image(100, 177)), expected)
-
-
 def _other_unit(one):
     return replace(one, rules=None)
 

@@ -55,7 +55,7 @@ def by_windows(directory, batch):
 def all_by_windows(directory, batch):
     """Return the maps of all outputs."""
     plan, sessions = load_plan(directory), {}
-    statistics = np.array([plan.windows.known or [0.0] * plan.windows.statistics], np.float32)
+    statistics = np.zeros((1, plan.windows.statistics), np.float32)
     kept = {IMAGE_READ: batch[0]}
 
     def compute(window, known, reads):

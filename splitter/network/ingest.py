@@ -23,7 +23,7 @@ from onnxscript.ir.passes.common import RemoveUnusedNodesPass
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import OutputTensor
-from serfer.splitter.network import half_floats, whole_numbers
+from serfer.splitter.network import half_floats
 from serfer.splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
 from serfer.splitter.network.description import Reduction
 from serfer.splitter.network.external_weights import ExternalWeightsModel
@@ -48,7 +48,6 @@ from serfer.splitter.network.unsupported import (
     never,
     refuse,
 )
-from serfer.splitter.network.whole_numbers import in_whole_numbers
 
 _MOST_FOLDED_BYTES = 2 * 1024**3
 """What constants that are computed while a network is read may take together: as much as an ONNX file holds."""
@@ -89,8 +88,7 @@ def plain_network(
     try:
         moved = with_moved_scales(light.proto, exported=bool(names))
         wide = widened(_simplified(_without_late_windows(light)))
-        light, quantised = in_whole_numbers(wide.model)
-        light = _folded(light)
+        light = _folded(wide.model)
         _check_size(whole, light, height, width)
         check_kinds(light.proto)
         moved |= with_moved_scales(light.proto, exported=bool(names))
@@ -106,7 +104,7 @@ def plain_network(
             f"{instead_of(whole, (height, width))}"
         ) from error
     graph = with_batch_first(without_identities(with_own_scales(_read(light), moved)))
-    rounding = max(half_floats.ROUNDING * wide.rounded, whole_numbers.ROUNDING * quantised)
+    rounding = half_floats.ROUNDING * wide.rounded
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
     given = names or tuple(value.name for value in light.proto.graph.output)

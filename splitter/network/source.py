@@ -87,7 +87,6 @@ class Source:
     programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
     boxes, if they are a detector's; `detects`: the file's metadata say so. `notes` say what of its description a plan
     does not do. `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
-    `as_given` runs a model in 8 bits with ONNX Runtime's own kernels, as what runs as it is does; None for others.
     """
 
     name: str
@@ -106,7 +105,6 @@ class Source:
     detects: bool = False
     notes: tuple[str, ...] = ()
     unread: str = ""
-    as_given: Run | None = None
 
     def at(self, size: Size) -> ExternalWeightsModel:
         """Return the model for images of a size; raises ModelError where a module has none."""
@@ -584,7 +582,7 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     model, given = with_usual_input(model)
     example = _given(_example_of(path, model) if example is None else given.as_images(example))
     example = given.like_images(example)
-    light, run = _with_channels(model, example), _runner(path, given, partial(instead_of, model))
+    light, run = _with_channels(model, example), _runner(path, given, model)
     if any_size:
         with suppress(ImageNotTakenError):  # reading its operators at that size says which of them is the reason
             example, _ = _first_taken(run, example, any_size)
@@ -592,14 +590,9 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     known = read_metadata(properties, example.shape, declared)
     # A map's labels are given, or none: what fits is known too late.
     labels = () if any_size and not known.detects else known.labels
-    as_given = (
-        _runner(path, given, partial(instead_of, model), own_kernels=True)
-        if any(map(_is_in_8_bits, model.proto.graph.node))
-        else None
-    )
     source = Source(path.stem, f"from {path.name}", light, run, given.suited(known.preprocess), labels, exported=False)
     source = replace(source, origin=known.origin, detects=known.detects, given=given)
-    return replace(source, unread=unread, as_given=as_given), example
+    return replace(source, unread=unread), example
 
 
 def channels_of(path: Path) -> int | None:
@@ -717,21 +710,16 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
     return np.random.default_rng(0).standard_normal((1, *dims[1:]), dtype=np.float32)
 
 
-def _is_in_8_bits(node: onnx.NodeProto) -> bool:
-    return node.op_type in ("DequantizeLinear", "QuantizeLinear")
-
-
-def _runner(path: Path, given: GivenInput, instead: Callable[[Size], str], *, own_kernels: bool = False) -> Run:
+def _runner(path: Path, given: GivenInput, model: ExternalWeightsModel) -> Run:
     """Run an ONNX file as it is, on as many images at a time as it takes, one where their number is free.
 
-    `instead` says what to give in place of images of a size that it does not take. With `own_kernels`, operators
-    between DequantizeLinear and QuantizeLinear are computed in 8 bits.
+    Weights in 8 bits of a network that rounds nothing else to them are computed with in float32, as in its plans.
     """
     session: ort.InferenceSession | None = None
     options = ort.SessionOptions()
     set_threads(options, threads=0)
     options.log_severity_level = _SILENT
-    if not own_kernels:  # they saturate on some processors
+    if all(node.op_type != "QuantizeLinear" for node in model.proto.graph.node):
         options.add_session_config_entry("session.disable_quant_qdq", "1")
 
     def run(batch: Array) -> Answer:
@@ -751,7 +739,7 @@ def _runner(path: Path, given: GivenInput, instead: Callable[[Size], str], *, ow
         except Exception as error:  # ONNX Runtime has a class for each status
             size = batch.shape[2], batch.shape[3]
             raise ImageNotTakenError(
-                f"{path} does not run in ONNX Runtime: {plain_message(error)}{instead(size)}"
+                f"{path} does not run in ONNX Runtime: {plain_message(error)}{instead_of(model, size)}"
             ) from error
 
     return run

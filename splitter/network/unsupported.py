@@ -8,13 +8,9 @@ import onnx
 from onnx import helper, numpy_helper
 
 from serfer.core.errors import ModelError
-from serfer.splitter.network.as_is import Reason
+from serfer.splitter.network.as_is import IN_8_BITS, Reason
 from serfer.splitter.network.graph import Graph, Node, integers
 
-IN_8_BITS = (
-    "it computes in 8 bits by itself; quantise in QDQ format, with float32 operators between DequantizeLinear and "
-    "QuantizeLinear, or export the float32 model"
-)
 SIZES = ("Shape", "Size", "ConstantOfShape", "Range")
 _RANDOM = "its values are random; export the model in evaluation mode"
 _TRAINING = "it is in training mode; call the module's eval() before you export it"
@@ -36,7 +32,8 @@ _REASONS = {
         "LabelEncoder",
         "ImageDecoder",
     ): "it does not work on float32 images; leave it out of the model",
-    ("DynamicQuantizeLinear", "ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul"): IN_8_BITS,
+    tuple(IN_8_BITS - {"DequantizeLinear"}): "it rounds to 8 bits, which a tile may do to another step than the whole; "
+    "export the float32 model",
     ("LSTM", "GRU", "RNN"): "it goes through its input step by step",
 }
 _WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}

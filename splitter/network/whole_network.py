@@ -14,7 +14,6 @@ from onnx import helper
 from serfer.core.errors import ModelError
 from serfer.core.plan import OutputTensor, PlanSizes
 from serfer.core.plan.answers import Answer, as_answer, padded_along, shaped
-from serfer.splitter.network import whole_numbers
 from serfer.splitter.network.as_is import (
     IN_8_BITS,
     SIZE,
@@ -35,6 +34,9 @@ from serfer.splitter.network.outputs import default_names, numpy_type
 from serfer.splitter.network.reductions import reduced
 from serfer.splitter.network.source import Run
 from serfer.splitter.network.varying_sizes import varying_outputs
+
+_ROUNDING_IN_8_BITS = 5e-2
+"""How far an answer may be from ONNX Runtime's own, relative to its range: a few steps of 8 bits."""
 
 
 def whole_network(
@@ -186,7 +188,7 @@ def _graph(model: ExternalWeightsModel, part: AsIsNodes, image: str, shape: tupl
         {image: shape, **part.shapes},
         opset_of(model.proto),
         others=part.bundles,
-        rounding=whole_numbers.ROUNDING if kinds & IN_8_BITS else 0.0,
+        rounding=_ROUNDING_IN_8_BITS if kinds & IN_8_BITS else 0.0,
     )
 
 

@@ -113,7 +113,7 @@ def _finished(source: Source, plain: PlainNetwork) -> tuple[Graph, Source]:
         else tensor
         for tensor in graph.answers
     )
-    run = image_by_image(source.as_given or source.run, plain.given, any_size=graph.sizes is not None)
+    run = image_by_image(source.run, plain.given, any_size=graph.sizes is not None)
     return replace(graph, answers=answers), replace(source, run=run)
 
 

@@ -91,7 +91,7 @@ def in_8_bits():
 
 
 def quantised_in_part():
-    """Quantised activations behind a convolution in float32, which whole numbers cannot be exact for."""
+    """Quantised activations behind a convolution in float32."""
     net = Net(3, 8, 8)
     step, zero = net.constant(np.float32(0.05)), net.constant(np.uint8(120))
     wide = net.conv("x", 3, 4, [3, 3])

@@ -13,7 +13,6 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from serfer import torchvision_import
 from serfer.extras import named_extras
 
 if TYPE_CHECKING:
@@ -86,7 +85,7 @@ if TYPE_CHECKING:
     from serfer.results.stored import StoredResult as StoredResult
     from serfer.splitter.describe import describe as describe
     from serfer.splitter.map_plan import map_plan as map_plan
-    from serfer.splitter.network.by_name.named_model import NamedModel as NamedModel
+    from serfer.splitter.network.named_models import NamedModel as NamedModel
     from serfer.splitter.split import split as split
     from serfer.splitter.whole import whole_plan as whole_plan
     from serfer.variants.register import Registered as Registered
@@ -96,8 +95,6 @@ if TYPE_CHECKING:
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-torchvision_import.install()
 
 __version__ = "0.2.0"
 __all__ = [
@@ -196,7 +193,7 @@ _HOMES = {
     "MapNetwork": ("serfer.wiring.map_network", "MapNetwork"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
-    "NamedModel": ("serfer.splitter.network.by_name.named_model", "NamedModel"),
+    "NamedModel": ("serfer.splitter.network.named_models", "NamedModel"),
     "Objectives": ("serfer.core.http_messages", "Objectives"),
     "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),

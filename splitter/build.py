@@ -150,7 +150,7 @@ def _build(
             else:
                 progress("checking the parts of the cold plan")
                 check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
-    return plan, (*source.notes, *chosen.decision.notes, *filter(None, notes))
+    return plan, (*chosen.decision.notes, *filter(None, notes))
 
 
 def whole(
@@ -182,7 +182,7 @@ def whole(
         plan = assemble(decision, source, graph, budget, directory, progress)
         progress("checking the plan against the network")
         notes = [note for note in _checked(plan, directory, source, sample, sizes, graph.rounding) if note]
-    return plan, (*source.notes, *dict.fromkeys(notes))
+    return plan, (*dict.fromkeys(notes),)
 
 
 def _checked(
@@ -333,7 +333,6 @@ def _described(source: Source, network: Network, graph: Graph) -> tuple[Source, 
         preprocess=preprocess,
         labels=given.labels or own.labels,
         activation=given.activation or source.activation,
-        notes=() if given.preprocess else source.notes,
     )
     return described, f" {own.sentence}" if source.origin and own.sentence else ""
 

@@ -16,8 +16,8 @@ from serfer.core.errors import PlanWarning, UsageError
 from serfer.core.plan import InputSizes, Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from serfer.splitter.network.by_name.named_model import NamedModel
 from serfer.splitter.network.description import Description
+from serfer.splitter.network.named_models import NamedModel
 from serfer.splitter.plan_dir.output_directory import place_for
 from serfer.splitter.planning.split_options import (
     DEFAULT_WEIGHTS,

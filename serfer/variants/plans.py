@@ -120,7 +120,7 @@ def _described(plan: Plan) -> tuple[Plan, str]:
 
 
 def _is_named(network: object) -> bool:
-    from serfer.splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
+    from serfer.splitter.network.named_models import is_named  # noqa: PLC0415 - the base is installed without it
 
     return is_named(network)
 

@@ -197,7 +197,7 @@ def _work_folder(settings: Settings) -> Iterator[tuple[Path, Path]]:
 
 def _network_name(network: Any, name: str | None) -> str:  # noqa: ANN401 - as register takes it
     """Return the network's name: the one given, or what its file, factory, directory or class is called."""
-    from serfer.splitter.network.by_name.named_model import is_named  # noqa: PLC0415 - the base is installed without it
+    from serfer.splitter.network.named_models import is_named  # noqa: PLC0415 - the base is installed without it
 
     text = str(network) if isinstance(network, Path | str) or is_named(network) else type(network).__name__.lower()
     given = name or Path(text.rpartition(":")[2].removesuffix(".onnx")).resolve().name or _UNNAMED

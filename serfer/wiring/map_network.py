@@ -25,8 +25,8 @@ from serfer.files import read_text, write_whole
 from serfer.packaging.build_cache import cache_of
 from serfer.plan_directory import file_sha256, is_network_file, load_plan
 from serfer.settings import Settings
-from serfer.splitter.network.by_name.named_model import NamedModel, is_named
 from serfer.splitter.network.description import Description, Reduction
+from serfer.splitter.network.named_models import NamedModel, is_named
 from serfer.wiring.network_file import of_file, of_name, plan_name
 from serfer.wiring.plan_cache import PLANS, cached_plan
 

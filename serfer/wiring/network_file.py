@@ -27,10 +27,9 @@ from serfer.extras import named_extras
 from serfer.packaging.bundle import code_stamp
 from serfer.plan_directory import file_sha256
 from serfer.settings import Settings
-from serfer.splitter.network.by_name.named_model import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel
-from serfer.splitter.network.by_name.weights_file import check_weights_file
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.description import assumed_preprocess as assumed_for
+from serfer.splitter.network.named_models import CACHE, DOWNLOAD, WEIGHTS_FROM, NamedModel, check_weights_file
 from serfer.wiring.plan_cache import cached_plan
 
 _MOST_BYTES: Final = 2 * 1024**3  # of an ONNX file; its weights may be in others

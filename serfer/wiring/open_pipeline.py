@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from serfer.drivers.lambda_http import LambdaInvoker
     from serfer.local.lambda_.faults import Faults
     from serfer.local.lambda_.service import LambdaService
-    from serfer.splitter.network.by_name.named_model import NamedModel
+    from serfer.splitter.network.named_models import NamedModel
     from serfer.wiring.local import LocalLambda
 
 _OPENING = Retry(unavailable_attempts=4)
@@ -176,8 +176,8 @@ def _of_network(
         raise UsageError(
             f"{network} has no functions in AWS: split it, deploy the plan (serfer deploy package), open that"
         )
-    from serfer.splitter.network.by_name.named_model import NamedModel, is_named  # noqa: PLC0415 - same
     from serfer.splitter.network.description import Description  # noqa: PLC0415 - same
+    from serfer.splitter.network.named_models import NamedModel, is_named  # noqa: PLC0415 - same
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - drivers in AWS have no splitter
 
     array = None if example is None else np.asarray(example)

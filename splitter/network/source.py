@@ -35,12 +35,12 @@ from serfer.extras import installed
 from serfer.plan_directory import is_plan_directory
 from serfer.plug_ins import defined, file_module, in_one_line
 from serfer.splitter.network import zoo
-from serfer.splitter.network.by_name.named_model import NamedModel, build, is_named
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.given_input import GivenInput, with_usual_input
 from serfer.splitter.network.graph import MAP_RANK
 from serfer.splitter.network.group_norms import with_plain_group_norms
 from serfer.splitter.network.metadata import read_metadata
+from serfer.splitter.network.named_models import NamedModel, build, is_named
 from serfer.splitter.network.onnx_models import OPSET, plain_message, session_of
 from serfer.splitter.network.size_guards import Size, SizedExport, SizedExports, SizeGuards, checked_sizes
 from serfer.splitter.network.size_hints import in_words, instead_of, size_in_metadata
@@ -85,8 +85,8 @@ class Source:
     `preprocess` and `labels` are, where they are a file's; there may be more or fewer of these labels than classes.
     `exported`: `onnx` was exported from a module here; `outputs` are then the names of its outputs. `sized`: its
     programs for images of any size. `given`: the input of a file as it has it. `detection`: where its outputs have
-    boxes, if they are a detector's; `detects`: the file's metadata say so. `notes` say what of its description a plan
-    does not do. `unread` says why its operators cannot be read, so that it can only run as it is; empty where they can.
+    boxes, if they are a detector's; `detects`: the file's metadata say so. `unread` says why its
+    operators cannot be read, so that it can only run as it is; empty where they can.
     """
 
     name: str
@@ -103,7 +103,6 @@ class Source:
     given: GivenInput | None = None
     detection: DetectionHead | None = None
     detects: bool = False
-    notes: tuple[str, ...] = ()
     unread: str = ""
 
     def at(self, size: Size) -> ExternalWeightsModel:
@@ -218,7 +217,6 @@ def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | 
         preprocess=network.preprocess,
         labels=network.labels,
         activation=network.activation,
-        notes=tuple(filter(None, [network.note])),
     )
     return described, example
 
@@ -228,9 +226,13 @@ def call_factory(path: Path, factory: str) -> Any:  # noqa: ANN401 - checked to 
     if not path.exists():
         raise ModelError(f"{path} does not exist: give the Python file that has {factory}()")
     installed("torch")  # or else the user's own import of it would fail, and name no extra
-    try:
+
+    def make() -> Any:  # noqa: ANN401 - as above
         with file_module(path, f"serfer_model_{path.stem}") as code:
             return defined(code, path.name, factory)()
+
+    try:
+        return zoo.with_torchvision(make)
     except (Exception, SystemExit) as error:  # the user's own code may raise anything
         raise ModelError(f"{path}:{factory} failed: {in_one_line(error)}{_place(error, path)}") from error
 

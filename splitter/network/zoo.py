@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import Preprocess
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 _SEED = 0
+_LIBRARIES: list[Any] = []
+"""Declarations of operators live as long as the object that declared them."""
+_Made = TypeVar("_Made")
 RANDOM_WEIGHTS = f"random (seed {_SEED}): answers mean nothing"
 """Where such weights are from, in words; `Plan.untrained` knows it by its first one."""
 _IMAGENET = Preprocess(
@@ -62,13 +65,34 @@ def _random(constructor: str, size: int, options: dict[str, bool]) -> torch.nn.M
     image to another, EfficientNet's range would be 1e-13. So convolutions and matrices are He's for their batch-in, and
     batch normalisation has the statistics of noise.
     """
-    import torchvision  # noqa: PLC0415, I001 - slow to import; first, since its extra brings torch
+    models = with_torchvision(lambda: import_module("torchvision.models"))  # first, since its extra brings torch
 
-    import torch  # noqa: PLC0415 - same
+    import torch  # noqa: PLC0415 - slow to import
 
     with torch.device("meta"):  # its own initial weights are never drawn
-        model: torch.nn.Module = getattr(torchvision.models, constructor)(weights=None, **options)
+        model: torch.nn.Module = getattr(models, constructor)(weights=None, **options)
     return with_random_weights(model.to_empty(device="cpu").eval(), size)
+
+
+def with_torchvision(make: Callable[[], _Made]) -> _Made:
+    """Return what `make` does, which may import torchvision.
+
+    torchvision's wheel on PyPI is built for CUDA: beside a CPU build of torch its library does not load, and an import
+    fails because operators on boxes are missing, which no network here calls. They are declared then, once.
+    """
+    try:
+        return make()
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+    import torch  # noqa: PLC0415 - slow to import
+
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch left it so
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _LIBRARIES.append(library)
+    return make()
 
 
 @contextlib.contextmanager

@@ -1,11 +1,12 @@
 """Small networks whose answer is a map, each with a size of images that its strides do not divide."""
 
-import serfer  # noqa: F401, I001 - lets torchvision be imported without its C++ operators
+from importlib import import_module
+
 import torch
 from torch import nn
 from torch.nn import functional
 
-from serfer.splitter.network.zoo import with_random_weights
+from serfer.splitter.network.zoo import with_random_weights, with_torchvision
 
 CLASSES = 5
 
@@ -157,7 +158,7 @@ class Segmentation(nn.Module):
 
     def __init__(self, name):
         super().__init__()
-        from torchvision.models import segmentation  # noqa: PLC0415 - slow to import
+        segmentation = with_torchvision(lambda: import_module("torchvision.models.segmentation"))
 
         self.net = getattr(segmentation, name)(weights=None, weights_backbone=None, num_classes=CLASSES)
 

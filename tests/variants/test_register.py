@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from dataclasses import replace
+from importlib import import_module
 
 import numpy as np
 import onnx
@@ -21,7 +22,7 @@ from serfer.instance.network import Hardware, open_network
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import open_registry
 from serfer.splitter.network.description import read_labels, read_preprocess
-from serfer.splitter.network.zoo import with_random_weights
+from serfer.splitter.network.zoo import with_random_weights, with_torchvision
 from serfer.splitter.profiling import measured_part
 from serfer.variants import making
 from serfer.variants import register as registering
@@ -376,7 +377,7 @@ def test_a_networks_digest_is_the_same_wherever_its_weights_are(files, plan, tmp
 
 @pytest.mark.weekly
 def test_a_network_whose_maps_become_smaller_than_a_gangs_grid_is_registered(register, kept):
-    import torchvision  # noqa: PLC0415 - slow to import
+    torchvision = with_torchvision(lambda: import_module("torchvision"))
 
     module = with_random_weights(torchvision.models.resnet18(num_classes=len(LABELS)).eval(), 64)
     half = (0.5, 0.5, 0.5)

@@ -25,8 +25,8 @@ from serfer.cli.shared.tables import Table
 from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.plan import AS_IS
-from serfer.splitter.network.by_name.named_model import RANDOM, NamedModel, build
 from serfer.splitter.network.graph import MAP_RANK, Graph
+from serfer.splitter.network.named_models import RANDOM, NamedModel, build
 from serfer.splitter.network.source import Source, load
 from serfer.splitter.network.unsupported import CannotSplitError, unsplit_kinds
 from serfer.splitter.network.zoo import drawn_by_seed, with_random_weights
@@ -60,7 +60,9 @@ class Network:
     def build(self) -> torch.nn.Module:
         """Return the network with random weights, in evaluation mode."""
         if self.library != "smp":
-            return build(NamedModel(f"{self.library}:{self.name}", RANDOM), (3, self.size, self.size)).module
+            named = NamedModel(f"{self.library}:{self.name}", RANDOM)
+            named_module: torch.nn.Module = build(named, (3, self.size, self.size)).module
+            return named_module
         architecture, _, encoder = self.name.partition("-")
         with drawn_by_seed():
             module: Any = import_module(_SMP).create_model(architecture, encoder, encoder_weights=None)

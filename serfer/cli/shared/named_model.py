@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from serfer.core.errors import UsageError
-from serfer.splitter.network.by_name.named_model import CACHE, DOWNLOAD, RANDOM, NamedModel, is_named
+from serfer.splitter.network.named_models import CACHE, DOWNLOAD, RANDOM, NamedModel, is_named
 
 WeightsFileOption = Annotated[
     Path | None,

@@ -20,8 +20,8 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import MAX_ELEMENTS, InputSizes
 from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import load_settings
-from serfer.splitter.network.by_name.named_model import NamedModel
 from serfer.splitter.network.description import Description
+from serfer.splitter.network.named_models import NamedModel
 
 SizeOption = Annotated[
     str | None,

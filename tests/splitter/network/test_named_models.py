@@ -3,6 +3,7 @@
 import pickle
 import sys
 import zipfile
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -21,7 +22,6 @@ from serfer.core.errors import (
     MissingExtraError,
     ModelError,
     PlanError,
-    PlanWarning,
     UnavailableError,
     UsageError,
 )
@@ -30,14 +30,14 @@ from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.images import decode_image
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from serfer.splitter.network.by_name import hub_cache, weights_file
-from serfer.splitter.network.by_name.named_model import NamedModel, build
-from serfer.splitter.network.by_name.torchvision_models import card
+from serfer.splitter.network import named_models
+from serfer.splitter.network.named_models import NamedModel, build, describe
 from serfer.splitter.network.source import load
-from serfer.splitter.network.zoo import imagenet_labels
+from serfer.splitter.network.zoo import imagenet_labels, with_torchvision
 from serfer.variants.register import _network_name
 from serfer.wiring.network_file import of_name, plan_of_file
 
+with_torchvision(lambda: import_module("torchvision"))
 PHOTOGRAPH = Path(__file__).parents[3] / "examples" / "images" / "chelsea.png"
 SMALL = "torchvision:shufflenet_v2_x0_5"
 
@@ -126,6 +126,10 @@ def in_hub(caches, file="model.safetensors", repository="models--timm--tiny.own"
     return place / "snapshots" / "0123abcd" / file
 
 
+def in_torch_hub(url):
+    return Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
+
+
 @pytest.mark.usefixtures("timm")
 def test_a_plan_of_a_named_network_has_what_the_metadata_say_and_says_that_weights_are_random(tmp_path):
     plan = serfer.split(serfer.NamedModel("timm:tiny", "random"), out=tmp_path / "plan", grids="1", stages=1)
@@ -145,13 +149,11 @@ def test_random_weights_are_the_same_each_time_and_leave_torchs_state_alone():
 
 
 @pytest.mark.usefixtures("timm")
-def test_weights_that_are_not_here_are_named_with_what_to_do(caches):
+def test_weights_that_are_not_here_are_named_with_what_to_do():
     with pytest.raises(ModelError) as refusal:
         load("timm:tiny", None)
     text = str(refusal.value)
-    assert all(
-        part in text for part in ("timm tiny.own", str(caches / "hub"), "--weights-file", "--random", "--download")
-    )
+    assert all(part in text for part in ("timm tiny.own", "hub's cache", "--weights-file", "--random", "--download"))
 
 
 @pytest.mark.usefixtures("timm")
@@ -187,31 +189,18 @@ def test_a_file_that_adds_the_classes_to_an_architecture_without_any_keeps_them(
 def test_a_network_is_built_for_other_sizes_and_channels(timm):
     timm.config.fixed_input_size = True
     network = build(NamedModel("timm:tiny", "random"), (4, 32, 48))
-    assert timm.built[-1] == ("tiny.own", (32, 48))
+    assert timm.built[-1] == ("tiny", (32, 48))
     assert network.preprocess is None, "the metadata say nothing of four channels"
 
 
 @pytest.mark.parametrize(
-    ("changes", "resize", "note"),
-    [
-        ({"crop_mode": "squash", "crop_pct": 1.0}, None, ""),
-        ({"crop_mode": "squash", "crop_pct": 0.9}, None, "90%"),
-        ({"crop_mode": "border", "crop_pct": 1.0}, None, "pads"),
-        ({"interpolation": "random"}, 26, "bilinearly"),
-    ],
+    ("changes", "resize", "interpolation"),
+    [({"crop_mode": "squash"}, None, "bicubic"), ({"interpolation": "random"}, 26, "bilinear")],
 )
-def test_what_a_plan_does_not_do_as_the_metadata_say_is_noted(timm, changes, resize, note):
+def test_metadata_that_a_plan_has_no_form_for_become_the_nearest(timm, changes, resize, interpolation):
     vars(timm.config).update(changes)
     network = build(NamedModel("timm:tiny", "random"))
-    assert network.preprocess.resize == resize
-    assert note in network.note
-    assert bool(note) == bool(network.note)
-
-
-def test_a_whole_plan_warns_of_what_it_does_not_do_as_the_metadata_say(timm, tmp_path):
-    timm.config.crop_mode = "border"
-    with pytest.warns(PlanWarning, match="pads"):
-        serfer.whole_plan(NamedModel("timm:tiny", "random"), out=tmp_path / "plan")
+    assert (network.preprocess.resize, network.preprocess.interpolation) == (resize, interpolation)
 
 
 def test_a_whole_plan_does_not_replace_the_directory_of_its_weights(tmp_path):
@@ -235,12 +224,12 @@ def test_what_a_library_says_of_a_size_is_passed_on_or_else_its_type(monkeypatch
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("timm:tini", r"no architecture 'tini' \(did you mean tiny\?\)"),
-        ("timm:tiny.other", "no weights 'other' of tiny: it has tiny.own"),
-        ("torchvision:resnet19", r"no architecture 'resnet19' \(did you mean .*resnet1"),
-        ("torchvision:resnet18.NEW", "no weights 'NEW' of resnet18: it has IMAGENET1K_V1"),
+        ("timm:tini", r"no network 'tini' \(did you mean tiny\?\)"),
+        ("timm:tiny.other", "no network 'tiny.other' .*tiny.own"),
+        ("torchvision:resnet19", r"no network 'resnet19' \(did you mean .*resnet1"),
+        ("torchvision:resnet18.NEW", "no network 'resnet18.NEW' .*resnet18.IMAGENET1K_V1"),
         ("torchvision:fasterrcnn_resnet50_fpn", "ObjectDetection"),
-        ("torchvision:quantized_resnet18", "8 bits"),
+        ("torchvision:quantized_resnet18", "Quantized"),
     ],
 )
 def test_an_unknown_name_is_refused_with_those_near_it(name, message):
@@ -293,7 +282,7 @@ def test_a_named_network_is_opened_where_a_plan_is(tmp_path):
         expected = build(network).module(torch.from_numpy(images)).numpy()
     assert relative_error(answers, expected) < 1e-5
     assert (plan.model, plan.tasks, plan.untrained, plan.labels) == ("tiny.own", 1, True, tuple("abcde"))
-    with pytest.raises(ModelError, match="are not on this machine"):
+    with pytest.raises(ModelError, match="not in a hub's cache"):
         serfer.open("timm:tiny", store="memory://", workers="inprocess", settings=settings)
 
 
@@ -305,8 +294,9 @@ def test_the_plan_of_a_named_network_is_made_once_for_its_weights(timm, tmp_path
         return plan_of_file(NamedModel("timm:tiny", weights), settings, lambda _step: None)
 
     drawn, trained = made("random"), made(file)
-    assert (drawn.name.startswith("tiny-"), drawn == trained, len(timm.built)) == (True, False, 2)
-    assert (made("random"), made(file), len(timm.built)) == (drawn, trained, 2)
+    assert (drawn.name.startswith("tiny-"), drawn == trained) == (True, False)
+    built = len(timm.built)
+    assert (made("random"), made(file), len(timm.built)) == (drawn, trained, built)
     torch.save(tiny().state_dict(), file)
     assert made(file) != trained
 
@@ -354,8 +344,8 @@ def test_a_picture_becomes_what_torchvisions_own_transforms_make_of_it(name):
     """Bilinear and bicubic, with the crop as a share of other sizes each."""
     from torchvision.models import get_model_weights  # noqa: PLC0415 - slow to import
 
-    found = card(name)
-    preprocess, (channels, height, width) = found.preprocess(found.shape), found.shape
+    found = describe("torchvision", name, "", None)
+    preprocess, (channels, height, width) = found.preprocess, found.shape
     shape = Shape(channels, height, width, flat=False)
     pixels = decode_image(PHOTOGRAPH.read_bytes(), "", preprocess, shape, ImageLimits())
     ours = (pixels * preprocess.scale - preprocess.mean) / preprocess.std
@@ -365,20 +355,17 @@ def test_a_picture_becomes_what_torchvisions_own_transforms_make_of_it(name):
     assert np.quantile(levels, 0.99) <= 2.01
 
 
-def test_torchvisions_weights_are_found_in_torch_hubs_cache_and_others_of_the_network_are_named():
-    from torchvision.models import ResNet50_Weights, shufflenet_v2_x0_5  # noqa: PLC0415 - slow to import
+def test_torchvisions_weights_are_found_in_torch_hubs_cache():
+    from torchvision.models import shufflenet_v2_x0_5  # noqa: PLC0415 - slow to import
 
     module = shufflenet_v2_x0_5(weights=None).eval()
     entry = __import__("torchvision").models.ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1
-    for url in (entry.url, ResNet50_Weights.IMAGENET1K_V1.url):
-        hub_cache.torch_file(url).parent.mkdir(parents=True, exist_ok=True)
-        torch.save(module.state_dict(), hub_cache.torch_file(url))
+    in_torch_hub(entry.url).parent.mkdir(parents=True, exist_ok=True)
+    torch.save(module.state_dict(), in_torch_hub(entry.url))
     network = build(NamedModel(SMALL), (3, 64, 64))
     assert network.weights == "pretrained: torchvision ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1"
     own = module.state_dict()
     assert all(torch.equal(value, own[name]) for name, value in network.module.state_dict().items())
-    with pytest.raises(ModelError, match=r"there are those of resnet50\.IMAGENET1K_V1: name them"):
-        build(NamedModel("torchvision:resnet50"))
     with pytest.raises(UnavailableError, match=r"without a network, .* give it as --weights-file"):
         build(NamedModel("torchvision:resnet18", "download"))
 
@@ -417,7 +404,7 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path, monkeypatc
 
 @pytest.mark.usefixtures("timm")
 def test_files_are_bounded_before_they_are_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(weights_file, "MAX_BYTES", 10_000)
+    monkeypatch.setattr(named_models, "MAX_BYTES", 10_000)
     with zipfile.ZipFile(tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data.pkl", bytes(20_000))
     (tmp_path / "large.safetensors").write_bytes(bytes(10_001))
@@ -438,11 +425,11 @@ def test_files_are_bounded_before_they_are_unpacked(tmp_path, monkeypatch):
         (lambda path: torch.save({"epoch": 3}, path), "no tensors by name"),
         (
             lambda path: torch.save({"other.weight": torch.zeros(1)}, path),
-            "it lacks '0.bias', '0.weight', '4.bias' and 1 more",
+            'Missing key.*"0.weight", "0.bias"',
         ),
         (
             lambda path: torch.save(tiny(5, 1).state_dict(), path),
-            r"'0.weight' is \(4, 1, 3, 3\), the network's \(4, 3, 3, 3\)",
+            "size mismatch for 0.weight",
         ),
     ],
 )

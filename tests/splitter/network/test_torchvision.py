@@ -4,8 +4,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 from serfer.splitter.network.source import load
+from serfer.splitter.network.zoo import with_torchvision
 
 EXAMPLE = np.zeros((1, 3, 32, 32), np.float32)
 FACTORY = """
@@ -29,15 +31,16 @@ def test_a_users_module_may_import_torchvision_and_timm(tmp_path):
     assert source.name == "user"
 
 
-def test_torchvision_can_be_imported_after_serfer():
+def test_importing_serfer_patches_no_import():
+    code = "import sys; before = [*sys.meta_path]; import serfer; print(sys.meta_path == before)"
+    assert python(code) == ["True"]
+
+
+def test_torchvision_is_imported_for_a_network_and_its_operators_on_boxes_say_that_they_are_missing():
     code = """
-import serfer, sys
-assert not {"torch", "torchvision"} & set(sys.modules)
-import importlib.util
-assert importlib.util.find_spec("torchvision") is not None
-assert "torch" not in sys.modules, "looking for torchvision does not load torch"
-import torchvision
-assert type(torchvision.__spec__.loader).__name__ == "SourceFileLoader"
+from importlib import import_module
+from serfer.splitter.network.zoo import with_torchvision
+torchvision = with_torchvision(lambda: import_module("torchvision"))
 import torch
 try:
     torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
@@ -50,40 +53,9 @@ print(torchvision.models.resnet18(weights=None).fc.out_features)
     assert python(code) == ["1000"]
 
 
-def test_a_complete_torchvision_keeps_its_own_operators(tmp_path):
-    """A second declaration of an operator would end its import."""
-    package = tmp_path / "torchvision"
-    package.mkdir()
-    (package / "_C.so").touch()
-    (package / "__init__.py").write_text(
-        "import torch\n"
-        "torch.ops.load_library(__path__[0] + '/_C.so')\n"
-        "print(torch.ops.torchvision.nms(torch.ones(1), torch.zeros(1), 0.5).item())\n"
-    )
-    code = """
-import sys, serfer, torch
-sys.path.insert(0, sys.argv[1])
-loaded = []
-def load_library(path):
-    if path not in loaded:  # as the loader of shared libraries does
-        loaded.append(path)
-        library = torch.library.Library("torchvision", "DEF")
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.impl("nms", lambda dets, scores, threshold: dets + 1, "CPU")
-        loaded.append(library)
-torch.ops.load_library = load_library
-import torchvision
-"""
-    assert python(code, str(tmp_path)) == ["2.0"]
+def test_another_error_of_an_import_is_its_own():
+    def fail():
+        raise RuntimeError("another")
 
-
-def test_without_torchvision_the_error_is_pythons_own():
-    code = """
-import sys, serfer
-sys.path[:] = [path for path in sys.path if "site-packages" not in path]
-try:
-    import torchvision
-except ModuleNotFoundError as error:
-    print(error.name)
-"""
-    assert python(code) == ["torchvision"]
+    with pytest.raises(RuntimeError, match="another"):
+        with_torchvision(fail)

@@ -7,11 +7,13 @@ first convolution are 4 or 5 times as many, 1.5 and 2.3 GB of weights. Batch nor
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from serfer.core.errors import UsageError
+from serfer.splitter.network import zoo
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.source import load
 from serfer.splitter.tiling.from_onnx import from_onnx
@@ -49,7 +51,8 @@ def _without_values(build: Callable[[], torch.nn.Module]) -> torch.nn.Module:
 
 def _module(name: str) -> torch.nn.Module:
     import torch  # noqa: PLC0415 - slow to import
-    from torchvision import models  # noqa: PLC0415 - slow to import
+
+    models: Any = zoo.with_torchvision(lambda: import_module("torchvision.models"))
 
     def no_norm(_: int) -> torch.nn.Module:
         return torch.nn.Identity()

@@ -55,6 +55,7 @@ FORMS = [(np.int8, 0, True), (np.int8, -128, True), (np.uint8, 0, False), (np.ui
 
 
 @pytest.mark.exact
+@pytest.mark.exact
 @pytest.mark.parametrize(("kind", "zero", "per_channel"), FORMS)
 def test_quantised_network_runs_as_it_is_in_one_task(kind, zero, per_channel, tmp_path):
     net, output = network(kind, zero, per_channel=per_channel)
@@ -68,6 +69,7 @@ def test_quantised_network_runs_as_it_is_in_one_task(kind, zero, per_channel, tm
     assert np.array_equal(run_tiles(plan, tmp_path / "plan", batch), np.concatenate(own))
 
 
+@pytest.mark.exact
 def test_quantised_weights_alone_are_split(tmp_path):
     net = Quantised(3, *SIZE)
     x = net.op("Relu", net.op("Conv", "x", net.weight(4, 3, 3, 3), net.bias(4), pads=[1, 1, 1, 1]))

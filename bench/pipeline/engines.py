@@ -26,13 +26,13 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.keys import StoreCounts
 from serfer.local.servers.redis import RedisServer
-from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.pipeline import Pipeline
 from serfer.settings import Settings, load_settings
 from serfer.storage.delaying import delayed
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import RowsOption, plan_of
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.s3_server import S3Server
 
 _MS_PER_S = 1000.0
 _QUERIES = 1_000_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -27,8 +27,8 @@ from serfer.drivers.driver import NO_CONTEXT
 from serfer.drivers.target import InstanceAnswer
 from serfer.instance.device import Device
 from serfer.instance.engine import Engine
+from serfer.instance.measuring import profile
 from serfer.instance.network import Hardware, Network, load_whole, open_network
-from serfer.instance.profiling import Progress, profile
 from serfer.pipeline.workload import Sent, run
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import ModelsOption, RowsOption
@@ -111,7 +111,7 @@ def measure(
     loads: Sequence[float],
     seconds: float,
     rounds: int,
-    progress: Progress = lambda _: None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[TurnsTime]:
     """Run each load, a share of what the networks do one image at a time, through both systems, by turns."""
     known = {}

@@ -1,11 +1,10 @@
-"""`serfer instance`: one instance's server. `serfer study tune`: how it should batch, and what it then sustains."""
+"""`serfer instance`: one instance's server."""
 
 # ruff: noqa: ARG001 - options that stand for a setting are read from settings_of(context)
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -21,9 +20,6 @@ from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import (
     BY_OPTION,
     JsonOption,
-    ModelOption,
-    PlanOption,
-    plan_directory,
     print_json,
     status_line,
 )
@@ -44,15 +40,13 @@ from serfer.cli.shared.service_options import (
     served_models,
 )
 from serfer.cli.shared.setting_options import settings_of
-from serfer.cli.shared.terminal import err, out
+from serfer.cli.shared.terminal import err
 from serfer.core.errors import UsageError
 from serfer.core.units import MIB
-from serfer.files import check_place, write_whole
 from serfer.instance.network import Hardware
 from serfer.instance.opening import Instance, InstanceChoices, measure_networks
-from serfer.instance.tuned import Machine, TunedNetwork, measure
 from serfer.pipeline.event_loop import run
-from serfer.settings import Settings, load_settings
+from serfer.settings import Settings
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]
 PrecisionOption = Annotated[
@@ -197,45 +191,3 @@ def _print_instance(url: str, ready: Instance, window_ms: float, *, as_json: boo
             f"the answers{where} differ from fp32 on a processor by {one.measured.loss:.1e} of the logits' range",
             soft_wrap=True,
         )
-
-
-def tune(
-    slo_ms: Annotated[float, typer.Option("--slo-ms", help="The service-level objective: milliseconds a query.")],
-    model: ModelOption = None,
-    plan: PlanOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "fp32",
-    threads: ThreadsOption = None,
-    most: Annotated[int, typer.Option(min=1, max=1024, help="The largest batch to measure.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Batches of each size; the median counts.")] = 7,
-    name: Annotated[str, typer.Option(help="What the machine is called, as an EC2 instance type: g6.xlarge.")] = "here",
-    usd_per_hour: Annotated[
-        float | None, typer.Option(help="Its price; by default the price data's (SERFER_AWS_FILE), by --name.")
-    ] = None,
-    spot_usd_per_hour: Annotated[float, typer.Option(min=0, help="Its price on the spot market; 0: none.")] = 0.0,
-    boot_s: Annotated[float, typer.Option(min=0, help="Seconds from its launch until it serves.")] = 180.0,
-    where: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.toml", help="Also write the [[instance]] table to a file.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure batches of 1, 2, 4, ... images, and say how an instance should batch for an objective (MArk, 4.3)."""
-    hardware = Hardware(device, precision, threads)
-    if where is not None:
-        check_place(where)
-    price = usd_per_hour if usd_per_hour is not None else load_settings().facts().instances.get(name)
-    machine = Machine(name, price, spot_usd_per_hour, boot_s)
-    directory = plan_directory(plan, model)
-    with status_line() as progress:
-        tuned = measure(directory, hardware, slo_ms, most, repeats, progress)
-    if where is not None:
-        write_whole(where, tuned.as_toml(machine).encode())
-    _show(tuned, machine, as_json=as_json)
-
-
-def _show(tuned: TunedNetwork, machine: Machine, *, as_json: bool) -> None:
-    if as_json:
-        print_json(tuned.as_dict(machine))
-        return
-    show: Callable[[str], None] = lambda text: out.print(text, markup=False)  # noqa: E731 - a name for a call
-    show("\n".join([*tuned.table(), "", *tuned.remarks(), "", tuned.as_toml(machine).rstrip()]))

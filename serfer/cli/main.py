@@ -78,7 +78,7 @@ study_group = group(
             "serfer.cli.fetch_traces:fetch_traces",
             "Fetch recorded loads that pages of results use.",
         ),
-        "tune": ("serfer.cli.instance:tune", "Measure batch sizes for an instance."),
+        "tune": ("serfer_bench.study.tune:command", "Measure batch sizes for an instance."),
         "profile": ("serfer.cli.costs:profile", "Measure operators here, for split --profiles."),
         "train-forecaster": (
             "serfer.cli.training.train_forecaster:train_forecaster",

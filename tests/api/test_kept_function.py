@@ -11,9 +11,9 @@ import pytest
 import serfer
 from serfer.api.entrypoints.function import Function, open_application
 from serfer.core.errors import RequestRefusedError
-from serfer.local.servers.s3 import S3Server
 from serfer.settings import DriverSettings, Settings
 from serfer.storage import open_store
+from serfer_bench.core.s3_server import S3Server
 from tests.api.kept import put_result
 from tests.api.test_function import rest
 from tests.e2e.dense import split_dense

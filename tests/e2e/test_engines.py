@@ -13,12 +13,12 @@ from pydantic import SecretStr
 import serfer
 from serfer.core.errors import UsageError
 from serfer.core.exactness import difference
-from serfer.local.servers.redis_cluster import RedisCluster
-from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.storage import open_store
 from serfer.wiring.options import DRIVERS
+from serfer_bench.core.redis_cluster import RedisCluster
+from serfer_bench.core.s3_server import S3Server
 from tests.e2e.small import batch
 
 

@@ -22,8 +22,6 @@ from serfer.drivers.push import gang_progress
 from serfer.lambdas.gang import GangRun
 from serfer.local.lambda_.faults import Faults, Injector
 from serfer.local.servers.redis import RedisServer
-from serfer.local.servers.redis_cluster import RedisCluster
-from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
@@ -31,6 +29,8 @@ from serfer.settings import access_setting
 from serfer.storage import open_store
 from serfer.wiring.local import local_service, start_service
 from serfer_bench.chaos import scenarios
+from serfer_bench.core.redis_cluster import RedisCluster
+from serfer_bench.core.s3_server import S3Server
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.gangs import BLOCKS, Invocations, images, ran, residual, split_gang, wait_sent
 from tests.e2e.small import hand_on

@@ -19,13 +19,13 @@ from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan.answers import answer_arrays
 from serfer.core.run_machine import Retry
 from serfer.drivers.driver import RequestContext
-from serfer.local.servers.s3 import S3Server
 from serfer.pipeline.kept_answers import Keeper
 from serfer.results import Results
 from serfer.splitter.whole import whole_plan
 from serfer.storage import open_store
 from serfer.storage.memory import MemoryStore
 from serfer.storage.wrapping import WrapperStore
+from serfer_bench.core.s3_server import S3Server
 from tests.e2e.conftest import keys
 from tests.e2e.dense import split_dense
 from tests.e2e.detector import SIZE as DETECTOR_SIZE

@@ -16,6 +16,7 @@ from serfer.core.plan.layout import QUANTISED
 from serfer.core.variants import INSTRUCTION_SETS
 from serfer.instance import network as module
 from serfer.instance.checking import compare, expected
+from serfer.instance.measuring import profile
 from serfer.instance.network import (
     Hardware,
     Network,
@@ -26,7 +27,6 @@ from serfer.instance.network import (
     padded_sizes,
 )
 from serfer.instance.opening import InstanceChoices, measure_networks
-from serfer.instance.profiling import profile
 from serfer.plan_directory import write_plan
 from tests.e2e.small import batch
 

@@ -24,11 +24,11 @@ from serfer.lambdas.model_stream import streamed
 from serfer.lambdas.sessions import SessionCache
 from serfer.lambdas.weights import FileRanges, WeightSource, check_memory, open_ranges
 from serfer.lambdas.worker import Worker
-from serfer.local.servers.s3 import S3Server
 from serfer.plan_directory import load_plan, write_plan
 from serfer.storage.memory import MemoryStore
 from serfer.storage.s3.client import S3Client
 from serfer.storage.s3.ranges import S3Ranges
+from serfer_bench.core.s3_server import S3Server
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.lambdas.test_worker import run_all
 from tests.storage.s3_stub import refused, stub

@@ -9,9 +9,9 @@ from botocore.exceptions import ReadTimeoutError
 from botocore.session import Session
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
-from serfer.local.servers.s3 import S3Server
 from serfer.registry import open_registry, s3
 from serfer.registry.s3 import S3Store
+from serfer_bench.core.s3_server import S3Server
 from tests.moto_server import ACCESS, MotoServer
 from tests.registry.records import application, network
 from tests.registry.store_contract import NAME, RegistryStoreContract

@@ -10,10 +10,10 @@ from serfer.core.errors import InputError, ResultDamagedError, ResultGoneError
 from serfer.core.geometry import Grid
 from serfer.core.keys import LOCAL_OWNER, RESULT_MARGIN_S, ResultPlace
 from serfer.local.servers.redis import RedisServer
-from serfer.local.servers.s3 import S3Server
 from serfer.results import Results, npy_bytes
 from serfer.storage import open_store
 from serfer.storage.counting import CountingStore
+from serfer_bench.core.s3_server import S3Server
 from tests.results.stored import NOW, PLACE, dense, stored
 
 SEVERAL = {

@@ -31,13 +31,13 @@ from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import free_port
 from serfer.local.servers.balancer import Balancer
-from serfer.local.servers.s3 import S3Server
 from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.sam.build.package import package
 from serfer.sam.options import digest12
 from serfer.settings import Settings
+from serfer_bench.core.s3_server import S3Server
 from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.e2e.small import LABELS, batch, put_weights_in, split_small

@@ -14,12 +14,12 @@ from serfer.core.errors import MissingKeyError, StoreError
 from serfer.core.keys import inbox_key, input_key, output_key, query_id, reply_key
 from serfer.drivers.stepfunctions import client
 from serfer.fleet.provisioners import auto_scaling
-from serfer.local.servers.redis_cluster import RedisCluster
-from serfer.local.servers.s3 import S3Server
 from serfer.sam.options import STACK, digest12
 from serfer.storage import Range, open_store
 from serfer.storage.exchange import START, Message
 from serfer.storage.s3.store import Limits, S3Store
+from serfer_bench.core.redis_cluster import RedisCluster
+from serfer_bench.core.s3_server import S3Server
 from tests.sam.offered import KEEPING, POOL, POOLED, SERVES, SERVING, every_template, of_type, plans, template
 from tests.storage.s3_stub import refused, stub
 

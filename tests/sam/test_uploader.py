@@ -11,13 +11,13 @@ import pytest
 from botocore.exceptions import ClientError
 
 from serfer.core.plan import Artefact
-from serfer.local.servers.s3 import S3Server
 from serfer.sam import weights as module
 from serfer.sam.build import uploader
 from serfer.sam.build.layers import piece_directory
 from serfer.sam.options import Options
 from serfer.sam.template.weights import upload
 from serfer.sam.weights import pieces
+from serfer_bench.core.s3_server import S3Server
 
 PIECE = 5 * 1024**2  # the least that S3 takes for a part that is not the last
 CONTENTS = bytes(range(256)) * (2 * PIECE // 256) + b"the end"

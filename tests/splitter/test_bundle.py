@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
-from serfer.local.servers.s3 import S3Server
 from serfer.packaging import bundle
 from serfer.packaging.build_cache import assembled, forget_unused, in_use
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
 from serfer.splitter.split import split
+from serfer_bench.core.s3_server import S3Server
 from tests.caches import new_cache
 from tests.splitter.models import Net, split_two_stages
 

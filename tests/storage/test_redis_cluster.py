@@ -10,11 +10,11 @@ from serfer import storage
 from serfer.core.errors import MissingKeyError, StoreError, StoreUnavailableError, UsageError
 from serfer.core.keys import output_key, query_id
 from serfer.local.servers.redis import RedisServer
-from serfer.local.servers.redis_cluster import RedisCluster
 from serfer.storage import Range, open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from serfer.storage.coordination import Entry
 from serfer.storage.exchange import START, Message
+from serfer_bench.core.redis_cluster import RedisCluster
 from tests.storage.test_redis import RawRedis
 
 

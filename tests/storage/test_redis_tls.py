@@ -3,10 +3,10 @@ import pytest
 from serfer import storage
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
-from serfer.local.servers.redis_cluster import RedisCluster
 from serfer.storage import Range, open_store
 from serfer.storage.contract import StoreContract
 from serfer.storage.exchange import START, Message
+from serfer_bench.core.redis_cluster import RedisCluster
 from tests.storage.tls_front import Authority, TlsFront
 
 

@@ -11,10 +11,10 @@ from botocore.session import Session
 from moto.server import ThreadedMotoServer
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
-from serfer.local.servers.s3 import S3Server
 from serfer.storage import Range, open_store
 from serfer.storage.contract import CoordinationContract, StoreContract
 from serfer.storage.s3.store import Limits, S3Store
+from serfer_bench.core.s3_server import S3Server
 from tests.storage.s3_stub import refused, stub
 
 MIB = 1 << 20

@@ -6,11 +6,11 @@ import httpx
 import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.local.servers.s3 import S3Server
 from serfer.storage import open_store
 from serfer.storage.memory import MemoryStore
 from serfer.storage.s3.store import S3Store
 from serfer.storage.wrapping import WrapperStore, wrapped_url
+from serfer_bench.core.s3_server import S3Server
 
 KEY = "serfer:results/one:part{0}"
 VALUE = bytes(range(256)) * 40

@@ -8,7 +8,7 @@ from serfer.control.batching import Profile, tune
 from serfer.control.scenario import parse_scenario
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.instance.network import Hardware
-from serfer.instance.tuned import Machine, TunedNetwork, measure
+from serfer_bench.study.tune import Machine, TunedNetwork, measure
 
 GPU = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
 TUNED = TunedNetwork("alexnet", "cuda", "fp16", 60.0, GPU, tune(GPU, 60.0), 3e-4)

@@ -6,13 +6,27 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from serfer.cli.instance import DeviceOption, PrecisionOption, ThreadsOption
+from serfer.cli.shared.options import (
+    JsonOption,
+    ModelOption,
+    PlanOption,
+    plan_directory,
+    print_json,
+    status_line,
+)
+from serfer.cli.shared.terminal import out
 from serfer.control.batching import MS_PER_S, Profile, Tuning, check_objective, tune
 from serfer.core.errors import UsageError
+from serfer.files import check_place, write_whole
 from serfer.instance.checking import compare, expected
+from serfer.instance.measuring import profile
 from serfer.instance.network import Hardware, load_whole, open_network
-from serfer.instance.profiling import profile
+from serfer.settings import load_settings
 
 _BUDGET_S = 60.0  # for all batches of one size
 _LONGEST_NAME = 64
@@ -120,3 +134,45 @@ def measure(
     loss = compare(plan, network, expected(plan, directory)).error
     measured = profile(plan, network, repeats, budget_s=_BUDGET_S, progress=progress)
     return TunedNetwork(plan.model, network.device, network.precision, slo_ms, measured, tune(measured, slo_ms), loss)
+
+
+def command(
+    slo_ms: Annotated[float, typer.Option("--slo-ms", help="The service-level objective: milliseconds a query.")],
+    model: ModelOption = None,
+    plan: PlanOption = None,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "fp32",
+    threads: ThreadsOption = None,
+    most: Annotated[int, typer.Option(min=1, max=1024, help="The largest batch to measure.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Batches of each size; the median counts.")] = 7,
+    name: Annotated[str, typer.Option(help="What the machine is called, as an EC2 instance type: g6.xlarge.")] = "here",
+    usd_per_hour: Annotated[
+        float | None, typer.Option(help="Its price; by default the price data's (SERFER_AWS_FILE), by --name.")
+    ] = None,
+    spot_usd_per_hour: Annotated[float, typer.Option(min=0, help="Its price on the spot market; 0: none.")] = 0.0,
+    boot_s: Annotated[float, typer.Option(min=0, help="Seconds from its launch until it serves.")] = 180.0,
+    where: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.toml", help="Also write the [[instance]] table to a file.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure batches of 1, 2, 4, ... images, and say how an instance should batch for an objective (MArk, 4.3)."""
+    hardware = Hardware(device, precision, threads)
+    if where is not None:
+        check_place(where)
+    price = usd_per_hour if usd_per_hour is not None else load_settings().facts().instances.get(name)
+    machine = Machine(name, price, spot_usd_per_hour, boot_s)
+    directory = plan_directory(plan, model)
+    with status_line() as progress:
+        tuned = measure(directory, hardware, slo_ms, most, repeats, progress)
+    if where is not None:
+        write_whole(where, tuned.as_toml(machine).encode())
+    _show(tuned, machine, as_json=as_json)
+
+
+def _show(tuned: TunedNetwork, machine: Machine, *, as_json: bool) -> None:
+    if as_json:
+        print_json(tuned.as_dict(machine))
+        return
+    show: Callable[[str], None] = lambda text: out.print(text, markup=False)  # noqa: E731 - a name for a call
+    show("\n".join([*tuned.table(), "", *tuned.remarks(), "", tuned.as_toml(machine).rstrip()]))

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from serfer.core.errors import MissingExtraError
-from serfer.local.servers import s3 as s3_server
-from serfer.local.servers.s3 import S3Server
 from serfer.storage import open_store
+from serfer_bench.core import s3_server
+from serfer_bench.core.s3_server import S3Server
 
 PARENT = """
 import sys
-from serfer.local.servers.s3 import S3Server
+from serfer_bench.core.s3_server import S3Server
 server = S3Server()
 print(server.pid, server._home, *server._sockets(), flush=True)
 sys.stdin.read()

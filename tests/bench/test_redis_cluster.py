@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from serfer.core.errors import UnavailableError
-from serfer.local.servers import redis_cluster
-from serfer.local.servers.redis_cluster import RedisCluster
 from serfer.storage import open_store
+from serfer_bench.core import redis_cluster
+from serfer_bench.core.redis_cluster import RedisCluster
 
 PARENT = """
 import sys
-from serfer.local.servers.redis_cluster import RedisCluster
+from serfer_bench.core.redis_cluster import RedisCluster
 cluster = RedisCluster(nodes=2)
 print(*[node.pid for node in cluster.nodes], flush=True)
 sys.stdin.read()

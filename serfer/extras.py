@@ -50,10 +50,11 @@ _ALONE = {
     "safetensors": "safetensors",
     "huggingface_hub": "huggingface_hub",
     "bench": _BENCH,
+    "study": _BENCH,
     "psutil": _BENCH,
 }
 """Distributions that are installed without an extra: weights of torchvision need neither of the two that timm's extra
-brings, and the benchmarks are a distribution of their own."""
+brings, and benchmarks and studies are a distribution of their own."""
 
 
 def pip_command(module: str) -> str | None:

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from serfer.core.errors import MissingExtraError
 from serfer.extras import BASE, MODULES, command_from, named_extras
 from tests.e2e.small import split_small
-from tests.sim.worlds import TOML
+from tests.study.sim.worlds import TOML
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -131,18 +131,19 @@ import sys
 import serfer.plug_ins
 serfer.plug_ins.entry_points = lambda group: []
 from serfer.__main__ import main
-sys.argv = ["serfer", "bench", "overhead"]
+sys.argv = ["serfer", *sys.argv[1:]]
 main()
 """
 
 
-@pytest.mark.parametrize("missing", ["the entry point", "psutil"])
-def test_benchmarks_that_are_not_installed_are_named_with_their_distribution(missing):
+@pytest.mark.parametrize("missing", ["bench", "study", "psutil"])
+def test_bench_and_study_not_installed_name_their_distribution(missing):
     if missing == "psutil":
         [(code, err)] = run({"psutil"}, ["bench", "chaos"])
     else:
-        done = subprocess.run([sys.executable, "-c", NO_BENCH], capture_output=True, text=True, check=False)
-        missing, code, err = "bench", done.returncode, done.stderr
+        command = [sys.executable, "-c", NO_BENCH, missing, "simulate"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        code, err = done.returncode, done.stderr
     assert (code, err) == (
         4,
         f"serfer: {missing} is not installed, and this needs it: pip install ./bench (in a checkout of SerFer)\n",

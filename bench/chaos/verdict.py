@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from serfer.pipeline.workload import Sent
 from serfer_bench.chaos.budget import InvocationBudget
 from serfer_bench.chaos.testbed import Left
 from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.workload import Sent
 from serfer_bench.load.queries import WRONG
 
 _MS_PER_S = 1000.0

@@ -9,7 +9,7 @@ from typing import Final, NoReturn
 import typer
 
 from serfer.cli.shared.terminal import err
-from serfer.sim.loads.catalogue import catalogue
+from serfer_bench.study.loads.catalogue import catalogue
 
 SKIPPED: Final = "skipped: "
 """How a line about what was skipped begins."""

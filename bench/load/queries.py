@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from serfer.core.errors import WrongAnswerError
 from serfer.core.exactness import difference
-from serfer.pipeline.workload import Clock, Progress, Sent, run
 from serfer_bench.core.system import Logits, Pixels
+from serfer_bench.core.workload import Clock, Progress, Sent, run
 
 WRONG = WrongAnswerError.__name__
 

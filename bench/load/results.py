@@ -16,12 +16,12 @@ import numpy as np
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError
 from serfer.files import write_whole
-from serfer.pipeline.workload import Sent
 from serfer_bench.core.part_times import Times
 from serfer_bench.core.processes import Held
 from serfer_bench.core.results import RESULT_FILE
 from serfer_bench.core.stamp import Stamp
 from serfer_bench.core.system import Totals
+from serfer_bench.core.workload import Sent
 
 FORMAT = 1
 QUERIES_FILE, PICTURE_FILE = "queries.csv", "picture.png"

@@ -27,13 +27,13 @@ from serfer.core.exactness import difference
 from serfer.core.plan import Plan
 from serfer.drivers.instance.open_inference import HEADER, decode_answer, encode_request
 from serfer.pipeline.reference import unsplit
-from serfer.pipeline.workload import Sent, run
 from serfer.plan_directory import load_plan
 from serfer_bench.core.arrivals import burst, poisson
 from serfer_bench.core.options import RowsOption, plan_of
 from serfer_bench.core.quantiles import holds, percentiles
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.server_process import serving
+from serfer_bench.core.workload import Sent, run
 
 BURSTS = (8, 32, 64, 128, 256, 1000)
 """Those of SerFer's figures 9 and 11 (section 6.1)."""

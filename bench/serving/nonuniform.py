@@ -27,7 +27,6 @@ from serfer.control.policy import InstanceCount, InstanceGroup, Observation, Pro
 from serfer.control.scenario import Market, Scenario
 from serfer.control.scenario_files import read_scenario, scenario_file
 from serfer.core.errors import QueryError, UnavailableError, UsageError
-from serfer.pipeline.workload import Sent, run
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from serfer_bench.core.arrivals import poisson
@@ -35,6 +34,7 @@ from serfer_bench.core.options import RowsOption, plan_of
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.server_process import serving
+from serfer_bench.core.workload import Sent, run
 from serfer_bench.serving.route import examples_of, outcome
 
 SMALL = 2

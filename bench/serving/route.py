@@ -34,7 +34,6 @@ from serfer.images import decode_image
 from serfer.pictures import check_suffix, draw_charts
 from serfer.pictures.charts import Chart, Curve, is_wide
 from serfer.pipeline.reference import unsplit
-from serfer.pipeline.workload import Sent, run
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.arrivals import poisson
@@ -42,6 +41,7 @@ from serfer_bench.core.options import RowsOption, plan_of
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.server_process import serving
+from serfer_bench.core.workload import Sent, run
 
 Progress = Callable[[str], None]
 _Instances = Sequence[tuple[float, dict[str, int]]]

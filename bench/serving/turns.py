@@ -29,11 +29,11 @@ from serfer.instance.device import Device
 from serfer.instance.engine import Engine
 from serfer.instance.measuring import profile
 from serfer.instance.network import Hardware, Network, load_whole, open_network
-from serfer.pipeline.workload import Sent, run
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import ModelsOption, RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.workload import Sent, run
 
 SYSTEMS = ("in turns", "at once")
 _DEADLINES = (20.0, 10.0)  # times what an image takes, for one network after the other

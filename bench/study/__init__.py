@@ -1,1 +1,1 @@
-"""The study: what a researcher runs, beside the benchmarks."""
+"""What a researcher runs: simulators, published policies, recorded and generated loads."""

@@ -1,8 +1,7 @@
-"""`serfer cost` and `serfer study profile`: what plans and deployments cost, and what operators take here."""
+"""`serfer cost`: what plans, deployments and loads cost."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,30 +11,33 @@ import typer
 
 from serfer.cli.explain import print_cold_choice, print_cold_starts, print_months, print_starting_ways
 from serfer.cli.shared.display import byte_size, columns, plain
-from serfer.cli.shared.load_costs import LoadOptions, show_load_costs
-from serfer.cli.shared.named_model import WeightsFrom
-from serfer.cli.shared.network_options import ChannelsOption, FileOptions, SizeOption, plan_of
-from serfer.cli.shared.options import JsonOption, PerMonthOption, print_json, share, status_line
-from serfer.cli.shared.terminal import err, out
-from serfer.control.infless.measured import dump_profile, measured_profile
+from serfer.cli.shared.load_costs import (
+    InstanceOption,
+    LoadOptions,
+    LogOption,
+    PathOption,
+    QpsOption,
+    ScenarioOption,
+    SloOption,
+    plan_directory_of,
+    show_load_costs,
+)
+from serfer.cli.shared.network_options import ChannelsOption, SizeOption
+from serfer.cli.shared.options import JsonOption, PerMonthOption, print_json, share
+from serfer.cli.shared.terminal import out
 from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
-from serfer.core.costs.operator_costs import Profiles, dump_profiles
 from serfer.core.costs.pricing import Circumstances, Prices, price, uses_store
 from serfer.core.errors import UsageError
-from serfer.core.plan.window_plan import check_whole_images, priced_query
+from serfer.core.plan.window_plan import priced_query
 from serfer.core.units import MS_PER_S
-from serfer.files import check_place, write_whole
-from serfer.plan_directory import check_artefacts, is_network, is_network_file, load_cold_plan, load_plan
+from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.settings import load_settings
-from serfer.splitter.network.description import Description
 
 if TYPE_CHECKING:
-    from serfer.core.plan import Plan
     from serfer.sam.cost.bill import Bill
     from serfer.sam.cost.fixed import Line
 
 _THOUSAND, _MILLION = 1_000, 1_000_000
-_QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
 
 
 def cost(
@@ -48,55 +50,12 @@ def cost(
             "torchvision:NAME, priced as one function.",
         ),
     ],
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            help="Price a month of the load in an access log, each way to serve it (docs/how-to/bill.md): nginx's, "
-            "Apache's, a load balancer's, CloudFront's, CSV with a time in each row, a load of simulate; plain or .gz."
-        ),
-    ] = None,
-    qps: Annotated[
-        float | None,
-        typer.Option(min=1e-6, max=1e4, help="Without a log: a load of so many queries a second, at random."),
-    ] = None,
-    path: Annotated[
-        str | None, typer.Option(metavar="PREFIX", help="With --log: count requests whose URL's path begins with this.")
-    ] = None,
-    instance: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE",
-            help="With --log or --qps: the instance to compare with, whose speed is predicted. [default: c7i.large]",
-        ),
-    ] = None,
-    slo_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=1, help="With --log or --qps: in how many ms an instance has to answer. [default: 1000, or more]"
-        ),
-    ] = None,
-    scenario: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="With --log or --qps: a TOML file with an instance as it was measured (serfer study tune), and "
-            "slo_ms.",
-        ),
-    ] = None,
-    replay: Annotated[
-        bool,
-        typer.Option(
-            "--replay",
-            help="With --log or --qps: run the busiest minutes for real, through functions and an instance of this "
-            "machine, and show what was simulated for them beside what was measured.",
-        ),
-    ] = False,
-    replay_minutes: Annotated[
-        float | None,
-        typer.Option(
-            min=0.05, max=10, help="With --replay: how many minutes; two ways are run for so long each. [default: 10]"
-        ),
-    ] = None,
+    log: LogOption = None,
+    qps: QpsOption = None,
+    path: PathOption = None,
+    instance: InstanceOption = None,
+    slo_ms: SloOption = None,
+    scenario: ScenarioOption = None,
     size: SizeOption = None,
     channels: ChannelsOption = None,
     burst: Annotated[int, typer.Option(min=1, max=10**12, help="How many queries come at once.")] = 1000,
@@ -119,32 +78,16 @@ def cost(
     compare: Annotated[
         bool, typer.Option("--compare", help="With BUILD: a table of all drivers, stores and engines, in Markdown.")
     ] = False,
-    cluster_profile: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write what batches of the unsplit network take on cores, as [[profiles]] of a cluster's scenario of "
-            "simulate, to this TOML file.",
-        ),
-    ] = None,
-    profiles: Annotated[
-        Path | None,
-        typer.Option(help="With --cluster-profile: operator profiles to predict by, from serfer study profile."),
-    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Price a network, a plan or a deployment on AWS, as predicted: queries, a burst, months, the load of a log."""
     from serfer.sam.options import is_build  # noqa: PLC0415 - the command line starts fast
 
-    load = LoadOptions(log, qps, path, scenario, instance, slo_ms, store, replay, replay_minutes)
+    load = LoadOptions(log, qps, path, scenario, instance, slo_ms, store)
     load.check(context, is_built=is_build(directory))
-    directory = _plan_directory(directory, size, channels)
+    directory = plan_directory_of(directory, size, channels)
     cold = None if cold_share is None else share("--cold-share", cold_share, 1)
-    if profiles is not None and cluster_profile is None:
-        raise UsageError("--profiles is what --cluster-profile predicts by; a plan has the predictions of serfer split")
     if is_build(directory):
-        if cluster_profile is not None:
-            raise UsageError(f"--cluster-profile takes a plan directory, not the BUILD directory {directory}")
         if store is not None or memory is not None:
             raise UsageError(f"{directory} has its store and memory: package it with others, or give a plan directory")
         if compare:
@@ -156,8 +99,6 @@ def cost(
         raise UsageError(f"--compare and --parameter want a BUILD directory, not {directory}")
 
     plan = load_plan(directory)
-    if cluster_profile is not None:
-        _write_cluster_profile(plan, directory, cluster_profile, profiles)
     if load.given:
         show_load_costs(directory, plan, load, as_json=as_json)
         return
@@ -168,35 +109,6 @@ def cost(
     else:
         _print_prices(prices)
         print_months(prices, per_month or ())
-
-
-def _plan_directory(place: Path, size: str | None, channels: int | None) -> Path:
-    """Return the plan directory of a network that runs as one function, in the cache; that of a plan is its own.
-
-    Prices do not depend on weights: named networks have random ones.
-    """
-    if not is_network(place):
-        if size is not None or channels is not None:
-            raise UsageError(f"--size and --channels describe a network, and {place} is not one")
-        return place
-    weights = WeightsFrom(random=not is_network_file(place))
-    with status_line() as progress:
-        return plan_of(place, FileOptions(size, channels, Description(), weights), progress, deployed=False, says=False)
-
-
-def _write_cluster_profile(plan: Plan, directory: Path, file: Path, given: Path | None) -> None:
-    """Write what the unsplit network takes on cores; raises PlanError for a map plan, InputError and ModelError."""
-    check_whole_images(plan)
-    check_place(file)
-    measured = load_settings().profiles(given)
-    check_artefacts(plan, directory)
-    with status_line() as progress:
-        progress(f"reading {plan.unsplit.path}")
-        from serfer.splitter.profiling.whole_network import read_whole_works  # noqa: PLC0415 - imports onnx
-
-        works = read_whole_works(directory / plan.unsplit.path, plan.input.height, plan.input.width)
-    write_whole(file, dump_profile(measured_profile(plan.model, works, measured), measured).encode())
-    err.print(f"wrote {plain(str(file))}: add it to a cluster's scenario of serfer study simulate", soft_wrap=True)
 
 
 def _cost_of_build(
@@ -234,28 +146,6 @@ def _compare_costs(build: Path, loads: list[int] | None, as_json: bool) -> None:
             print_json(asdict(row))
     else:
         print(markdown(rows, loads or LOADS))  # noqa: T201 - Markdown goes out as it is
-
-
-def profile(
-    file: Annotated[Path, typer.Option("--out", help="The JSON file to write.")] = Path("profiles.json"),
-    quick: Annotated[bool, typer.Option("--quick", help="Measure less: one to three minutes, less exact.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Measure on this machine what operators cost, for split --profiles: three to five minutes on a quiet machine."""
-    check_place(file)
-    from serfer.splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx
-
-    with status_line() as progress:
-        profiles = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)
-    write_whole(file, dump_profiles(profiles).encode())
-    if as_json:
-        print_json(json.loads(dump_profiles(profiles)))
-    else:
-        _print_profiles(profiles)
-    err.print(
-        f"wrote {plain(str(file))}: give it to split --profiles, or set SERFER_PROFILES_FILE to it",
-        soft_wrap=True,
-    )
 
 
 def _print_prices(prices: Prices) -> None:
@@ -360,12 +250,3 @@ def _print_queries(bill: Bill) -> None:
         dollars = [f"{_THOUSAND * usage[item].usd:.5f}" if item in usage else "-" for usage in (warm, cold)]
         table.add_row(plain(item), f"{line.quantity:,.4g}", line.unit, *dollars, bill.tag(line))
     out.print(table)
-
-
-def _print_profiles(profiles: Profiles) -> None:
-    """Print how well each kind of operator was measured."""
-    table = columns("operators", "measured", "mean error of the fit", "divided among threads")
-    for kind, one in profiles.kinds.items():
-        table.add_row(str(kind), f"{one.samples:,}", f"{one.error:.1%}", f"{one.parallel:.0%}")
-    out.print(table)
-    out.print(plain(f"{profiles.machine}; {profiles.runtime}; {profiles.date}"))

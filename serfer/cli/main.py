@@ -28,7 +28,7 @@ COMMANDS = {
     "doctor": ("serfer.cli.deployed:doctor", "Check what this machine, or an AWS account, lacks."),
     "app": ("serfer.cli.main:app_group", "Applications: register variants of networks, and release them."),
     "deploy": ("serfer.cli.main:deploy_group", "AWS: package a plan, deploy it, go back, delete it."),
-    "study": ("serfer.cli.main:study_group", "Simulate loads and policies; measure this machine for them."),
+    "study": (INSTALLED, "Simulate loads and policies; measure this machine for them."),
     "bench": (INSTALLED, "Measure, on this machine, side by side in one run."),
 }
 PANELS = {
@@ -67,23 +67,6 @@ deploy_group = group(
         "destroy": ("serfer.cli.deploy:destroy", "Delete a stack and all that it holds."),
         "warm": ("serfer.cli.deployed:warm", "Start environments of deployed functions ahead of queries."),
         "sweep": ("serfer.cli.deployed:sweep", "Delete what has expired from a store in S3."),
-    },
-)
-study_group = group(
-    "Study loads, policies and this machine.",
-    {
-        "simulate": ("serfer.cli.simulate:app", "Run a load through routing policies, under a virtual clock."),
-        "policy": ("serfer.cli.policy_suite:policy", "Hold a policy against the published ones, on fixed loads."),
-        "fetch-traces": (
-            "serfer.cli.fetch_traces:fetch_traces",
-            "Fetch recorded loads that pages of results use.",
-        ),
-        "tune": ("serfer_bench.study.tune:command", "Measure batch sizes for an instance."),
-        "profile": ("serfer.cli.costs:profile", "Measure operators here, for split --profiles."),
-        "train-forecaster": (
-            "serfer.cli.training.train_forecaster:train_forecaster",
-            "Train MArk's forecaster on a load.",
-        ),
     },
 )
 

@@ -5,7 +5,7 @@ booting ── ready ──> serving ── surplus ──> draining ── no q
    └── not ready for so long ─────────────────────────────────────────────────────┘   is started
 
 A spot instance that its owner ends is leaving: it gets no more queries, and counts as one of those that are wanted
-until it is gone, since plans replace it themselves (serfer/sim/fleet.py does the same).
+until it is gone, since plans replace it themselves (serfer/cost/fleet.py does the same).
 """
 
 from __future__ import annotations

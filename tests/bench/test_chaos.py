@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from serfer.cli.main import app
 from serfer.core.errors import QueryError, SerferError, UsageError
 from serfer.core.inline_outputs import inline_stages
-from serfer.pipeline.workload import Sent
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer_bench.chaos import scenarios
 from serfer_bench.chaos.budget import InvocationBudget, Reply
@@ -19,6 +18,7 @@ from serfer_bench.chaos.clients import Clients, TwoDrivers
 from serfer_bench.chaos.plans import chaos_plan, through_store
 from serfer_bench.chaos.testbed import Left
 from serfer_bench.chaos.verdict import Observations, PassCriteria, judge, skipped
+from serfer_bench.core.workload import Sent
 from serfer_bench.load.queries import WRONG
 
 PATIENCE = 60.0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serfer.core.errors import InputError
-from serfer.pipeline.workload import Sent
+from serfer_bench.core.workload import Sent
 from serfer_bench.load.compare import compare, difference, results, warnings
 from serfer_bench.load.results import Log
 from tests.bench.test_results import log, result

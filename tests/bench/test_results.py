@@ -10,11 +10,11 @@ import pytest
 
 from serfer.core.errors import InputError, UsageError
 from serfer.pictures.charts_figure import charts_figure
-from serfer.pipeline.workload import Sent
 from serfer_bench.core.processes import Held
 from serfer_bench.core.results import check_directory
 from serfer_bench.core.stamp import make_stamp
 from serfer_bench.core.system import Totals
+from serfer_bench.core.workload import Sent
 from serfer_bench.load.results import (
     FORMAT,
     Log,

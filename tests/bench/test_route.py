@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from serfer.pipeline.workload import Sent
+from serfer_bench.core.workload import Sent
 from serfer_bench.serving.route import Experiment, _steps, draw, outcome
 from tests.e2e.conftest import cache, plan, serfer_, start  # noqa: F401 - fixtures
 from tests.e2e.test_routing import scenario  # noqa: F401 - same

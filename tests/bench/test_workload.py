@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.errors import TaskFailedError, UnavailableError, UsageError
-from serfer.pipeline.workload import NO_ANSWER, Clock, run
 from serfer_bench.core import arrivals
+from serfer_bench.core.workload import NO_ANSWER, Clock, run
 from serfer_bench.load.queries import WRONG, Example, run_queries
 
 RIGHT = np.array([[1.0, 2.0, 4.0]], dtype=np.float32)

@@ -14,13 +14,17 @@ from serfer.cli.shared.lazy import INSTALLED
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 
 END = "\x1e"
-IMPORTED = ("serfer.pictures", "serfer.sim.simulate", "serfer.wiring.open_pipeline", "serfer.registry")
+IMPORTED = (
+    *("serfer.pictures", "serfer.wiring.open_pipeline", "serfer.registry"),
+    *("serfer_bench.cli", "serfer_bench.study.cli", "serfer_bench.study.sim.simulate"),
+)
 
 
 def main(queue):
     """Run commands until the queue ends."""
     for place, _ in COMMANDS.values():
-        import_module("serfer_bench.cli" if place == INSTALLED else place.partition(":")[0])
+        if place != INSTALLED:
+            import_module(place.partition(":")[0])
     for name in IMPORTED:
         import_module(name)
     for line in queue:

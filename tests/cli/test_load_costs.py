@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
@@ -16,16 +15,16 @@ import serfer
 from serfer.cli.main import app
 from serfer.control.scenario_files import read_scenario
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.errors import InputError, PlanError
+from serfer.core.errors import InputError
+from serfer.cost import ways as serving_ways
+from serfer.cost.functions import one_function
+from serfer.cost.instances import predicted_instance
+from serfer.cost.loads.trace import Trace
+from serfer.cost.rates import silent
+from serfer.cost.ways import Serving
 from serfer.plan_directory import load_plan
-from serfer.sim.rates import silent
-from serfer.sim.serving import ways as serving_ways
-from serfer.sim.serving.functions import one_function
-from serfer.sim.serving.instances import predicted_instance
-from serfer.sim.serving.ways import Serving
-from serfer.sim.traces import Trace
 from tests.e2e.small import small_onnx, split_small
-from tests.sim.worlds import scenario
+from tests.study.sim.worlds import scenario
 
 NOON = 1_795_608_000  # 2026-11-25 12:00 UTC
 MONTH_S = 730 * 3600
@@ -205,15 +204,6 @@ def test_one_request_says_nothing_of_a_month(whole, tmp_path):
         priced(whole, "--log", path)
 
 
-def test_what_is_not_whole_is_not_replayed(whole, log, tmp_path):
-    plan = shutil.copytree(whole, tmp_path / "plan")
-    artefact = max(plan.glob("**/*.onnx"), key=lambda path: path.stat().st_size)
-    artefact.unlink()
-    result = called(plan, "--log", log, "--replay")
-    assert isinstance(result.exception, PlanError)
-    assert result.stdout == ""
-
-
 @pytest.mark.parametrize(("slow", "fast"), [("c7i.large", "c7i.xlarge"), ("g4dn.xlarge", "g5.xlarge")])
 def test_types_of_instances_have_a_predicted_speed_and_the_price_of_the_facts(whole, slow, fast):
     plan, facts = load_plan(whole), shipped_aws()
@@ -257,9 +247,6 @@ def test_an_instance_may_be_a_scenarios_as_it_was_measured(whole, log):
         ),
         (("--log", "nowhere.log"), 3, "'nowhere.log' cannot be read: No such file or directory"),
         (("--log", "LOG", "--slo-ms", "1e-9"), 2, "--slo-ms"),
-        (("--replay",), 2, "--replay: give --log FILE or --qps NUMBER, too"),
-        (("--log", "LOG", "--replay-minutes", "1"), 2, "--replay-minutes says how much --replay runs: give --replay"),
-        (("--log", "LOG", "--replay", "--replay-minutes", "0"), 2, "--replay-minutes"),
         (("--size", "34x34"), 2, "--size and --channels describe a network"),
     ],
 )

@@ -30,8 +30,8 @@ from tests.cli.terminal_host import END
 from tests.e2e.small import LABELS, split_small
 from tests.registry.records import application, network
 from tests.sam.builds import build
-from tests.sim.cluster.worlds import TOML as CLUSTER
-from tests.sim.worlds import TOML
+from tests.study.sim.cluster.worlds import TOML as CLUSTER
+from tests.study.sim.worlds import TOML
 
 ROOT = Path(__file__).parents[2]
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
@@ -114,6 +114,8 @@ CASES = {
         "--policy serverless --policy target-tracking --policy mark",
         "study simulate --scenario {cluster} --policy infless --policy batch --policy openfaas-plus --level rates",
     ),
+    "study replay": weekly("study replay {plan} --qps 5 --minutes 0.05"),
+    "study cluster-profile": case("study cluster-profile {plan} --out mine.toml"),
     "study fetch-traces": case("study fetch-traces"),
     "study policy": case("study policy ski-rental --alone --load poisson:hours=1,row_s=10 --seeds 1"),
     "study train-forecaster": weekly(

@@ -12,7 +12,7 @@ from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.plan_directory import load_plan
 from serfer.splitter.split import split
 from tests.e2e.small import slow_starts
-from tests.sim.cluster.worlds import TOML as CLUSTER
+from tests.study.sim.cluster.worlds import TOML as CLUSTER
 
 FIELDS = {"model", "plan", "store", "cold_share", "query", "cold_query", "burst", "idle_month", "cold_plan", "starts"}
 STAGE = {
@@ -150,7 +150,7 @@ def test_the_price_of_a_directory_that_is_not_a_plan_is_refused(serfer_here, tmp
 
 def cluster_profile(serfer_here, plan, file, *options, **variables):
     """Write a plan's profile, and return it as a cluster's scenario has it."""
-    result = serfer_here("cost", plan, "--cluster-profile", file, *options, **variables)
+    result = serfer_here("study", "cluster-profile", plan, "--out", file, *options, **variables)
     assert result.code == 0, result.err
     assert result.err.startswith("wrote ")
     scenario = file.with_name("cluster.toml")
@@ -172,21 +172,16 @@ def test_a_plans_network_becomes_a_profile_of_a_clusters_scenario(serfer_here, p
         assert "a slow one" in (tmp_path / "small.toml").read_text()
 
 
-def test_a_profile_leaves_the_prices_as_they_are(serfer_here, plan, tmp_path):
-    with_profile = serfer_here("cost", plan, "--json", "--cluster-profile", tmp_path / "small.toml")
-    assert json.loads(with_profile.out) == costs(serfer_here, plan)
-
-
-def test_wrong_cluster_profiles_are_refused(serfer_here, plan, slow, tmp_path):
+def test_wrong_cluster_profiles_are_refused(serfer_here, plan, tmp_path):
     file = tmp_path / "small.toml"
-    serfer_here("cost", plan, "--profiles", slow).complains(2, "--profiles is what --cluster-profile predicts by")
-    serfer_here("cost", plan, "--cluster-profile", tmp_path).complains(3, "cannot be written")
+    command = ("study", "cluster-profile")
+    serfer_here(*command, plan, "--out", tmp_path).complains(3, "cannot be written")
     none = tmp_path / "none.json"
-    serfer_here("cost", plan, "--cluster-profile", file, "--profiles", none).complains(3, "--profiles: ", "none.json")
+    serfer_here(*command, plan, "--out", file, "--profiles", none).complains(3, "--profiles: ", "none.json")
     altered = tmp_path / "altered"
     shutil.copytree(plan, altered)
     (altered / load_plan(plan).unsplit.path).write_bytes(b"none")
-    serfer_here("cost", altered, "--cluster-profile", file).complains(3, "was altered")
+    serfer_here(*command, altered, "--out", file).complains(3, "was altered")
     assert not file.exists()
 
 

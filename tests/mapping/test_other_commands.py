@@ -9,7 +9,7 @@ from PIL import Image
 
 from serfer.core.plan.window_plan import priced_query
 from serfer.plan_directory import load_plan
-from tests.sim.worlds import TOML
+from tests.study.sim.worlds import TOML
 
 
 def test_what_is_priced_is_the_commonest_window_and_its_own_share_of_the_work(plan):
@@ -49,7 +49,7 @@ def test_cost_prices_one_window(serfer, plan):
     [
         ("explain", "PLAN", "--pareto"),
         ("verify", "PLAN"),
-        ("cost", "PLAN", "--cluster-profile", "SCENARIO"),
+        ("study", "cluster-profile", "PLAN", "--out", "SCENARIO"),
         ("serve", "--plan", "PLAN"),
         ("serve", "--drivers", "2", "--plan", "PLAN"),
         ("serve", "--drivers", "2", "--plan", "named=PLAN"),

@@ -25,8 +25,8 @@ from serfer.core.costs.cost_model import billed_usd, start_usd
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.plan import WEIGHT_PLACES
 from serfer.core.units import MS_PER_S
+from serfer.cost.instances import gpu_batches, predicted_batches
 from serfer.sam.cost.driver_runs import DRIVER_MB
-from serfer.sim.serving.instances import gpu_batches, predicted_batches
 from serfer.splitter.planning.cold.share import best_chain, first_answer
 from serfer.splitter.planning.explanation import describe
 from serfer.splitter.planning.gang_prices import CandidateGang

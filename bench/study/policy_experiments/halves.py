@@ -32,15 +32,13 @@ from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
+from serfer.cost.loads.trace import Trace, scale_factor
+from serfer.cost.service_times import scenario_times
 from serfer.settings import load_settings
-from serfer.sim.forecasting.errors import peaks_of
-from serfer.sim.forecasting.lstm_training import train_lstm
-from serfer.sim.history import see_history
-from serfer.sim.service_times import scenario_times
-from serfer.sim.simulate import DetailedRun, Outcome, RunOptions, prepare, run_policies
-from serfer.sim.traces import Trace, scale_factor
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.several import Several
+from serfer_bench.study.forecasting.errors import peaks_of
+from serfer_bench.study.forecasting.lstm_training import train_lstm
 from serfer_bench.study.policy_experiments.policies import (
     SCALES,
     SCENARIOS,
@@ -51,6 +49,8 @@ from serfer_bench.study.policy_experiments.policies import (
     cases,
     measure,
 )
+from serfer_bench.study.sim.history import see_history
+from serfer_bench.study.sim.simulate import DetailedRun, Outcome, RunOptions, prepare, run_policies
 
 LOADS: Final = ("twitter_2021-08_per_minute", "nasa", "diurnal", "mmpp:hours=240,row_s=10")
 TUNED: Final = "mark"

@@ -18,18 +18,26 @@ from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario, scenario_file
 from serfer.core.errors import InputError
+from serfer.cost.driver_limits import DriverLimits
+from serfer.cost.service_times import scenario_times
 from serfer.local.process_pool import process_pool
 from serfer.settings import load_settings
-from serfer.sim.driver_limits import DriverLimits
-from serfer.sim.generators import GENERATORS, OF_ONE_FUNCTION, is_generator, parameters_of
-from serfer.sim.policy_suite import PRICES
-from serfer.sim.service_times import scenario_times
-from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, policy_names, prepare, run_policies
 from serfer.system import processors
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.traces import end_skipped, missing_in, skipped
+from serfer_bench.study.loads.generators import GENERATORS, OF_ONE_FUNCTION, is_generator, parameters_of
 from serfer_bench.study.policy_experiments.memoryless import NAME as PEER
 from serfer_bench.study.policy_experiments.memoryless import MemorylessOptimum
+from serfer_bench.study.sim.policy_suite import PRICES
+from serfer_bench.study.sim.simulate import (
+    DetailedRun,
+    LoadSpec,
+    Outcome,
+    RunOptions,
+    policy_names,
+    prepare,
+    run_policies,
+)
 
 POLICIES: Final = ("break-even", "target-tracking", "target-tracking-stepwise", "serverless", "instances")
 SCALES: Final = ("S", "M")

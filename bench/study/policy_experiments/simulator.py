@@ -23,19 +23,19 @@ from serfer.control.policy import fleet_of
 from serfer.control.router import Endpoint, Router
 from serfer.control.scenario import Market, Scenario
 from serfer.control.scenario_files import read_scenario
+from serfer.cost.driver_limits import DriverLimits
+from serfer.cost.fleet import Purchase
+from serfer.cost.loads.trace import Trace
+from serfer.cost.queries import QueriesRun
+from serfer.cost.rates import run_rates, steps_of
+from serfer.cost.service_times import scenario_times
+from serfer.cost.windows import Window
 from serfer.doctor.machine import this_machine
 from serfer.settings import Settings, load_settings
-from serfer.sim.calibration import Calibration, LocalRun
-from serfer.sim.driver_limits import DriverLimits
-from serfer.sim.fleet import Purchase
-from serfer.sim.hours import Window
-from serfer.sim.queries import QueriesRun
-from serfer.sim.rates import run_rates, steps_of
-from serfer.sim.service_times import scenario_times
-from serfer.sim.tasks import TasksRun, alone, service_times
-from serfer.sim.traces import Trace
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import MarkdownOption, plan_of
+from serfer_bench.study.sim.calibration import Calibration, LocalRun
+from serfer_bench.study.sim.tasks import TasksRun, alone, service_times
 
 Progress = Callable[[str], None]
 _MS, _US, _MINUTE_S = 1000.0, 1e6, 60.0

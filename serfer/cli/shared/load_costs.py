@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.load_replays import MINUTES, print_replay
+from serfer.cli.shared.named_model import WeightsFrom
+from serfer.cli.shared.network_options import FileOptions, plan_of
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import complain, out
 from serfer.control.scenario_files import read_scenario
@@ -17,21 +18,53 @@ from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan.layout import UNSPLIT
 from serfer.core.plan.window_plan import check_whole_images
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import is_network, is_network_file, load_plan
 from serfer.settings import load_settings
+from serfer.splitter.network.description import Description
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from serfer.control.scenario import Scenario
+    from serfer.core.costs.aws import AwsFacts
     from serfer.core.plan import Plan
-    from serfer.sim.serving.ways import Comparison, ServingWay
-    from serfer.sim.traces import Trace
+    from serfer.cost.loads.trace import Trace
+    from serfer.cost.ways import Comparison, ServingWay
 
-_WITHOUT_LOAD = (
-    *("burst", "cold_share", "memory", "queries_a_month", "parameter", "compare"),
-    *("cluster_profile", "profiles"),
-)
-_WITH_LOAD = ("path", "scenario", "instance", "slo_ms", "replay", "replay_minutes")
+LogOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Price a month of the load in an access log, each way to serve it (docs/how-to/bill.md): nginx's, "
+        "Apache's, a load balancer's, CloudFront's, CSV with a time in each row, a load of simulate; plain or .gz."
+    ),
+]
+QpsOption = Annotated[
+    float | None,
+    typer.Option(min=1e-6, max=1e4, help="Without a log: a load of so many queries a second, at random."),
+]
+PathOption = Annotated[
+    str | None, typer.Option(metavar="PREFIX", help="With --log: count requests whose URL's path begins with this.")
+]
+InstanceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE",
+        help="With --log or --qps: the instance to compare with, whose speed is predicted. [default: c7i.large]",
+    ),
+]
+SloOption = Annotated[
+    float | None,
+    typer.Option(min=1, help="With --log or --qps: in how many ms an instance has to answer. [default: 1000, or more]"),
+]
+ScenarioOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="With --log or --qps: a TOML file with an instance as it was measured (serfer study tune), and slo_ms.",
+    ),
+]
+_WITHOUT_LOAD = (*("burst", "cold_share", "memory", "queries_a_month", "parameter", "compare"),)
+_WITH_LOAD = ("path", "scenario", "instance", "slo_ms")
 _S_PER_HOUR = 3600.0
 _QUERIES = 2000  # of a load of --qps, at least, if a month has as many
 _LEAST_HOURS = 24.0
@@ -49,9 +82,7 @@ class LoadOptions:
     scenario: Path | None
     instance: str | None
     slo_ms: float | None
-    store: str | None
-    replay: bool
-    replay_minutes: float | None
+    store: str | None = None
 
     @property
     def given(self) -> bool:
@@ -75,13 +106,19 @@ class LoadOptions:
             raise UsageError("--path is the beginning of URLs of a --log, such as /v1/classify")
         if self.scenario is not None and (self.instance is not None or self.slo_ms is not None):
             raise UsageError("--scenario has an instance and slo_ms of its own: leave out --instance and --slo-ms")
-        if self.replay_minutes is not None and not self.replay:
-            raise UsageError("--replay-minutes says how much --replay runs: give --replay, too")
+
+    def scenario_of(self, whole: Plan, facts: AwsFacts) -> Scenario:
+        """Return a scenario with the instance to compare with; raises UsageError and InputError."""
+        from serfer.cost.instances import predicted_instance  # noqa: PLC0415 - the command line starts fast
+
+        if self.scenario is not None:
+            return read_scenario(self.scenario)
+        return predicted_instance(whole, self.instance or next(iter(facts.vcpus)), facts, self.slo_ms)
 
     def load(self, progress: Callable[[str], None]) -> Trace:
         """Return the load; raises InputError for a file that is not one."""
-        from serfer.sim.loads.reading import read_load  # noqa: PLC0415 - the command line starts fast
-        from serfer.sim.traces import Trace  # noqa: PLC0415 - same
+        from serfer.cost.loads.reading import read_load  # noqa: PLC0415 - the command line starts fast
+        from serfer.cost.loads.trace import Trace  # noqa: PLC0415 - same
 
         if self.log is not None:
             load = read_load(self.log, progress, self.path)
@@ -96,12 +133,24 @@ class LoadOptions:
         return Trace.steady(f"{qps:g} queries/s at random", hours * _S_PER_HOUR, qps)
 
 
+def plan_directory_of(place: Path, size: str | None, channels: int | None) -> Path:
+    """Return the plan directory of a network that runs as one function, in the cache; that of a plan is its own.
+
+    Prices do not depend on weights: named networks have random ones.
+    """
+    if not is_network(place):
+        if size is not None or channels is not None:
+            raise UsageError(f"--size and --channels describe a network, and {place} is not one")
+        return place
+    weights = WeightsFrom(random=not is_network_file(place))
+    with status_line() as progress:
+        return plan_of(place, FileOptions(size, channels, Description(), weights), progress, deployed=False, says=False)
+
+
 def show_load_costs(directory: Path, plan: Plan, options: LoadOptions, *, as_json: bool) -> None:
     """Print what a load costs, served in each way, with a plan of one task or of several."""
+    from serfer.cost.ways import compare_ways  # noqa: PLC0415 - same
     from serfer.sam.cost.driver_runs import DRIVER_MB  # noqa: PLC0415 - the command line starts fast
-    from serfer.sim.serving.instances import predicted_instance  # noqa: PLC0415 - same
-    from serfer.sim.serving.ways import compare_ways  # noqa: PLC0415 - same
-    from serfer.wiring.load_replay import LocalReplay, check_replay  # noqa: PLC0415 - same
 
     check_whole_images(plan)
     plan = replace(plan, store=options.store or plan.store)
@@ -110,41 +159,26 @@ def show_load_costs(directory: Path, plan: Plan, options: LoadOptions, *, as_jso
     facts = settings.facts()
     with status_line() as progress:
         load = options.load(progress)
-        place = directory if _is_whole(plan) else _whole_directory(directory, progress)
-        whole = plan if place is directory else load_plan(place)
-        if options.replay:
-            check_replay(whole, place)
-        if options.scenario is None:
-            scenario = predicted_instance(whole, options.instance or next(iter(facts.vcpus)), facts, options.slo_ms)
-        else:
-            scenario = read_scenario(options.scenario)
+        whole = whole_plan(plan, directory, progress)[0]
+        scenario = options.scenario_of(whole, facts)
         split = None if plan is whole else plan
         compared = compare_ways(load, whole, split, scenario, facts, DRIVER_MB, progress)
     for remark in load.remarks:
         complain(f"{options.log}: {remark}")
     if not as_json:
         _print(plan, options, compared)
-    replayed = None
-    if options.replay:
-        with status_line() as progress:
-            local = LocalReplay(whole, place, scenario, facts, settings, progress)
-            replayed = local.run(load, options.replay_minutes or MINUTES)
-        if not as_json:
-            print_replay(replayed)
-    if as_json:
-        replay = {} if replayed is None else {"replay": replayed.as_dict()}
-        print_json({"model": plan.model, "plan": plan.digest, **compared.as_dict(), **replay})
+    else:
+        print_json({"model": plan.model, "plan": plan.digest, **compared.as_dict()})
 
 
-def _is_whole(plan: Plan) -> bool:
-    return len(plan.stages) == 1 and len(plan.stages[0].tiles) == 1
-
-
-def _whole_directory(directory: Path, progress: Callable[[str], None]) -> Path:
-    """Return the plan directory of one task of the network that a plan directory splits, in the cache."""
+def whole_plan(plan: Plan, directory: Path, progress: Callable[[str], None]) -> tuple[Plan, Path]:
+    """Return the plan of one task of a plan's network, and its directory: in the cache where the plan splits it."""
     from serfer.wiring.network_file import plan_of_file  # noqa: PLC0415 - same
 
-    return plan_of_file(directory / UNSPLIT, load_settings(), progress)
+    if len(plan.stages) == 1 and len(plan.stages[0].tiles) == 1:
+        return plan, directory
+    place = plan_of_file(directory / UNSPLIT, load_settings(), progress)
+    return load_plan(place), place
 
 
 def _print(plan: Plan, options: LoadOptions, compared: Comparison) -> None:

@@ -9,7 +9,7 @@ from serfer.control.infless.scenario import parse_cluster
 from serfer.control.scenario_files import describes_cluster, read_cluster, read_scenario
 from serfer.core.errors import InputError, UsageError
 from tests.control.worlds import TWO_TYPES
-from tests.sim.cluster.worlds import TOML
+from tests.study.sim.cluster.worlds import TOML
 
 
 def parsed(text=TOML):

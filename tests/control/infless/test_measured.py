@@ -10,7 +10,7 @@ from serfer.control.infless.profiles import Configuration
 from serfer.control.infless.scenario import MAX_NAME, parse_cluster
 from serfer.core.costs.operator_costs import Kind, Work, shipped_profiles
 from tests.core.test_operator_costs import works
-from tests.sim.cluster.worlds import TOML
+from tests.study.sim.cluster.worlds import TOML
 
 PROFILES = shipped_profiles()
 NETWORKS = st.lists(works(), min_size=1, max_size=12)

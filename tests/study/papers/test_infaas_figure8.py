@@ -2,7 +2,7 @@
 
 import pytest
 
-from serfer.pipeline.workload import Sent
+from serfer_bench.core.workload import Sent
 from serfer_bench.study.papers.infaas import figure8
 from serfer_bench.study.papers.infaas.figure8 import Load, Together, _one, _Seen
 

@@ -7,7 +7,7 @@ import pytest
 from serfer.control.infless.measured import measured_profile
 from serfer.control.infless.scenario import PolicyFacts
 from serfer.core.costs.operator_costs import shipped_profiles
-from serfer.sim.rates import silent
+from serfer.cost.rates import silent
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
 from serfer.splitter.plan_dir.emit import in_one_piece

@@ -4,8 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.sim.simulate import LoadSpec
 from serfer_bench.study.papers.infless.figure16 import LSTH, charts, notes, run
+from serfer_bench.study.sim.simulate import LoadSpec
 from tests.bench import running
 
 pytestmark = pytest.mark.weekly

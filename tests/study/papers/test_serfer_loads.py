@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.errors import UsageError
-from serfer.pipeline.workload import Sent
 from serfer_bench.core.part_times import LAYER, POLL, READ, PartTimes
 from serfer_bench.core.processes import held
 from serfer_bench.core.quantiles import holds
 from serfer_bench.core.system import Totals
+from serfer_bench.core.workload import Sent
 from serfer_bench.load.results import Log, make_round
 from serfer_bench.load.systems import UNSPLIT
 from serfer_bench.study.papers.serfer.costs import TABLE_2

@@ -10,14 +10,14 @@ from typer.testing import CliRunner
 from serfer.cli.main import app
 from serfer.control.policies.mark.options import MarkOptions
 from serfer.core.errors import InputError
-from serfer.sim.simulate import Outcome, RunOptions, prepare, run_policies
-from serfer.sim.traces import Trace
+from serfer.cost.loads.trace import Trace
 from serfer_bench.study.policy_experiments import halves as halves_command
 from serfer_bench.study.policy_experiments import policies as policies_command
 from serfer_bench.study.policy_experiments.halves import COOLDOWNS_S, HalfOptions, halves, results, rows
 from serfer_bench.study.policy_experiments.policies import Options
+from serfer_bench.study.sim.simulate import Outcome, RunOptions, prepare, run_policies
 from tests.control.worlds import TWO_TYPES
-from tests.sim.worlds import TOML, scenario
+from tests.study.sim.worlds import TOML, scenario
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.core.errors import UsageError
-from serfer.sim.simulate import LoadSpec
 from serfer_bench.core.traces import end_skipped, skipped, split_missing
+from serfer_bench.study.sim.simulate import LoadSpec
 
 _S_PER_DAY = 86_400.0
 _MINUTES: Final = 1440

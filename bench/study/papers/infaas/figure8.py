@@ -32,12 +32,12 @@ from PIL import Image
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.errors import UnavailableError
-from serfer.pipeline.workload import Sent, run
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import RowsOption, plan_of
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.server_process import serving
+from serfer_bench.core.workload import Sent, run
 from serfer_bench.mapping.images import strip, write_image
 from serfer_bench.mapping.runs import command as map_command
 from serfer_bench.mapping.runs import kept_parts

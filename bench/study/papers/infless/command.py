@@ -11,8 +11,8 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
+from serfer.cost.rates import Progress, silent
 from serfer.local.process_pool import process_pool
-from serfer.sim.rates import Progress, silent
 from serfer.system import processors
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows

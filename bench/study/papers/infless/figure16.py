@@ -22,11 +22,11 @@ from serfer.core.units import MS_PER_S
 from serfer.pictures import draw_charts
 from serfer.pictures.charts import Chart, Curve
 from serfer.settings import load_settings
-from serfer.sim.simulate import LoadSpec
-from serfer.sim.windows.warm_state import WarmState, warm_state
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.traces import end_skipped, skipped, split_missing
+from serfer_bench.study.sim.simulate import LoadSpec
+from serfer_bench.study.sim.warm_state import WarmState, warm_state
 
 LSTH: Final = ("lsth:gamma=0.3", "lsth:gamma=0.5", "lsth:gamma=0.7")
 AS_INFLESS, AS_AUTHORS = "hybrid:hours=4", "hybrid"

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from serfer.control.infless.policy import RESERVE_S
 from serfer.control.infless.scenario import ClusterScenario
-from serfer.sim.cluster.outcome import ClusterOutcome, outcome_of
-from serfer.sim.cluster.run import Detail, cluster_load, run_cluster
-from serfer.sim.rates import PERIOD_S, Progress
-from serfer.sim.simulate import LoadSpec
+from serfer.cost.rates import PERIOD_S, Progress
 from serfer_bench.study.papers.infless.paper import FIGURE_12A, OSVT, SHOWN, TABLE_4, VIOLATIONS, World
 from serfer_bench.study.papers.infless.rows import FigureRow, rows_of
+from serfer_bench.study.sim.cluster.outcome import ClusterOutcome, outcome_of
+from serfer_bench.study.sim.cluster.run import Detail, cluster_load, run_cluster
+from serfer_bench.study.sim.simulate import LoadSpec
 
 LOADS: Final = {
     "sporadic": "mmpp:low=0.02,high=40,low_s=600,high_s=60,hours=6,row_s=5",

@@ -143,7 +143,7 @@ _OPERATOR_ERROR: Final = 0.2
 def _of_operators() -> tuple[Profile, ...]:
     """Return profiles combined from those of operators, on cores (3.3), with the constructed times of a GPU.
 
-    The file is what `serfer cost PLAN --cluster-profile` writes by the shipped operator profiles.
+    The file is what `serfer study cluster-profile PLAN` writes by the shipped operator profiles.
     """
     text = (files(__package__) / "operators.toml").read_text()
     known = structure(_Profiles, tomllib.loads(text), "operators.toml", error=InputError)

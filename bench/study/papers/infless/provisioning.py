@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from serfer.sim.cluster.outcome import ClusterOutcome
-from serfer.sim.rates import Progress
+from serfer.cost.rates import Progress
 from serfer_bench.study.papers.infless.loads import outcomes
 from serfer_bench.study.papers.infless.paper import OSVT, SHOWN, World
 from serfer_bench.study.papers.infless.rows import FigureRow, rows_of
+from serfer_bench.study.sim.cluster.outcome import ClusterOutcome
 
 _LOAD: Final = "bursty"
 _COMPARED: Final = ("batch", "infless")

@@ -33,17 +33,17 @@ from serfer.control.policies.mark.policy import Mark
 from serfer.control.policy import InstanceGroup, InstanceState
 from serfer.control.router import Router
 from serfer.control.scenario import CpuCredits, InstanceType, LambdaTarget, Market, Scenario
+from serfer.cost.fleet import Purchase, SpotLosses
+from serfer.cost.loads.trace import Floats, Trace
+from serfer.cost.queries import QueriesResult, QueriesRun
+from serfer.cost.rates import steps_of
+from serfer.cost.service_times import scenario_times
+from serfer.cost.windows import Window
 from serfer.settings import load_settings
-from serfer.sim.fleet import Purchase, SpotLosses
-from serfer.sim.hours import Window
-from serfer.sim.queries import QueriesResult, QueriesRun
-from serfer.sim.rates import steps_of
-from serfer.sim.service_times import scenario_times
-from serfer.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, prepare, run_policies
-from serfer.sim.traces import Floats, Trace
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.several import Several
 from serfer_bench.core.traces import missing_in, skipped
+from serfer_bench.study.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, prepare, run_policies
 
 PERIOD_S: Final = 5.0
 TWITTER: Final = "twitter_2021-08_per_minute"

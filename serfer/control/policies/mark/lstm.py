@@ -3,7 +3,7 @@
     peaks of the last `window` units, relative to their mean, as logarithms x ──> LSTM ──> h of the last unit
     logarithm of the peak of each of the next `horizon` units = x of the last unit + head . h
 
-Relative values make one network serve the same load at any scale. It is trained offline (serfer/sim/forecasting) and
+Relative values make one network serve the same load at any scale. It is trained offline (bench/study/forecasting) and
 kept as plain arrays; a forecast takes numpy alone, and less than a millisecond. The cell is the usual one:
 
     i, f, g, o = U x + V h + b        c = sigmoid(f) c + sigmoid(i) tanh(g)        h = sigmoid(o) tanh(c)

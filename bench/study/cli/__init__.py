@@ -1,0 +1,35 @@
+"""The commands of `serfer study`, each imported when it runs."""
+
+from serfer.cli.shared.lazy import group
+
+study_app = group(
+    "Study loads, policies and this machine.",
+    {
+        "simulate": (
+            "serfer_bench.study.cli.simulate:app",
+            "Run a load through routing policies, under a virtual clock.",
+        ),
+        "replay": (
+            "serfer_bench.study.cli.replay:replay",
+            "Run a load's busiest minutes on this machine, beside what is simulated for them.",
+        ),
+        "policy": (
+            "serfer_bench.study.cli.policy_suite:policy",
+            "Hold a policy against the published ones, on fixed loads.",
+        ),
+        "fetch-traces": (
+            "serfer_bench.study.cli.fetch_traces:fetch_traces",
+            "Fetch recorded loads that pages of results use.",
+        ),
+        "tune": ("serfer_bench.study.tune:command", "Measure batch sizes for an instance."),
+        "profile": ("serfer_bench.study.cli.profile:profile", "Measure operators here, for split --profiles."),
+        "cluster-profile": (
+            "serfer_bench.study.cli.profile:cluster_profile",
+            "Predict what batches of a network take on cores, for a cluster's scenario.",
+        ),
+        "train-forecaster": (
+            "serfer_bench.study.cli.train_forecaster:train_forecaster",
+            "Train MArk's forecaster on a load.",
+        ),
+    },
+)

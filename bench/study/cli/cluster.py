@@ -1,0 +1,165 @@
+"""`serfer study simulate` on a cluster's scenario: policies of serfer/control/infless, printed, as JSON, drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.options import print_json, status_line
+from serfer.cli.shared.terminal import err, out
+from serfer.control.infless.policies import CLUSTER_DEFAULT, CLUSTER_POLICIES
+from serfer.control.infless.scenario import ClusterScenario
+from serfer.control.scenario_files import read_cluster
+from serfer.core.errors import UsageError
+from serfer.cost.loads.trace import Trace
+from serfer.cost.rates import Progress
+from serfer_bench.study.sim.cluster.outcome import ClusterOutcome, outcome_of
+from serfer_bench.study.sim.cluster.run import ClusterLoad, ClusterRun, Detail, cluster_load, run_cluster
+from serfer_bench.study.sim.simulate import LoadSpec
+
+_TAKEN: Final = {
+    *("load", "scenario", "policy", "seed", "level", "period_s", "from_time", "until_time", "skip_zeros_over"),
+    *("window_s", "plot", "as_json"),
+}
+"""Options of `serfer study simulate` that a cluster has a use for."""
+
+
+@dataclass(frozen=True)
+class ClusterRequest:
+    """What the command line asks for; `load` is for functions whose scenario has none, its times are for all."""
+
+    scenario: Path
+    load: LoadSpec
+    policies: Sequence[str]
+    seed: int
+    period_s: float
+    level: str
+    window_s: float
+
+
+def check_cluster_options(context: typer.Context) -> None:
+    """Raise UsageError for an option that is of Lambda and instances alone."""
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in _TAKEN and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"{parameter.opts[0]} is not for a cluster's scenario: it is of Lambda and its instances")
+
+
+def simulate_cluster(request: ClusterRequest, plot: Path | None, *, as_json: bool) -> None:
+    """Run policies on a cluster, print them, and draw them where a picture is asked for."""
+    names = list(dict.fromkeys(request.policies)) or [CLUSTER_DEFAULT]
+    for name in names:
+        if name not in CLUSTER_POLICIES:
+            known = ", ".join(CLUSTER_POLICIES)
+            raise UsageError(f"--policy {name:.40}: a cluster's scenario has {known}; others are of Lambda")
+    if request.level == "tasks":
+        raise UsageError("--level tasks runs a plan's tasks on Lambda: a cluster has rates and queries")
+    world = read_cluster(request.scenario)
+    _check_load(request, world)
+    for warning in world.warnings():
+        err.print(f"[yellow]warning[/]: {plain(f'{request.scenario}: {warning}')}", soft_wrap=True)
+    with status_line() as progress:
+        load = _load(request, world, progress)
+        runs = [run_cluster(world, name, load, request.seed, progress) for name in names]
+    outcomes = [outcome_of(world, request.scenario.stem, run, request.seed) for run in runs]
+    if as_json:
+        for one in outcomes:
+            print_json(one.as_dict())
+    else:
+        _print(outcomes)
+    if plot is not None:
+        _draw(request.scenario.stem, runs, outcomes, plot)
+
+
+def _check_load(request: ClusterRequest, world: ClusterScenario) -> None:
+    """Refuse a LOAD that no function has a use for."""
+    if request.load.name and all(one.load for one in world.functions):
+        raise UsageError(
+            f"LOAD is for functions without one of their own, and all {len(world.functions)} of {request.scenario} "
+            f"have theirs: leave {request.load.name:.80} away, or take `load` out of [[functions]]"
+        )
+
+
+def _load(request: ClusterRequest, world: ClusterScenario, progress: Progress) -> ClusterLoad:
+    traces = []
+    for number, one in enumerate(world.functions):
+        progress(f"reading the load of {one.name}")
+        traces.append(_trace(request, number, one.load).scaled(one.factor))
+    detail = Detail(window_s=request.window_s) if request.level == "queries" else Detail(0)
+    return cluster_load(traces, request.period_s, request.seed, detail)
+
+
+def _trace(request: ClusterRequest, number: int, text: str) -> Trace:
+    """Return a function's load: each has a seed of its own, so that generators do not rise and fall together."""
+    spec = replace(request.load, name=text or request.load.name)
+    if not spec.name:
+        raise UsageError(
+            f"functions[{number}] has no load: give it one in the scenario, or LOAD for all that have none"
+        )
+    return spec.read(request.seed + number)
+
+
+def _print(outcomes: Sequence[ClusterOutcome]) -> None:
+    first = outcomes[0]
+    functions = len(first.functions)
+    out.print(
+        plain(
+            f"{first.scenario}: {first.seconds / 3600:,.1f} h, {functions} function{'s' * (functions > 1)}, "
+            f"{first.requests:,} requests, of which {first.detailed_requests:,} one by one"
+        )
+    )
+    table = columns("", *(one.policy for one in outcomes))
+    for name, values in _rows(outcomes):
+        table.add_row(name, *values)
+    out.print(table)
+    for window in first.windows:
+        out.print(f"one by one: {window.name}, from {window.begin_s / 3600:,.2f} h to {window.end_s / 3600:,.2f} h")
+
+
+def _rows(outcomes: Sequence[ClusterOutcome]) -> list[tuple[str, list[str]]]:
+    rows = [
+        ("in time", [f"{one.met:,}" for one in outcomes]),
+        ("late", [f"{one.late:,}" for one in outcomes]),
+        ("dropped", [f"{one.dropped:,}" for one in outcomes]),
+        ("SLO missed", [f"{one.violations:.2%}" for one in outcomes]),
+        ("requests per unit and second", [f"{one.requests_per_unit_s:,.3f}" for one in outcomes]),
+        ("cores per 100 requests/s", [f"{one.cores_per_100_rps:,.2f}" for one in outcomes]),
+        ("GPUs per 100 requests/s", [f"{one.gpus_per_100_rps:,.3f}" for one in outcomes]),
+        ("$ per million requests", [_or_dash(one.usd_per_request, 1e6, ",.3f") for one in outcomes]),
+        ("cost $", [f"{one.usd:,.2f}" for one in outcomes]),
+        ("  of active servers $", [f"{one.servers_usd:,.2f}" for one in outcomes]),
+        ("cold starts", [f"{one.cold_starts:,}" for one in outcomes]),
+        ("idle", [f"{one.idle_share:.1%}" for one in outcomes]),
+        ("fragments", [f"{one.fragments:.1%}" for one in outcomes]),
+        ("instances", [f"{one.instances:,.1f}" for one in outcomes]),
+        ("active servers", [f"{one.active_servers:,.1f}" for one in outcomes]),
+        ("waiting ms", [_or_dash(one.wait_ms, 1, ",.1f") for one in outcomes]),
+        ("execution ms", [_or_dash(one.exec_ms, 1, ",.1f") for one in outcomes]),
+        ("batches", [_batches(one) for one in outcomes]),
+    ]
+    if any(one.unplaced for one in outcomes):
+        rows.append(("requests without room", [f"{one.unplaced:,.0f}" for one in outcomes]))
+    return rows
+
+
+def _or_dash(value: float | None, times: float, form: str) -> str:
+    return "-" if value is None else format(value * times, form)
+
+
+def _batches(one: ClusterOutcome) -> str:
+    """Return the batch sizes that most requests were in, the most frequent first."""
+    most = sorted(one.batches.items(), key=lambda each: -each[1])[:3]
+    return " ".join(f"{size}:{share:.0%}" for size, share in most) or "-"
+
+
+def _draw(name: str, runs: Sequence[ClusterRun], outcomes: Sequence[ClusterOutcome], plot: Path) -> None:
+    from serfer_bench.study.cli.cluster_charts import draw_cluster  # noqa: PLC0415 - matplotlib is slow to import
+
+    draw_cluster(name, runs, outcomes, plot)
+    err.print(f"wrote {plain(str(plot))}", soft_wrap=True)

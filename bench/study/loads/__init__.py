@@ -1,0 +1,1 @@
+"""Generated and public loads."""

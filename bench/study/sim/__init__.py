@@ -1,0 +1,1 @@
+"""Simulators of loads, policies, functions and instances."""

@@ -1,0 +1,1 @@
+"""Loads over time, read from access logs and other records."""

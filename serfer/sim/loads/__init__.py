@@ -1,1 +1,0 @@
-"""Loads from what others have recorded: traces, access logs, CloudWatch's exports; compressed or not."""

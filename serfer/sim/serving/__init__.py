@@ -1,1 +1,0 @@
-"""Ways to serve a load, side by side: functions of several kinds, instances, and both by a policy."""

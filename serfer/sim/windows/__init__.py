@@ -1,1 +1,0 @@
-"""One function's warm state under windows, over traces of days."""

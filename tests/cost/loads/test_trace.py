@@ -1,0 +1,159 @@
+"""Traces: reading of files, cuts, and both scalings, as shared/scenarios defines them."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serfer.core.errors import InputError, UsageError
+from serfer.cost.loads import reading
+from serfer.cost.loads import trace as traces
+from serfer.cost.loads.reading import read_load
+from serfer.cost.loads.trace import Trace, scale_factor
+from serfer.cost.rates import silent
+from tests.study.sim.worlds import scenario
+
+
+def written(tmp_path, text):
+    path = tmp_path / "load.csv"
+    path.write_text(text)
+    return path
+
+
+def read_trace(path):
+    return read_load(path, silent)
+
+
+def trace(durations, rates):
+    return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
+
+
+def test_rates_hold_until_the_next_row_and_the_last_as_long_as_the_one_before(tmp_path):
+    load = read_trace(written(tmp_path, "t_seconds,rps\n0,5\n9,2.5\n12,0\n"))
+    assert load.durations_s.tolist() == [9, 3, 3]
+    assert load.rates.tolist() == [5, 2.5, 0]
+    assert (load.name, load.seconds, load.peak, load.queries) == ("load", 15, 5, 52.5)
+
+
+def test_minutes_become_seconds_and_their_requests_a_rate(tmp_path):
+    load = read_trace(written(tmp_path, "minute,requests\r\n0,60\r\n1,90\r\n"))
+    assert (load.durations_s.tolist(), load.rates.tolist()) == ([60, 60], [1.0, 1.5])
+
+
+def test_minutes_without_a_row_have_no_queries(tmp_path):
+    load = read_trace(written(tmp_path, "minute,requests\n0,60\n10,60\n11,60\n"))
+    assert load.queries == 180
+    assert (load.durations_s.tolist(), load.rates.tolist()) == ([60, 540, 60, 60], [1, 0, 1, 1])
+
+
+def test_a_count_of_a_part_of_a_minute_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"whole numbers, not 0\.5"):
+        read_trace(written(tmp_path, "minute,requests\n0,60\n0.5,60\n"))
+
+
+def test_times_of_a_cut_are_those_of_the_file(tmp_path):
+    load = read_trace(written(tmp_path, "t_seconds,rps\n1000,1\n1005,2\n1010,3\n"))
+    piece = load.cut(1005, 1008)
+    assert (piece.durations_s.tolist(), piece.rates.tolist(), piece.begin_s) == ([3], [2], 1005)
+    assert piece.cut(1006).seconds == 2
+    with pytest.raises(UsageError, match="begins at 1000 and ends at 1015"):
+        load.cut(0, 10)
+
+
+@pytest.mark.parametrize(("head", "seconds"), [("t_seconds,rps", 1), ("minute,requests", 60)])
+def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
+    assert read_trace(written(tmp_path, f"{head}\n3,7\n")).seconds == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no rows"),
+        ("t_seconds,rps\n", "no rows"),
+        ("seconds,rps\n0,1\n", "line 1: a load is the columns t_seconds,rps or minute,requests"),
+        ("t_seconds,rps\n0,1\n1,x\n", "line 3: two numbers are a row, not '1,x'"),
+        ("t_seconds,rps\n0,1,2\n", "line 2: two numbers"),
+        ("t_seconds,rps\n0,nan\n", "line 2: numbers are 0 to"),
+        ("t_seconds,rps\n0,-1\n", "line 2: numbers are 0 to"),
+        ("t_seconds,rps\n0,inf\n", "line 2: numbers are 0 to"),
+        ("t_seconds,rps\n0,1\n\n0,2\n", "line 4: times ascend"),
+    ],
+)
+def test_a_wrong_row_is_named_with_file_and_line(tmp_path, text, message):
+    path = written(tmp_path, text)
+    with pytest.raises(InputError, match=message) as raised:
+        read_trace(path)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
+    path = written(tmp_path, "t_seconds,rps\n0,1\n1,2\n2,3\n")
+    monkeypatch.setattr(traces, "MAX_ROWS", 2)
+    with pytest.raises(InputError, match="more than 2 rows"):
+        read_trace(path)
+    monkeypatch.setattr(reading, "MAX_BYTES", 20)
+    with pytest.raises(InputError, match="more than 20 bytes"):
+        read_trace(path)
+    (tmp_path / "load.csv").write_bytes(b"minute,requests\n0,1\n\xff\xfe")
+    monkeypatch.undo()
+    with pytest.raises(InputError, match="not UTF-8"):
+        read_trace(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_trace(tmp_path / "nothing.csv")
+
+
+def test_a_cut_keeps_the_rows_between_its_ends():
+    load = trace([10, 10, 10], [1, 2, 3]).cut(5, 25)
+    assert (load.durations_s.tolist(), load.rates.tolist()) == ([5, 10, 5], [1, 2, 3])
+    with pytest.raises(UsageError, match="--from 40"):
+        trace([10], [1]).cut(40)
+
+
+def test_long_idle_periods_are_removed_and_short_ones_kept():
+    load = trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]).without_zeros(180)
+    assert load.rates.tolist() == [1, 0, 2, 3]
+    with pytest.raises(UsageError, match="no queries at all"):
+        trace([60], [0]).without_zeros(60)
+
+
+def test_scaling_s_puts_break_even_at_the_median_nonzero_rate():
+    load, world = trace([1] * 5, [0, 0, 1, 4, 9]), scenario()
+    scaled = load.scaled(scale_factor("S", load, world))
+    assert np.median(scaled.rates[scaled.rates > 0]) == pytest.approx(0.526 / 3600 / 4e-5)
+
+
+def test_scaling_m_makes_the_mean_one_instances_qps():
+    load, world = trace([10, 1], [0, 4]), scenario()
+    assert load.scaled(scale_factor("M", load, world)).mean == pytest.approx(60)
+
+
+@pytest.mark.parametrize("scale", ["s", "0", "-1", "nan", "inf", "x"])
+def test_an_unknown_scale_is_refused(scale):
+    with pytest.raises(UsageError, match="--scale"):
+        scale_factor(scale, trace([1], [1]), scenario())
+
+
+def test_an_empty_load_cannot_be_scaled():
+    with pytest.raises(UsageError, match="--scale none"):
+        scale_factor("S", trace([1], [0]), scenario())
+    assert scale_factor("none", trace([1], [0]), scenario()) == 1
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 100), st.floats(0, 100)), min_size=1, max_size=20),
+    st.floats(0, 500),
+    st.floats(0, 500),
+)
+def test_a_cut_and_its_complement_make_up_the_load(rows, one, other):
+    load = trace(*zip(*rows, strict=True))
+    parts = []
+    for begin, end in ((0, min(one, other)), (min(one, other), max(one, other)), (max(one, other), math.inf)):
+        try:
+            parts.append(load.cut(begin, end))
+        except UsageError:
+            continue
+    assert sum(part.queries for part in parts) == pytest.approx(load.queries, abs=1e-6)
+    assert sum(part.seconds for part in parts) == pytest.approx(load.seconds)

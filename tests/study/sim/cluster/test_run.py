@@ -1,0 +1,102 @@
+import tomllib
+
+import pytest
+
+from serfer.control.infless.policies import CLUSTER_POLICIES
+from serfer.control.infless.scenario import parse_cluster
+from serfer_bench.study.loads.generators import generate
+from serfer_bench.study.sim.cluster.outcome import outcome_of
+from serfer_bench.study.sim.cluster.run import Detail, cluster_load, run_cluster
+from tests.study.sim.cluster.worlds import TOML
+
+POLICIES = pytest.mark.parametrize("name", CLUSTER_POLICIES)
+
+EACH = Detail()
+
+
+def world(text=TOML):
+    return parse_cluster(tomllib.loads(text))
+
+
+def load_of(scenario, *, detail=EACH, seed=1, period_s=5.0):
+    traces = [generate(one.load).scaled(one.factor) for one in scenario.functions]
+    return cluster_load(traces, period_s, seed, detail)
+
+
+def outcome(scenario, name, seed=1, **options):
+    run = run_cluster(scenario, name, load_of(scenario, seed=seed, **options), seed)
+    return outcome_of(scenario, "small", run, seed), run
+
+
+@POLICIES
+@pytest.mark.parametrize("detail", [Detail(), Detail(0), Detail(100, 60.0)], ids=["each", "rates", "windows"])
+def test_every_request_is_met_late_or_dropped_once(name, detail):
+    one, run = outcome(world(), name, detail=detail)
+    assert one.requests == run.load.counts.sum() > 40_000
+    assert one.met + one.late + one.dropped == one.requests
+    for function in one.functions:
+        assert function.met + function.late + function.dropped == function.requests
+    assert one.met > 0.8 * one.requests
+
+
+@POLICIES
+def test_no_more_is_occupied_than_there_is(name):
+    crowded = world(TOML.replace("factor = 2.0", "factor = 200.0").replace("count = 4", "count = 1"))
+    one, run = outcome(crowded, name, detail=Detail(0))
+    assert one.unplaced > 0
+    assert run.timeline.units.max() <= crowded.cluster.sizes.units(16, 200) + 1e-6
+    assert run.timeline.cores.max() <= 16
+    assert run.timeline.gpus.max() <= 2 + 1e-9
+
+
+@POLICIES
+def test_the_same_seed_gives_the_same_outcome(name):
+    first, _ = outcome(world(), name)
+    assert first == outcome(world(), name)[0]
+    assert first != outcome(world(), name, seed=2)[0]
+
+
+def test_resources_are_paid_for_as_table_4_does():
+    one, run = outcome(world(), "infless")
+    hours = 5.0 / 3600
+    assert one.usd == pytest.approx((run.timeline.cores.sum() * 0.034 + run.timeline.gpus.sum() * 2.5) * hours)
+    assert one.usd_per_request == pytest.approx(one.usd / one.met)
+    per_second = (one.cores_per_100_rps * 0.034 + one.gpus_per_100_rps * 2.5) / 3600 / 100
+    assert one.usd_per_request == pytest.approx(per_second)
+    assert one.servers_usd == pytest.approx(one.active_servers * 5.5 * one.seconds / 3600)
+
+
+def test_by_rates_and_one_by_one_agree_on_resources():
+    each, _ = outcome(world(), "infless")
+    rates, _ = outcome(world(), "infless", detail=Detail(0))
+    assert rates.unit_hours == pytest.approx(each.unit_hours)
+    assert (rates.detailed_requests, each.detailed_requests) == (0, each.requests)
+    assert rates.met == pytest.approx(each.met, rel=0.1)
+    assert rates.wait_ms is None
+
+
+def test_a_long_load_is_looked_at_in_windows():
+    one, run = outcome(world(), "batch", detail=Detail(40_000, 60.0))
+    assert {each.name for each in one.windows} == {"busiest", "median"}
+    assert run.load.detailed.sum() == 2 * 12
+    assert 0 < one.detailed_requests <= 40_000 < one.requests
+
+
+def test_windows_are_halved_until_their_requests_are_few_enough():
+    load = load_of(world(), detail=Detail(10_000, 60.0))
+    assert load.windows[0].end_s - load.windows[0].begin_s == 15.0
+    assert load.looked_at <= 10_000
+
+
+def test_errors_of_prediction_beyond_the_offset_miss_the_slo():
+    exact, _ = outcome(world(TOML.replace("exec_error = 0.1", "exec_error = 0.0")), "infless")
+    wrong, _ = outcome(world(TOML.replace("exec_error = 0.1", "exec_error = 0.6")), "infless")
+    assert wrong.violations > exact.violations
+
+
+def test_cold_starts_are_counted_and_cost_requests_their_slo():
+    text = TOML.replace("cold_ms = 2000", "cold_ms = 60000")
+    slow, _ = outcome(world(text), "infless")
+    usual, _ = outcome(world(), "infless")
+    assert slow.cold_starts > 0
+    assert slow.violations > usual.violations

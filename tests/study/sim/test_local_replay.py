@@ -1,0 +1,132 @@
+"""`serfer study replay`: the busiest seconds of a load through functions and an instance that boots."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import onnx
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+import serfer
+from serfer.cli.main import app
+from serfer.core.errors import PlanError
+from serfer_bench.study.sim import local_replay as load_replay
+from tests.e2e.dense import dense_onnx
+from tests.e2e.small import small_onnx
+
+SCENARIO = """
+slo_ms = 30000
+[lambda]
+usd_per_query = 1e-5
+latency_ms = 50
+cold_ms = 1000
+concurrency = 1000
+memory_gb = 1.7
+keep_alive_s = 300
+[[instance]]
+name = "own"
+usd_per_hour = 1e-4
+spot_usd_per_hour = 0
+boot_s = 0
+min_billing_s = 0
+qps = 20
+batches = [[1, 40]]
+"""
+
+
+@pytest.fixture
+def load(tmp_path):
+    """A load of which the busiest three seconds begin at the fifth, and the busiest half minute at the sixtieth."""
+    (tmp_path / "load.csv").write_text("t_seconds,rps\n0,0.2\n5,8\n8,0.2\n60,3\n90,0\n")
+    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    return ["--log", str(tmp_path / "load.csv"), "--scenario", str(tmp_path / "scenario.toml")]
+
+
+def replayed(network, load, minutes, monkeypatch):
+    """Return what is replayed on a machine that is said to have one processor, so that less of it is measured."""
+    monkeypatch.setattr(load_replay, "_STARTS", 1)
+    monkeypatch.setattr(load_replay, "_TURNS", 2)
+    monkeypatch.setattr(load_replay, "processors", lambda: 1)
+    result = CliRunner().invoke(app, ["study", "replay", str(network), *load, "--minutes", str(minutes), "--json"])
+    if result.exception:
+        raise result.exception
+    replay = json.loads(result.stdout)
+    assert replay["seconds"] == 60 * minutes
+    machine = replay["machine"]
+    assert machine["cold_ms"] > machine["warm_ms"] > 0
+    for way in replay["ways"]:
+        measured, simulated, explained = (way[name] for name in ("measured", "simulated", "explained"))
+        assert measured["unanswered"] == simulated["unanswered"] == explained["unanswered"] == 0
+        assert measured["p99_ms"] > measured["p50_ms"] > 0
+        assert 0 < measured["cold_share"] <= 1
+        assert way["simulated_off"]["usd"] == pytest.approx(simulated["usd"] / measured["usd"] - 1)
+        assert way["explained_off"]["p99_ms"] == pytest.approx(explained["p99_ms"] / measured["p99_ms"] - 1)
+    return replay
+
+
+def test_a_replay_shows_what_was_simulated_beside_what_was_measured(tmp_path, load, monkeypatch):
+    path = tmp_path / "dense.onnx"
+    onnx.save(dense_onnx(["scores"]), path)
+    replay = replayed(path, load, 0.05, monkeypatch)
+    assert replay["begin_s"] == 5.0
+    assert replay["queries"] == pytest.approx(24 / replay["thinned"], abs=1)
+    assert [way["name"] for way in replay["ways"]] == ["one function"]
+    [remark] = replay["remarks"]
+    assert remark.startswith("without instances: ")
+    assert replay["machine"]["instance_boot_s"] is None
+
+
+@pytest.mark.slow
+def test_an_instance_boots_and_takes_its_part_of_a_replay(tmp_path, load, monkeypatch):
+    path = tmp_path / "small.onnx"
+    onnx.save(small_onnx(), path)
+    replay = replayed(path, load, 0.5, monkeypatch)
+    assert replay["begin_s"] == 60.0
+    assert [way["name"] for way in replay["ways"]] == ["one function", "SerFer: one function, own"]
+    assert replay["machine"]["instance_boot_s"] > 0
+    for outcome in (replay["ways"][1]["measured"], replay["ways"][1]["simulated"]):
+        assert outcome["launches"] >= 1
+        assert 0 < outcome["on_instances"] < 1
+
+
+@pytest.mark.killed
+def test_an_interrupted_replay_leaves_nothing_running(tmp_path, load):
+    path = tmp_path / "small.onnx"
+    onnx.save(small_onnx(), path)
+    command = [sys.executable, "-m", "serfer", "study", "replay", str(path), *load, "--minutes", "0.05"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(os.environ)) as process:
+        children = []
+        while not children and process.poll() is None:
+            children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == b"serfer: interrupted"
+    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_local_replay_refuses_a_plan_that_lacks_an_artefact(tmp_path, load):
+    path = tmp_path / "small.onnx"
+    onnx.save(small_onnx(), path)
+    plan = tmp_path / "plan"
+    serfer.whole_plan(str(path), out=plan)
+    max(plan.glob("**/*.onnx"), key=lambda artefact: artefact.stat().st_size).unlink()
+    result = CliRunner().invoke(app, ["study", "replay", str(plan), *load])
+    assert isinstance(result.exception, PlanError)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((), "give the load"), (("--qps", "1", "--minutes", "0"), "--minutes"), (("--path", "/v1"), "--path")],
+)
+def test_local_replay_wrong_options_exit_2(tmp_path, arguments, message):
+    path = tmp_path / "small.onnx"
+    onnx.save(small_onnx(), path)
+    result = CliRunner().invoke(app, ["study", "replay", str(path), *arguments])
+    assert getattr(result.exception, "exit_code", result.exit_code) == 2
+    assert message in f"{result.exception} {result.output}"

@@ -1,0 +1,248 @@
+"""Task by task: the run machine under a virtual clock agrees with the drawn times, and loses no query."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serfer.control.router import Router
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cost_model import Platform, price_plan
+from serfer.core.errors import UsageError
+from serfer.cost.driver_limits import DriverLimits
+from serfer.cost.loads.trace import Trace
+from serfer.cost.queries import QueriesRun
+from serfer.cost.rates import steps_of
+from serfer.cost.windows import Window
+from serfer.plan_directory import load_plan
+from serfer_bench.study.sim.calibration import published_calibration
+from serfer_bench.study.sim.tasks import LambdaSimulator, TasksRun, alone, service_times
+from tests.e2e.gangs import split_gang
+from tests.e2e.small import split_small
+from tests.study.sim.worlds import Scripted, calibration, scenario
+
+
+def test_a_query_takes_its_stages_one_after_the_other_and_its_slowest_tasks():
+    made = calibration(tiles=(2, 1))
+    latencies = alone(made, scenario(keep_alive_s=float("inf")).serverless, seed=0, queries=500)
+    assert latencies[0] > 1.0  # both stages were cold
+    assert set(np.round(latencies[1:] * 1000).astype(int)) <= {2 * (10 + row) + 1 for row in range(50)}
+    assert np.median(latencies[1:]) == pytest.approx(np.median(made.latencies_s), rel=0.05)
+
+
+def test_environments_belong_to_functions_and_stay_warm_for_their_time():
+    world = LambdaSimulator(calibration(tiles=(2, 1)), scenario(keep_alive_s=100.0).serverless, seed=0)
+    for time in (0.0, 50.0, 500.0):
+        world.start(time)
+        world.advance(time + 40.0)
+    world.finish(600.0)
+    assert world.colds == 6  # of the first query and the last one, three tasks each
+    assert world.tasks == 9
+    assert world.idle_gb_s == pytest.approx(3 * (50 + 100 + 100), rel=0.01)
+
+
+def test_throttled_tasks_are_retried_up_to_a_bound():
+    many = DriverLimits(slots=1000)
+    world = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=2).serverless, 0, limits=many)
+    world.start(0.0)
+    world.finish(100.0)
+    assert (len(world.latencies_s), world.throttled, world.failed) == (1, 0, 0)
+    assert world.retries > 0
+    none = LambdaSimulator(calibration(tiles=(4,)), scenario(concurrency=0).serverless, 0, limits=many)
+    none.start(0.0)
+    none.finish(100.0)
+    assert (len(none.latencies_s), none.throttled, none.in_flight) == (0, 1, 0)
+
+
+def test_a_query_that_takes_too_long_fails():
+    world = LambdaSimulator(calibration(), scenario().serverless, seed=0, deadline_s=0.001)
+    world.start(0.0)
+    world.finish(100.0)
+    assert (world.failed, len(world.latencies_s), world.in_flight) == (1, 0, 0)
+
+
+class TestGangs:
+    """Stages 1 and 2 are a gang of three members, of whom the first alone has a tile of stage 2."""
+
+    TILES, GANGS = (1, 3, 1), ((1, 3),)
+
+    def world(self, **choices):
+        made = calibration(tiles=self.TILES, gangs=self.GANGS, rows=1)
+        return LambdaSimulator(made, scenario(**choices).serverless, seed=0, limits=DriverLimits(slots=1000))
+
+    def test_a_gang_is_invoked_once_and_its_stages_take_their_time(self):
+        world = self.world()
+        world.start(0.0)
+        world.advance(50.0)
+        world.start(50.0)
+        world.advance(100.0)
+        assert world.tasks == 2 * 4
+        assert world.colds == 4
+        cold, warm = world.latencies_s
+        assert warm == pytest.approx(0.010 + 0.001 + 0.009 + 0.009 + 0.001)
+        assert cold == pytest.approx(warm + 0.5 + 0.5)
+
+    def test_members_keep_their_environments_until_the_last_one_ends(self):
+        world = self.world(keep_alive_s=1000.0)
+        world.start(0.0)
+        world.advance(10.0)
+        world.finish(10.0)
+        first, gang = 0.51, 0.51 + 0.519
+        assert world.idle_gb_s == pytest.approx((10 - first) + 3 * (10 - gang))
+
+    def test_a_gang_without_room_is_disbanded_as_a_whole_and_its_stages_run_one_by_one(self):
+        world = self.world(concurrency=2)
+        world.start(0.0)
+        world.finish(100.0)
+        assert (len(world.latencies_s), world.throttled, world.failed, world.in_flight) == (1, 0, 0, 0)
+        assert world.tasks == 1 + 2 + 3 + 1  # two members were aborted
+        assert world._running == 0
+        none = self.world(concurrency=0)
+        none.start(0.0)
+        none.finish(100.0)
+        assert (none.throttled, none.in_flight) == (1, 0)
+
+    def test_a_gang_that_no_driver_can_start_is_refused_by_name(self):
+        made = calibration(tiles=self.TILES, gangs=self.GANGS)
+        with pytest.raises(UsageError, match="has 3 members"):
+            LambdaSimulator(made, scenario().serverless, 0, limits=DriverLimits(slots=2))
+
+    def test_a_function_that_gains_environments_too_fast_disbands_the_gang(self):
+        made = calibration(tiles=self.TILES, gangs=self.GANGS, rows=1)
+        world = LambdaSimulator(made, scenario().serverless, 0, limits=DriverLimits(growth=2))
+        world.start(0.0)
+        world.finish(100.0)
+        assert (len(world.latencies_s), world.in_flight, world._running) == (1, 0, 0)
+        assert world.tasks > 1 + 3 + 1
+
+    @settings(max_examples=15)
+    @given(rate=st.floats(0, 60), concurrency=st.sampled_from([1, 3, 4, 7, 1000]))
+    def test_every_query_ends_exactly_once(self, rate, concurrency):
+        load, world = Trace("a trace", np.array([10.0]), np.array([rate])), scenario(concurrency=concurrency)
+        made = calibration(tiles=(3, 2, 3, 1, 2), gangs=((0, 4),))
+        limits = DriverLimits(drivers=2, slots=1000, hedge=True, growth=40)
+        run = TasksRun(world, Router(world, Scripted([0])), made, [], 3, limits=limits)
+        result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 10.0))
+        assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
+
+    def test_published_times_agree_with_the_cost_model(self, tmp_path):
+        plan, facts = load_plan(split_gang(tmp_path)), shipped_aws()
+        made = published_calibration(plan, facts)
+        assert made.gangs == ((0, 4),)
+        predicted = price_plan(plan, Platform.over(facts, "redis")).latency
+        for share, rel in ((0.5, 0.02), (0.99, 0.05)):  # of one step's tail there are twenty queries
+            assert np.quantile(made.latencies_s, share) == pytest.approx(predicted.quantile(share), rel=rel)
+
+
+@settings(max_examples=25)
+@given(
+    rate=st.floats(0, 80),
+    concurrency=st.sampled_from([1, 6, 1000]),
+    wanted=st.lists(st.integers(0, 2), min_size=1),
+    limits=st.builds(
+        DriverLimits,
+        drivers=st.integers(1, 3),
+        slots=st.sampled_from([None, 1, 4]),
+        hedge=st.booleans(),
+        growth=st.sampled_from([1.0, 30.0, float("inf")]),
+    ),
+)
+def test_every_query_ends_exactly_once(rate, concurrency, wanted, limits):
+    load, world = Trace("a trace", np.array([12.0]), np.array([rate])), scenario(boot_s=2.0, concurrency=concurrency)
+    run = TasksRun(world, Router(world, Scripted(wanted)), calibration(), [], 3, limits=limits)
+    result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 12.0))
+    assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
+
+
+def test_tasks_wait_for_a_slot_of_their_driver_and_the_oldest_query_goes_first():
+    world = LambdaSimulator(calibration(tiles=(2, 1), rows=1), scenario().serverless, 0, limits=DriverLimits(slots=1))
+    for _ in range(2):
+        world.start(0.0)
+    world.finish(100.0)
+    first, second = world.latencies_s
+    cold, warm, driver = 0.51, 0.01, 0.001
+    assert first == pytest.approx(cold + warm + warm + cold + driver)  # a slot is free before its next task is known
+    assert second == pytest.approx(first + 2 * warm)
+    assert (world.queued, world.retries, world.tasks, world.colds) == (4, 0, 6, 2)
+
+
+def test_queries_go_to_drivers_in_turn():
+    limits = DriverLimits(drivers=2, slots=1)
+    world = LambdaSimulator(calibration(tiles=(1,), rows=1), scenario().serverless, 0, limits=limits)
+    for _ in range(4):
+        world.start(0.0)
+    world.finish(100.0)
+    assert sorted(np.round(world.latencies_s, 3)) == [0.511, 0.511, 0.521, 0.521]
+
+
+def test_a_function_gains_so_many_environments_in_ten_seconds_and_tasks_are_tried_again():
+    made, slow = calibration(tiles=(1,), rows=1), DriverLimits(slots=1000, growth=10)
+    world = LambdaSimulator(made, scenario(keep_alive_s=0.0).serverless, 0, limits=slow)
+    for _ in range(14):
+        world.start(0.0)
+    world.finish(100.0)
+    assert (len(world.latencies_s), world.throttled, world.colds) == (14, 0, 14)
+    assert (np.array(world.latencies_s) > 0.6).sum() == 4
+    assert max(world.latencies_s) > 4 + 0.5  # one a second
+    assert world.retries > 4
+
+
+def test_late_tasks_get_a_duplicate_whose_share_of_the_query_is_paid():
+    made = calibration(tiles=(3, 1), rows=40)
+    slow = replace(made, service_ms=tuple((900.0, 9.0, 9.0, 9.0) if row == 0 else (9.0,) * 4 for row in range(40)))
+    world, plain = (
+        LambdaSimulator(slow, scenario(keep_alive_s=1e9).serverless, 0, limits=DriverLimits(hedge=hedge))
+        for hedge in (True, False)
+    )
+    for each in (world, plain):
+        for number in range(400):
+            each.start(10.0 * number)
+            each.advance(10.0 * number + 9.0)
+        each.finish(4010.0)
+    slow_ones, with_duplicates = ((np.array(each.latencies_s[1:]) > 0.9).sum() for each in (plain, world))
+    assert slow_ones == 10
+    assert with_duplicates <= 2  # whose duplicate drew the slow row, too
+    assert 10 <= world.hedges <= 10 + 4  # of cold starts
+    mean_ms = (900.0 + 39 * 9.0) / 40
+    share = mean_ms / (mean_ms + 27.0)
+    assert 10 * share <= world.duplicates <= 10 * share + 1  # those of one cold query are at most its price
+    assert plain.hedges == plain.duplicates == 0
+
+
+def test_environments_that_a_plan_wants_are_warm_for_every_task():
+    class Warm(Scripted):
+        def observe(self, seen):
+            return replace(super().observe(seen), warm=15)
+
+    load, world = Trace("a trace", np.array([20.0, 20.0]), np.array([0.0, 30.0])), scenario()
+    colds = []
+    for policy in (Scripted([0]), Warm([0])):
+        result = TasksRun(world, Router(world, policy), calibration(), [], 3).over(
+            steps_of(load, 5), 0.0, Window("all", 0.0, 40.0)
+        )
+        colds.append((result.cold_starts, result.pings))
+    assert colds[0][0] > 4
+    assert colds[1] == (0, 15)
+
+
+def test_both_simulation_levels_agree():
+    made, world = calibration(tiles=(3, 2, 1)), scenario()
+    load, window = Trace("a trace", np.array([160.0]), np.array([30.0])), Window("late", 40.0, 160.0)
+    times = service_times(made, world.serverless)
+    drawn = QueriesRun(world, Router(world, Scripted([0])), times, [], 1).over(steps_of(load, 5), 0.0, window)
+    run = TasksRun(world, Router(world, Scripted([0])), made, [], 1).over(steps_of(load, 5), 0.0, window)
+    for share in (0.5, 0.95, 0.99):
+        assert np.quantile(run.latencies_s, share) == pytest.approx(np.quantile(drawn.latencies_s, share), rel=0.05)
+    assert run.queries == pytest.approx(drawn.queries, rel=0.05)
+
+
+def test_published_times_agree_with_the_cost_model(tmp_path):
+    plan, facts = load_plan(split_small(tmp_path)), shipped_aws()
+    made = published_calibration(plan, facts)
+    assert made.tiles == tuple(stage.grid.tiles for stage in plan.stages)
+    assert (made.source, made.tag) == ("published", "MS")
+    predicted = price_plan(plan, Platform.over(facts, "redis")).latency
+    for share in (0.5, 0.99):
+        assert np.quantile(made.latencies_s, share) == pytest.approx(predicted.quantile(share), rel=0.02)

@@ -10,8 +10,8 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, PlanOption
 from serfer.core.errors import UsageError
-from serfer.pictures.charts import Chart, Curve, order_chart
 from serfer_bench.core import arrivals
+from serfer_bench.core.charts import Chart, Curve, order_chart
 from serfer_bench.core.options import NetworkOption, QueriesOption
 from serfer_bench.load.measure import (
     ConcurrencyOption,

@@ -13,11 +13,11 @@ import typer
 from serfer.cli.shared.options import status_line
 from serfer.cli.shared.tables import publish
 from serfer.core.errors import QueryError
-from serfer.pictures import draw_charts
-from serfer.pictures.charts import Chart
 from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
+from serfer_bench.core.charts import Chart
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.options import network
 from serfer_bench.core.results import stamp_now
 from serfer_bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, write_result

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serfer.core.errors import UsageError
-from serfer.pictures.charts import Chart, Curve, share_chart, time_chart
 from serfer_bench.core import arrivals
+from serfer_bench.core.charts import Chart, Curve, share_chart, time_chart
 from serfer_bench.load.results import Log
 
 _MS_PER_S = 1000.0

@@ -17,8 +17,8 @@ from serfer.cli.shared.tables import Table
 from serfer.core.dataclass_codec import LATER, unstructure
 from serfer.core.errors import InputError
 from serfer.files import read_text
-from serfer.pictures import draw_charts
-from serfer.pictures.charts import Chart, Curve, is_wide
+from serfer_bench.core.charts import Chart, Curve, is_wide
+from serfer_bench.core.drawing import draw_charts
 
 _MAX_BYTES: Final = 4 << 20
 _DIGITS: Final = 12

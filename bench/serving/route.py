@@ -31,12 +31,13 @@ from serfer.control.scenario_files import scenario_file
 from serfer.core.errors import QueryError, UsageError
 from serfer.core.plan import Plan
 from serfer.images import decode_image
-from serfer.pictures import check_suffix, draw_charts
-from serfer.pictures.charts import Chart, Curve, is_wide
+from serfer.pictures import check_suffix
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.arrivals import poisson
+from serfer_bench.core.charts import Chart, Curve, is_wide
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.options import RowsOption, plan_of
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows

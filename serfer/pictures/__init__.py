@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,11 +15,10 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import ImageLimits, Plan, Preprocess
 from serfer.extras import installed
 from serfer.images import decode_image, read_image
-from serfer.pictures.charts import Chart
 from serfer.pictures.pareto import choices
 from serfer.pictures.text import text_picture
 
-__all__ = ["SUFFIXES", "check_suffix", "choices", "draw_charts", "draw_plan", "picture_pixels", "text_picture"]
+__all__ = ["SUFFIXES", "check_suffix", "choices", "draw_plan", "picture_pixels", "text_picture"]
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -32,15 +30,6 @@ def check_suffix(out: Path) -> str:
     if suffix not in SUFFIXES:
         raise UsageError(f"{out} is not a name of a picture: it should end in {', '.join(SUFFIXES)}")
     return suffix
-
-
-def draw_charts(title: str, charts: Sequence[Chart], legend: Sequence[str], stamp: Sequence[str], out: Path) -> None:
-    """Draw charts below each other, with a legend of lines that begin with curves' names and a stamp below."""
-    check_suffix(out)
-    from serfer.pictures.charts_figure import charts_figure  # noqa: PLC0415 - matplotlib is slow to import
-    from serfer.pictures.render import save  # noqa: PLC0415 - same
-
-    save(charts_figure(title, charts, legend, stamp), out)
 
 
 def draw_plan(plan: Plan, out: Path, image: NDArray[np.uint8] | None = None) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from serfer.core.errors import InputError, UsageError
-from serfer.pictures.charts_figure import charts_figure
+from serfer_bench.core.charts_figure import charts_figure
 from serfer_bench.core.processes import Held
 from serfer_bench.core.results import check_directory
 from serfer_bench.core.stamp import make_stamp

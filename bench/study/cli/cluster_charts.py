@@ -9,8 +9,9 @@ from typing import Final
 import numpy as np
 
 from serfer.cost.loads.trace import Floats
-from serfer.pictures import check_suffix, draw_charts
-from serfer.pictures.charts import Chart, Curve
+from serfer.pictures import check_suffix
+from serfer_bench.core.charts import Chart, Curve
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.study.sim.cluster.outcome import ClusterOutcome
 from serfer_bench.study.sim.cluster.run import ClusterRun, Timeline
 

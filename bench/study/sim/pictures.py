@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from serfer.control.clairvoyant import optimum_schedule
 from serfer.cost.loads.trace import Floats
 from serfer.cost.rates import Timeline
-from serfer.pictures import check_suffix, draw_charts
-from serfer.pictures.charts import Chart, Curve, Point
+from serfer.pictures import check_suffix
+from serfer_bench.core.charts import Chart, Curve, Point
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.study.sim.simulate import PolicyRun, SimInput
 from serfer_bench.study.sim.time_series import integrated, spent_usd
 

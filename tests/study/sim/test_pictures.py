@@ -7,8 +7,8 @@ import pytest
 
 from serfer.cost.loads.trace import Trace
 from serfer.cost.service_times import Quantiles, ServiceTimes
-from serfer.pictures.charts import Chart, Curve
-from serfer.pictures.charts_figure import charts_figure
+from serfer_bench.core.charts import Chart, Curve
+from serfer_bench.core.charts_figure import charts_figure
 from serfer_bench.study.sim.pictures import policy_charts
 from serfer_bench.study.sim.simulate import DetailedRun, RunOptions, prepare, run_policies
 from tests.study.sim.worlds import scenario

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.pictures import draw_charts
-from serfer.pictures.charts import Chart, Curve, is_wide, order_chart, share_chart, thinned, time_chart
-from serfer.pictures.charts_figure import charts_figure
+from serfer_bench.core.charts import Chart, Curve, is_wide, order_chart, share_chart, thinned, time_chart
+from serfer_bench.core.charts_figure import charts_figure
+from serfer_bench.core.drawing import draw_charts
 
 ROUNDS = [
     Curve("serfer", ((0.0, 40.0), (1.0, 60.0), (2.0, 50.0))),

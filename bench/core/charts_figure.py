@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from serfer.pictures.charts import Chart
 from serfer.pictures.render import COLOURS, GREY, INK, LIGHT, drawable, fitting_size, picture_settings, stage_colour
+from serfer_bench.core.charts import Chart
 
 _WIDTH, _CHART, _MARGIN = 9.0, 3.9, 0.3  # inches: of the page, the height of a chart, and the distance from the edges
 _TITLE, _ENTRY, _LINE = 0.3, 0.205, 0.15  # inches: the height of the title, of a legend's line, and of a stamp's

@@ -9,8 +9,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from serfer.local.descriptors import FEW, raise_limit
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
-from serfer.local.stack import DRAIN_S, Order, Stack
+from serfer.local.stack import DRAIN_S, Stack
 from serfer.pipeline.event_loop import run
 from serfer.plan_directory import check_artefacts
 from serfer.settings import NONE, Settings, access_setting
@@ -44,24 +44,11 @@ _ONE_DRIVER = {
     "drain_s": "as the balancer knows how long several take requests",
 }
 """Options that go with one driver alone, and why."""
-_OWN = frozenset(
-    {
-        *("network", "model", "plan", "demo", "size", "channels", "preprocess", "labels", "output"),
-        *(
-            "weights_file",
-            "random",
-            "download",
-            "show_config",
-            "drivers",
-            "host",
-            "port",
-            "store",
-            "object_store",
-            "workers",
-        ),
-        *("results", "allow_host", "log_format", "as_json"),
-    }
-)
+_OWN = {
+    *("network", "model", "plan", "demo", "size", "channels", "preprocess", "labels", "output", "weights_file"),
+    *("random", "download", "show_config", "drivers", "host", "port", "store", "object_store", "workers", "results"),
+    *("allow_host", "log_format", "as_json"),
+}
 """Options that drivers do not have as they were given: they get plans, addresses and stores that follow from these."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -101,11 +88,14 @@ def serve_balanced(
     hosts = (address.host.partition("%")[0], *settings.allow_hosts)
     options += [f"--allow-host={each}" for each in hosts]  # they listen at loopback alone
     lines = _Lines()
-    _check_descriptors(raise_limit(), lines)
+    if (limit := raise_limit()) < FEW:
+        lines.say(
+            f"a process may open {limit} files here, too few for many clients at once: raise it to {FEW} (ulimit -Hn)"
+        )
     with status_line() as progress, ExitStack() as parts:
         parts.callback(lines.flush)
         progress("starting the store")
-        embedded = None if choices.store or choices.workers == "aws" else _embedded(parts)
+        embedded = None if choices.store or choices.workers == "aws" else parts.enter_context(RedisServer())
         store = embedded.url if embedded else choices.store
         share = settings.local_share(drivers, least_concurrency(models.values(), settings))
         service = None
@@ -116,10 +106,31 @@ def serve_balanced(
             limited = settings.model_copy(update={"local_concurrency": most})
             urls = (str(store), choices.objects)
             service = _service(models.values(), urls, limited, lines.of_a_function, grows=applications is not None)
-        behind = _Behind(drivers, options, (store, choices.objects), service, embedded, settings, share)
+        command, variables = _driver_command(options, (store, choices.objects))
+        variables |= {"SERFER_LOCAL_CONCURRENCY": str(share), "SERFER_RESULTS": settings.results or NONE}
         first = applications.names[0] if applications and not models else None
-        tell = _print_json if as_json else partial(_print_ready, first)
-        run(_run(behind, (address.host, address.port), progress, tell, lines))
+        tell = print_json if as_json else partial(_print_ready, first)
+
+        async def serve() -> None:
+            if service is not None:
+                from serfer.wiring.local import start_service  # noqa: PLC0415 - imports what local workers need
+
+                await start_service(service)
+                access = access_setting(service.access).get_secret_value()
+                variables.update(SERFER_LOCAL_URL=service.url, SERFER_LOCAL_ACCESS=access)
+            stack = Stack(drivers, command, variables, service, embedded, say=lines.say, on_line=lines.pass_on)
+            await _run(stack, address, settings, progress, tell)
+
+        run(serve())
+
+
+def _driver_command(options: list[str], urls: tuple[str | None, str | None]) -> tuple[list[str], dict[str, str]]:
+    """Return a driver's command line and variables; the stores' URLs, with passwords, are among the latter."""
+    form = "text" if err.is_terminal else "json"
+    command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
+    command += ["--json", f"--drain-s={DRAIN_S}", f"--log-format={form}", *options]
+    named = zip(("--store", "--object-store"), urls, strict=True)
+    return command, {**os.environ, ARGUMENTS: json.dumps([f"{option}={url}" for option, url in named if url])}
 
 
 def _passed_on(context: typer.Context) -> Iterator[str]:
@@ -135,14 +146,6 @@ def _passed_on(context: typer.Context) -> Iterator[str]:
             yield from (f"{parameter.opts[0]}={each}" for each in (value if isinstance(value, list) else [value]))
 
 
-def _check_descriptors(limit: int, lines: _Lines) -> None:
-    """Warn of a limit of open files that ordinary load would reach."""
-    if limit < FEW:
-        lines.say(
-            f"a process may open {limit} files here, too few for many clients at once: raise it to {FEW} (ulimit -Hn)"
-        )
-
-
 def found_applications(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:
     """Return applications with their names; raises UsageError for one that is not there."""
     if applications is None:
@@ -153,108 +156,50 @@ def found_applications(applications: ApplicationOptions | None, store: str | Non
     return replace(applications, names=names)
 
 
-@dataclass(frozen=True)
-class _Behind:
-    """The servers behind the balancer: so many `serfer serve` with options, stores' URLs, service, embedded store.
-
-    Each may have `share` local invocations in flight.
-    """
-
-    drivers: int
-    options: list[str]
-    urls: tuple[str | None, str | None]
-    service: LambdaService | None
-    embedded: RedisServer | None
-    settings: Settings
-    share: int
-
-    def order(self, host: str, port: int) -> Order:
-        """Return what the stack is to run, once the Lambda service has its address."""
-        form = "text" if err.is_terminal else "json"
-        command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
-        command += ["--json", f"--drain-s={DRAIN_S}", f"--log-format={form}", *self.options]
-        named = zip(("--store", "--object-store"), self.urls, strict=True)
-        local = (
-            {
-                "SERFER_LOCAL_URL": self.service.url,
-                "SERFER_LOCAL_ACCESS": access_setting(self.service.access).get_secret_value(),
-            }
-            if self.service
-            else {}
-        )
-        variables = {
-            **os.environ,
-            **local,
-            ARGUMENTS: json.dumps([f"{option}={url}" for option, url in named if url]),
-            "SERFER_LOCAL_CONCURRENCY": str(self.share),
-            "SERFER_RESULTS": self.settings.results or NONE,
-        }
-        settings = self.settings
-        requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it
-        return Order(self.drivers, command, variables, host, port, settings.api_header_timeout_s, requests)
-
-
 async def _run(
-    behind: _Behind,
-    address: tuple[str, int],
+    stack: Stack,
+    address: Address,
+    settings: Settings,
     progress: Callable[[str], None],
-    tell: Callable[[Stack], None],
-    lines: _Lines,
+    tell: Callable[[dict[str, object]], None],
 ) -> None:
     """Run until a signal comes, and end in order; a second signal cuts off what runs."""
-    if behind.service is not None:
-        from serfer.wiring.local import start_service  # noqa: PLC0415 - imports what local workers need
-
-        await start_service(behind.service)
-    stack = Stack(behind.order(*address), behind.service, behind.embedded, say=lines.say, on_line=lines.pass_on)
-    with _signals(stack) as caught:
-        starting = asyncio.ensure_future(stack.start(progress))
-        try:
-            await _either(starting, caught)
-            if not starting.done():
-                raise typer.Exit(128 + caught.result())
-            starting.result()
-            tell(stack)
-            progress("")
-            await _either(caught, stack.failed)
-            if not caught.done():
-                stack.failed.result()
-        finally:
-            starting.cancel()
-            progress("stopping: what runs is answered first")
-            await stack.stop()
-
-
-async def _either(*futures: asyncio.Future[Any]) -> None:
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-
-
-@contextmanager
-def _signals(stack: Stack) -> Iterator[asyncio.Future[int]]:
-    """Give the first signal's number to come; later ones hurry the stack, and none interrupts what follows."""
     loop = asyncio.get_running_loop()
-    first: asyncio.Future[int] = loop.create_future()
+    caught: asyncio.Future[int] = loop.create_future()
 
-    def caught(number: int) -> None:
-        if first.done():
-            stack.hurry()
+    def catch(number: int) -> None:
+        if caught.done():  # later ones hurry the stack
+            stack.kill()
         else:
-            first.set_result(number)
+            caught.set_result(number)
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, caught, number)
+        loop.add_signal_handler(number, catch, number)
+    requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it
+    starting = asyncio.ensure_future(
+        stack.start(progress, address.host, address.port, header_s=settings.api_header_timeout_s, requests=requests)
+    )
+    failing: asyncio.Future[None] | None = None
     try:
-        yield first
+        await asyncio.wait((starting, caught), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            raise typer.Exit(128 + caught.result())
+        starting.result()
+        tell(stack.as_dict())
+        progress("")
+        failing = asyncio.ensure_future(stack.failed())
+        await asyncio.wait((caught, failing), return_when=asyncio.FIRST_COMPLETED)
+        if not caught.done():
+            failing.result()
     finally:
+        starting.cancel()
+        if failing is not None:
+            failing.cancel()
+        progress("stopping: what runs is answered first")
+        await stack.stop()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
         ignore_signals()
-
-
-def _embedded(parts: ExitStack) -> RedisServer:
-    server = RedisServer()
-    parts.callback(server.stop)
-    return server
 
 
 def _service(
@@ -276,16 +221,12 @@ def _service(
     )
 
 
-def _print_json(stack: Stack) -> None:
-    print_json(stack.as_dict())
-
-
-def _print_ready(application: str | None, stack: Stack) -> None:
+def _print_ready(application: str | None, stack: dict[str, object]) -> None:
     """Say where the page is, and how to ask; an application, where there is no model."""
-    asked = f"application={application}" if application else "top_k=5"
-    out.print(f"ready at {stack.url}")
-    out.print(f"  page   {stack.url}/")
-    out.print(f"  ask    curl -F image=@cat.jpg '{stack.url}/v1/classify?{asked}' (with keys: -H 'X-API-Key: ...')")
+    asked, url = f"application={application}" if application else "top_k=5", stack["url"]
+    out.print(f"ready at {url}")
+    out.print(f"  page   {url}/")
+    out.print(f"  ask    curl -F image=@cat.jpg '{url}/v1/classify?{asked}' (with keys: -H 'X-API-Key: ...')")
     out.print("Ctrl-C stops everything")
 
 

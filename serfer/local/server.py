@@ -7,12 +7,18 @@ import errno
 import os
 import socket
 import subprocess
+import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import IO, ClassVar, Self
 
 from serfer.core.errors import UnavailableError
+from serfer.local.die_with_parent import dying_with_me
+
+TAKEN = "Address already in use"
+"""What servers say of a port that was free a moment ago."""
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach what listens everywhere
 
@@ -26,6 +32,7 @@ class LocalServer(ABC):
     READY_S: ClassVar[float]
     POLL_S: ClassVar[float]
     _process: subprocess.Popen[bytes]
+    _log: IO[bytes] | None = None  # of a server that was launched with a configuration
 
     @property
     def pid(self) -> int:
@@ -36,6 +43,8 @@ class LocalServer(ABC):
         """Kill the server, which has nothing to save, and wait until it is gone; a second call does nothing."""
         self._process.kill()
         self._process.wait()
+        if self._log is not None:
+            self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -48,6 +57,30 @@ class LocalServer(ABC):
     @abstractmethod
     def _answers(self) -> bool:
         """Return whether our server answers, and not another one that listens at its port."""
+
+    def _spawn(
+        self, command: Sequence[str], config: str = "", variables: Mapping[str, str] | None = None
+    ) -> str | None:
+        """Start a server that reads `config` from standard input; returns None once it answers, or its output."""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the server
+        with tempfile.TemporaryFile() as file:  # it has no name: nothing shows a password in it
+            file.write(config.encode())
+            file.seek(0)
+            self._process = subprocess.Popen(  # noqa: S603 - the command is ours
+                dying_with_me(*command),
+                stdin=file,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                cwd="/",
+                env=variables,
+                start_new_session=True,
+            )
+        if self._comes_up():
+            return None
+        self._log.seek(0)
+        output = self._log.read().decode(errors="replace").strip()
+        self.stop()
+        return output or "no output"
 
     def _comes_up(self) -> bool:
         """Wait until our server answers (True), or has ended or overrun its time (False)."""

@@ -12,104 +12,209 @@ running loop and dies with its thread.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from serfer.core.errors import UnavailableError
-from serfer.local.driver_process import DriverProcess, pause
+from serfer.core.retry import Backoff
+from serfer.local.die_with_parent import dying_with_me
+from serfer.local.lambda_.log import LogTail
+from serfer.local.lambda_.process import WorkerProcess, exit_reason
 from serfer.local.lambda_.service import LambdaService
-from serfer.local.server import LocalServer
 from serfer.local.servers.balancer import Balancer
 from serfer.local.servers.redis import RedisServer
 
 DRAIN_S = 2.0  # that a driver goes on taking requests: the balancer turns away from it within one
+RESTARTS = Backoff(base=0.2, longest=10.0)  # s
 _FINISH_S = 900.0
+_STEADY_S = 30.0  # after which an end counts as the first one again
+_QUIET_S = 300.0  # for a driver to come up
 
 
-@dataclass(frozen=True)
-class Order:
-    """The configuration: so many drivers, each run by `command` with `variables`, behind an address.
+class DriverProcess:
+    """Runs `command` and `--port`, a `serfer serve --json`, on the running loop, and starts it again when it ends.
 
-    Each gets about `requests` at the same time at most.
+    The process sees `variables` and nothing else of an environment. `on_line` gets every line that it writes, `say` one
+    whenever it has ended or is back.
     """
 
-    drivers: int
-    command: Sequence[str]
-    variables: Mapping[str, str]
-    host: str
-    port: int
-    header_s: float
-    requests: int
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        on_line: Callable[[str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.name = name
+        self.url = ""  # once it listens
+        self._command = command
+        self._variables = variables
+        self._on_line = on_line
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self._process: WorkerProcess | None = None
+        self._early: list[str] = []  # lines before it first listened
+        self._listening: asyncio.Future[None] = self._loop.create_future()
+        self._stopping = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The process id, None while there is no process."""
+        return self._process.pid if self._process else None
+
+    @property
+    def port(self) -> int:
+        """The port on 127.0.0.1, 0 until it is known."""
+        return urlsplit(self.url).port or 0
+
+    async def start(self) -> None:
+        """Start the process and wait until it listens; raises UnavailableError with its last words if not."""
+        self._running = asyncio.create_task(self._keep_running())
+        try:
+            async with asyncio.timeout(_QUIET_S):
+                await self._listening
+        except TimeoutError as error:
+            raise UnavailableError(f"{self.name} did not start within {_QUIET_S:g} s: {self._last}") from error
+
+    async def stop(self) -> None:
+        """Ask the process to drain and exit, and wait until nothing is left of it; a cancelled caller kills it."""
+        self._stopping.set()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGTERM)
+        try:
+            if self._running is not None:
+                await asyncio.shield(self._running)
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process at once; once it is to stop, it is not started again."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def _keep_running(self) -> None:
+        """Run the process until it is to stop; the pause grows with each end that follows another soon."""
+        ends = 0
+        while not self._stopping.is_set():
+            since = self._loop.time()
+            try:
+                status = await self._run()
+                problem, first = f"has ended ({_reason(status)})", f"{self.name}: {self._last or exit_reason(status)}"
+            except OSError as error:  # of descriptors, memory or processes, there may be more later
+                problem = f"could not be started ({error.strerror})"
+                first = f"{self.name} cannot be started: {error.strerror}"
+            if not self._listening.done():
+                self._listening.set_exception(UnavailableError(first))
+                return
+            if self._stopping.is_set():
+                return
+            ends = 1 if self._loop.time() - since > _STEADY_S else ends + 1
+            wait_s = RESTARTS.wait(ends)
+            self._say(f"{self.name} {problem}: it is started again in {wait_s:g} s")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), wait_s)
+
+    async def _run(self) -> int:
+        ended: asyncio.Future[int] = self._loop.create_future()
+        command = dying_with_me(*self._command, "--port", str(self.port))
+        log = LogTail(self._read_line)
+        self._process = WorkerProcess(command, cwd=Path.cwd(), env=self._variables, log=log, on_exit=ended.set_result)
+        try:
+            return await ended
+        finally:
+            self._process = None
+
+    @property
+    def _last(self) -> str:
+        return self._early[-1].removeprefix("serfer: ") if self._early else ""
+
+    def _read_line(self, line: str) -> None:
+        url = _listens_at(line)
+        if url is not None:
+            self.url = url
+        if self._listening.done():
+            if url is None:
+                self._on_line(line)
+            else:
+                self._say(f"{self.name} is back at {url}")
+        elif url is None:
+            self._early.append(line)
+        else:
+            self._listening.set_result(None)
+            for early in self._early:
+                self._on_line(early)
 
 
 class Stack:
     """Drivers and their balancer before a started Lambda service; there may be none, nor a `store` that is embedded.
 
+    `command` with `variables` starts each of `drivers` drivers, which gets about `requests` at the same time at most.
     `say` is called with what happened, `on_line` with the drivers' lines.
     """
 
     def __init__(
         self,
-        order: Order,
+        drivers: int,
+        command: Sequence[str],
+        variables: Mapping[str, str],
         service: LambdaService | None,
         store: RedisServer | None,
         *,
         say: Callable[[str], None],
         on_line: Callable[[str], None],
     ) -> None:
-        self._order = order
         self._service = service
         self._store = store
         self._say = say
-        names = [f"driver {number}" for number in range(order.drivers)]
-        self.drivers = [DriverProcess(name, order.command, order.variables, on_line, say) for name in names]
+        names = [f"driver {number}" for number in range(drivers)]
+        self.drivers = [DriverProcess(name, command, variables, on_line, say) for name in names]
         self._balancer: Balancer | None = None
-        self._guards: set[int] = set()  # pidfds
-        self._retries: dict[str, asyncio.TimerHandle] = {}
-        self._loop = asyncio.get_running_loop()
-        self.failed: asyncio.Future[None] = self._loop.create_future()  # ends with what cannot be mended
-
-    @property
-    def url(self) -> str:
-        """The address for clients."""
-        return self._running().url
+        self._guards: list[asyncio.Task[None]] = []
 
     def as_dict(self) -> dict[str, object]:
         """Return addresses and process ids as JSON has them, but the store's address, which has a password."""
+        assert self._balancer is not None  # noqa: S101 - the stack has started
         return {
-            "url": self.url,
-            "page": f"{self.url}/",
+            "url": self._balancer.url,
+            "page": f"{self._balancer.url}/",
             "pid": os.getpid(),
             "drivers": [{"url": driver.url, "pid": driver.pid} for driver in self.drivers],
-            "balancer": {"pid": self._running().pid},
+            "balancer": {"pid": self._balancer.pid},
             "functions": {"url": self._service.url if self._service else None},
             "store": {"pid": self._store.pid if self._store else None},
         }
 
-    async def start(self, progress: Callable[[str], None]) -> None:
-        """Start drivers, then the balancer; raises UnavailableError where one does not start."""
-        order = self._order
-        progress(f"starting {order.drivers} drivers")
+    async def start(
+        self, progress: Callable[[str], None], host: str, port: int, *, header_s: float, requests: int
+    ) -> str:
+        """Start drivers, then the balancer, and return its URL; raises UnavailableError where one does not start."""
+        progress(f"starting {len(self.drivers)} drivers")
         await asyncio.gather(*(driver.start() for driver in self.drivers))
         progress("starting the balancer")
         ports = [driver.port for driver in self.drivers]
-        most = order.drivers * order.requests
-        self._balancer = Balancer(ports, host=order.host, port=order.port, header_s=order.header_s, most=most)
-        self._guard("balancer", self._balancer, self._restart_balancer)
-        if self._store is not None:
-            self._guard("store", self._store, self._restart_store)
+        balancer = Balancer(ports, host=host, port=port, header_s=header_s, most=len(ports) * requests)
+        self._balancer = balancer
+        self._guards = [asyncio.create_task(self._guard("balancer", lambda: balancer.pid, balancer.restart))]
+        if (store := self._store) is not None:
+            self._guards.append(asyncio.create_task(self._guard("store", lambda: store.pid, store.restart)))
+        return balancer.url
+
+    async def failed(self) -> None:
+        """Wait for what cannot be mended, and raise it."""
+        await asyncio.gather(*self._guards)
 
     async def stop(self) -> None:
         """Drain drivers and balancer; then stop them, the Lambda service and the store."""
-        for pidfd in self._guards:
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
-        self._guards.clear()
-        for retry in self._retries.values():
-            retry.cancel()
-        self.failed.cancel()
+        for guard in self._guards:
+            guard.cancel()
         try:
             ends = [driver.stop() for driver in self.drivers]
             if self._balancer is not None:
@@ -122,52 +227,53 @@ class Stack:
                 if server is not None:
                     server.stop()
 
-    def hurry(self) -> None:
+    def kill(self) -> None:
         """Cut off what runs."""
         for driver in self.drivers:
             driver.kill()
         if self._balancer is not None:
             self._balancer.stop()
 
-    def _guard(self, name: str, server: LocalServer, restart: Callable[[], LocalServer]) -> None:
-        """Start a server again whenever it ends; what cannot be mended ends `failed`."""
-        pidfd = os.pidfd_open(server.pid)
+    async def _guard(self, name: str, pid: Callable[[], int], restart: Callable[[], None]) -> None:
+        """Start a server again whenever it ends; later, where there are no descriptors or processes to be had."""
+        tries = 0
+        while True:
+            try:
+                if not tries:
+                    await _end_of(pid())
+                restart()
+            except OSError as error:
+                tries += 1
+                wait_s = RESTARTS.wait(tries)
+                self._say(f"the {name} has ended and cannot be started ({error.strerror}): again in {wait_s:g} s")
+                await asyncio.sleep(wait_s)
+            else:
+                tries = 0
+                self._say(f"the {name} had ended and is back")
 
-        def ended() -> None:
-            self._guards.discard(pidfd)
-            self._loop.remove_reader(pidfd)
-            os.close(pidfd)
-            self._start_again(name, restart)
 
-        self._guards.add(pidfd)
-        self._loop.add_reader(pidfd, ended)
+async def _end_of(pid: int) -> None:
+    pidfd = os.pidfd_open(pid)
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
 
-    def _start_again(self, name: str, restart: Callable[[], LocalServer], tries: int = 1) -> None:
-        """Start a server that has ended; later, where there are no descriptors or processes to be had."""
-        try:
-            self._guard(name, restart(), restart)
-            self._say(f"the {name} had ended and is back")
-        except OSError as error:
-            wait_s = pause(tries)
-            self._say(f"the {name} has ended and cannot be started ({error.strerror}): again in {wait_s:g} s")
-            self._retries[name] = self._loop.call_later(wait_s, self._start_again, name, restart, tries + 1)
-        except UnavailableError as error:
-            if not self.failed.done():
-                self.failed.set_exception(error)
 
-    def _restart_balancer(self) -> Balancer:
-        balancer = self._running()
-        balancer.restart()
-        return balancer
+def _reason(status: int) -> str:
+    if status >= 0:
+        return f"exit code {status}"
+    return f"signal: {(signal.strsignal(-status) or str(-status)).lower()}"
 
-    def _restart_store(self) -> RedisServer:
-        """Start the embedded store again at its old URL, empty."""
-        assert self._store is not None  # noqa: S101 - it is this one that has ended
-        self._store.stop()
-        self._store = RedisServer(self._store.port, urlsplit(self._store.url).password)
-        return self._store
 
-    def _running(self) -> Balancer:
-        if self._balancer is None:
-            raise UnavailableError("the balancer has not been started")
-        return self._balancer
+def _listens_at(line: str) -> str | None:
+    """Return the URL in the line that `serfer serve --json` writes once it listens, None for any other."""
+    if not line.startswith('{"url": "'):
+        return None
+    try:
+        return str(json.loads(line)["url"])
+    except (ValueError, KeyError):
+        return None

@@ -143,11 +143,11 @@ def test_service_output_is_forwarded(monkeypatch):
 @pytest.mark.slow
 def test_an_invalid_definition_is_refused_and_the_service_stopped(monkeypatch):
     started = []
-    launch = StepFunctionsServer._launch
-    monkeypatch.setattr(StepFunctionsServer, "_launch", lambda *given: started.append(launch(*given)) or started[-1])
+    answers = StepFunctionsServer._answers
+    monkeypatch.setattr(StepFunctionsServer, "_answers", lambda server: started.append(server) or answers(server))
     with pytest.raises(UnavailableError, match="refuses the state machine"):
         StepFunctionsServer("standard", [], NO_LAMBDA, {"StartAt": "nowhere"}, ACCESS)
-    assert started[0].returncode is not None
+    assert started[0]._process.returncode is not None
 
 
 def test_express_workflows_name_the_missing_package(monkeypatch, tmp_path):

@@ -23,13 +23,11 @@ import json
 import secrets
 import signal
 import subprocess
-import tempfile
 from collections.abc import Sequence
 
 from serfer.core.errors import UnavailableError
 from serfer.extras import installed
-from serfer.local.die_with_parent import dying_with_me
-from serfer.local.server import LocalServer, free_port, listen, local_url, reachable
+from serfer.local.server import TAKEN, LocalServer, free_port, listen, local_url, reachable
 
 CHECK_S, FALL = 0.5, 2  # between two looks at a driver, and how many must fail before it gets nothing new
 HEADER_S = 10.0
@@ -37,7 +35,6 @@ LONGEST_S = 900.0
 _TRIES = 5
 _ANSWER_S = 1.0
 _FULL_S = 5  # Retry-After of what is refused here
-_TAKEN = "Address already in use"  # a port that was free a moment ago
 _PROBLEMS = {
     408: ("Request Timeout", "the body of the request came too slowly"),
     500: ("Internal Server Error", "the load balancer failed"),
@@ -132,8 +129,8 @@ class Balancer(LocalServer):
             output = self._start()
             if output is None:
                 return
-            if not (tries_left and _TAKEN in output):
-                raise UnavailableError(f"HAProxy did not start: {output[-300:] or 'no output'}")
+            if not (tries_left and TAKEN in output):
+                raise UnavailableError(f"HAProxy did not start: {output[-300:]}")
 
     @property
     def url(self) -> str:
@@ -143,9 +140,8 @@ class Balancer(LocalServer):
     def restart(self) -> None:
         """Start it again where it was, after it has ended; raises UnavailableError where that fails."""
         self.stop()
-        output = self._start()
-        if output is not None:
-            raise UnavailableError(f"HAProxy did not start again: {output[-300:] or 'no output'}")
+        if output := self._start():
+            raise UnavailableError(f"HAProxy did not start again: {output[-300:]}")
 
     def drain(self, most_s: float) -> None:
         """Take no more connections, wait at most `most_s` seconds until all requests have ended, and stop."""
@@ -154,37 +150,9 @@ class Balancer(LocalServer):
             self._process.wait(most_s)
         self.stop()
 
-    def stop(self) -> None:
-        """Kill the server and wait until it is gone; a second call does nothing."""
-        super().stop()
-        self._log.close()
-
     def _start(self) -> str | None:
-        """Start the server; returns None once it answers, or its output."""
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server
-        self._process = self._launch()
-        if self._comes_up():
-            return None
-        self._log.seek(0)
-        output = self._log.read().decode(errors="replace").strip()
-        self.stop()
-        return output
-
-    def _launch(self) -> subprocess.Popen[bytes]:
-        with tempfile.TemporaryFile() as config:  # it has no name
-            config.write(self._config().encode())
-            config.seek(0)
-            return subprocess.Popen(  # noqa: S603  the command is ours
-                dying_with_me(str(self._binary), "-db", "-f", "/dev/stdin"),
-                stdin=config,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def _config(self) -> str:
         drivers = [f"  server driver{number} 127.0.0.1:{port}" for number, port in enumerate(self._drivers)]
-        return _CONFIG.format(
+        config = _CONFIG.format(
             host=f"ipv6@{self._host}" if ":" in self._host else self._host,
             port=self._port,
             token=self._token,
@@ -195,6 +163,7 @@ class Balancer(LocalServer):
             fall=self._fall,
             **self._times,
         )
+        return self._spawn([str(self._binary), "-db", "-f", "/dev/stdin"], config)
 
     def _answers(self) -> bool:
         """Request what only our own server knows, not another one that listens at the port."""

@@ -9,13 +9,11 @@ import importlib.util
 import secrets
 import socket
 import subprocess
-import tempfile
 from pathlib import Path
 
 from serfer.core.errors import UnavailableError
 from serfer.extras import missing_extra
-from serfer.local.die_with_parent import dying_with_me
-from serfer.local.server import LocalServer, free_port
+from serfer.local.server import TAKEN, LocalServer, free_port
 
 _TRIES = 5
 _STOP_S = 5.0
@@ -62,14 +60,11 @@ class RedisServer(LocalServer):
         self._config = config
         for tries_left in reversed(range(_TRIES if port is None else 1)):
             self._port = free_port() if port is None else port
-            self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the server
-            self._process = self._launch()
-            if self._comes_up():
+            output = self._start()
+            if output is None:
                 return
-            output = self._output()
-            self.stop()
-            if "Address already in use" not in output:
-                raise UnavailableError(f"redis-server did not start: {output[-300:] or 'no output'}")
+            if TAKEN not in output:
+                raise UnavailableError(f"redis-server did not start: {output[-300:]}")
             if not tries_left:
                 raise UnavailableError(f"port {self._port} is taken: choose another, or stop what listens there")
 
@@ -83,26 +78,22 @@ class RedisServer(LocalServer):
         """The port on 127.0.0.1."""
         return self._port
 
+    def restart(self) -> None:
+        """Start it again at its URL, empty, after it has ended; raises UnavailableError where that fails."""
+        self.stop()
+        if output := self._start():
+            raise UnavailableError(f"redis-server did not start again: {output[-300:]}")
+
     def stop(self) -> None:
         """End the server and wait until it is gone; a second call does nothing."""
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
         super().stop()
-        self._log.close()
 
-    def _launch(self) -> subprocess.Popen[bytes]:
-        """Start the server; its config goes in by standard input, so that nothing shows the password."""
-        with tempfile.TemporaryFile() as config:  # it has no name
-            config.write((_CONFIG.format(port=self._port, password=self._password) + self._config).encode())
-            config.seek(0)
-            return subprocess.Popen(  # noqa: S603  the command is ours
-                dying_with_me(str(server_program()[1]), "-"),
-                stdin=config,
-                stdout=self._log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+    def _start(self) -> str | None:
+        config = _CONFIG.format(port=self._port, password=self._password) + self._config
+        return self._spawn([str(server_program()[1]), "-"], config)
 
     def _answers(self) -> bool:
         """Log in and ping: only our own server knows the password, not another one that listens at the port."""
@@ -113,7 +104,3 @@ class RedisServer(LocalServer):
                     return replies.readline(100) == b"+OK\r\n" and replies.readline(100) == b"+PONG\r\n"
         except OSError:
             return False
-
-    def _output(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace").strip()

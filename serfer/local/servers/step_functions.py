@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from botocore.session import Session
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access
 from serfer.extras import installed
-from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION
 from serfer.local.server import LocalServer, free_port
 
@@ -62,15 +59,11 @@ class StepFunctionsServer(LocalServer):
             self._port = free_port()
             command, variables = self._command(urlsplit(lambda_url).port or 0)
             variables |= {"LOCAL_ACCESS_KEY_ID": access.key_id, "LOCAL_SECRET_ACCESS_KEY": access.secret}
-            self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as the service
-            self._process = self._launch(command, variables)
-            if self._comes_up():
+            output = self._spawn(command, variables=variables)
+            if output is None:
                 break
-            output = self._output()
-            self.stop()
             if "in use" not in output or not tries_left:
-                last = output.rpartition("\n")[2][-300:] or "no output"
-                raise UnavailableError(f"local Step Functions did not start: {last}")
+                raise UnavailableError(f"local Step Functions did not start: {output.rpartition(chr(10))[2][-300:]}")
         try:
             self.arn = self._deploy(functions, lambda_url, definition)
         except BaseException:
@@ -82,11 +75,6 @@ class StepFunctionsServer(LocalServer):
         """The endpoint URL for boto3."""
         return f"http://127.0.0.1:{self._port}"
 
-    def stop(self) -> None:
-        """Kill the service, which has nothing to save, and wait until it is gone; a second call does nothing."""
-        super().stop()
-        self._log.close()
-
     def _command(self, lambda_port: int) -> tuple[list[str], dict[str, str]]:
         """Return the service's command line and all that it sees of an environment."""
         address, port = f"127.0.0.1:{self._port}", str(self._port)
@@ -96,17 +84,6 @@ class StepFunctionsServer(LocalServer):
         # By its web server, in one process: ministack's own command would write a file.
         command = [str(_ministack()), "-m", "hypercorn", "-w", "0", "--bind", address, f"{_APPS}/ministack_app.py:app"]
         return command, {"GATEWAY_PORT": port, "SERVICES": "lambda,states", "MINISTACK_REGION": REGION}
-
-    def _launch(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(  # noqa: S603  the command is ours
-            dying_with_me(*command),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd="/",
-            env=variables,
-        )
 
     def _answers(self) -> bool:
         """Configure moto, or look whether ministack is healthy."""
@@ -162,10 +139,6 @@ class StepFunctionsServer(LocalServer):
             yield client
         finally:
             client.close()
-
-    def _output(self) -> str:
-        self._log.seek(0)
-        return self._log.read().decode(errors="replace").strip()
 
 
 def _ministack() -> Path:

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from serfer.core.errors import UnavailableError
-from serfer.local import driver_process
-from serfer.local.driver_process import DriverProcess, pause
+from serfer.local import stack
+from serfer.local.stack import RESTARTS, DriverProcess
 from serfer.pipeline.event_loop import run
 
 PATIENCE = 30.0
@@ -80,8 +80,8 @@ def test_driver_that_does_not_come_up_says_why():
 
 
 def test_pauses_grow_to_a_bound():
-    assert [pause(ends) for ends in (1, 2, 3)] == [0.2, 0.4, 0.8]
-    assert pause(1000) == 10.0
+    assert [RESTARTS.wait(ends) for ends in (1, 2, 3)] == [0.2, 0.4, 0.8]
+    assert RESTARTS.wait(1000) == 10.0
 
 
 def test_driver_that_cannot_be_started_again_is_tried_again_later(monkeypatch):
@@ -93,7 +93,7 @@ def test_driver_that_cannot_be_started_again_is_tried_again_later(monkeypatch):
         heard = Heard()
         driver = heard.driver(LISTENS)
         await driver.start()
-        monkeypatch.setattr(driver_process, "WorkerProcess", Short)
+        monkeypatch.setattr(stack, "WorkerProcess", Short)
         driver.kill()
         assert await heard.next() == "driver 0 has ended (signal: killed): it is started again in 0.2 s"
         line = await heard.next()
@@ -110,7 +110,7 @@ def test_driver_that_cannot_be_started_at_all_says_why(monkeypatch):
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
     async def play():
-        monkeypatch.setattr(driver_process, "WorkerProcess", short)
+        monkeypatch.setattr(stack, "WorkerProcess", short)
         driver = Heard().driver(LISTENS)
         with pytest.raises(UnavailableError, match=r"^driver 0 cannot be started: Resource temporarily unavailable$"):
             await driver.start()

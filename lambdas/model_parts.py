@@ -137,7 +137,11 @@ class _Graph:
             (
                 *(node.field() for node in self.nodes),
                 self.rest,
-                *(protobuf.field(_INITIALIZERS, one.content) for one in self.tensors.values() if one.name in read),
+                *(
+                    protobuf.field(_INITIALIZERS, tensor.content)
+                    for tensor in self.tensors.values()
+                    if tensor.name in read
+                ),
                 *(protobuf.field(_INPUTS, message) for message in self.inputs.values()),
                 *(protobuf.field(_OUTPUTS, message) for message in self.outputs.values()),
             )
@@ -196,8 +200,8 @@ def _cuts(graph: _Graph) -> list[int]:
     nodes = graph.nodes
     weights = [[graph.tensors[name] for name in node.inputs if name in graph.tensors] for node in nodes]
     sizes = [
-        sum(one.size for one in each if one.length) if node.kind == b"Conv" else 0
-        for node, each in zip(nodes, weights, strict=True)
+        sum(tensor.size for tensor in tensors if tensor.length) if node.kind == b"Conv" else 0
+        for node, tensors in zip(nodes, weights, strict=True)
     ]
     before = [0, *accumulate(sizes)]
     cuts = [0]
@@ -227,8 +231,8 @@ def _places(graph: _Graph) -> Iterator[int]:
 
 def _in_order(first: Iterable[Sequence[_Tensor]], second: Iterable[Sequence[_Tensor]]) -> bool:
     """Return whether what is read first lies before all the rest, which therefore stays when that is given back."""
-    ends = (one.offset + one.length for each in first for one in each)
-    starts = (one.offset for each in second for one in each if one.length)
+    ends = (tensor.offset + tensor.length for tensors in first for tensor in tensors)
+    starts = (tensor.offset for tensors in second for tensor in tensors if tensor.length)
     return max(ends, default=0) <= min(starts, default=sys.maxsize)
 
 
@@ -268,12 +272,14 @@ def _with_pieces(graph: _Graph) -> _Graph:
         outputs = []
         for start in range(0, constants[0].shape[0], rows):
             pieces = [
-                one.rows(b"%s.rows%d" % (one.name, start), start, min(start + rows, constants[0].shape[0]))
-                for one in constants
+                tensor.rows(b"%s.rows%d" % (tensor.name, start), start, min(start + rows, constants[0].shape[0]))
+                for tensor in constants
             ]
             tensors |= {piece.name: piece for piece in pieces}
             outputs.append(b"%s.columns%d" % (node.outputs[0], start))
-            nodes.append(replace(node, inputs=(node.inputs[0], *(one.name for one in pieces)), outputs=(outputs[-1],)))
+            nodes.append(
+                replace(node, inputs=(node.inputs[0], *(tensor.name for tensor in pieces)), outputs=(outputs[-1],))
+            )
         nodes.append(_Node(b"Concat", tuple(outputs), node.outputs, _number_attribute(b"axis", 1)))
     return replace(graph, nodes=tuple(nodes), tensors=tensors)
 
@@ -283,13 +289,17 @@ def _piece_rows(node: _Node, tensors: dict[bytes, _Tensor], readers: dict[bytes,
     constants = [tensors.get(name) for name in node.inputs[1:]]
     if node.kind != b"Gemm" or not all(constants) or _number(node, b"transB") != 1:
         return 0
-    weights, *bias = (one for one in constants if one)
+    weights, *bias = (tensor for tensor in constants if tensor)
     count = weights.shape[0]
-    if not weights.length or weights.size <= PIECE_BYTES or any(readers[one.name] > 1 for one in (weights, *bias)):
+    if (
+        not weights.length
+        or weights.size <= PIECE_BYTES
+        or any(readers[tensor.name] > 1 for tensor in (weights, *bias))
+    ):
         return 0
-    if any(one.kind != _FLOAT for one in (weights, *bias)):
+    if any(tensor.kind != _FLOAT for tensor in (weights, *bias)):
         return 0
-    if any(one.shape[-1:] != (count,) or one.size != count * _FLOAT_BYTES for one in bias):
+    if any(tensor.shape[-1:] != (count,) or tensor.size != count * _FLOAT_BYTES for tensor in bias):
         return 0
     rows = max(1, PIECE_BYTES // (weights.size // count) // _ROWS) * _ROWS
     return rows if rows < count else 0

@@ -145,7 +145,11 @@ class SessionCache:
         from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - for fetched weights alone
 
         with self._weights_lock, ThreadPoolExecutor(1, "fetching") as thread:
-            missing = [one for one in functions if one.weights.path not in self._fetched and not self._complete(one)]
+            missing = [
+                function
+                for function in functions
+                if function.weights.path not in self._fetched and not self._complete(function)
+            ]
             for function, following in zip_longest(missing, missing[1:]):
                 started = time.perf_counter()
                 self._load(function)
@@ -214,7 +218,7 @@ class SessionCache:
             ) from error
         try:
             if weights:
-                last = all(one.path in self._sessions for one in function.graphs if one.path != graph)
+                last = all(other.path in self._sessions for other in function.graphs if other.path != graph)
                 return self._over(weights, function, model, give_back=last)
             return self._over_files(function, model)
         except Exception as error:  # as in `run`

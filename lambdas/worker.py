@@ -241,19 +241,21 @@ class Worker:
             stage, _ = self._find(task)
         inputs = self._read_each(tasks, stage)
         results: dict[int, Report | TaskError] = {
-            place: one for place, one in enumerate(inputs) if isinstance(one, TaskError)
+            place: task_input for place, task_input in enumerate(inputs) if isinstance(task_input, TaskError)
         }
         for number in dict.fromkeys(task.tile for task in tasks):
             reads = {
-                place: one for place, one in enumerate(inputs) if isinstance(one, _Read) and one.task.tile == number
+                place: task_input
+                for place, task_input in enumerate(inputs)
+                if isinstance(task_input, _Read) and task_input.task.tile == number
             }
             if reads:
                 reports = self._compute([*reads.values()], stage, stage.tiles[number], started)
                 results |= dict(zip(reads, reports, strict=True))
                 started = time.perf_counter()
-        shared = sum(isinstance(one, Report) for one in results.values())
+        shared = sum(isinstance(result, Report) for result in results.values())
         ordered = (results[place] for place in range(len(tasks)))
-        return [replace(one, shared=shared) if isinstance(one, Report) else one for one in ordered]
+        return [replace(result, shared=shared) if isinstance(result, Report) else result for result in ordered]
 
     def reply(self, task: Task) -> None:
         """Run an event's task and put its result under its reply key, which the poll driver polls.
@@ -336,7 +338,7 @@ class Worker:
     def _reports(self, reads: Sequence[_Read], written: Sequence[_Written], times: _Times) -> list[Report]:
         """Report on each task, with its images' share of the times."""
         start, self._start = self._start, _WARM
-        images = sum(one.task.batch for one in reads)
+        images = sum(read.task.batch for read in reads)
         return [
             Report(
                 environment=self._environment,
@@ -471,12 +473,12 @@ def _joined(reads: Sequence[_Read]) -> list[Array]:
     """Join the inputs of all tasks into those of one batch."""
     if len(reads) == 1:
         return reads[0].data
-    return [np.concatenate(values) for values in zip(*(one.data for one in reads), strict=True)]
+    return [np.concatenate(values) for values in zip(*(read.data for read in reads), strict=True)]
 
 
 def _parted(outputs: Sequence[Array], reads: Sequence[_Read]) -> Iterator[list[Array]]:
     """Give each task its images' share of a batch's outputs."""
     end = 0
-    for one in reads:
-        start, end = end, end + one.task.batch
+    for read in reads:
+        start, end = end, end + read.task.batch
         yield [output[start:end] for output in outputs]

@@ -190,9 +190,9 @@ class StoreContract(_Keys):
     @pytest.mark.parametrize("tail", ["{a}/b.c_d-e", "/", ".", "/.", "a/" * 200, "k" * 490, "x" * 200, "x" * 201])
     def test_good_keys_do_not_collide(self, store: Store, key: str, tail: str) -> None:
         keys = [key, key + tail, key + tail + "z"]
-        for each in keys:
-            store.put(each, each.encode(), TTL)
-        assert [store.get(each) for each in keys] == [each.encode() for each in keys]
+        for own_key in keys:
+            store.put(own_key, own_key.encode(), TTL)
+        assert [store.get(own_key) for own_key in keys] == [own_key.encode() for own_key in keys]
 
     @pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
     @pytest.mark.parametrize("shape", [(2, 3, 50, 50), (3,), (0, 4), ()])
@@ -305,15 +305,15 @@ class CoordinationContract(_Keys):
         self, coordination: Coordination, key: str, expire: Callable[[str], None], there: str
     ) -> None:
         for number in range(3):
-            each, expected = f"{key}:{number}", None
+            own_key, expected = f"{key}:{number}", None
             if there == "expired":
-                coordination.compare_and_set(each, None, b"same", 0.05)
-                expire(each)
+                coordination.compare_and_set(own_key, None, b"same", 0.05)
+                expire(own_key)
             elif there == "a version":
-                expected = coordination.compare_and_set(each, None, b"same", TTL)
-            versions = _at_once(coordination, each, expected, [b"same"] * 4 + [b"%d" % one for one in range(4)])
+                expected = coordination.compare_and_set(own_key, None, b"same", TTL)
+            versions = _at_once(coordination, own_key, expected, [b"same"] * 4 + [b"%d" % value for value in range(4)])
             assert sorted(version is None for version in versions) == [False] + [True] * 7
-            entry = coordination.get(each)
+            entry = coordination.get(own_key)
             assert entry is not None
             assert entry.version in versions
 
@@ -450,8 +450,8 @@ class ExchangeContract(_Keys):
         assert _values(exchange, key) == []
         exchange.send([Message(key, b"%d" % number) for number in range(5)], TTL)
         received = exchange.receive(key, START, 0)
-        for number, each in enumerate(received):
-            assert exchange.receive(key, each.cursor, 0) == received[number + 1 :]
+        for number, message in enumerate(received):
+            assert exchange.receive(key, message.cursor, 0) == received[number + 1 :]
 
     def test_no_message_is_sent_where_there_is_none(self, exchange: Exchange) -> None:
         exchange.send([], TTL)
@@ -520,7 +520,7 @@ class ExchangeContract(_Keys):
             while len(values) < 80:
                 received = exchange.receive(key, cursor, LONG_S)
                 assert received
-                values += [each.value for each in received]
+                values += [message.value for message in received]
                 cursor = received[-1].cursor
             return values
 
@@ -566,8 +566,8 @@ class ExchangeContract(_Keys):
         expire(key)
         assert _values(exchange, key) == []
         exchange.send([Message(key, b"new")], TTL)
-        for after in (START, *(each.cursor for each in cursor)):
-            assert [each.value for each in exchange.receive(key, after, 0)] == [b"new"]
+        for after in (START, *(message.cursor for message in cursor)):
+            assert [message.value for message in exchange.receive(key, after, 0)] == [b"new"]
 
     def test_a_send_renews_the_time_to_live(self, exchange: Exchange, key: str, expire: Callable[[str], None]) -> None:
         exchange.send([Message(key, b"1"), Message(f"{key}:other", b"x")], 0.05)
@@ -594,20 +594,20 @@ class ExchangeContract(_Keys):
             time.sleep(0.05)
             assert not waiting.done()
             exchange.send([Message(key, b"2")], TTL)
-            assert [each.value for each in waiting.result()] == [b"2"]
+            assert [message.value for message in waiting.result()] == [b"2"]
 
     def test_closing_ends_no_wait(self, exchange: Exchange, store: Store, key: str) -> None:
         other = store.exchange()
         assert other is not None
         with ThreadPoolExecutor(2) as threads:
-            waits = [threads.submit(each.receive, key, START, LONG_S) for each in (exchange, other)]
+            waits = [threads.submit(reader.receive, key, START, LONG_S) for reader in (exchange, other)]
             time.sleep(0.05)  # until they wait
             other.close()
             time.sleep(0.05)
             assert not any(wait.done() for wait in waits)
             exchange.send([Message(key, b"x")], TTL)
-            assert [[each.value for each in wait.result()] for wait in waits] == [[b"x"]] * 2
-        assert [each.value for each in other.receive(key, START, 0)] == [b"x"]
+            assert [[message.value for message in wait.result()] for wait in waits] == [[b"x"]] * 2
+        assert [message.value for message in other.receive(key, START, 0)] == [b"x"]
         other.close()
 
     @pytest.mark.parametrize("ttl", [0, -1, float("nan"), float("inf")])

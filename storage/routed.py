@@ -99,7 +99,7 @@ def _thread() -> "ThreadPoolExecutor":
 
 
 def _chosen(items: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:
-    return [one for one, side in zip(items, sides, strict=True) if side == apart]
+    return [item for item, side in zip(items, sides, strict=True) if side == apart]
 
 
 def _merged(sides: Sequence[bool], near: Iterable[_Value], far: Iterable[_Value]) -> list[_Value]:

@@ -88,7 +88,9 @@ def read_index(body: bytes) -> str | None:
         document = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    names = {each.get("name") for each in document if isinstance(each, dict)} if isinstance(document, list) else set()
+    names = (
+        {tensor.get("name") for tensor in document if isinstance(tensor, dict)} if isinstance(document, list) else set()
+    )
     only = names.pop() if len(names) == 1 else None
     return only if isinstance(only, str) and 1 <= len(only) <= _MOST_NAME else None
 
@@ -135,7 +137,7 @@ def decode_answer(body: bytes, header: str | None, output: str, shape: tuple[int
     if not 0 < length <= min(len(body), MOST_HEAD):
         raise InputError(f"{HEADER} is {length}, of an answer of {len(body):,} bytes")
     document, raw = _object(body[:length]), memoryview(body)[length:]
-    tensor = next((each for each in _tensors(document, "outputs") if each.get("name") == output), None)
+    tensor = next((tensor for tensor in _tensors(document, "outputs") if tensor.get("name") == output), None)
     if tensor is None or tensor.get("datatype") != "FP32" or tensor.get("shape") != list(shape):
         raise InputError(f"the answer has no {output!r} of FP32 {list(shape)}")
     size = _parameters(tensor).get("binary_data_size")
@@ -181,7 +183,7 @@ def _tensors(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     if (
         not isinstance(tensors, list)
         or len(tensors) > _MOST_TENSORS
-        or not all(isinstance(one, dict) for one in tensors)
+        or not all(isinstance(tensor, dict) for tensor in tensors)
     ):
         raise InputError(f"the server's {key} are not a list of tensors")
     return tensors

@@ -66,16 +66,16 @@ def _entries(value: Any, stage: int, count: int) -> tuple[Entry, ...]:  # noqa: 
     values = [*_flat(value)]
     if len(values) != count:
         raise InputError(f"the execution reports {len(values)} tiles of stage {stage}, not {count}")
-    return tuple(_entry(one, f"stage {stage}, tile {tile}") for tile, one in enumerate(values))
+    return tuple(_entry(entry, f"stage {stage}, tile {tile}") for tile, entry in enumerate(values))
 
 
 def _flat(value: Any) -> Iterator[Any]:  # noqa: ANN401 - any JSON
     """Yield a stage's entries: a Task has one, a Map a list, a Map of Maps lists of them."""
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, list):
-            yield from one
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, list):
+            yield from item
         else:
-            yield one
+            yield item
 
 
 def _entry(value: Any, place: str) -> Entry:  # noqa: ANN401 - any JSON

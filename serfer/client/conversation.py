@@ -265,7 +265,7 @@ class Conversation:
         result: str,
     ) -> Steps[Reply]:
         if model is None:
-            model = next((one.name for one in (yield from self.models()) if one.default), "")
+            model = next((model.name for model in (yield from self.models()) if model.default), "")
         return (yield from self._answer(infer_call(model, batch, outputs, deadline_ms, result)))
 
     def ready(self) -> Steps[bool]:

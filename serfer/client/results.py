@@ -79,7 +79,7 @@ class ServedResult(Mapping[str, ServedOutput]):
         self.model = stored.model
         self.expires = stored.expires
         self._session = session
-        self._outputs = {each.form.name: ServedOutput(each, session) for each in stored.outputs}
+        self._outputs = {output.form.name: ServedOutput(output, session) for output in stored.outputs}
 
     def download(self, name: str, path: PathLike, *, timeout_s: float | None = None) -> Path:
         """Write an output to a .npy file, as `ServedOutput.download` does."""
@@ -109,8 +109,8 @@ class AsyncServedResult:
         self.id = stored.id
         self.model = stored.model
         self.expires = stored.expires
-        self.outputs = {each.form.name: each.form for each in stored.outputs}
-        self._stored = {each.form.name: each for each in stored.outputs}
+        self.outputs = {output.form.name: output.form for output in stored.outputs}
+        self._stored = {output.form.name: output for output in stored.outputs}
         self._session = session
 
     async def tensor(self, name: str) -> ServedTensor:

@@ -68,7 +68,7 @@ def _stored(document: Any) -> StoredResult:  # noqa: ANN401 - any JSON value
         _text(said["result"]),
         _text(document["model_name"]),
         float(said["result_expires"]),
-        tuple(_output(each) for each in _list(document["outputs"], _MOST_AXES)),
+        tuple(_output(output) for output in _list(document["outputs"], _MOST_AXES)),
     )
 
 

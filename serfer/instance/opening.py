@@ -116,7 +116,7 @@ def measure_networks(
     bound = _bound(choices, plans)
     kept = [*plans] if choices.preload else [next(iter(plans))]
     opened: dict[str, tuple[Network | None, NetworkMeasurement]] = {}
-    for name in sorted(plans, key=lambda one: one in kept):  # each of the others is alone in memory for a time
+    for name in sorted(plans, key=lambda name: name in kept):  # each of the others is alone in memory for a time
         chosen = choices.of(name)
         load = partial(_loaded, plans[name], models[name], chosen)
         network, measured = measure(plans[name], models[name], load, chosen.hardware, progress)
@@ -124,7 +124,7 @@ def measure_networks(
         opened[name] = (network if name in kept else None), measured
         del network
         give_back()
-        _check_fits(name, measured, bound, [opened[each][1] for each in kept if each in opened and each != name])
+        _check_fits(name, measured, bound, [opened[other][1] for other in kept if other in opened and other != name])
     return MeasuredNetworks({name: opened[name] for name in plans}, bound, choices)
 
 
@@ -176,7 +176,7 @@ def _check_fits(name: str, measured: NetworkMeasurement, bound: int | None, othe
         return
     if measured.load_size > bound:
         raise _too_large(name, measured.load_size, bound)
-    beside = sum(one.size for one in others)
+    beside = sum(network.size for network in others)
     if beside + measured.load_size > bound:
         raise UnavailableError(
             f"--preload: {name} needs {_mb(measured.load_size)} to be loaded beside {_mb(beside)} of other networks, "

@@ -123,17 +123,17 @@ class Residents:
     @property
     def held(self) -> int:
         """The bytes that networks take now."""
-        return sum(one.held for one in self._all.values())
+        return sum(resident.held for resident in self._all.values())
 
     def states(self) -> Mapping[str, ModelState]:
         """Return the state of every network; another thread may ask."""
         now = time.monotonic()  # the event loop's clock
-        return {name: one.state(now) for name, one in self._all.items()}
+        return {name: resident.state(now) for name, resident in self._all.items()}
 
     def state(self) -> InstanceState:
         """Return the state of what they share; another thread may ask."""
         now = time.monotonic()
-        devices = ", ".join({one.measured.device: None for one in self._all.values()})
+        devices = ", ".join({resident.measured.device: None for resident in self._all.values()})
         return InstanceState(devices, self.bound, self.held, round(self.device.utilisation(now), 4))
 
     def want(self, resident: Resident) -> None:
@@ -230,11 +230,14 @@ class Residents:
     def _victims(self, resident: Resident) -> tuple[str, ...] | None:
         if self.bound is None:
             return ()
-        there = [Occupant(one.name, one.held, one.last_used or 0.0, one.busy) for one in self._occupants(resident)]
+        there = [
+            Occupant(resident.name, resident.held, resident.last_used or 0.0, resident.busy)
+            for resident in self._occupants(resident)
+        ]
         return victims(resident.measured.load_size, there, self.bound)
 
     def _occupants(self, other: Resident) -> Iterable[Resident]:
-        return (one for one in self._all.values() if one is not other and one.held)
+        return (resident for resident in self._all.values() if resident is not other and resident.held)
 
     async def _open(self, resident: Resident) -> bool:
         """Load a network, and return whether that was possible."""
@@ -265,14 +268,14 @@ class Residents:
         """Unload networks that have nothing to do; all of them at once take no more queries."""
         if not residents:
             return
-        networks = [one.engine.detach() for one in residents]
-        for one in residents:
-            one.status = "unloaded"
-            one.unloads += 1
+        networks = [resident.engine.detach() for resident in residents]
+        for resident in residents:
+            resident.status = "unloaded"
+            resident.unloads += 1
         await asyncio.get_running_loop().run_in_executor(self._thread, _free, networks)
-        for one in residents:
-            one.held = 0
-            _log(logging.INFO, "network unloaded", one)
+        for resident in residents:
+            resident.held = 0
+            _log(logging.INFO, "network unloaded", resident)
         self._changed()
 
     def _changed(self) -> None:

@@ -64,7 +64,7 @@ class Probe:
     async def look(self, *, start: bool = False) -> Health:
         """Return what is wrong. With `start`, an environment of every function has to get ready, which Lambda bills."""
         store, failures = await asyncio.gather(self._look_at_store(), self._look_at_functions(start=start))
-        wrong = [one for one in failures if one.kind is not FailureKind.THROTTLED]
+        wrong = [failure for failure in failures if failure.kind is not FailureKind.THROTTLED]
         functions = f"{wrong[0].kind.value}: {wrong[0].message}" if wrong else ""
         return Health(store, functions, busy=len(wrong) < len(failures))
 
@@ -88,7 +88,7 @@ class Probe:
             for (stage, part), name in _functions(plan)
         ]
         results = await asyncio.gather(*looks)
-        return [one for one in results if isinstance(one, Failure)]
+        return [failure for failure in results if isinstance(failure, Failure)]
 
 
 def probes(plan: Plan) -> list[str]:

@@ -72,7 +72,7 @@ class PlanChoice:
             self.took_s = answer.ended - answer.started
         if not self.sent:
             return answer
-        records = tuple(record for each in self.sent if (record := each.record(answer.ended)))
+        records = tuple(record for request in self.sent if (record := request.record(answer.ended)))
         warm_ups = answer.overheads.warm_ups + records
         return replace(answer, overheads=replace(answer.overheads, warm_ups=warm_ups))
 
@@ -191,7 +191,9 @@ def _warmed_functions(plan: Plan, facts: LambdaFacts) -> Mapping[str, WarmedFunc
             plan.stages[stage].memory_mb,
             MS_PER_S
             * cold_seconds(
-                sum(each.weights.bytes for each in plan.parts(stage, part)), plan.stages[stage].weights_in, facts
+                sum(function.weights.bytes for function in plan.parts(stage, part)),
+                plan.stages[stage].weights_in,
+                facts,
             ),
         )
         for stage, part in plan.functions

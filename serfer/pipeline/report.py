@@ -39,7 +39,7 @@ def make_report(
         if gang in (None, number)
         for report in of_stage
     ]
-    warm_ups = [invocation_usd(each.memory_mb, each.ms, facts) for each in answer.overheads.warm_ups]
+    warm_ups = [invocation_usd(warm_up.memory_mb, warm_up.ms, facts) for warm_up in answer.overheads.warm_ups]
     return QueryReport(
         model=plan.model,
         weights=plan.weights,
@@ -55,8 +55,8 @@ def make_report(
         hedges=answer.overheads.hedges,
         restarts=answer.overheads.restarts,
         wait_gb_s=sum(
-            stage.memory_mb / _MB_PER_GB * each.wait_ms / MS_PER_S
-            for stage, each in zip(plan.stages, stages, strict=True)
+            stage.memory_mb / _MB_PER_GB * report.wait_ms / MS_PER_S
+            for stage, report in zip(plan.stages, stages, strict=True)
         ),
         disbanded=sum(any(tile.void for tile in run.tiles) for run in answer.stages),
         warm_ups=len(warm_ups),
@@ -105,20 +105,20 @@ def _stage_report(
 ) -> StageReport:
     received = sum(report.counts.bytes_get for report in reports)
     ended = run.started if run.ended is None else run.ended
-    warm_ups = [each for each in answer.overheads.warm_ups if each.stage == number and not each.plan]
-    fetches: list[Report | WarmUpAnswer] = [*reports, *(each.result for each in warm_ups if each.result)]
+    warm_ups = [warm_up for warm_up in answer.overheads.warm_ups if warm_up.stage == number and not warm_up.plan]
+    fetches: list[Report | WarmUpAnswer] = [*reports, *(warm_up.result for warm_up in warm_ups if warm_up.result)]
     return StageReport(
         name=f"stage-{number}",
         grid=str(stage.grid),
         tasks=stage.grid.tiles,
         ms=round((ended - run.started) * 1000, 3),
-        cold=sum(report.init_ms > 0 for report in reports) + sum(each.cold for each in warm_ups),
+        cold=sum(report.init_ms > 0 for report in reports) + sum(warm_up.cold for warm_up in warm_ups),
         bytes_in=answer.payload_bytes[number] + received,
         bytes_out=sum(report.counts.bytes_put + len(report.output or b"") for report in reports),
         gang=gang,
         bytes_exchanged=received if gang is not None and gang < number else 0,
         wait_ms=round(sum(report.wait_ms for report in reports), 3),
-        fetch_ms=round(sum(each.fetch_ms for each in fetches), 3),
+        fetch_ms=round(sum(fetch.fetch_ms for fetch in fetches), 3),
     )
 
 

@@ -69,9 +69,9 @@ async def warm(plan: Plan, warmer: Warmer, queries: int, hold_s: float = HOLD_S)
 
 async def keep_warm(plan: Plan, warmer: Warmer, queries: int) -> None:
     """Do the same for a controller; raises UnavailableError that names the first function whose requests failed."""
-    for one in await warm(plan, warmer, queries):
-        if one.problem:
-            raise UnavailableError(f"{one.function} was not warmed: {one.problem}")
+    for warmth in await warm(plan, warmer, queries):
+        if warmth.problem:
+            raise UnavailableError(f"{warmth.function} was not warmed: {warmth.problem}")
 
 
 def ping_event(queries: int) -> dict[str, Any]:
@@ -101,8 +101,10 @@ def environments(plan: Plan, queries: int) -> dict[tuple[int, int], int]:
 
 
 def _warmth(function: str, answers: Sequence[WarmUpAnswer | Failure]) -> Warmth:
-    warmed = [one for one in answers if isinstance(one, WarmUpAnswer)]
-    starts = [one.init_ms for one in warmed if one.init_ms > 0]
-    problem = next((f"{one.kind.value}: {one.message}" for one in answers if isinstance(one, Failure)), None)
-    environments = len({one.environment for one in warmed})
+    warmed = [answer for answer in answers if isinstance(answer, WarmUpAnswer)]
+    starts = [answer.init_ms for answer in warmed if answer.init_ms > 0]
+    problem = next(
+        (f"{answer.kind.value}: {answer.message}" for answer in answers if isinstance(answer, Failure)), None
+    )
+    environments = len({answer.environment for answer in warmed})
     return Warmth(function, len(answers), environments, len(starts), max(starts, default=0.0), problem)

@@ -110,7 +110,7 @@ def find_deployment(stack: str) -> Deployment:
         ) from error
     finally:
         client.close()
-    outputs = {each["OutputKey"]: each["OutputValue"] for each in described.get("Outputs", ())}
+    outputs = {output["OutputKey"]: output["OutputValue"] for output in described.get("Outputs", ())}
     return _read(stack, outputs, described.get("StackStatus", "unknown"))
 
 
@@ -157,10 +157,10 @@ def deployed_names(plan: Plan, settings: Settings, cold: Plan | None = None) -> 
         return {}
     qualifier = f":{alias}" if alias else ""
     return {
-        each.function(*part): (each.deployed(prefix, *part) if prefix else each.function(*part)) + qualifier
-        for each in (plan, cold)
-        if each
-        for part in each.functions
+        plan_.function(*part): (plan_.deployed(prefix, *part) if prefix else plan_.function(*part)) + qualifier
+        for plan_ in (plan, cold)
+        if plan_
+        for part in plan_.functions
     }
 
 

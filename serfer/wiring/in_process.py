@@ -70,7 +70,7 @@ def in_process_invoker(
     worker = Worker(
         plan, directory, store, name, granted, 0.0, source, results, session_bytes=room, longest_run_s=longest_s
     )
-    if missing and _at_init(sum(each.bytes for each in weights), memory_mb, facts):
+    if missing and _at_init(sum(file.bytes for file in weights), memory_mb, facts):
         with suppress(StoreUnavailableError):  # the first query tries again, and says what is wrong
             worker.load(missing)
     at_once = max(processors(), plan.widest_gang)

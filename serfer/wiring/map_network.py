@@ -67,7 +67,7 @@ class MapNetwork:
     @property
     def options(self) -> dict[str, Any]:
         """Arguments of `serfer.map_plan` besides the model."""
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "model"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
 
 
 @dataclass(frozen=True)

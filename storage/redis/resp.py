@@ -146,10 +146,10 @@ class RespConnection:
     def disconnect(self) -> None:
         """Close the connection, if it is open; the server may have done so."""
         opened, self._socket, self._file = (self._file, self._socket), None, None
-        for one in opened:
+        for connection in opened:
             with suppress(OSError):
-                if one is not None:
-                    one.close()
+                if connection is not None:
+                    connection.close()
 
     def _open(self) -> socket.socket:
         """Return a socket after its TLS handshake, if any, for which the server has as long as for the connection."""

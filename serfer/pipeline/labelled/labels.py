@@ -111,14 +111,14 @@ def resolved(directory: Path, files: Sequence[LabelledFile], plan: Plan) -> Labe
         most = MOST_BYTES // elements
         raise InputError(f"{directory} has {len(files):,} images: at most {most:,} of this size fit, take some away")
     names = ClassNames(labels or [str(index) for index in range(classes)])
-    found = {each.label: names.index(each.label, each.where) for each in files}
+    found = {file.label: names.index(file.label, file.where) for file in files}
     if unknown := [label for label, index in found.items() if index is None]:
         known = f"indices from 0 to {classes - 1}"
         if labels:
             known = f"{_some(labels)}, or {known}"
         raise InputError(f"{directory} has labels that the network does not know, {_some(unknown)}: it knows {known}")
-    indices = tuple(index for each in files if (index := found[each.label]) is not None)
-    return LabelledImages(tuple(each.path for each in files), indices, classes)
+    indices = tuple(index for file in files if (index := found[file.label]) is not None)
+    return LabelledImages(tuple(file.path for file in files), indices, classes)
 
 
 def _of_folders(directory: Path) -> list[LabelledFile]:
@@ -151,11 +151,11 @@ def _of_list(directory: Path) -> list[LabelledFile]:
     except csv.Error as error:
         raise InputError(f"{path}, line {rows.line_num} is not CSV: {error}") from error
     seen: set[Path] = set()
-    for each in files:
-        if each.path in seen:
-            raise InputError(f"{each.where} names {each.path.name} again: an image has one label")
-        seen.add(each.path)
-    if missing := [str(each.path.relative_to(directory)) for each in files if not each.path.is_file()]:
+    for file in files:
+        if file.path in seen:
+            raise InputError(f"{file.where} names {file.path.name} again: an image has one label")
+        seen.add(file.path)
+    if missing := [str(file.path.relative_to(directory)) for file in files if not file.path.is_file()]:
         raise InputError(f"{path} names files that do not exist, {_some(missing)}: names are relative to its folder")
     return files
 

@@ -180,8 +180,7 @@ class QueryDriver:
         self._running: set[asyncio.Task[Any]] = set()  # those that a query runs in
 
     @contextmanager
-    def _in_flight(self) -> Iterator[None]:
-        """Have `close` cancel the running asyncio task within the block."""
+    def _cancel_on_close(self) -> Iterator[None]:
         running = cast("asyncio.Task[Any]", asyncio.current_task())
         self._running.add(running)
         try:
@@ -211,10 +210,10 @@ class QueryDriver:
                         ) from error
                     overheads += query.overheads + Overheads(restarts=1)
                 finally:
-                    cleanups.append(self._later(query.clean_up()))  # its answer does not wait for that
+                    cleanups.append(self._delete_later(query.clean_up()))  # its answer does not wait for that
         except BaseException:
             if discard is not None:
-                self._later(_after(cleanups, discard))
+                self._delete_later(_after(cleanups, discard))
             raise
 
     async def close(self) -> None:
@@ -227,8 +226,7 @@ class QueryDriver:
             await asyncio.gather(*cleanups)
             self._cleanups.difference_update(cleanups)  # from Python 3.12 on, gathering what is done runs no callbacks
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Delete keys without making anyone wait but `close`."""
+    def _delete_later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         cleanup = asyncio.get_running_loop().create_task(work)
         self._cleanups.add(cleanup)
         cleanup.add_done_callback(self._cleanups.discard)

@@ -71,7 +71,7 @@ class LambdaInvoker:
         credentials: Credentials,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        self.at_once = _sockets_allowed()
+        self.at_once = _raise_socket_limit()
         self.throttled = 0
         self._endpoint = endpoint.rstrip("/")
         self._credentials = credentials
@@ -187,7 +187,7 @@ class LambdaInvoker:
         await self._http.close()
 
 
-def _sockets_allowed() -> int:
+def _raise_socket_limit() -> int:
     """Let this process open as many files as it may, and return how many of them invocations leave for the rest."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:

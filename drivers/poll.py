@@ -114,15 +114,14 @@ class PollInvoker:
         """Poll as long as any reply is awaited; a bug of ours is raised to all who wait."""
         try:
             while self._awaited:
-                await self._wait()
+                await self._wait_until_due()
                 await self._poll_once()
         except Exception as bug:  # noqa: BLE001 - this task is not awaited
             for awaited in self._awaited.values():
                 if not awaited.answer.done():
                     awaited.answer.set_exception(bug)
 
-    async def _wait(self) -> None:
-        """Wait until a reply is due to be polled."""
+    async def _wait_until_due(self) -> None:
         while self._awaited:
             due = min(awaited.due for awaited in self._awaited.values())
             if due <= self._clock.time():
@@ -141,14 +140,13 @@ class PollInvoker:
             if awaited.due - backoff.wait(awaited.polls + 1) / 2 <= now
         }
         with contextlib.suppress(StoreUnavailableError):  # it may come back; each task has its time limit
-            await self._settle(due)
+            await self._resolve_replies(due)
         now = self._clock.time()
         for awaited in due.values():
             awaited.polls += 1
             awaited.due = now + backoff.wait(awaited.polls + 1)
 
-    async def _settle(self, due: dict[str, _Awaited]) -> None:
-        """Poll replies, and resolve those that are there."""
+    async def _resolve_replies(self, due: dict[str, _Awaited]) -> None:
         exists = await asyncio.to_thread(self._store.exists, [*due])
         there = [key for key, is_there in zip(due, exists, strict=True) if is_there]
         if not there:
@@ -160,7 +158,7 @@ class PollInvoker:
         for key, value in zip(there, values, strict=True):
             awaited = due[key]
             if not awaited.answer.done():
-                awaited.answer.set_result((_read(value, key), _counts(awaited.polls + 1, value)))
+                awaited.answer.set_result((_read(value, key), _count_requests(awaited.polls + 1, value)))
         self._delete_later(there)
 
     def _delete_later(self, keys: Sequence[str]) -> None:
@@ -177,6 +175,5 @@ def _read(value: bytes, key: str) -> Report | Failure:
         return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error))
 
 
-def _counts(polls: int, value: bytes) -> StoreCounts:
-    """Count the worker's reply, the polls for it, and its reading."""
+def _count_requests(polls: int, value: bytes) -> StoreCounts:
     return StoreCounts(bytes_put=len(value), bytes_get=len(value), puts=1, gets=1, exists=polls)

@@ -3,7 +3,7 @@
 A query has two objects: the run machine (serfer/core/run_machine.py), which decides, and one shell, which carries out
 what it decides and tells it what comes of that:
 
-    PushRun.run ──▶ Run.start ──▶ actions ──┬── Invoke ──▶ _attempt: a slot, the function ──┐
+    PushRun.run ──▶ Run.start ──▶ actions ──┬── Invoke ──▶ _run_queued_tasks: a slot, the function ──┐
                                   ▲         ├── WakeAt ──▶ the clock ───────────────────────┤ event
                                   │         ├── Probe ───▶ the store ───────────────────────┤
                                   │         └── Finish ──▶ the answer                       │
@@ -155,7 +155,7 @@ class PushDriver(QueryDriver):
         now = self.clock.time()
         age = self.dispatcher.next_age(background=context.background)
         request = QueryRequest(crops, batch, now, now + deadline_s, age, context)
-        with self._in_flight():
+        with self._cancel_on_close():
             return await self._until_answered(lambda: PushRun(self, request), discard)
 
     def _discard(self, place: ResultPlace) -> Callable[[], Coroutine[Any, Any, None]]:
@@ -230,7 +230,7 @@ class PushRun:
 
     async def clean_up(self) -> None:
         """Delete the query's keys, after its last invocation where some still run."""
-        await self._store.delete(self._keys())
+        await self._store.delete(self._stored_keys())
 
     async def _store_crops(self) -> None:
         """Put large crops into the store; those that payloads can carry as well are tried once."""
@@ -257,7 +257,7 @@ class PushRun:
                 case Abort(stage):
                     self._store.start(self._abort(stage))
                 case Probe(stage):
-                    self._store.watch(asyncio.get_running_loop().create_task(self._probe(stage)))
+                    self._store.watch(asyncio.get_running_loop().create_task(self._report_progress(stage)))
                 case Drop(stage, tile, attempt):
                     self._withdraw((stage, tile, attempt))
                 case WakeAt(time):
@@ -270,7 +270,7 @@ class PushRun:
         tasks = [self._pending(request) for request in requests]
         gang_starts = any(pending.task.gang for pending in tasks) and not any(request.attempt for request in requests)
         for together in [tasks] if gang_starts else [[pending] for pending in tasks]:
-            carrier = asyncio.get_running_loop().create_task(self._attempt(together))
+            carrier = asyncio.get_running_loop().create_task(self._run_queued_tasks(together))
             self._store.watch(carrier)
             for pending in together:
                 self._driver.dispatcher.enqueue(pending, carrier)
@@ -288,27 +288,27 @@ class PushRun:
             alone=task.gang is not None or task.size is not None or self._run.stages[stage].tiles[tile].alone,
         )
 
-    async def _attempt(self, together: Sequence[PendingTask]) -> None:
+    async def _run_queued_tasks(self, together: Sequence[PendingTask]) -> None:
         """Wait for the turn of queued tasks, and see each to its end."""
         try:
             await self._driver.dispatcher.admit(together)
-        except Exception as bug:  # noqa: BLE001 - as in _invoked
-            self._break(bug)
+        except Exception as bug:  # noqa: BLE001 - as in _invoke_task
+            self._end_with_bug(bug)
             return
         for pending in together:
             self._queued.pop(pending.place, None)
         if len(together) == 1:
-            await self._invoked(together[0])
+            await self._invoke_task(together[0])
         else:
-            await asyncio.gather(*map(self._invoked, together))
+            await asyncio.gather(*map(self._invoke_task, together))
 
-    async def _invoked(self, pending: PendingTask) -> None:
+    async def _invoke_task(self, pending: PendingTask) -> None:
         """Invoke a task whose turn it is, and tell the run machine what comes of it."""
         task, place = pending.task, pending.place
         try:
             self._handle(TaskStarted(*place))
             result, took_s = await self._driver.dispatcher.invoke(pending)
-            result = self._checked(task, result)
+            result = self._check_report(task, result)
             if isinstance(result, Failure):
                 self._handle(TaskFailed(*place, result))
                 return
@@ -317,15 +317,14 @@ class PushRun:
                 self._driver.hedging.learn(task.stage, took_s)
             self._handle(TaskDone(*place, result))
         except Exception as bug:  # noqa: BLE001 - invokers return failures, so this is a bug; the caller must see it
-            self._break(bug)
+            self._end_with_bug(bug)
 
     def _withdraw(self, place: tuple[int, int, int]) -> None:
         """Take a task out of the queue; one that was sent runs to its end, which cleaning up waits for."""
         if place in self._queued:
             self._driver.dispatcher.withdraw(self._queued.pop(place))
 
-    def _break(self, bug: Exception) -> None:
-        """End the query with a bug of ours."""
+    def _end_with_bug(self, bug: Exception) -> None:
         self._finish(bug)
         self._handle(Cancelled())
 
@@ -361,22 +360,21 @@ class PushRun:
     async def _abort(self, stage: int) -> None:
         """Tell the members of a gang to stop; those that do not hear it stop when their patience ends."""
         if self._driver.exchange:
-            messages = [Message(inbox, b"") for inbox in self._inboxes(stage)]
+            messages = [Message(inbox, b"") for inbox in self._gang_inboxes(stage)]
             with suppress(StoreUnavailableError, StoreError):
                 await asyncio.to_thread(self._driver.exchange.send, messages, self._request.ttl)
 
-    async def _probe(self, stage: int) -> None:
+    async def _report_progress(self, stage: int) -> None:
         """Tell the run machine how far the members of a gang are."""
         gang = self._plan.gang_of(stage)
         if self._driver.exchange and gang:
-            at = await gang_progress(self._driver.exchange, self._board(stage), self._plan, gang)
+            at = await gang_progress(self._driver.exchange, self._gang_board(stage), self._plan, gang)
             self._handle(Progress(stage, at))
 
-    def _inboxes(self, stage: int) -> list[str]:
-        """Return the keys of the inboxes of the gang that begins with a stage."""
+    def _gang_inboxes(self, stage: int) -> list[str]:
         return [inbox_key(self._name, stage, member) for member in range(len(self._plan.stages[stage].tiles))]
 
-    def _board(self, stage: int) -> str:
+    def _gang_board(self, stage: int) -> str:
         """Return the key of the board of the gang that begins with a stage: which member has sent which borders."""
         return inbox_key(self._name, stage, len(self._plan.stages[stage].tiles))
 
@@ -425,7 +423,7 @@ class PushRun:
         """Cut what a task reads of by-value stages out of their answers, without copying it."""
         parts: list[Buffer | None] = []
         batch = self._request.batch
-        for piece in self._pieces(stage, tile, gang=gang):
+        for piece in self._inputs_of_task(stage, tile, gang=gang):
             if self._paths.by_value[piece.stage]:
                 report = self._run.stages[piece.stage].tiles[piece.tile].report
                 value = memoryview((report.output if report else None) or b"")
@@ -435,12 +433,11 @@ class PushRun:
                 parts.extend([None] * len(piece.ranges))
         return tuple(parts)
 
-    def _pieces(self, stage: int, tile: int, *, gang: bool) -> Sequence[Piece]:
-        """Return what a task reads of the stages before it."""
+    def _inputs_of_task(self, stage: int, tile: int, *, gang: bool) -> Sequence[Piece]:
         known = self._plan.gang_of(stage)
         return Member(self._plan, known, tile).before if gang and known else self._plan.stages[stage].tiles[tile].pieces
 
-    def _checked(self, task: Task, result: Report | Failure) -> Report | Failure:
+    def _check_report(self, task: Task, result: Report | Failure) -> Report | Failure:
         """Return a task's result, or a failure for a report that does not have the stages or bytes of the plan."""
         if isinstance(result, Failure):
             return result
@@ -455,24 +452,21 @@ class PushRun:
         return result
 
     def _answer_bytes(self, task: Task) -> int:
-        """Return how many bytes of tensors a task answers with."""
         stage = self._plan.stages[task.gang.stop - 1 if task.gang else task.stage]
         return stage.written(stage.tiles[task.tile], task.batch) if task.inline and task.tile < len(stage.tiles) else 0
 
     def _payload_bytes(self) -> list[int]:
-        """Return the bytes of tensors in the payloads of the tasks of each stage."""
         sizes = [0] * len(self._run.stages)
         for task in self._tasks.values():
             sizes[task.stage] += task.payload_bytes
         return sizes
 
-    def _keys(self) -> list[str]:
-        """Return what the query may have left in the store."""
+    def _stored_keys(self) -> list[str]:
         tiles = [stage.grid.tiles for stage in self._plan.stages]
         own = len(tiles) - (self._request.context.result is not None)  # the last one's is not the query's
         stored = [stage for stage in range(min(len(self._run.stages), own)) if not self._paths.by_value[stage]]
         gangs = {stage for stage, _, gang in self._tasks if gang}
-        inboxes = [inbox for stage in sorted(gangs) for inbox in [*self._inboxes(stage), self._board(stage)]]
+        inboxes = [inbox for stage in sorted(gangs) for inbox in [*self._gang_inboxes(stage), self._gang_board(stage)]]
         return [*query_keys(self._name, tiles, stored, sorted(self._stored_crops)), *inboxes]
 
 

@@ -161,7 +161,7 @@ else:
     _ENVIRONMENT.load_at_init()
 
 
-def _restored() -> None:
+def _continue_restored() -> None:
     """Continue as a copy of the environment that the snapshot was taken of."""
     started = time.perf_counter()
     random.seed()  # all copies would wait for the same times before they try again
@@ -173,7 +173,7 @@ try:
 except ImportError:  # a part of Lambda's own runtimes since python3.12
     pass
 else:
-    register_after_restore(_restored)
+    register_after_restore(_continue_restored)
 
 
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context

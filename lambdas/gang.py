@@ -79,20 +79,19 @@ class GangRun:
         for number in self._member.stages:
             stage = self._plan.stages[number]
             tile = stage.tiles[self._task.tile]
-            self._await(number, share)
-            inputs = first if number == self._gang.start and first else self._inputs(stage, tile, rest)
+            self._await_borders(number, share)
+            inputs = first if number == self._gang.start and first else self._join_inputs(stage, tile, rest)
             share.read = time.perf_counter()
             outputs = self._sessions.run(stage, tile, {f"input{at}": value for at, value in enumerate(inputs)})
             share.computed = time.perf_counter()
-            self._pass_on(number, tile, outputs, share)
-            self._keep(number, outputs)
+            self._send_borders(number, tile, outputs, share)
+            self._keep_activations(number, outputs)
             share.ended = time.perf_counter()
             shares.append(share)
             share = StageShare(share.ended)
         return shares
 
-    def _await(self, number: int, share: StageShare) -> None:
-        """Wait until every border that a stage reads has arrived."""
+    def _await_borders(self, number: int, share: StageShare) -> None:
         began = time.perf_counter()
         while missing := self._member.awaited[number] - self._arrived.keys():
             patience_s = self._task.gang.patience_s if self._task.gang else 0.0
@@ -105,13 +104,12 @@ class GangRun:
                 )
             for cursor, value in received:
                 self._cursor = cursor
-                self._take(value)
+                self._add_cells(value)
             size = sum(len(value) for _, value in received)
             share.counts += StoreCounts(bytes_get=size, gets=len(received))
             share.waited = time.perf_counter() - began
 
-    def _take(self, value: bytes) -> None:
-        """Cut a message into its cells."""
+    def _add_cells(self, value: bytes) -> None:
         if not value:
             raise GangAbortedError("the driver aborted the gang")
         if len(value) < BORDER_HEADER.size:
@@ -128,7 +126,7 @@ class GangRun:
             raise AlteredPieceError(f"a border under {self._inbox!r} has another size than the plan says")
         self._arrived[source] = cells
 
-    def _inputs(self, stage: Stage, tile: Tile, rest: Iterator[Buffer]) -> list[Array]:
+    def _join_inputs(self, stage: Stage, tile: Tile, rest: Iterator[Buffer]) -> list[Array]:
         """Put a tile's inputs together from before the gang, from borders, and from what the member wrote itself."""
         before = [piece for piece in tile.pieces if piece.stage < self._gang.start]
         given = [next(rest) for piece in before for _ in piece.ranges]
@@ -161,7 +159,7 @@ class GangRun:
                 data = verified(self._arrived[source][number], key, number)
                 yield InputCell(numbers[piece.stage, cell.output], cell.rect, np.frombuffer(data, dtype="<f4"))
 
-    def _pass_on(self, number: int, tile: Tile, outputs: Sequence[Array], share: StageShare) -> None:
+    def _send_borders(self, number: int, tile: Tile, outputs: Sequence[Array], share: StageShare) -> None:
         """Send the borders of what a stage computed, and write all of it where it is read outside of the gang."""
         key = output_key(self._task.query, number, self._task.tile)
         if number + 1 < self._gang.stop:
@@ -192,7 +190,7 @@ class GangRun:
         size = sum(len(message.value) for message in messages)
         share.counts += StoreCounts(bytes_put=size, puts=len(messages))
 
-    def _keep(self, number: int, outputs: list[Array]) -> None:
+    def _keep_activations(self, number: int, outputs: list[Array]) -> None:
         """Keep what a stage computed while a later one reads it, and drop what no later one does."""
         self._own[number] = outputs
         last = self._member.last_use

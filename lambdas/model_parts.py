@@ -83,7 +83,7 @@ class _Tensor:
 
     def in_fp32(self, name: bytes) -> _Tensor:
         """Return a tensor of fp16 numbers as one in fp32."""
-        return _stored(replace(self, name=name, kind=_FLOAT, half=True))
+        return _read_tensor(replace(self, name=name, kind=_FLOAT, half=True))
 
     def rows(self, name: bytes, start: int, stop: int) -> _Tensor:
         """Return a part of a tensor by its first axis (a vector's columns, too, where it has two axes)."""
@@ -93,22 +93,21 @@ class _Tensor:
         part = replace(self, name=name, shape=shape)
         if self.raw:
             raw = self.raw[start * row : stop * row]
-            return replace(part, raw=raw, content=_described(part) + protobuf.field(_RAW_DATA, raw))
-        return _stored(replace(part, offset=self.offset + start * row, length=(stop - start) * row))
+            return replace(part, raw=raw, content=_value_info(part) + protobuf.field(_RAW_DATA, raw))
+        return _read_tensor(replace(part, offset=self.offset + start * row, length=(stop - start) * row))
 
 
-def _described(tensor: _Tensor) -> bytes:
-    """Write a tensor's shape, type and name."""
+def _value_info(tensor: _Tensor) -> bytes:
     content = b"".join(number_field(_DIMS, size) for size in tensor.shape)
     return content + number_field(_TYPE, tensor.kind) + protobuf.field(_TENSOR_NAME, tensor.name)
 
 
-def _stored(tensor: _Tensor) -> _Tensor:
+def _read_tensor(tensor: _Tensor) -> _Tensor:
     """Return a tensor with the message that says where its bytes are in the weights."""
     place = {b"location": tensor.location, b"offset": b"%d" % tensor.offset, b"length": b"%d" % tensor.length}
     if tensor.half:
         place[STORED_AS] = FP16
-    content = _described(tensor)
+    content = _value_info(tensor)
     for entry in place.items():
         both = b"".join(protobuf.field(number, text) for number, text in enumerate(entry, 1))
         content += protobuf.field(_EXTERNAL_DATA, both)
@@ -166,7 +165,7 @@ class Part:
         if not self.reads:
             return self.graph.model()
         name = self.reads.encode()
-        return replace(self.graph, inputs={name: _value(name, shape)}).model()
+        return replace(self.graph, inputs={name: _float_value_info(name, shape)}).model()
 
 
 def parts(model: bytes, *, streams: bool = True) -> list[Part]:
@@ -177,26 +176,29 @@ def parts(model: bytes, *, streams: bool = True) -> list[Part]:
     """
     graph = _read(model)
     graph = _with_pieces(_in_fp32(graph) if streams else graph)
-    cuts = _cuts(graph)
+    cuts = _find_cuts(graph)
     return [_part(graph, start, stop) for start, stop in pairwise([0, *cuts, len(graph.nodes)])]
 
 
 def _part(graph: _Graph, start: int, stop: int) -> Part:
     nodes = graph.nodes[start:stop]
-    passed = _passed(graph, start)
+    passed = _tensors_across(graph, start)
     inputs = {} if start else graph.inputs
-    outputs = graph.outputs if stop == len(graph.nodes) else {name: _value(name) for name in _passed(graph, stop)}
+    outputs = (
+        graph.outputs
+        if stop == len(graph.nodes)
+        else {name: _float_value_info(name) for name in _tensors_across(graph, stop)}
+    )
     return Part(replace(graph, nodes=nodes, inputs=inputs, outputs=outputs), *(name.decode() for name in passed))
 
 
-def _passed(graph: _Graph, place: int) -> list[bytes]:
+def _tensors_across(graph: _Graph, place: int) -> list[bytes]:
     """Return the tensors that operators before a place compute and those behind it read."""
     read = {name for node in graph.nodes[place:] for name in node.inputs}
     return [name for node in graph.nodes[:place] for name in node.outputs if name in read]
 
 
-def _cuts(graph: _Graph) -> list[int]:
-    """Return before which operators a graph is cut."""
+def _find_cuts(graph: _Graph) -> list[int]:
     nodes = graph.nodes
     weights = [[graph.tensors[name] for name in node.inputs if name in graph.tensors] for node in nodes]
     sizes = [
@@ -205,14 +207,14 @@ def _cuts(graph: _Graph) -> list[int]:
     ]
     before = [0, *accumulate(sizes)]
     cuts = [0]
-    for at in _places(graph):
+    for at in _single_tensor_cuts(graph):
         enough = before[at] - before[cuts[-1]] >= PART_BYTES <= before[-1] - before[at]
         if enough and _in_order(weights[:at], weights[at:]):
             cuts.append(at)
     return cuts[1:]
 
 
-def _places(graph: _Graph) -> Iterator[int]:
+def _single_tensor_cuts(graph: _Graph) -> Iterator[int]:
     """Yield before which operators a single tensor passes, one that may."""
     readers: dict[bytes, set[bytes]] = defaultdict(set)
     last: dict[bytes, int] = {}
@@ -236,8 +238,7 @@ def _in_order(first: Iterable[Sequence[_Tensor]], second: Iterable[Sequence[_Ten
     return max(ends, default=0) <= min(starts, default=sys.maxsize)
 
 
-def _readers(graph: _Graph) -> dict[bytes, int]:
-    """Return how many times operators read each tensor."""
+def _count_readers(graph: _Graph) -> dict[bytes, int]:
     readers: dict[bytes, int] = defaultdict(int)
     for node in graph.nodes:
         for name in node.inputs:
@@ -247,7 +248,7 @@ def _readers(graph: _Graph) -> dict[bytes, int]:
 
 def _in_fp32(graph: _Graph) -> _Graph:
     """Return a graph whose weights in fp16 are tensors in fp32, without the operators that cast them."""
-    readers, nodes, tensors = _readers(graph), [], dict(graph.tensors)
+    readers, nodes, tensors = _count_readers(graph), [], dict(graph.tensors)
     for node in graph.nodes:
         half = graph.tensors.get(node.inputs[0]) if node.kind == b"Cast" else None
         if half and half.kind == _HALF and half.length and readers[half.name] == 1 and _number(node, b"to") == _FLOAT:
@@ -260,7 +261,7 @@ def _in_fp32(graph: _Graph) -> _Graph:
 
 def _with_pieces(graph: _Graph) -> _Graph:
     """Return a graph whose large fully connected layers are computed in pieces."""
-    readers = _readers(graph)
+    readers = _count_readers(graph)
     nodes: list[_Node] = []
     tensors = dict(graph.tensors)
     for node in graph.nodes:
@@ -381,7 +382,7 @@ def _number_attribute(name: bytes, value: int) -> bytes:
     return protobuf.field(_NODE_ATTRIBUTE, protobuf.field(_ATTRIBUTE_NAME, name) + numbers)
 
 
-def _value(name: bytes, shape: Sequence[int | str | None] = ()) -> bytes:
+def _float_value_info(name: bytes, shape: Sequence[int | str | None] = ()) -> bytes:
     """Return what a graph says of an input or output: its name, that it has floats, and its shape, if that is known."""
     tensor = number_field(1, _FLOAT)
     if shape:

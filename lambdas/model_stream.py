@@ -66,7 +66,7 @@ def streamed(model: bytes, weights: mmap.mmap | bytes, *, give_back: bool) -> It
 
     With `give_back` the weights' pages are given back while they are read: they are zeros afterwards.
     """
-    head, pieces = _parted(model)
+    head, pieces = _split_model(model)
     reading, writing = os.pipe()
     if sys.platform == "linux":
         with suppress(OSError):  # a smaller one is slower
@@ -126,7 +126,7 @@ def _give_back(weights: mmap.mmap, start: int, stop: int) -> int:
     return stop
 
 
-def _parted(model: bytes) -> tuple[bytes, list[_Piece]]:
+def _split_model(model: bytes) -> tuple[bytes, list[_Piece]]:
     """Return a model without its initializers that are external data, and those in the order of their bytes."""
     head, apart = bytearray(), list[list[_Piece]]()
     for number, whole, content in fields(model):
@@ -148,7 +148,7 @@ def _parted(model: bytes) -> tuple[bytes, list[_Piece]]:
 def _streamed_field(number: int, message: bytes) -> list[_Piece]:
     """Return a field of a graph that is streamed, as pieces; none for one that has no weights outside."""
     if number == _INITIALIZER:
-        tensor = _tensor(message)
+        tensor = _read_external_data(message)
         return (
             _field(_INITIALIZER, [tensor.rest + header(_RAW_DATA, tensor.size), tensor]) if tensor is not None else []
         )
@@ -175,7 +175,7 @@ def _field(number: int, pieces: list[_Piece]) -> list[_Piece]:
     return [header(number, sum(map(len, pieces))), *pieces]
 
 
-def _tensor(initializer: bytes) -> _Tensor | None:
+def _read_external_data(initializer: bytes) -> _Tensor | None:
     """Return what an initializer says of its bytes in the weights; None where it has them itself."""
     rest, place = bytearray(), {}
     for number, whole, content in fields(initializer):

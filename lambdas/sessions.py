@@ -148,11 +148,11 @@ class SessionCache:
             missing = [
                 function
                 for function in functions
-                if function.weights.path not in self._fetched and not self._complete(function)
+                if function.weights.path not in self._fetched and not self._has_all_sessions(function)
             ]
             for function, following in zip_longest(missing, missing[1:]):
                 started = time.perf_counter()
-                self._load(function)
+                self._load_weights(function)
                 waited += time.perf_counter() - started
                 if following:
                     self._arriving[following.weights.path] = thread.submit(source.fetch, following.weights)
@@ -173,7 +173,7 @@ class SessionCache:
         except TimeoutError as error:
             raise TaskFailedError(f"{tile.graph}: {error}") from error
         except Exception as error:  # ONNX Runtime's errors have no base class of their own
-            raise _not_computed(tile.graph, error) from error
+            raise _failure_text(tile.graph, error) from error
         return outputs
 
     def _get(self, function: Function, graph: str) -> Session:
@@ -198,19 +198,19 @@ class SessionCache:
             while len(self._sessions) > 1 and sum(self._bytes.values()) > self._most_bytes:
                 oldest, _ = self._sessions.popitem(last=False)
                 del self._bytes[oldest]
-        weights = self._fetched.pop(function.weights.path, None) if self._complete(function) else None
+        weights = self._fetched.pop(function.weights.path, None) if self._has_all_sessions(function) else None
         if isinstance(weights, mmap.mmap):
             weights.close()
         return session
 
-    def _complete(self, function: Function) -> bool:
+    def _has_all_sessions(self, function: Function) -> bool:
         """Return whether all graphs of a function have sessions, so that its weights are needed no more."""
         with self._lock:
             return all(graph.path in self._sessions for graph in function.graphs)
 
     def _build(self, function: Function, graph: str) -> Session:
         try:
-            weights = self._load(function)
+            weights = self._load_weights(function)
             model = (self._directory / graph).read_bytes()
         except OSError as error:
             raise PlanError(
@@ -219,12 +219,12 @@ class SessionCache:
         try:
             if weights:
                 last = all(other.path in self._sessions for other in function.graphs if other.path != graph)
-                return self._over(weights, function, model, give_back=last)
-            return self._over_files(function, model)
+                return self._session_over_weights(weights, function, model, give_back=last)
+            return self._session_over_files(function, model)
         except Exception as error:  # as in `run`
-            raise _not_computed(graph, error) from error
+            raise _failure_text(graph, error) from error
 
-    def _over_files(self, function: Function, model: bytes) -> Session:
+    def _session_over_files(self, function: Function, model: bytes) -> Session:
         """Return the session of a model whose weights are in the directory, if it has any outside."""
         options = self._options()
         if function.weights.bytes:
@@ -232,7 +232,9 @@ class SessionCache:
         session: Session = _session(model, options)
         return session
 
-    def _over(self, weights: mmap.mmap | bytes, function: Function, model: bytes, *, give_back: bool) -> Session:
+    def _session_over_weights(
+        self, weights: mmap.mmap | bytes, function: Function, model: bytes, *, give_back: bool
+    ) -> Session:
         """Return the session of a model over fetched weights, which are zeros afterwards with `give_back`."""
         from serfer.lambdas.model_parts import parts  # noqa: PLC0415 - for fetched weights alone
         from serfer.lambdas.model_stream import MOST_BYTES, streamed  # noqa: PLC0415 - same
@@ -260,7 +262,7 @@ class SessionCache:
         share_arena(ort, options)
         return options
 
-    def _load(self, function: Function) -> mmap.mmap | bytes:
+    def _load_weights(self, function: Function) -> mmap.mmap | bytes:
         """Return a function's weights if they are fetched; else check that they can be read, and return nothing."""
         path = function.weights.path
         if self._source is None:
@@ -307,7 +309,7 @@ def _heap_trimmed() -> Iterator[None]:
         trim(0)
 
 
-def _not_computed(graph: str, error: Exception) -> PlanError:
+def _failure_text(graph: str, error: Exception) -> PlanError:
     """Return in one line why ONNX Runtime does not take a graph, or could not run it."""
     text = str(error)
     if match := _NO_MEMORY.search(text):

@@ -96,7 +96,7 @@ def open_ranges(url: str) -> Ranges:
         try:
             return S3Ranges(url)
         except UsageError as error:
-            raise UsageError(_of_weights(error)) from error
+            raise UsageError(_name_bucket(error)) from error
     options = parse_qs(parts.query, keep_blank_values=True)
     rates = options.pop("bytes_per_s", [])
     if parts.scheme != "file" or parts.netloc or not parts.path or parts.fragment or options or len(rates) > 1:
@@ -154,7 +154,7 @@ class WeightSource:
             if isinstance(error, PlanError):
                 raise
             raise type(error)(
-                f"{weights.path} cannot be fetched from {self._ranges.place}: {_of_weights(error)}"
+                f"{weights.path} cannot be fetched from {self._ranges.place}: {_name_bucket(error)}"
             ) from error
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class WeightSource:
     def _fetched(self, weights: Artefact) -> mmap.mmap | bytes:
         if not weights.bytes:
             return b""  # which cannot be mapped
-        buffer = _memory(weights.bytes)
+        buffer = _private_memory(weights.bytes)
         digest = hashlib.sha256()
         with memoryview(buffer) as view, ThreadPoolExecutor(PARTS_AT_ONCE, "weights") as threads:
             starts = range(0, weights.bytes, PART_BYTES)
@@ -194,7 +194,7 @@ class WeightSource:
         )
 
 
-def _memory(size: int) -> mmap.mmap:
+def _private_memory(size: int) -> mmap.mmap:
     """Return private memory, which goes back to the system as soon as it is closed."""
     try:
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -202,6 +202,6 @@ def _memory(size: int) -> mmap.mmap:
         raise MemoryError from error
 
 
-def _of_weights(error: SerferError) -> str:
+def _name_bucket(error: SerferError) -> str:
     """Return the text of an S3 error with the variable that names this bucket."""
     return str(error).replace("--store", "SERFER_WEIGHTS")

@@ -181,12 +181,12 @@ class Worker:
 
         member = self._member(task)
         if task.result is not None:
-            self._check_last(task)
-        wanted = self._wanted(task, member.before)
+            self._check_answer(task)
+        wanted = self._missing_pieces(task, member.before)
         stored = self._store.get_many(wanted) if wanted else []
         counts = StoreCounts(bytes_get=sum(map(len, stored)), gets=len(stored))
-        first = [self._crop(task, stored, self._plan.stages[0])] if task.stage == 0 else []
-        values = [] if first else self._values(task, stored)
+        first = [self._crop_input(task, stored, self._plan.stages[0])] if task.stage == 0 else []
+        values = [] if first else self._assemble_pieces(task, stored)
         run = GangRun(member, task, self._sessions, self._store, self._open_exchange(), self._results)
         shares = run.run(first, values, StageShare(started, counts))
         start, self._start = self._start, _WARM
@@ -239,7 +239,7 @@ class Worker:
             raise InputError("tasks of queries with sizes of their own share no invocation")
         for task in tasks:
             stage, _ = self._find(task)
-        inputs = self._read_each(tasks, stage)
+        inputs = self._read_tasks(tasks, stage)
         results: dict[int, Report | TaskError] = {
             place: task_input for place, task_input in enumerate(inputs) if isinstance(task_input, TaskError)
         }
@@ -304,23 +304,23 @@ class Worker:
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
         """Run a tile on what its tasks have read, as one batch, and write each one's cells."""
         read = time.perf_counter()
-        inputs = {f"input{number}": value for number, value in enumerate(_joined(reads))}
+        inputs = {f"input{number}": value for number, value in enumerate(_join_inputs(reads))}
         outputs = self._sessions.run(stage, tile, inputs)
         if reads[0].task.size:
             _check_shapes(outputs, stage, tile, reads[0].task)
         computed = time.perf_counter()
         written = [
-            self._write(read.task, tile, part) for read, part in zip(reads, _parted(outputs, reads), strict=True)
+            self._write(read.task, tile, part) for read, part in zip(reads, _split_outputs(outputs, reads), strict=True)
         ]
         times = _Times(started, read, computed, time.perf_counter())
-        return self._reports(reads, written, times)
+        return self._report_tasks(reads, written, times)
 
     def _write(self, task: Task, tile: Tile, outputs: Sequence[Array]) -> _Written:
         """Write a task's cells where they belong, or return them for its answer."""
         if task.result is not None:
             from serfer.lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
 
-            self._check_last(task)
+            self._check_answer(task)
             return _Written(None, write_result(self._results, self._plan, task.result, tile, outputs))
         key = output_key(task.query, task.stage, task.tile)
         value = cells_to_bytes(outputs, tile, key)
@@ -329,14 +329,12 @@ class Worker:
         self._store.put(key, value, task.ttl)
         return _Written(None, StoreCounts(bytes_put=len(value), puts=1))
 
-    def _check_last(self, task: Task) -> None:
-        """Refuse a result that is not the answer."""
+    def _check_answer(self, task: Task) -> None:
         last = (task.gang.stop if task.gang else task.stage + 1) == len(self._plan.stages)
         if not last or self._plan.windows or self._plan.sizes:
             raise InputError("only what the last stage computes of whole images of one size is kept as a result")
 
-    def _reports(self, reads: Sequence[_Read], written: Sequence[_Written], times: _Times) -> list[Report]:
-        """Report on each task, with its images' share of the times."""
+    def _report_tasks(self, reads: Sequence[_Read], written: Sequence[_Written], times: _Times) -> list[Report]:
         start, self._start = self._start, _WARM
         images = sum(read.task.batch for read in reads)
         return [
@@ -376,7 +374,7 @@ class Worker:
         if plan != self._plan.digest:
             raise InputError("the task belongs to another plan; deploy the functions of the plan that the driver runs")
 
-    def _read_each(self, tasks: Sequence[Task], stage: Stage) -> list[_Read | TaskError]:
+    def _read_tasks(self, tasks: Sequence[Task], stage: Stage) -> list[_Read | TaskError]:
         """Read what all tasks need; where that fails, one task after the other, which says whose fault it was."""
         try:
             return [*self._read(tasks, stage)]
@@ -392,7 +390,7 @@ class Worker:
 
     def _read(self, tasks: Sequence[Task], stage: Stage) -> list[_Read]:
         """Read what tasks of a stage need, in one round trip, and put each one's inputs together."""
-        wanted = [self._wanted(task, stage.tiles[task.tile].pieces) for task in tasks]
+        wanted = [self._missing_pieces(task, stage.tiles[task.tile].pieces) for task in tasks]
         ranges = [place for places in wanted for place in places]
         values = self._store.get_many(ranges) if ranges else []
         reads, end = [], 0
@@ -400,26 +398,25 @@ class Worker:
             start, end = end, end + len(places)
             stored = values[start:end]
             counts = StoreCounts(bytes_get=sum(map(len, stored)), gets=len(stored))
-            reads.append(_Read(task, self._inputs(task, stored, stage), counts))
+            reads.append(_Read(task, self._assemble_inputs(task, stored, stage), counts))
         return reads
 
-    def _wanted(self, task: Task, pieces: Sequence[Piece]) -> list[ByteRange]:
+    def _missing_pieces(self, task: Task, pieces: Sequence[Piece]) -> list[ByteRange]:
         """Return what a task that reads pieces has to read from the store: what it does not carry."""
         if task.stage == 0:
             by_value = task.crop is not None and task.crop.data is not None
             return [] if by_value else [ByteRange(input_key(task.query, task.tile))]
-        ranges = self._ranges(task, pieces)
+        ranges = self._piece_ranges(task, pieces)
         if not task.parts:
             return ranges
         if len(task.parts) != len(ranges):
             raise InputError(f"the task carries {len(task.parts)} parts, its tile reads {len(ranges)}")
         return [place for place, part in zip(ranges, task.parts, strict=True) if part is None]
 
-    def _inputs(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> list[Array]:
-        """Put a task's inputs together from what it carries and what was `stored`."""
+    def _assemble_inputs(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> list[Array]:
         if task.stage == 0:
-            return [self._crop(task, stored, stage), *self._statistics(task)]
-        return pieces_to_inputs(self._values(task, stored), task, stage, stage.tiles[task.tile])
+            return [self._crop_input(task, stored, stage), *self._statistics(task)]
+        return pieces_to_inputs(self._assemble_pieces(task, stored), task, stage, stage.tiles[task.tile])
 
     def _statistics(self, task: Task) -> list[Array]:
         """Return what a window is told of the whole image, (N, values); nothing where its plan has no such input."""
@@ -429,21 +426,19 @@ class Worker:
             raise InputError(f"the task carries {len(data)} bytes of statistics, its plan has {values} values")
         return [np.frombuffer(data, "<f4").reshape(1, values).repeat(task.batch, 0)] if data else []
 
-    def _crop(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> Array:
-        """Return a first-stage task's input from its crop, which it carries or which was `stored`."""
+    def _crop_input(self, task: Task, stored: Sequence[Buffer], stage: Stage) -> Array:
         crop = task.crop or Crop("float32", None)
         data = verified(stored[0], input_key(task.query, task.tile)) if crop.data is None else crop.data
         levels = crop.levels or self._plan.workers_preprocess
         return crop_to_input((crop.dtype, data), task, stage, stage.tiles[task.tile], levels)
 
     @staticmethod
-    def _values(task: Task, stored: Sequence[Buffer]) -> Sequence[Buffer]:
+    def _assemble_pieces(task: Task, stored: Sequence[Buffer]) -> Sequence[Buffer]:
         """Return the ranges that a task reads: those that it carries, and those that were `stored`."""
         values = iter(stored)
         return [next(values) if part is None else part for part in task.parts] if task.parts else stored
 
-    def _ranges(self, task: Task, pieces: Sequence[Piece]) -> list[ByteRange]:
-        """Return where in the store the pieces that a task reads lie, or would lie."""
+    def _piece_ranges(self, task: Task, pieces: Sequence[Piece]) -> list[ByteRange]:
         places = []
         for piece in pieces:
             key = output_key(task.query, piece.stage, piece.tile)
@@ -469,15 +464,13 @@ def _check_shapes(outputs: Sequence[Array], stage: Stage, tile: Tile, task: Task
             )
 
 
-def _joined(reads: Sequence[_Read]) -> list[Array]:
-    """Join the inputs of all tasks into those of one batch."""
+def _join_inputs(reads: Sequence[_Read]) -> list[Array]:
     if len(reads) == 1:
         return reads[0].data
     return [np.concatenate(values) for values in zip(*(read.data for read in reads), strict=True)]
 
 
-def _parted(outputs: Sequence[Array], reads: Sequence[_Read]) -> Iterator[list[Array]]:
-    """Give each task its images' share of a batch's outputs."""
+def _split_outputs(outputs: Sequence[Array], reads: Sequence[_Read]) -> Iterator[list[Array]]:
     end = 0
     for read in reads:
         start, end = end, end + read.task.batch

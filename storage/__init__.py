@@ -83,13 +83,13 @@ def _opener(scheme: str) -> Callable[[str], Store]:
 
     plugged_in = entry_points(group="serfer.stores")
     if scheme in plugged_in.names:
-        return _loaded(plugged_in[scheme])
+        return _load_store(plugged_in[scheme])
     known = ", ".join(f"{name}://" for name in sorted({*_BUILT_IN, *plugged_in.names}))
     shown = repr(scheme + "://") if scheme else "what has no scheme"  # the rest may hold a secret anywhere
     raise UsageError(f"no store is known for {shown}: use one of {known}")
 
 
-def _loaded(entry: "EntryPoint") -> Callable[[str], Store]:
+def _load_store(entry: "EntryPoint") -> Callable[[str], Store]:
     try:
         opener: Callable[[str], Store] = entry.load()
     except (ImportError, AttributeError) as error:

@@ -47,14 +47,14 @@ class RoutedStore(WrapperStore):
         if len(set(sides)) <= 1:
             return self._side(sides).get_many(ranges)
         with _thread() as thread:
-            apart = thread.submit(self._objects.get_many, _chosen(ranges, sides, apart=True))
+            apart = thread.submit(self._objects.get_many, _select(ranges, sides, apart=True))
             try:
-                near = self._inner.get_many(_chosen(ranges, sides, apart=False))
+                near = self._inner.get_many(_select(ranges, sides, apart=False))
             except MissingKeyError:
                 if apart.exception() is None:
                     raise
                 return [self._of(span.key).get_many([span])[0] for span in ranges]
-            return _merged(sides, near, apart.result())
+            return _merge(sides, near, apart.result())
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """Query both at once."""
@@ -63,8 +63,8 @@ class RoutedStore(WrapperStore):
         if len(set(sides)) <= 1:
             return self._side(sides).exists(keys)
         with _thread() as thread:
-            apart = thread.submit(self._objects.exists, _chosen(keys, sides, apart=True))
-            return _merged(sides, self._inner.exists(_chosen(keys, sides, apart=False)), apart.result())
+            apart = thread.submit(self._objects.exists, _select(keys, sides, apart=True))
+            return _merge(sides, self._inner.exists(_select(keys, sides, apart=False)), apart.result())
 
     def delete(self, keys: Sequence[str]) -> None:
         """Delete from both at once: what one holds goes even where the other fails."""
@@ -73,8 +73,8 @@ class RoutedStore(WrapperStore):
         if len(set(sides)) <= 1:
             return self._side(sides).delete(keys)
         with _thread() as thread:
-            apart = thread.submit(self._objects.delete, _chosen(keys, sides, apart=True))
-            self._inner.delete(_chosen(keys, sides, apart=False))
+            apart = thread.submit(self._objects.delete, _select(keys, sides, apart=True))
+            self._inner.delete(_select(keys, sides, apart=False))
             return apart.result()
 
     def close(self) -> None:
@@ -98,12 +98,11 @@ def _thread() -> "ThreadPoolExecutor":
     return ThreadPoolExecutor(1)
 
 
-def _chosen(items: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:
+def _select(items: Sequence[_Value], sides: Sequence[bool], *, apart: bool) -> list[_Value]:
     return [item for item, side in zip(items, sides, strict=True) if side == apart]
 
 
-def _merged(sides: Sequence[bool], near: Iterable[_Value], far: Iterable[_Value]) -> list[_Value]:
-    """Put both stores' results into the order of the items."""
+def _merge(sides: Sequence[bool], near: Iterable[_Value], far: Iterable[_Value]) -> list[_Value]:
     answers = {False: iter(near), True: iter(far)}
     return [next(answers[side]) for side in sides]
 

@@ -37,7 +37,7 @@ FUNCTIONS = {
     ("serfer.lambdas.artefacts", "artefact_directory"): "plan",
     ("serfer.storage.routed", "open_routed"): "store",
     ("serfer.lambdas.sessions", "SessionCache.load"): "weights",
-    ("serfer.lambdas.sessions", "SessionCache._load"): "weights",
+    ("serfer.lambdas.sessions", "SessionCache._load_weights"): "weights",
     ("serfer.lambdas.sessions", "SessionCache._build"): "graphs",
     ("onnxruntime.capi.onnxruntime_inference_collection", "InferenceSession.__init__"): "sessions",
     ("onnxruntime.capi.onnxruntime_inference_collection", "InferenceSession.run"): "run",

@@ -206,9 +206,9 @@ class Dispatcher:
         """Wait until it is the turn of queued tasks: of a gang's members at once, which get their slots together."""
         first = together[0]
         if len(together) > 1:
-            await asyncio.gather(*map(self._prewarmed, together))
+            await asyncio.gather(*map(self._await_prewarmed, together))
         else:
-            await self._prewarmed(first)  # in this turn of the loop where nothing is waited for
+            await self._await_prewarmed(first)  # in this turn of the loop where nothing is waited for
         if not first.turn.done():
             await self._slots.acquire(self._priority(first), len(together), first.turn)
 
@@ -219,8 +219,8 @@ class Dispatcher:
         others: list[PendingTask] = []
         try:
             started = self._clock.time()
-            others = self._company(first, started)
-            results = await self._results([first, *others])
+            others = self._take_companions(first, started)
+            results = await self._invoke_tasks([first, *others])
             took_s = self._clock.time() - started
             pairs = list(zip(others, results[1:], strict=True))
         except Exception as bug:
@@ -235,8 +235,7 @@ class Dispatcher:
                 other.result.set_result((result, took_s))
         return results[0], took_s
 
-    async def _prewarmed(self, pending: PendingTask) -> None:
-        """Wait for an environment that is starting for a task's function."""
+    async def _await_prewarmed(self, pending: PendingTask) -> None:
         if self._prewarmer:
             await self._prewarmer.wait(self._function(pending.task), pending.task.tile, pending.turn)
 
@@ -257,7 +256,7 @@ class Dispatcher:
             return pending.age
         return pending.age + self._batching.max_queue_jumps(pending.task.stage, pending.task.batch, left_s)
 
-    def _company(self, first: PendingTask, now: float) -> list[PendingTask]:
+    def _take_companions(self, first: PendingTask, now: float) -> list[PendingTask]:
         """Take the tasks that go along with one that has a slot out of the queue."""
         if first.group is None:
             return []
@@ -270,8 +269,7 @@ class Dispatcher:
                 other.turn.set_result(None)
         return others
 
-    async def _results(self, members: Sequence[PendingTask]) -> Sequence[Report | Failure]:
-        """Invoke a function for one task, or once for several."""
+    async def _invoke_tasks(self, members: Sequence[PendingTask]) -> Sequence[Report | Failure]:
         tasks = [member.task for member in members]
         function = self._function(tasks[0])
         if len(tasks) > 1 and self._shared is not None:

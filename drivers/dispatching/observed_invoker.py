@@ -39,21 +39,21 @@ class ObservedInvoker:
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
         """Invoke a function for one task."""
-        return await self._observed(function, self._invoker.invoke(function, task, timeout_s))
+        return await self._observe(function, self._invoker.invoke(function, task, timeout_s))
 
     async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
         """Invoke a function once for several tasks."""
-        return await self._observed(function, self._invoker.invoke_shared(function, tasks, timeout_s))
+        return await self._observe(function, self._invoker.invoke_shared(function, tasks, timeout_s))
 
     async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
         """Send a warm-up request, and wait until its environment is free again."""
-        return await self._observed(function, self._invoker.warm(function, request))
+        return await self._observe(function, self._invoker.warm(function, request))
 
     async def close(self) -> None:
         """Release connections."""
         await self._invoker.close()
 
-    async def _observed(self, function: str, invocation: Awaitable[_Result]) -> _Result:
+    async def _observe(self, function: str, invocation: Awaitable[_Result]) -> _Result:
         """Wait for an invocation, and note its end; one that ends without a result may have lost its environment."""
         environments, results = self._environments[function], list[Report | WarmUpAnswer | Failure]()
         use = environments.began(self._clock.time())

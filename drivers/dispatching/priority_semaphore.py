@@ -53,7 +53,7 @@ class PrioritySemaphore:
         that resolves `turn` itself while it waits ends that, without slots.
         """
         if self._free >= slots and not self._waiting:
-            self._use(slots)
+            self._change_used(slots)
             return
         turn = turn or asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting, (priority, next(self._arrivals), slots, turn))
@@ -69,22 +69,22 @@ class PrioritySemaphore:
         """Take a slot if one is free that no one waits for; return whether it was."""
         free = self._free > 0 and not self._waiting
         if free:
-            self._use(1)
+            self._change_used(1)
         return free
 
     def release(self, slots: int = 1) -> None:
         """Release slots to the first waiters, if any."""
-        self._use(-slots)
+        self._change_used(-slots)
         while self._waiting:
             _, _, needed, turn = self._waiting[0]
             if not turn.done():
                 if needed > self._free:
                     return
-                self._use(needed)
+                self._change_used(needed)
                 turn.set_result(None)
             heapq.heappop(self._waiting)
 
-    def _use(self, slots: int) -> None:
+    def _change_used(self, slots: int) -> None:
         """Take slots, or give so many back where the number is negative."""
         if slots:
             self._free -= slots

@@ -149,8 +149,8 @@ class InstanceClient(InstanceProbe):
 
         try:
             async with asyncio.timeout(patience_s):
-                form = await self._known()
-                name, values = await self._suited(form, array)
+                form = await self._check_metadata()
+                name, values = await self._prepare_input(form, array)
                 try:
                     return await self._ask(form.output, name, values, timeout_s, request)
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
@@ -162,7 +162,7 @@ class InstanceClient(InstanceProbe):
             self._form = None
             return Fault(FaultKind.INVALID, f"{self.url}: {error}")
         except _StatusError as error:
-            return self._refused(error)
+            return self._refusal(error)
         except aiohttp.ClientError as error:
             return Fault(FaultKind.UNREACHABLE, f"{self.url} does not answer: {str(error) or type(error).__name__}")
 
@@ -179,7 +179,7 @@ class InstanceClient(InstanceProbe):
         path = f"/v2/repository/models/{quote(self._model, safe='')}/{_BATCHING}"
         try:
             async with asyncio.timeout(patience_s):
-                await self._known()  # what the model is called here
+                await self._check_metadata()  # what the model is called here
                 body, _ = await self._read("POST", path, MOST_HEAD, data, headers)
         except _StatusError as error:
             return 0 if error.status in _UNKNOWN else None
@@ -187,7 +187,7 @@ class InstanceClient(InstanceProbe):
             return None
         return read_batching(body) if batch else 0
 
-    async def _known(self) -> Form:
+    async def _check_metadata(self) -> Form:
         """Return the model's inputs and output; raises InputError if they do not suit the plan."""
         async with self._learning:
             if self._form is None:
@@ -212,7 +212,7 @@ class InstanceClient(InstanceProbe):
             raise InputError(f"it has no model {self._model!r}")
         return name
 
-    async def _suited(self, form: Form, array: NDArray[Any]) -> tuple[str, NDArray[Any]]:
+    async def _prepare_input(self, form: Form, array: NDArray[Any]) -> tuple[str, NDArray[Any]]:
         """Return the input's name, and the array as that takes it: pixels are normalised here where it must be."""
         if array.dtype == np.uint8:
             described = self._plan.as_split is not None  # the instance's plan may have the description of the split
@@ -243,7 +243,7 @@ class InstanceClient(InstanceProbe):
     def _path(self) -> str:
         return f"/v2/models/{quote(self._model, safe='')}"
 
-    def _refused(self, error: _StatusError) -> Fault:
+    def _refusal(self, error: _StatusError) -> Fault:
         status = error.status
         if status in _BUSY:
             return Fault(FaultKind.REFUSED, f"{self.url} has no room: HTTP {status}")

@@ -70,9 +70,9 @@ def read_form(body: bytes, plan: Plan) -> Form:
     document = _object(body)
     shape = plan.input
     inputs, outputs = _tensors(document, "inputs"), _tensors(document, "outputs")
-    pixels = _named(inputs, "UINT8", (shape.height, shape.width, shape.channels))
-    floats = _named(inputs, "FP32", (shape.channels, shape.height, shape.width))
-    output = _named(outputs, "FP32", (plan.output.elements,))
+    pixels = _name_of_tensor(inputs, "UINT8", (shape.height, shape.width, shape.channels))
+    floats = _name_of_tensor(inputs, "FP32", (shape.channels, shape.height, shape.width))
+    output = _name_of_tensor(outputs, "FP32", (plan.output.elements,))
     if floats is None and pixels is None:
         raise InputError(
             f"the model takes neither FP32 [-1, {shape.channels}, {shape.height}, {shape.width}] nor pixels"
@@ -144,11 +144,11 @@ def decode_answer(body: bytes, header: str | None, output: str, shape: tuple[int
     if not (size == len(raw) == math.prod(shape) * _FLOAT_BYTES):
         raise InputError(f"{len(raw):,} bytes follow the answer's JSON, which do not make FP32 {list(shape)}")
     about = _parameters(document)
-    batch, computed_ms = _number(about.get("batch")), _number(about.get("computed_ms"))
+    batch, computed_ms = _finite_number(about.get("batch")), _finite_number(about.get("computed_ms"))
     return InferenceOutput(np.frombuffer(raw, "<f4").reshape(shape), None if batch is None else int(batch), computed_ms)
 
 
-def _named(tensors: Sequence[Mapping[str, Any]], datatype: str, shape: Sequence[int]) -> str | None:
+def _name_of_tensor(tensors: Sequence[Mapping[str, Any]], datatype: str, shape: Sequence[int]) -> str | None:
     """Return the name of the first tensor of a type and shape, after the batch; -1 stands for any size."""
     return next((str(tensor["name"]) for tensor in tensors if _fits(tensor, datatype, shape)), None)
 
@@ -161,8 +161,7 @@ def _fits(tensor: Mapping[str, Any], datatype: str, shape: Sequence[int]) -> boo
     return named and all(size in (-1, wanted) for size, wanted in zip(sizes[1:], shape, strict=True))
 
 
-def _number(value: object) -> float | None:
-    """Return a number that a server gave, if it is one that can be true."""
+def _finite_number(value: object) -> float | None:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _LARGEST:
         return float(value)
     return None

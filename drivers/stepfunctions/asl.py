@@ -80,7 +80,7 @@ def compile_plan(
         "Comment": f"serfer plan {plan.digest}",
         "StartAt": "tiles",
         "TimeoutSeconds": timeout_s,
-        "States": {"tiles": _tiles(writer), **dict(_stages(writer)), **_ends(writer)},
+        "States": {"tiles": _tiles_state(writer), **dict(_stage_states(writer)), **_end_states(writer)},
     }
     size = len(json.dumps(machine))
     if size > MOST_DEFINITION_BYTES:
@@ -106,33 +106,32 @@ _ADVICE = "split the model into fewer tiles (--grids), or use --engine push"
 
 def _check_sizes(plan: Plan, functions: Sequence[Sequence[str]]) -> None:
     """Refuse a plan whose reports, or the lists of whose tiles, would not fit into an execution's state."""
-    entry, total = _entry_bytes(), _ENVELOPE_BYTES
+    entry, total = _largest_entry_bytes(), _ENVELOPE_BYTES
     for number, stage in enumerate(plan.stages):
-        items = json.dumps(_items(stage, functions[number])) if stage.grid.tiles > 1 else ""
+        items = json.dumps(_map_items(stage, functions[number])) if stage.grid.tiles > 1 else ""
         total += max(len(items), entry * stage.grid.tiles)
     if total > MOST_STATE_BYTES:
         most = (MOST_STATE_BYTES - _ENVELOPE_BYTES) // entry
         raise PlanError(f"the plan has {plan.tasks} tasks, a state machine keeps the reports of {most}: {_ADVICE}")
 
 
-def _entry_bytes() -> int:
-    """Return how many bytes of state the largest report takes."""
+def _largest_entry_bytes() -> int:
     number, most = 1e300, 2**63
     counts = StoreCounts(*[most] * 5)
     report = Report("0" * 32, number, number, number, number, number, most, most, counts, None, most)
     return len(json.dumps({**encode_report(report), "at": _STAMP, "retries": 10})) + 2
 
 
-def _tiles(writer: _Writer) -> State:
+def _tiles_state(writer: _Writer) -> State:
     """Return the state that says which tiles each Map has; the stage's reports take that list's place."""
     lists = {
-        f"s{number}": _items(stage, writer.functions[number]) if stage.grid.tiles > 1 else None
+        f"s{number}": _map_items(stage, writer.functions[number]) if stage.grid.tiles > 1 else None
         for number, stage in enumerate(writer.plan.stages)
     }
     return {"Type": "Pass", "Result": lists, "ResultPath": "$.stages", "Next": stage_name(0)}
 
 
-def _items(stage: Stage, functions: Sequence[str]) -> list[Any]:
+def _map_items(stage: Stage, functions: Sequence[str]) -> list[Any]:
     """Return what a Map goes through: tile numbers, with their functions where there are several; groups if many."""
     numbers = range(stage.grid.tiles)
     items: list[Any] = [*numbers]
@@ -145,14 +144,13 @@ def _items(stage: Stage, functions: Sequence[str]) -> list[Any]:
     return [items[start:end] for start, end in itertools.pairwise(cuts)]
 
 
-def _stages(writer: _Writer) -> Iterator[tuple[str, State]]:
-    """Yield the states of every stage, in order."""
+def _stage_states(writer: _Writer) -> Iterator[tuple[str, State]]:
     last = len(writer.plan.stages) - 1
     for number, stage in enumerate(writer.plan.stages):
         name, after = stage_name(number), stage_name(number + 1) if number < last else _CLEAN_UP
         place = {"ResultPath": f"$.stages.s{number}", "Next": after}
         if stage.grid.tiles > 1:
-            yield name, {**_map(writer, number, stage), **place, "Catch": _catch(_CLEAN_UP_AFTER_FAILURE)}
+            yield name, {**_map_state(writer, number, stage), **place, "Catch": _catch(_CLEAN_UP_AFTER_FAILURE)}
             continue
         yield (
             name,
@@ -166,7 +164,7 @@ def _stages(writer: _Writer) -> Iterator[tuple[str, State]]:
         )
 
 
-def _map(writer: _Writer, number: int, stage: Stage) -> State:
+def _map_state(writer: _Writer, number: int, stage: Stage) -> State:
     """Return a stage's Map: over its tiles, or over groups of as many tiles as run side by side."""
     several = len(writer.functions[number]) > 1
     item = {"tile": "$$.Map.Item.Value"}
@@ -175,12 +173,12 @@ def _map(writer: _Writer, number: int, stage: Stage) -> State:
     name, source = stage_name(number), f"$.stages.s{number}"
     states = _tile(writer, number, "$.function" if several else writer.functions[number][0])
     if stage.grid.tiles <= AT_ONCE:
-        return _fork(source, item, f"{name}-tile", states)
-    inner = {**_fork("$.tiles", item, f"{name}-tile", states), "End": True}
-    return _fork(source, {"tiles": "$$.Map.Item.Value"}, f"{name}-group", {f"{name}-group": inner})
+        return _map_over(source, item, f"{name}-tile", states)
+    inner = {**_map_over("$.tiles", item, f"{name}-tile", states), "End": True}
+    return _map_over(source, {"tiles": "$$.Map.Item.Value"}, f"{name}-group", {f"{name}-group": inner})
 
 
-def _fork(source: str, item: dict[str, str], first: str, states: dict[str, State]) -> State:
+def _map_over(source: str, item: dict[str, str], first: str, states: dict[str, State]) -> State:
     """Return a Map over the list at `source`, each of whose items is known to `states` by the names in `item`."""
     inputs = {f"{name}.$": f"$.{name}" for name in _INPUTS}
     return {
@@ -256,7 +254,7 @@ def _catch(target: str) -> list[State]:
     return [{"ErrorEquals": ["States.ALL"], "ResultPath": "$.error", "Next": target}]
 
 
-def _ends(writer: _Writer) -> dict[str, State]:
+def _end_states(writer: _Writer) -> dict[str, State]:
     """Return the states after the last stage, and after a failure; keys that stay all the same expire."""
     kept = {"ResultSelector": {"at.$": "$$.State.EnteredTime"}, "ResultPath": "$.ended", "End": True}
     uncleaned = {"ErrorEquals": ["States.ALL"], "ResultPath": "$.uncleaned"}

@@ -126,7 +126,7 @@ class Executions:
         start = asyncio.ensure_future(self._start(name, text))
         try:
             arn, clock = await asyncio.shield(start)
-            return _outcome(await self._ended(arn, expected_s), clock)
+            return _outcome(await self._await_end(arn, expected_s), clock)
         except asyncio.CancelledError:
             with suppress(UnavailableError):  # it has a time limit of its own
                 await self._call(self._client.stop_execution, executionArn=(await start)[0])
@@ -138,8 +138,7 @@ class Executions:
         response = await self._call(self._client.start_execution, stateMachineArn=self._arn, name=name, input=text)
         return response["executionArn"], (sent + self._clock.time()) / 2 - response["startDate"].timestamp()
 
-    async def _ended(self, arn: str, expected_s: float) -> Any:  # noqa: ANN401 - botocore's
-        """Poll an execution until it has ended, and return its description."""
+    async def _await_end(self, arn: str, expected_s: float) -> Any:  # noqa: ANN401 - botocore's
         await self._clock.sleep(max(0.0, expected_s - _POLLING.base))
         polls = 0
         while True:

@@ -87,7 +87,7 @@ class StepFunctionsDriver(QueryDriver):
         request = QueryRequest(crops, batch, now, now + deadline_s, self._slots.next_age(), context)
         try:
             async with timeout_at(self.clock, request.deadline) as limit:
-                with self._in_flight():
+                with self._cancel_on_close():
                     await self._slots.acquire(request.age)
                     try:
                         return await self._until_answered(lambda: ExecutionRun(self, request))

@@ -45,7 +45,7 @@ def parse_output(text: str, tiles: Sequence[int]) -> Output:
     match _parsed(text):
         case {"stages": dict(stages)} as value if len(stages) == len(tiles):
             entries = tuple(_entries(stages.get(f"s{number}"), number, count) for number, count in enumerate(tiles))
-            return Output(entries, _ended(value.get("ended")), cleaned="ended" in value)
+            return Output(entries, _end_of(value.get("ended")), cleaned="ended" in value)
     raise InputError(
         "the execution's output is not one of this plan: deploy the state machine that the plan compiles to"
     )
@@ -58,18 +58,18 @@ def _parsed(text: str) -> Any:  # noqa: ANN401 - any JSON
         return None
 
 
-def _ended(value: Any) -> float | None:  # noqa: ANN401 - any JSON
+def _end_of(value: Any) -> float | None:  # noqa: ANN401 - any JSON
     return _time(value.get("at")) if isinstance(value, dict) else None
 
 
 def _entries(value: Any, stage: int, count: int) -> tuple[Entry, ...]:  # noqa: ANN401 - any JSON
-    values = [*_flat(value)]
+    values = [*_flatten(value)]
     if len(values) != count:
         raise InputError(f"the execution reports {len(values)} tiles of stage {stage}, not {count}")
     return tuple(_entry(entry, f"stage {stage}, tile {tile}") for tile, entry in enumerate(values))
 
 
-def _flat(value: Any) -> Iterator[Any]:  # noqa: ANN401 - any JSON
+def _flatten(value: Any) -> Iterator[Any]:  # noqa: ANN401 - any JSON
     """Yield a stage's entries: a Task has one, a Map a list, a Map of Maps lists of them."""
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, list):

@@ -43,13 +43,12 @@ def _cause(outcome: Outcome) -> tuple[str, str, str]:
     place, cause = "", outcome.cause
     if match := _PLACE.match(outcome.cause):
         place = f"stage {match[1]}, tile {match[2]}: "
-        cause = _field(match[3], "Cause")
-    message = _field(cause, "errorMessage") or cause
+        cause = _text_field(match[3], "Cause")
+    message = _text_field(cause, "errorMessage") or cause
     return place, outcome.error or outcome.status, message.partition("\n")[0][:_SHOWN]
 
 
-def _field(text: str, name: str) -> str:
-    """Return a text of a JSON object, empty if it has none of that name."""
+def _text_field(text: str, name: str) -> str:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -68,14 +67,14 @@ def stage_runs(output: Output, outcome: Outcome, bounds: tuple[float, float]) ->
         return min(max(time + outcome.clock, bounds[0]), bounds[1])
 
     ended = outcome.ended if output.ended is None else output.ended
-    times = [*_starts(output, outcome.started, ended), ended]
+    times = [*_stage_starts(output, outcome.started, ended), ended]
     return [
         _stage_run(entries, clock(start), clock(end), clock)
         for entries, (start, end) in zip(output.stages, itertools.pairwise(times), strict=True)
     ]
 
 
-def _starts(output: Output, started: float, ended: float) -> list[float]:
+def _stage_starts(output: Output, started: float, ended: float) -> list[float]:
     """Return when each stage started: estimated from the slowest task of each where the service does not say."""
     entered = [[entry.at for entry in entries if entry.at is not None] for entries in output.stages]
     if all(entered):

@@ -51,7 +51,7 @@ class FileExchange(Exchange):
             found = read(path, after, self._directory.now_ns())
             if found or not timeout_s > 0:
                 return found
-            with self._watch() as watch:
+            with self._borrow_watch() as watch:
                 while True:
                     with self._directory.lock(fcntl.LOCK_SH):  # no sweep removes the directory before it is watched
                         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class FileExchange(Exchange):
                 self._idle.pop().close()
 
     @contextlib.contextmanager
-    def _watch(self) -> Iterator[Watch]:
+    def _borrow_watch(self) -> Iterator[Watch]:
         """Take an idle watch or make one, and keep it for the next wait unless this exchange is closed meanwhile."""
         with self._lock:
             closings = self._closings

@@ -32,8 +32,8 @@ def append(path: Path, values: Sequence[bytes], now_ns: int, expiry: int) -> Non
     The caller sees to it that no sweep runs.
     """
     frames = b"".join(part for value in values for part in (_FRAME.pack(len(value), crc32(value)), value))
-    with _locked(path) as file:
-        identity, end, old_expiry = _head(file)
+    with _lock(path) as file:
+        identity, end, old_expiry = _read_head(file)
         if old_expiry <= now_ns:
             _pwrite(file, bytes(_HEAD.size), 0)
             identity, end = secrets.token_bytes(_IDENTITY_BYTES), _HEAD.size
@@ -49,14 +49,14 @@ def read(path: Path, after: str, now_ns: int) -> list[Received]:
         return []
     try:
         while True:
-            identity, end, expiry = _head(file)
+            identity, end, expiry = _read_head(file)
             if expiry <= now_ns:
                 return []
             known, _, offset = after.partition("-")
             start = int(offset) if after != START and known == identity.hex() else _HEAD.size
             data = pread(file, end - start, start)
-            if _head(file)[0] == identity:
-                return _messages(data, identity.hex(), start)
+            if _read_head(file)[0] == identity:
+                return _cut_messages(data, identity.hex(), start)
     finally:
         os.close(file)
 
@@ -65,7 +65,7 @@ def expiry_ns(path: Path) -> int:
     """Return when an inbox expires; 0 for one whose first writer was killed."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _head(file)[2]
+        return _read_head(file)[2]
     finally:
         os.close(file)
 
@@ -80,7 +80,7 @@ def pread(file: int, length: int, start: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
+def _lock(path: Path) -> Iterator[int]:
     """Open and lock the file that still has the name `path` once it is locked."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -93,13 +93,13 @@ def _locked(path: Path) -> Iterator[int]:
             os.close(file)
 
 
-def _head(file: int) -> tuple[bytes, int, int]:
+def _read_head(file: int) -> tuple[bytes, int, int]:
     """Return an inbox's identity, end and expiry: zeros where its first writer has not finished."""
     identity, end, expiry = _HEAD.unpack(os.pread(file, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
     return identity, end, expiry
 
 
-def _messages(data: bytes, identity: str, start: int) -> list[Received]:
+def _cut_messages(data: bytes, identity: str, start: int) -> list[Received]:
     """Cut out messages, up to one that is not whole yet (a network file system may show the end first)."""
     found, at = [], 0
     while at + _FRAME.size <= len(data):

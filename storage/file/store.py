@@ -29,15 +29,15 @@ class FileStore(Store):
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """Write the value aside, set its moment of expiry, and rename it into place."""
-        with self._aside(key, value, ttl) as aside, self._directory.lock(fcntl.LOCK_SH):
-            self._place(aside, key)
+        with self._write_aside(key, value, ttl) as aside, self._directory.lock(fcntl.LOCK_SH):
+            self._rename_locked(aside, key)
 
     def put_if(self, key: str, value: Bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
         """Write the value aside, then check and rename while no other put runs."""
-        with self._aside(key, value, ttl) as aside, self._directory.lock(fcntl.LOCK_EX):
-            if not condition(self._head(key)):
+        with self._write_aside(key, value, ttl) as aside, self._directory.lock(fcntl.LOCK_EX):
+            if not condition(self._read_head(key)):
                 return False
-            self._place(aside, key)
+            self._rename_locked(aside, key)
             return True
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
@@ -74,7 +74,7 @@ class FileStore(Store):
         """Do nothing: no file stays open between calls."""
 
     @contextlib.contextmanager
-    def _aside(self, key: str, value: Bytes, ttl: float) -> Iterator[Path]:
+    def _write_aside(self, key: str, value: Bytes, ttl: float) -> Iterator[Path]:
         """Write a value under a name that no reader knows; it is removed unless the body renames it."""
         check_keys((key,))
         check_ttl(ttl)
@@ -90,7 +90,7 @@ class FileStore(Store):
             finally:
                 aside.unlink(missing_ok=True)
 
-    def _place(self, aside: Path, key: str) -> None:
+    def _rename_locked(self, aside: Path, key: str) -> None:
         """Rename a value that was written aside; the lock must be held."""
         path = self._directory.value(key)
         if path.parent != aside.parent:  # the key is long
@@ -111,7 +111,7 @@ class FileStore(Store):
         finally:
             os.close(file)
 
-    def _head(self, key: str) -> bytes:
+    def _read_head(self, key: str) -> bytes:
         """Return the first VERSION_BYTES of a live value, empty where there is none."""
         try:
             return self._read(Range(key, 0, VERSION_BYTES))

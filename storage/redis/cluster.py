@@ -87,17 +87,17 @@ class RedisCluster:
         for _ in range(_HOPS):
             if not hops:
                 return [replies[index] for index in range(len(commands))]
-            hops = self._round(hops, replies)
+            hops = self._send_round(hops, replies)
         raise StoreUnavailableError(f"the Redis cluster at {self._seed} redirects without end: try again later")
 
-    def _round(self, hops: Sequence[_Hop], replies: dict[int, Any]) -> list[_Hop]:
+    def _send_round(self, hops: Sequence[_Hop], replies: dict[int, Any]) -> list[_Hop]:
         """Send every command once; put the replies into `replies` and return what has to go to another node."""
         owners = self._owners or self._look_up(())
         batches: dict[Address, list[_Hop]] = defaultdict(list)
         for hop in hops:
             batches[hop.redirected or self._owner(owners, hop.slot)].append(hop)
         try:
-            answers = self._exchange(batches)
+            answers = self._send_and_read(batches)
         except StoreUnavailableError:
             if not self._has_moved(hops, owners, batches):
                 raise
@@ -110,11 +110,11 @@ class RedisCluster:
                 replies[hop.index] = answer
         return again
 
-    def _exchange(self, batches: Mapping[Address, Sequence[_Hop]]) -> list[tuple[Address, _Hop, Any]]:
+    def _send_and_read(self, batches: Mapping[Address, Sequence[_Hop]]) -> list[tuple[Address, _Hop, Any]]:
         """Send all batches, then read all replies; connections are taken in one order, so that none waits in a ring."""
         with ExitStack() as stack:
             reads = [
-                (address, stack.enter_context(self._node(address).sent(_on_the_wire(batches[address]))))
+                (address, stack.enter_context(self._node(address).sent(_precede_by_asking(batches[address]))))
                 for address in sorted(batches)
             ]
             answered = [(address, read()) for address, read in reads]
@@ -194,7 +194,7 @@ def _key(command: Command) -> str:
     return key
 
 
-def _on_the_wire(hops: Sequence[_Hop]) -> list[Command]:
+def _precede_by_asking(hops: Sequence[_Hop]) -> list[Command]:
     """Precede commands that a slot's next owner is to answer by ASKING."""
     return [command for hop in hops for command in ([("ASKING",), hop.command] if hop.asking else [hop.command])]
 

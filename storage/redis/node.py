@@ -34,10 +34,10 @@ class RedisNode:
         Raises:
             StoreUnavailableError: the server cannot be reached, or refuses every command.
         """
-        with self._explaining(commands):
+        with self._explain_errors(commands):
             connection = self._pool.get_connection()
         try:
-            with self._explaining(commands):
+            with self._explain_errors(commands):
                 connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             yield lambda: self._read(connection, commands)
         except BaseException:
@@ -64,11 +64,11 @@ class RedisNode:
         self._pool.close()
 
     def _read(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401 - of either pool
-        with self._explaining(commands):
+        with self._explain_errors(commands):
             return [_reply(connection) for _ in commands]
 
     @contextmanager
-    def _explaining(self, commands: Sequence[Command]) -> Iterator[None]:
+    def _explain_errors(self, commands: Sequence[Command]) -> Iterator[None]:
         try:
             yield
         except RedisError as error:

@@ -32,7 +32,7 @@ class RedisCommands(Store):
     def delete(self, keys: Sequence[str]) -> None:
         """DEL, all in one round trip; UNLINK would free a string in the foreground just the same."""
         check_keys(keys)
-        self.execute(self._deletion(keys))
+        self.execute(self._delete_command(keys))
 
     def coordination(self) -> Coordination:
         """Coordinate by scripts over the same connections."""
@@ -45,7 +45,7 @@ class RedisCommands(Store):
         """Send the commands together and return their replies in order; the first refusal is raised."""
 
     @abstractmethod
-    def _deletion(self, keys: Sequence[str]) -> list[Command]:
+    def _delete_command(self, keys: Sequence[str]) -> list[Command]:
         """Return what deletes the keys."""
 
     def _checked(self, span: Range, reply: bytes | None) -> bytes:
@@ -85,7 +85,7 @@ class RedisStore(RedisCommands):
         """Send the commands as one pipeline."""
         return self._node.execute(commands) if commands else []
 
-    def _deletion(self, keys: Sequence[str]) -> list[Command]:
+    def _delete_command(self, keys: Sequence[str]) -> list[Command]:
         return [("DEL", *keys)] if keys else []
 
 

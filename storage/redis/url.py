@@ -35,7 +35,7 @@ def server_options(url: str) -> dict[str, Any]:
         UsageError: the URL is malformed; no message quotes a part of it that could belong to the password.
     """
     secure = url.startswith("rediss://")
-    options = _with_login(_with_iam(_parsed(url), secure=secure))
+    options = _with_login(_with_iam(_parse(url), secure=secure))
     return _with_tls(options) if secure else options
 
 
@@ -50,18 +50,17 @@ def cluster_options(url: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
     tail = rest.removeprefix(authority)
     login, at, hosts = authority.rpartition("@")
     urls = [f"{scheme.removesuffix('+cluster')}://{login}{at}{host}{tail}" for host in hosts.split(",")]
-    nodes = [(parsed["host"], parsed["port"]) for parsed in map(_parsed, urls)]
+    nodes = [(parsed["host"], parsed["port"]) for parsed in map(_parse, urls)]
     options = server_options(urls[0])
     if options.pop("db", 0):
         raise UsageError("--store: a Redis cluster has no database but 0: leave the number out")
     return nodes, options
 
 
-def _parsed(url: str) -> dict[str, Any]:
-    """Return what a URL says, with the defaults of what it leaves out."""
+def _parse(url: str) -> dict[str, Any]:
     try:
         parts = urlsplit(url)
-        given = {**_address(parts), **_queried(parts)}
+        given = {**_address(parts), **_parse_query(parts)}
     except (ValueError, KeyError):
         raise UsageError(MALFORMED) from None
     if not re.fullmatch(r"rediss?://[^/?#]+(/\d*)?(\?[^#]*)?", url):
@@ -85,7 +84,7 @@ def _address(parts: SplitResult) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value}
 
 
-def _queried(parts: SplitResult) -> dict[str, Any]:
+def _parse_query(parts: SplitResult) -> dict[str, Any]:
     """Return the options of a URL's query, each the first of its name; raises ValueError or KeyError."""
     known: Mapping[str, Callable[[str], Any]] = {
         **dict.fromkeys((*_IAM, *_TLS), str),

@@ -79,7 +79,7 @@ def address(store: Target, session: Session) -> Address:
         else:
             parameters["UseFIPS"] = bool(session.get_config_variable("use_fips_endpoint"))
             parameters["UseDualStack"] = bool(session.get_config_variable("use_dualstack_endpoint"))
-        resolved: Any = _rules(session).resolve_endpoint(**parameters)
+        resolved: Any = _endpoint_rules(session).resolve_endpoint(**parameters)
     except BotoCoreError as error:
         raise UsageError(f"--store leads to no S3 address (region, endpoint, AWS_PROFILE): {error}") from error
     scheme = resolved.properties["authSchemes"][0]
@@ -101,7 +101,7 @@ def _configured_endpoint(session: Session) -> str | None:
     return url
 
 
-def _rules(session: Session) -> EndpointProvider:
+def _endpoint_rules(session: Session) -> EndpointProvider:
     """Load the rules by which botocore's clients find an address; a client itself would slow a cold start."""
     loader: Any = session.get_component("data_loader")
     return EndpointProvider(loader.load_service_model("s3", "endpoint-rule-set-1"), loader.load_data("partitions"))

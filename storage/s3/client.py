@@ -1,6 +1,6 @@
 """The objects of one bucket, by obstore: it signs, opens the sessions of directory buckets and uploads in parts.
 
-botocore finds the address and the credentials. obstore says in text what a server answered: `_answer` reads it.
+botocore finds the address and the credentials. obstore says in text what a server answered: `_response_of` reads it.
 """
 
 import re
@@ -171,7 +171,7 @@ class S3Client:
 
         A page at a time, in the order in which S3 lists them: in directory buckets that is any.
         """
-        pages, page = self._ask(lambda store: _listed(store, prefix))
+        pages, page = self._ask(lambda store: _list_pages(store, prefix))
         while page is not None:
             yield [entry["path"] for entry in page if entry["last_modified"].timestamp() <= until]
             page = self._ask(lambda _: next(pages, None), _ONCE)
@@ -221,19 +221,19 @@ class S3Client:
             try:
                 return request(store)
             except (BaseError, FileNotFoundError, ValueError) as error:
-                raise self._meaning(error) from error
+                raise self._explain(error) from error
 
         try:
             return retry(attempt, policy, self._sleep)
         except _TransientError as last:
             raise last.args[0] from last.__cause__
 
-    def _meaning(self, error: Exception) -> Exception:
+    def _explain(self, error: Exception) -> Exception:
         """Return what an error of obstore's means; it is transient where another attempt may not meet it."""
         text = str(error)
         if self._keys.problem and "credential provider" in text:
             return self._keys.problem
-        answer = _answer(text)
+        answer = _response_of(text)
         if answer is not None:
             refused = RefusedError(answer)
             return _TransientError(refused) if answer.status in _TRANSIENT else refused
@@ -252,7 +252,7 @@ def _found(result: "GetResult", *, read: bool) -> Found:
     return Found(bytes(result.bytes()) if read else b"", meta["size"], meta["e_tag"] or "", expires)
 
 
-def _listed(
+def _list_pages(
     store: obstore.store.S3Store, prefix: str
 ) -> "tuple[Iterator[Sequence[ObjectMeta]], Sequence[ObjectMeta] | None]":
     """Return the pages of a list and the first of them; one that failed has no further page."""
@@ -260,7 +260,7 @@ def _listed(
     return pages, next(pages, None)
 
 
-def _answer(text: str) -> Answer | None:
+def _response_of(text: str) -> Answer | None:
     """Return the HTTP response of which obstore's text tells, None where there was none."""
     if match := _STATUS.search(text):
         return Answer(int(match[1]), match[2].encode())

@@ -66,11 +66,11 @@ class S3Coordination(Coordination):
             except StoreUnavailableError:
                 # It may have been written, or another's while it waited: SeaweedFS makes those who meet wait for
                 # seconds.
-                there = self._look(key, doing)
+                there = self._read_head(key, doing)
                 if there is None or not (self._is_own(there, own) or self._is_other(there, expected, doing)):
                     raise
             else:
-                there = self._look(key, doing)
+                there = self._read_head(key, doing)
             if there is not None and self._is_own(there, own):
                 return there.tag
             if (expected and there is None) or (there and self._is_other(there, expected, doing)):
@@ -88,8 +88,7 @@ class S3Coordination(Coordination):
         check_keys(keys)
         self._objects.delete([self._objects.name(key) for key in keys])
 
-    def _look(self, key: str, doing: str) -> Found | None:
-        """Return an object's first bytes, None where there is none."""
+    def _read_head(self, key: str, doing: str) -> Found | None:
         return self._objects.look(key, doing, lambda name: self._objects.client.get(name, 0, TAG_BYTES))
 
     def _is_own(self, there: Found, own: bytes) -> bool:

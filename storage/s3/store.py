@@ -70,7 +70,7 @@ class S3Store(Store):
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
         """PutObject, or a multipart upload whose parts go at the same time where the value is large."""
-        data = _checked(key, value, ttl, self._limits.value)
+        data = _check_value(key, value, ttl, self._limits.value)
         part = None
         if len(data) >= self._limits.multipart_from:
             part = max(self._limits.part, math.ceil(len(data) / self._limits.parts))
@@ -80,12 +80,12 @@ class S3Store(Store):
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
         """GetObject with a Range for each, at the same time."""
         check_ranges(ranges)
-        return self._all(self._read, ranges)
+        return self._run_all(self._read, ranges)
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         """HeadObject for each, at the same time."""
         check_keys(keys)
-        return [size is not None for size in self._all(self._size, keys)]
+        return [size is not None for size in self._run_all(self._size, keys)]
 
     def delete(self, keys: Sequence[str]) -> None:
         """DeleteObjects, a thousand a request."""
@@ -123,7 +123,7 @@ class S3Store(Store):
         swept = 0
         pages = self._client.names(self._target.prefix, moment - older_than_s)
         while (some := self._objects.done("to list", lambda: next(pages, None))) is not None:
-            expiries = self._all(self._expiry, some)
+            expiries = self._run_all(self._expiry, some)
             due = [name for name, end in zip(some, expiries, strict=True) if end is not None and end <= moment]
             self._objects.delete(due)
             swept += len(due)
@@ -150,15 +150,15 @@ class S3Store(Store):
 
     def _read(self, span: Range) -> bytes:
         if span.length == 0:
-            return self._nothing(span)
+            return self._empty_range(span)
         found = self._objects.get(span.key, f"to get {span.key!r}", span.start, span.length)
         if found is None and span.start and span.length is None:
-            return self._nothing(span)
+            return self._empty_range(span)
         if found is None or span.length not in {None, len(found.body)}:
             raise missing(span)
         return found.body
 
-    def _nothing(self, span: Range) -> bytes:
+    def _empty_range(self, span: Range) -> bytes:
         """Return the empty range, for which S3 has no request, if the value has it."""
         size = self._size(span.key)
         if size is None or size < span.start or (span.length is None and size > span.start) or span.length:
@@ -171,7 +171,7 @@ class S3Store(Store):
         found = self._objects.look(key, doing)
         return found.size if found and self._objects.is_live(found, doing) else None
 
-    def _all(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    def _run_all(self, work: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
         """Do the work on every item at the same time, the first in this thread; raises what failed first in order."""
         others = [self._threads.submit(work, item) for item in items[1:]]
         try:
@@ -181,7 +181,7 @@ class S3Store(Store):
                 other.cancel()
 
 
-def _checked(key: str, value: Bytes, ttl: float, limit: int) -> Bytes:
+def _check_value(key: str, value: Bytes, ttl: float, limit: int) -> Bytes:
     """Return a value's bytes if all that belongs to it is right."""
     check_keys((key,))
     check_ttl(ttl)

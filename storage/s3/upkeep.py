@@ -25,7 +25,7 @@ def ensure_lifecycle(store: Target, where: Address, session: Session, days: int)
     }
     if not where.sessions:
         rule["NoncurrentVersionExpiration"] = {"NoncurrentDays": days}
-    with s3_errors(lambda error: _explained(where, error)):
+    with s3_errors(lambda error: _explain(where, error)):
         client = open_client(session, 2, 5, 3, region_name=where.region, endpoint_url=store.endpoint)
         try:
             rules = client.get_bucket_lifecycle_configuration(Bucket=store.bucket).get("Rules", [])
@@ -39,7 +39,7 @@ def ensure_lifecycle(store: Target, where: Address, session: Session, days: int)
         )
 
 
-def _explained(where: Address, error: Exception) -> SerferError:
+def _explain(where: Address, error: Exception) -> SerferError:
     response: Any = getattr(error, "response", None)
     if response is None:
         return StoreUnavailableError(

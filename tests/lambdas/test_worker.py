@@ -479,7 +479,7 @@ class TestRefused:
 
     def test_a_function_without_room_for_what_onnx_runtime_takes_besides(self):
         error = RuntimeError("[ONNXRuntimeError] : 1 : FAIL : std::bad_alloc")
-        said = str(sessions._not_computed("stage-0/a.onnx", error))
+        said = str(sessions._failure_text("stage-0/a.onnx", error))
         assert said.startswith("stage-0/a.onnx cannot be computed: the function has too little memory")
         assert "--memory" in said
 

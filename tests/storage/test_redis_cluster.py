@@ -240,7 +240,7 @@ class TestRedisClusterExchange(ExchangeContract):
 
 def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(cluster, monkeypatch):
     with open_store(cluster.url) as store:
-        key, exchange, lost, coordination = key_on(0), store._cluster._exchange, [], store.coordination()
+        key, exchange, lost, coordination = key_on(0), store._cluster._send_and_read, [], store.coordination()
 
         def losing(batches):
             answers = exchange(batches)
@@ -249,7 +249,7 @@ def test_a_write_whose_reply_is_lost_is_sent_again_and_found_to_be_its_own(clust
                 raise StoreUnavailableError("the node is gone")
             return answers
 
-        monkeypatch.setattr(store._cluster, "_exchange", losing)
+        monkeypatch.setattr(store._cluster, "_send_and_read", losing)
         monkeypatch.setattr(store._cluster, "_has_moved", lambda *_: True)
         store.put(f"{key}:plain", b"x", 60)
         first = coordination.compare_and_set(key, None, b"first", 60)

@@ -58,7 +58,7 @@ class RedisClusterStore(RedisCommands):
         """Send each command to the node that has its key."""
         return self._cluster.execute(commands)
 
-    def _deletion(self, keys: Sequence[str]) -> list[Command]:
+    def _delete_command(self, keys: Sequence[str]) -> list[Command]:
         return [("DEL", key) for key in keys]  # apart, for while a slot moves its keys may be on two nodes
 
 

@@ -1,17 +1,17 @@
 """Pages whose tables are written from records.
 
-    <!-- record: NAME table: 1 -->
+    <!-- record: NAME table: 1 rows: 8 -->
     what `serfer bench results` writes
     <!-- end -->
 
-The table is the record's first, second and so on; below it stand its kind, command, date, machine, commit, seeds and
-samples, and whether the record is stale.
+The table is the record's first, second and so on: all of it, or as many of its rows, evenly spread. Below it stand its
+kind, command, date, machine, commit, seeds and samples, and whether the record is stale.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,9 +21,9 @@ from serfer.files import read_text, write_whole
 from serfer_bench.records.record import Record
 
 _MAX_BYTES: Final = 1 << 20
-_PART: Final = re.compile(r"(<!-- record: ([\w-]+) table: (\d+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_PART: Final = re.compile(r"(<!-- record: ([\w-]+) table: (\d+)(?: rows: (\d+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _MARK: Final = re.compile(r"^<!-- (?:record:.*|end) -->$", re.MULTILINE)
-_STALE: Final = re.compile(r"\*\*Stale\*\*, .*\n\n")
+_STALE: Final = re.compile(r"\*\*Stale\*\*: .*\n\n")
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,16 @@ class Page:
         """Return its text with the tables of its records; raises InputError that names the page."""
 
         def part(found: re.Match[str]) -> str:
-            begin, name, number, _, end = found.groups()
+            begin, name, number, rows, _, end = found.groups()
             if name not in records:
                 raise InputError(f"{self.path}: there is no record {name!r}: there are {', '.join(records)}")
             try:
-                table = records[name].markdown(int(number))
+                table = records[name].markdown(int(number), int(rows) if rows else None)
             except InputError as error:
                 raise InputError(f"{self.path}: {name}: {error}") from error
-            changed = records[name].stale(root) if records[name].tables else []
-            stale = (
-                f"**Stale**, as these have changed since or were not recorded: {_listed(changed)}.\n\n"
-                if changed
-                else ""
-            )
-            return f"{begin}\n{table}\n\n{stale}{end}"
+            stale = records[name].tables and records[name].stale(root)
+            mark = "**Stale**: its files have changed since.\n\n" if stale else ""
+            return f"{begin}\n{table}\n\n{mark}{end}"
 
         if len(_MARK.findall(self.text)) != 2 * len(_PART.findall(self.text)):
             raise InputError(
@@ -90,7 +86,3 @@ def chosen(pages: Sequence[Page], name: str) -> list[Page]:
             f"no page {name!r:.80} has tables of records: {', '.join(str(page.path) for page in pages)} have"
         )
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)

@@ -11,7 +11,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
@@ -120,9 +120,10 @@ class Record:
         """Return the files that have changed since, or are gone, below the checkout `root`."""
         return [name for name, known in self.files.items() if digest(root / name) != known or known == NOT_RECORDED]
 
-    def markdown(self, number: int) -> str:
+    def markdown(self, number: int, rows: int | None = None) -> str:
         """Write a table, from 1, and what it is; raises InputError where there is none of that number.
 
+        With `rows`, of a longer table that many of its rows, evenly spread, the first and the last among them.
         A record whose command was not run yet says so in place of its tables.
         """
         if not self.tables:
@@ -131,13 +132,18 @@ class Record:
             raise InputError(f"table {number}: there are {len(self.tables)}")
         figures = self.tables[number - 1]
         table = self.layout.of(figures) if self.layout else Table(figures.head, figures.rows)
+        shown = ""
+        if rows is not None and rows < len(table.body):
+            shown = f"{rows} of {len(table.body)} rows; all are in the record. "
+            last = len(table.body) - 1
+            table = replace(table, body=[table.body[round(index * last / max(rows - 1, 1))] for index in range(rows)])
         about = [f"*{self.kind.capitalize()}*: `{self.command}`", f"{self.date}", self.machine]
         about += [f"commit {self.commit}"] if self.commit else []
         about += [f"seeds {self.seeds}"] if self.seeds else []
         about += [self.samples] if self.samples else []
         if self.elapsed_s is not None and self.processor_s is not None:
             about.append(f"took {_in_words(self.elapsed_s)}, {_in_words(self.processor_s)} of processors")
-        return f"{table.markdown()}\n\n{'; '.join(about)}."
+        return f"{table.markdown()}\n\n{shown}{'; '.join(about)}."
 
     def draw(self, root: Path) -> list[str]:
         """Draw the pictures that do not show these figures, below a checkout `root`, and return their files."""

@@ -72,10 +72,7 @@ def test_a_stale_record_is_listed_and_says_so_on_the_page_but_fails_nothing(chec
     assert "stale: shared: rule.py changed since" in checked.output
     assert "**Stale**" not in (checkout / "docs" / "page.md").read_text()
     results(checkout)
-    assert (
-        "**Stale**, as these have changed since or were not recorded: `rule.py`."
-        in (checkout / "docs" / "page.md").read_text()
-    )
+    assert "**Stale**: its files have changed since." in (checkout / "docs" / "page.md").read_text()
     assert results(checkout, "--check").exit_code == 0
 
 
@@ -296,3 +293,13 @@ def test_the_files_of_all_records_exist():
 def test_cheap_records_are_what_their_commands_give(name):
     record = read_records(ROOT)[name]
     assert [*differences(record.tables, recorded(record, ROOT).tables)] == []
+
+
+def test_rows_of_a_long_table_are_spread_evenly_and_the_page_says_of_how_many():
+    record = Record(
+        "serfer x", "measured", "", "", {"rule.py": ""}, tables=(Figures(("n",), tuple((str(n),) for n in range(9))),)
+    )
+    shown = record.markdown(1, 3)
+    assert re.findall(r"^\| (\d) \|$", shown, re.MULTILINE) == ["0", "4", "8"]
+    assert "3 of 9 rows" in shown
+    assert record.markdown(1, 9) == record.markdown(1)

@@ -21,8 +21,6 @@ import psutil
 import typer
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
-from serfer.control.nonuniform.rate_dispatcher import RateDispatcher
-from serfer.control.nonuniform.sizes import sizes_of
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan
 from serfer.control.scenario import Market, Scenario
 from serfer.control.scenario_files import read_scenario, scenario_file
@@ -36,6 +34,8 @@ from serfer_bench.core.results import publish_rows
 from serfer_bench.core.server_process import serving
 from serfer_bench.core.workload import Sent, run
 from serfer_bench.serving.route import examples_of, outcome
+from serfer_bench.study.policies.nonuniform.rate_dispatcher import RateDispatcher
+from serfer_bench.study.policies.nonuniform.sizes import sizes_of
 
 SMALL = 2
 _HERE = "serfer_bench.serving.nonuniform"

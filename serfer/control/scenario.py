@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from serfer.control.batching import BatchTimes
-from serfer.core.dataclass_codec import LATER, Bounds, structure, unstructure
+from serfer.core.dataclass_codec import LATER, Bounds, structure
 from serfer.core.errors import InputError
 from serfer.core.units import MS_PER_S
 
@@ -183,17 +181,6 @@ class Scenario:
     def price_ratio(self) -> float:
         """c: Lambda's price over the instance's, at the instance's full load."""
         return self.serverless.usd_per_query * self.instance.qps / self.instance.usd_per_s
-
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of all prices and speeds, by which what was learnt with them is known again.
-
-        A type says in it whether it is burstable, as before there were credits: without such types it stays the same.
-        """
-        tables = unstructure(self)
-        for kind in tables["instance"]:
-            kind["burstable"] = "credits" in kind
-        return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()
 
     def warnings(self) -> list[str]:
         """Return what is inconsistent in the scenario, a sentence for each instance type."""

@@ -1,4 +1,4 @@
-"""Files that describe a scenario: of Lambda and instances, or of a cluster; those of examples/ are known by name."""
+"""Files that describe a scenario; those of examples/ are known by name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from serfer.control.infless.scenario import MARK, ClusterScenario, parse_cluster
 from serfer.control.scenario import Scenario, parse_scenario
 from serfer.core.errors import InputError
 from serfer.files import read_text
 
 _MAX_SCENARIO_BYTES = 64 * 1024
-_MAX_CLUSTER_BYTES = 1024 * 1024  # profiles of many operators
 _HERE: Final = Path(__file__).parent
 _FILES: Final = ("prices/*.toml", "scenarios/*.toml", "cluster.toml")  # links into examples/
 SHIPPED: Final = {path.stem: path for files in _FILES for path in sorted(_HERE.glob(files))}
 """The scenarios that come with SerFer, by name."""
+CLUSTER: Final = "servers"
+"""The table that a cluster's scenario has, and no other."""
 DEFAULT_SCENARIO: Final = Path("aws")
 T = TypeVar("T")
 
@@ -36,23 +36,14 @@ def scenario_file(path: Path) -> Path:
 
 def read_scenario(path: Path) -> Scenario:
     """Read a scenario's TOML file, or one of SHIPPED by name; raises InputError that names the file and the key."""
-    tables = _tables(path, _MAX_SCENARIO_BYTES)
-    if MARK in tables:
-        raise InputError(f"{path} describes a cluster ([[{MARK}]]), which serfer study simulate alone has policies for")
-    return _named(path, parse_scenario, tables)
+    tables = read_tables(path, _MAX_SCENARIO_BYTES)
+    if CLUSTER in tables:
+        raise InputError(f"{path} describes a cluster ([[{CLUSTER}]]): serfer study simulate alone has policies for it")
+    return parse_file(path, parse_scenario, tables)
 
 
-def describes_cluster(path: Path) -> bool:
-    """Whether a TOML file is a cluster's scenario; raises InputError where it is not TOML."""
-    return MARK in _tables(path, _MAX_CLUSTER_BYTES)
-
-
-def read_cluster(path: Path) -> ClusterScenario:
-    """Read a cluster's TOML file; raises InputError that names the file and the key."""
-    return _named(path, parse_cluster, _tables(path, _MAX_CLUSTER_BYTES))
-
-
-def _tables(path: Path, most_bytes: int) -> dict[str, Any]:
+def read_tables(path: Path, most_bytes: int) -> dict[str, Any]:
+    """Return a TOML file's tables; raises InputError where it is not TOML."""
     text = read_text(scenario_file(path), most_bytes)
     try:
         return tomllib.loads(text)
@@ -60,7 +51,8 @@ def _tables(path: Path, most_bytes: int) -> dict[str, Any]:
         raise InputError(f"{path} is not TOML: {error}") from error
 
 
-def _named(path: Path, parse: Callable[[Mapping[str, Any]], T], tables: Mapping[str, Any]) -> T:
+def parse_file(path: Path, parse: Callable[[Mapping[str, Any]], T], tables: Mapping[str, Any]) -> T:
+    """Parse a file's tables; raises InputError that names the file and the key."""
     try:
         return parse(tables)
     except InputError as error:

@@ -69,8 +69,9 @@ class Routing:
 
     def router(self) -> Router:
         """Return a router with a policy of its own."""
-        alone = self.route == GPU or serves_alone(self.policy)
-        return Router(self.scenario, self.new_policy(), max_usd_per_hour=self.max_usd_per_hour, overflow=not alone)
+        policy = self.new_policy()
+        alone = self.route == GPU or serves_alone(policy)
+        return Router(self.scenario, policy, max_usd_per_hour=self.max_usd_per_hour, overflow=not alone)
 
     @property
     def policy(self) -> str:

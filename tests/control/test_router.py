@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serfer.control.nonuniform.rate_dispatcher import shares
 from serfer.control.policies import make_policy
 from serfer.control.policies.fixed import Serverless
 from serfer.control.policy import InstanceCount, Observation, ProvisioningPlan, on_demand
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import Market, parse_scenario
+from serfer_bench.study.policies.nonuniform.rate_dispatcher import shares
 from tests.control.worlds import TWO_TYPES, fleet, scenario, seen
 
 # One image takes 10 ms, 8 take 40, 32, the most, take 120; 13 units a second at 10 queries a second: 1.3 dollars each.

@@ -75,7 +75,7 @@ def test_a_policy_resumes_with_running_instances():
 
 def test_a_sagemaker_endpoint_is_half_loaded_and_scales_out_after_three_minutes_above():
     policy = SageMaker(scenario())
-    assert serves_alone(policy.name)
+    assert serves_alone(policy)
     assert desired([(300, 2.0 * QPS)], policy)[5::6] == [1, 1, 4, 4, 4]
     assert desired([(120, 3.0 * QPS), (60, 2.0 * QPS), (120, 3.0 * QPS)], policy)[-1] == 4
     assert desired([(60, 3.0 * QPS)], policy)[-1] == 6

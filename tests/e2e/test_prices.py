@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 import serfer
-from serfer.control.infless.profiles import Configuration
-from serfer.control.scenario_files import read_cluster
 from serfer.core.costs.operator_costs import dump_profiles, shipped_profiles
 from serfer.plan_directory import load_plan
 from serfer.splitter.split import split
+from serfer_bench.study.policies.infless.profiles import Configuration
+from serfer_bench.study.policies.infless.scenario import read_cluster
 from tests.e2e.small import slow_starts
 from tests.study.sim.cluster.worlds import TOML as CLUSTER
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serfer.control.policies.mark.lstm import LstmWeights
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.fleet.open_pool import _label, choose_routing, instance_command, routing_of
 from serfer.fleet.purchase import Purchase
 from serfer.settings import Settings
+from serfer_bench.study.policies.mark.lstm import LstmWeights
 from tests.fleet.fakes import SCENARIO
 
 TEXT = """

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from serfer.control.policies import POLICIES, make_policy
+from serfer.control.policies import make_policy
 from serfer.control.policy import (
     InstanceCount,
     InstanceGroup,
@@ -23,6 +23,7 @@ from serfer.fleet.pool import Pool
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry
 from serfer.storage.memory import MemoryStore
+from serfer_bench.study.policies import NAMES
 from tests.fleet.fakes import GPU, TWO_TYPES, Clock, FakeProvisioner, Net
 
 ONE = np.zeros((1, 4, 4, 3), np.uint8)
@@ -315,7 +316,7 @@ def test_a_fleet_that_an_earlier_version_published_is_used_as_the_first_type_and
     run(scene)
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if not name.startswith("mark")])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("mark")])
 def test_a_policy_of_one_type_goes_on_from_instances_of_that_type_alone(name):
     """Others, started for another policy before, are not to be replaced by its own."""
     serving = InstanceState.SERVING
@@ -348,7 +349,7 @@ def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_aw
         known = spot_scenario()
         world = World(known, [GPU, SPOT, CPU, stand_in])
         policy = make_policy("mark-spot", known)
-        batching = {kind: set_to for kind, set_to in policy._batching.items() if kind == SPOT.kind}
+        batching = {kind: set_to for kind, set_to in policy.guarded._batching.items() if kind == SPOT.kind}
         assert all(set_to.window_s > 0 for set_to in batching.values())
         one, _ = world.add(policy=policy)
 

@@ -1,4 +1,4 @@
-"""`serfer study simulate` on a cluster's scenario: policies of serfer/control/infless, printed, as JSON, drawn."""
+"""`serfer study simulate` on a cluster's scenario: policies of study/policies/infless, printed, as JSON, drawn."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import typer
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import err, out
-from serfer.control.infless.policies import CLUSTER_DEFAULT, CLUSTER_POLICIES
-from serfer.control.infless.scenario import ClusterScenario
-from serfer.control.scenario_files import read_cluster
 from serfer.core.errors import UsageError
 from serfer.cost.loads.trace import Trace
 from serfer.cost.rates import Progress
+from serfer_bench.study.policies.infless.policies import CLUSTER_DEFAULT, CLUSTER_POLICIES
+from serfer_bench.study.policies.infless.scenario import ClusterScenario, read_cluster
 from serfer_bench.study.sim.cluster.outcome import ClusterOutcome, outcome_of
 from serfer_bench.study.sim.cluster.run import ClusterLoad, ClusterRun, Detail, cluster_load, run_cluster
 from serfer_bench.study.sim.simulate import LoadSpec

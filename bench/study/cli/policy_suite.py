@@ -11,8 +11,9 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.tables import Results, Table, publish
-from serfer.control.policies import POLICIES, buys_several_types, serves_alone
+from serfer.control.policies import buys_several_types, find_policy, serves_alone
 from serfer.system import processors
+from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.policy_suite import (
     LOADS,
     PERIOD_S,
@@ -103,7 +104,10 @@ def _notes(suite: Suite) -> Iterator[str]:
         yield f"of a generated load the mean of {suite.seeds} seeds from 0 on, the least and the largest"
     yield "all: the mean of the means above, the least and the largest of them"
     if {*PUBLISHED} <= {*suite.policies}:
-        several, alone = filter(buys_several_types, POLICIES), filter(serves_alone, POLICIES)
+        several, alone = (
+            filter(buys_several_types, NAMES),
+            [name for name in NAMES if serves_alone(find_policy(name).kind)],
+        )
         yield (
             f"left out: {', '.join(several)}, which buys other types and spot instances than the optimum may, and "
             f"{', '.join(alone)}, whose instances serve alone and not all queries"

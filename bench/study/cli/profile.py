@@ -11,12 +11,12 @@ import typer
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.cli.shared.terminal import err, out
-from serfer.control.infless.measured import dump_profile, measured_profile
 from serfer.core.costs.operator_costs import Profiles, dump_profiles
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.files import check_place, write_whole
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.settings import load_settings
+from serfer_bench.study.policies.infless.measured import dump_profile, measured_profile
 
 _QUICK_NETWORKS, _QUICK_ROUNDS = (("squeezenet", 224), ("mobilenet-v2", 224)), 2
 

@@ -20,14 +20,14 @@ from serfer.cli.shared.options import (
     status_lines,
 )
 from serfer.cli.shared.terminal import complain, err, out
-from serfer.control.infless.policies import CLUSTER_POLICIES, refuse_cluster_policy
-from serfer.control.policies import POLICIES
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.doctor.machine import this_machine
 from serfer.settings import load_settings
 from serfer.system import processors
 from serfer_bench.study.loads.generators import describe_generators
+from serfer_bench.study.policies import NAMES
+from serfer_bench.study.policies.infless.policies import CLUSTER_POLICIES, refuse_cluster_policy
 
 if TYPE_CHECKING:
     from serfer.control.scenario import LambdaTarget, Scenario
@@ -47,7 +47,7 @@ generator, NAME or NAME:KEY=VALUE,...:
 \b
 {describe_generators()}
 
-Policies: {", ".join(POLICIES)}, those that are plugged in, and MODULE:Class (docs/how-to/add-a-policy.md). mark and
+Policies: {", ".join(NAMES)}, those that are plugged in, and MODULE:Class (docs/how-to/add-a-policy.md). mark and
 mark-spot take settings, as in mark:sl_min=0.99,m=100 (docs/explanation/policies.md).
 
 Of a scenario with [[servers]] and [[functions]], a cluster: {", ".join(CLUSTER_POLICIES)}. LOAD is then for functions
@@ -229,7 +229,7 @@ def _load_spec(load: str, from_time: str, until_time: str | None, skip_zeros_ove
 
 def _on_cluster(scenario: Path, policies: Sequence[str]) -> bool:
     """Whether a scenario is a cluster's; raises UsageError where it is not, and a policy needs one."""
-    from serfer.control.scenario_files import describes_cluster  # noqa: PLC0415 - same
+    from serfer_bench.study.policies.infless.scenario import describes_cluster  # noqa: PLC0415 - same
 
     if describes_cluster(scenario):
         return True

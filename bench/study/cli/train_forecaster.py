@@ -33,12 +33,12 @@ def train_forecaster(
 
     serfer study simulate --policy mark:forecaster=FILE.npz forecasts with it. Needs torch (extra split).
     """
-    from serfer.control.policies.mark.forecaster import TRAINED, Forecaster  # noqa: PLC0415 - the command line starts fast
-    from serfer.control.policies.mark.lstm import LstmForecaster  # noqa: PLC0415 - same
-    from serfer.control.policies.mark.seasonal import SeasonalSmoothing  # noqa: PLC0415 - same
     from serfer.files import check_place, write_whole  # noqa: PLC0415 - same
     from serfer_bench.study.forecasting.errors import errors_of, peaks_of  # noqa: PLC0415 - same
     from serfer_bench.study.forecasting.lstm_training import LstmOptions, train_lstm  # noqa: PLC0415 - same
+    from serfer_bench.study.policies.mark.forecaster import TRAINED, Forecaster  # noqa: PLC0415 - the command line starts fast
+    from serfer_bench.study.policies.mark.lstm import LstmForecaster  # noqa: PLC0415 - same
+    from serfer_bench.study.policies.mark.seasonal import SeasonalSmoothing  # noqa: PLC0415 - same
     from serfer_bench.study.sim.simulate import LoadSpec  # noqa: PLC0415 - same
 
     if not out_file.name.endswith(TRAINED):

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serfer.control.policies.mark.forecaster import Forecaster, checked
-from serfer.control.policies.mark.options import MarkOptions
-from serfer.control.policies.mark.peaks import PeakSampler
 from serfer.core.errors import InputError
 from serfer.cost.loads.trace import Floats, Trace
 from serfer.cost.rates import steps_of
+from serfer_bench.study.policies.mark.forecaster import Forecaster, checked
+from serfer_bench.study.policies.mark.options import MarkOptions
+from serfer_bench.study.policies.mark.peaks import PeakSampler
 
 
 def peaks_of(trace: Trace, options: MarkOptions | None = None) -> Floats:

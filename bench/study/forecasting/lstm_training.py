@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serfer.control.policies.mark.lstm import LstmWeights, mean_of, relative
 from serfer.core.errors import InputError
 from serfer.cost.loads.trace import Floats
 from serfer.cost.rates import Progress, silent
 from serfer.extras import named_extras
+from serfer_bench.study.policies.mark.lstm import LstmWeights, mean_of, relative
 
 if TYPE_CHECKING:
     import torch

@@ -26,8 +26,6 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import DEFAULT
-from serfer.control.policies.mark.options import MarkOptions
-from serfer.control.policies.mark.policy import Mark, MarkSpot
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
@@ -39,6 +37,8 @@ from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.several import Several
 from serfer_bench.study.forecasting.errors import peaks_of
 from serfer_bench.study.forecasting.lstm_training import train_lstm
+from serfer_bench.study.policies.mark.options import MarkOptions
+from serfer_bench.study.policies.mark.policy import Mark, MarkSpot
 from serfer_bench.study.policy_experiments.policies import (
     SCALES,
     SCENARIOS,

@@ -17,11 +17,11 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption
-from serfer.control.infless.rates import exact_range
 from serfer.core.units import MS_PER_S
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
+from serfer_bench.study.policies.infless.rates import exact_range
 
 MULTIPLES: Final = ((1, 1.0), (2, 1.05), (4, 1.16), (8, 1.38), (16, 1.62))
 """A batch's time over one image's: AlexNet's fc6 (ADR 11)."""

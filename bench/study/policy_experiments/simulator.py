@@ -18,7 +18,7 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
-from serfer.control.policies import POLICIES, make_policy
+from serfer.control.policies import make_policy
 from serfer.control.policy import fleet_of
 from serfer.control.router import Endpoint, Router
 from serfer.control.scenario import Market, Scenario
@@ -34,6 +34,7 @@ from serfer.doctor.machine import this_machine
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import MarkdownOption, plan_of
+from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.calibration import Calibration, LocalRun
 from serfer_bench.study.sim.tasks import TasksRun, alone, service_times
 
@@ -154,7 +155,7 @@ def _simulator_speeds(made: Calibration, scenario: Scenario, settings: Settings,
     tasks = TasksRun(scenario, Router(scenario, make_policy("serverless", scenario)), made, [], 0, limits=limits)
     what = f"tasks, {made.tasks} a query, all on Lambda"
     yield Speed(what, _speed(tasks, calm, _TASK_QUERIES), "queries/min", "100,000")
-    for name in POLICIES:
+    for name in NAMES:
         progress(f"timing {name} over rates")
         trace = Trace("steps", np.full(_DAYS_STEPS, 5.0), np.random.default_rng(0).random(_DAYS_STEPS) * 4 * calm)
         begun = time.process_time()

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.clairvoyant import optimum_schedule
 from serfer.cost.loads.trace import Floats
 from serfer.cost.rates import Timeline
 from serfer.pictures import check_suffix
 from serfer_bench.core.charts import Chart, Curve, Point
 from serfer_bench.core.drawing import draw_charts
+from serfer_bench.study.policies.clairvoyant import optimum_schedule
 from serfer_bench.study.sim.simulate import PolicyRun, SimInput
 from serfer_bench.study.sim.time_series import integrated, spent_usd
 

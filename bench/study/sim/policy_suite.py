@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from serfer.control.policies import POLICIES, buys_several_types, serves_alone
+from serfer.control.policies import buys_several_types, find_policy, serves_alone
 from serfer.control.scenario_files import SHIPPED, read_scenario
 from serfer.core.errors import UsageError
 from serfer.cost.rates import Progress, silent
 from serfer.local.process_pool import process_pool
+from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.recommend import WORTH_PROCESSES, Comparison, Evaluation, LambdaChoice, Spread, evaluate
 from serfer_bench.study.sim.simulate import LoadSpec, RunOptions, policy_names
 
@@ -30,7 +31,9 @@ QUICK_LOADS: Final = ("diurnal:hours=4", "mmpp:hours=2,row_s=10")
 SEEDS: Final = 5
 PERIOD_S: Final = 10.0
 PRICES: Final = tuple(SHIPPED[name] for name in ("aws", "google-cloud", "azure"))
-PUBLISHED: Final = tuple(name for name in POLICIES if not serves_alone(name) and not buys_several_types(name))
+PUBLISHED: Final = tuple(
+    name for name in NAMES if not serves_alone(find_policy(name).kind) and not buys_several_types(name)
+)
 """The policies that can be held against the optimum: of the first instance type, all load served."""
 
 

@@ -15,11 +15,12 @@ from itertools import product
 from statistics import fmean
 from typing import Any, Final
 
-from serfer.control.policies import POLICIES, buys_several_types
+from serfer.control.policies import buys_several_types
 from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.errors import UsageError
 from serfer.cost.rates import Progress, silent
 from serfer.local.process_pool import process_pool
+from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, SimInput, prepare, run_seeds
 
 ALL: Final = "all"
@@ -173,7 +174,7 @@ class Comparison:
 
 def policies_of(names: Sequence[str]) -> list[str]:
     """Return the names of policies, `all` being every one of which an instance type can be compared."""
-    return [name for name in POLICIES if not buys_several_types(name)] if ALL in names else [*names]
+    return [name for name in NAMES if not buys_several_types(name)] if ALL in names else [*names]
 
 
 def evaluate(comparison: Comparison, workers: int, progress: Progress = silent) -> list[Evaluation]:

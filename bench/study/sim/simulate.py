@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from serfer.control.clairvoyant import optimum_usd
 from serfer.control.policies import make_policy, serves_alone
 from serfer.control.policy import Policy
 from serfer.control.router import Router
@@ -27,6 +26,7 @@ from serfer.cost.service_times import ServiceTimes
 from serfer.cost.windows import HOUR_S, Window, windows_of
 from serfer_bench.study.loads.catalogue import catalogue
 from serfer_bench.study.loads.generators import GENERATORS, generate, is_generator
+from serfer_bench.study.policies.clairvoyant import optimum_usd
 from serfer_bench.study.sim.calibration import Calibration
 from serfer_bench.study.sim.history import place_before, see_history
 from serfer_bench.study.sim.tasks import TasksRun
@@ -292,13 +292,14 @@ def run_seeds(
         options = replace(options, history=place_before(sim_input.trace, options.history))
     windows = windows_of(sim_input.trace, detailed.window_s) if detailed else ()
     marks = {window: max(0.0, window.begin_s - warm_up_s(scenario)) for window in windows}
+    made = options.new_policy(policy, scenario, sim_input.factor)
     run = run_rates(
         sim_input.trace,
         scenario,
-        options.new_policy(policy, scenario, sim_input.factor),
+        made,
         period_s=options.period_s,
         max_usd_per_hour=options.max_usd_per_hour,
-        overflow=options.overflow and not serves_alone(policy),
+        overflow=options.overflow and not serves_alone(made),
         losses=options.losses(seeds[0]),
         marks=[*marks.values()],
         progress=progress,

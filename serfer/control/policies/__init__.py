@@ -17,13 +17,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from serfer.control.dispatch import Batching
-from serfer.control.nonuniform.policy import NonUniform
 from serfer.control.policies.break_even import BreakEven
 from serfer.control.policies.fixed import Instances, Serverless
-from serfer.control.policies.mark.policy import Mark, MarkSpot
 from serfer.control.policies.ski_rental import SkiRental
 from serfer.control.policies.target_tracking import SageMaker, TargetTracking
-from serfer.control.policies.target_tracking_stepwise import StepwiseTargetTracking
 from serfer.control.policy import InstanceCount, Policy, ProvisioningPlan
 from serfer.control.scenario import Market, Scenario
 from serfer.core.errors import MissingExtraError
@@ -40,10 +37,6 @@ POLICIES: Final[dict[str, type[Any]]] = {
     "instances": Instances,
     "target-tracking": TargetTracking,
     "sagemaker": SageMaker,
-    "mark": Mark,
-    "mark-spot": MarkSpot,
-    "target-tracking-stepwise": StepwiseTargetTracking,
-    "nonuniform": NonUniform,
 }
 STUDY: Final = ("mark", "mark-spot", "nonuniform", "target-tracking-stepwise")
 """The policies that the distribution of benchmarks and studies plugs in."""
@@ -63,7 +56,7 @@ def find_policy(name: str, others: str = "") -> PlugIn:
     MissingExtraError for one of STUDY where that is not installed.
     """
     head = name.partition(":")[0]
-    if head in STUDY and head not in POLICIES and head not in plugged_in(GROUP):
+    if head in STUDY and head not in plugged_in(GROUP):
         command = pip_command("bench")
         raise MissingExtraError(
             f"policy {head} comes with the studies, which are not installed: {command}", name="bench"
@@ -84,9 +77,9 @@ def make_policy(name: str, scenario: Scenario) -> Policy:
     return policy
 
 
-def serves_alone(name: str) -> bool:
+def serves_alone(policy: Policy | type[Any]) -> bool:
     """Whether a policy's instances serve alone: what they cannot take is late or refused, and never on Lambda."""
-    return bool(getattr(find_policy(name).kind, "alone", False))
+    return bool(getattr(getattr(policy, "guarded", policy), "alone", False))
 
 
 def buys_several_types(name: str) -> bool:

@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.control.policies import POLICIES, buys_several_types
+from serfer.control.policies import buys_several_types
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads.trace import Trace
 from serfer_bench.study.loads.generators import GENERATORS
+from serfer_bench.study.policies import NAMES
 from serfer_bench.study.policy_experiments.policies import Options, cases, results
 from serfer_bench.study.sim.calibration import write_calibration
 from serfer_bench.study.sim.simulate import RunOptions, prepare, run_policies
@@ -107,7 +108,7 @@ def test_all_recommends_the_least_that_meets_the_slo(scenario):
     arguments = ("poisson:rate=50,hours=0.04,row_s=5", "--scenario", scenario, "--policy", "all")
     rows = outcomes(*arguments, "--seeds", 2)
     kinds = ("g4dn.xlarge", "g5.xlarge")
-    alike = [name for name in POLICIES if not buys_several_types(name)]
+    alike = [name for name in NAMES if not buys_several_types(name)]
     names = {(policy, kind) for policy in alike for kind in kinds if policy != "serverless"} | {("serverless", None)}
     assert {(one["policy"], one["instance"]) for one in rows} == names
     assert [one["recommended"] for one in rows] == [True] + [False] * (len(rows) - 1)

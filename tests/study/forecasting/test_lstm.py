@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.control.policies import make_policy
-from serfer.control.policies.mark.forecaster import make_forecaster
-from serfer.control.policies.mark.lstm import LstmForecaster, LstmWeights, mean_of, read_lstm, relative
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads.trace import Trace
 from serfer_bench.study.forecasting.errors import errors_of, peaks_of
 from serfer_bench.study.forecasting.lstm_training import LstmOptions, train_lstm
+from serfer_bench.study.policies.mark.forecaster import make_forecaster
+from serfer_bench.study.policies.mark.lstm import LstmForecaster, LstmWeights, mean_of, read_lstm, relative
 from tests.control.worlds import scenario, seen
 
 SMALL = LstmOptions(window=20, horizon=10, hidden=8, epochs=6, batch=64, rate=0.02)

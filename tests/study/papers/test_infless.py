@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from serfer.control.infless.measured import measured_profile
-from serfer.control.infless.scenario import PolicyFacts
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.cost.rates import silent
 from serfer.splitter.network.source import load
@@ -18,6 +16,8 @@ from serfer_bench.study.papers.infless.loads import COMPARED, under_loads
 from serfer_bench.study.papers.infless.paper import AUTHORS, BY_FLOPS, OPERATORS, OSVT, QA_ROBOT, TABLE_4, World
 from serfer_bench.study.papers.infless.provisioning import provisioning
 from serfer_bench.study.papers.infless.throughput import functions_of
+from serfer_bench.study.policies.infless.measured import measured_profile
+from serfer_bench.study.policies.infless.scenario import PolicyFacts
 
 pytestmark = pytest.mark.weekly
 

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.control.policies.mark.options import MarkOptions
 from serfer.core.errors import InputError
 from serfer.cost.loads.trace import Trace
+from serfer_bench.study.policies.mark.options import MarkOptions
 from serfer_bench.study.policy_experiments import halves as halves_command
 from serfer_bench.study.policy_experiments import policies as policies_command
 from serfer_bench.study.policy_experiments.halves import COOLDOWNS_S, HalfOptions, halves, results, rows

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from serfer.control.batch_sizes import window_s
-from serfer.control.nonuniform.rate_dispatcher import RateDispatcher, shares
 from serfer.control.policy import InstanceCount, ProvisioningPlan
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Market
@@ -14,7 +13,8 @@ from serfer.cost.fleet import Purchase
 from serfer.cost.queries import QueriesRun
 from serfer.cost.rates import Steps
 from serfer.cost.windows import Window
-from tests.control.nonuniform.test_rate_dispatcher import WORLD, Place
+from serfer_bench.study.policies.nonuniform.rate_dispatcher import RateDispatcher, shares
+from tests.study.policies.nonuniform.test_rate_dispatcher import WORLD, Place
 from tests.study.sim.test_queries import FIXED
 
 GPU = WORLD.instance

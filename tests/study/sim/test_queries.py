@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from serfer.control.dispatch import Batching
 from serfer.control.policies import make_policy
-from serfer.control.policies.mark.policy import MarkSpot
 from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, ProvisioningPlan, fleet_of
 from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
@@ -25,6 +24,7 @@ from serfer.cost.queries import QueriesRun
 from serfer.cost.rates import steps_of
 from serfer.cost.service_times import Quantiles, ServiceTimes, scenario_times
 from serfer.cost.windows import Window, windows_of
+from serfer_bench.study.policies.mark.policy import MarkSpot
 from tests.control.worlds import CREDITS, TWO_TYPES
 from tests.study.sim.worlds import Scripted, scenario
 

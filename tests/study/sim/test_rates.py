@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.clairvoyant import optimum_usd
-from serfer.control.policies import POLICIES, buys_several_types, make_policy
+from serfer.control.policies import buys_several_types, make_policy
 from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UsageError
 from serfer.cost.fleet import SpotLosses
 from serfer.cost.loads.trace import Trace
 from serfer.cost.rates import run_rates, steps_of
+from serfer_bench.study.policies import NAMES
+from serfer_bench.study.policies.clairvoyant import optimum_usd
 from tests.control.worlds import TWO_TYPES, seen
 from tests.study.sim.worlds import Scripted, scenario
 
@@ -96,7 +97,7 @@ def test_a_policy_that_never_starts_costs_exactly_its_queries():
     assert (result.launches, result.instances_usd) == (0, 0)
 
 
-@pytest.mark.parametrize("name", [name for name in POLICIES if not buys_several_types(name)])
+@pytest.mark.parametrize("name", [name for name in NAMES if not buys_several_types(name)])
 @settings(max_examples=25)
 @given(rows=LOADS)
 def test_costs_are_the_sum_of_their_parts_and_never_below_the_optimum(name, rows):

@@ -20,7 +20,6 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.selection.scaling import (
     GreedyScaler,
     InstanceCosts,
-    IntegerProgram,
     LoadObservation,
     Scaler,
     ScalingOptions,
@@ -29,6 +28,7 @@ from serfer.control.selection.scaling import (
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
+from serfer_bench.study.policies.integer_program import IntegerProgram
 
 _HARDWARE: Final = (("cpu", 0.096, (50.0, 400.0)), ("inferentia", 0.362, (8.0, 60.0)), ("gpu", 3.06, (2.0, 30.0)))
 """Dollars an hour, and the range of a batch of one in ms."""

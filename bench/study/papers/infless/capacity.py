@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from serfer.control.infless.fleet import ClusterPolicy
-from serfer.control.infless.policies import make_cluster_policy
-from serfer.control.infless.policy import Infless
-from serfer.control.infless.scenario import ClusterScenario
-from serfer.control.infless.scheduling import Throughput
+from serfer_bench.study.policies.infless.fleet import ClusterPolicy
+from serfer_bench.study.policies.infless.policies import make_cluster_policy
+from serfer_bench.study.policies.infless.policy import Infless
+from serfer_bench.study.policies.infless.scenario import ClusterScenario
+from serfer_bench.study.policies.infless.scheduling import Throughput
 
 Maker = Callable[[ClusterScenario], ClusterPolicy]
 _PRECISE: Final = 0.005

@@ -1,6 +1,6 @@
 """Predicted against measured time of whole networks by batch and threads: `serfer bench paper infless --figure 8`.
 
-A prediction is that of a cluster's scenario: the network's profile (serfer/control/infless/measured.py), for so many
+A prediction is that of a cluster's scenario: the network's profile (study/policies/infless/measured.py), for so many
 cores, without the 10% that are added to it there. Networks run in a session as instances have them, until some runs
 were undisturbed; the shortest counts.
 """
@@ -20,8 +20,6 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
 from serfer.cli.shared.tables import Results, Table, publish
-from serfer.control.infless.measured import measured_profile
-from serfer.control.infless.profiles import Configuration
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import UnavailableError
 from serfer.core.units import MS_PER_S
@@ -33,6 +31,8 @@ from serfer.splitter.profiling.profile import NETWORKS, given_to, timed, worker_
 from serfer.splitter.profiling.whole_network import whole_works
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.study.planner.prediction import ErrorOption, check_error
+from serfer_bench.study.policies.infless.measured import measured_profile
+from serfer_bench.study.policies.infless.profiles import Configuration
 
 WHOLE: Final = ("alexnet", "efficientnet-lite0", "mobilenet-v2", "resnet18", "squeezenet")
 BATCHES: Final = (1, 2, 4, 8)

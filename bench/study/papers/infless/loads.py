@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from serfer.control.infless.policy import RESERVE_S
-from serfer.control.infless.scenario import ClusterScenario
 from serfer.cost.rates import PERIOD_S, Progress
 from serfer_bench.study.papers.infless.paper import FIGURE_12A, OSVT, SHOWN, TABLE_4, VIOLATIONS, World
 from serfer_bench.study.papers.infless.rows import FigureRow, rows_of
+from serfer_bench.study.policies.infless.policy import RESERVE_S
+from serfer_bench.study.policies.infless.scenario import ClusterScenario
 from serfer_bench.study.sim.cluster.outcome import ClusterOutcome, outcome_of
 from serfer_bench.study.sim.cluster.run import Detail, cluster_load, run_cluster
 from serfer_bench.study.sim.simulate import LoadSpec

@@ -14,8 +14,10 @@ from functools import cache
 from importlib.resources import files
 from typing import Final
 
-from serfer.control.infless.profiles import Operator, Times
-from serfer.control.infless.scenario import (
+from serfer.core.dataclass_codec import structure
+from serfer.core.errors import InputError
+from serfer_bench.study.policies.infless.profiles import Operator, Times
+from serfer_bench.study.policies.infless.scenario import (
     ClusterFacts,
     ClusterScenario,
     FunctionSpec,
@@ -23,8 +25,6 @@ from serfer.control.infless.scenario import (
     Profile,
     ServerKind,
 )
-from serfer.core.dataclass_codec import structure
-from serfer.core.errors import InputError
 
 CLUSTER: Final = ClusterFacts(
     core_gflops=64.0,  # of a hardware thread, and 142 of 1% of a 2080 Ti, in the authors' code

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from serfer.control.infless.policies import make_cluster_policy
-from serfer.control.infless.scenario import ClusterScenario
 from serfer.core.units import MS_PER_S
 from serfer_bench.study.papers.infless.capacity import SYSTEMS, placed
 from serfer_bench.study.papers.infless.paper import FRAGMENTS, SHOWN, World
 from serfer_bench.study.papers.infless.rows import FigureRow, rows_of
 from serfer_bench.study.papers.infless.throughput import functions_of
+from serfer_bench.study.policies.infless.policies import make_cluster_policy
+from serfer_bench.study.policies.infless.scenario import ClusterScenario
 
 _COUNTS: Final = (100, 500, 1000, 2000, 5000, 10_000)
 _FUNCTIONS: Final = 40

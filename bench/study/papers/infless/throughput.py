@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 from typing import Final
 
-from serfer.control.infless.scenario import ClusterScenario, FunctionSpec
 from serfer_bench.study.papers.infless.capacity import SYSTEMS, highest, placed
 from serfer_bench.study.papers.infless.paper import (
     COLD_MS,
@@ -20,6 +19,7 @@ from serfer_bench.study.papers.infless.paper import (
     World,
 )
 from serfer_bench.study.papers.infless.rows import FigureRow, rows_of
+from serfer_bench.study.policies.infless.scenario import ClusterScenario, FunctionSpec
 
 LARGE: Final = 2000
 """Servers of the paper's simulations."""

@@ -28,8 +28,6 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import make_policy, serves_alone
-from serfer.control.policies.mark.options import MarkOptions
-from serfer.control.policies.mark.policy import Mark
 from serfer.control.policy import InstanceGroup, InstanceState
 from serfer.control.router import Router
 from serfer.control.scenario import CpuCredits, InstanceType, LambdaTarget, Market, Scenario
@@ -43,6 +41,8 @@ from serfer.settings import load_settings
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.several import Several
 from serfer_bench.core.traces import missing_in, skipped
+from serfer_bench.study.policies.mark.options import MarkOptions
+from serfer_bench.study.policies.mark.policy import Mark
 from serfer_bench.study.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, prepare, run_policies
 
 PERIOD_S: Final = 5.0
@@ -314,7 +314,7 @@ class _Fleet:
         """Run a load query by query, and count a window of it."""
         kind, policy = self.scenario.instance, make_policy(self.policy, self.scenario)
         policy.resume([InstanceGroup(kind.name, self.market, InstanceState.SERVING, self.number)])
-        router = Router(self.scenario, policy, overflow=not serves_alone(self.policy))
+        router = Router(self.scenario, policy, overflow=not serves_alone(policy))
         times = scenario_times(self.scenario.serverless, load_settings().facts().functions)
         launches = [(-_HOUR_S, Purchase(kind, self.market))] * self.number
         run = QueriesRun(self.scenario, router, times, launches, seed, losses)

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from serfer.control.infless.scenario import ClusterScenario
 from serfer.core.units import MS_PER_S
 from serfer.cost.windows import Window
+from serfer_bench.study.policies.infless.scenario import ClusterScenario
 from serfer_bench.study.sim.cluster.counters import Counters
 from serfer_bench.study.sim.cluster.run import ClusterRun
 

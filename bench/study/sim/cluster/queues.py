@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from typing import Final
 
-from serfer.control.infless.fleet import FrontQueue, Instance
+from serfer_bench.study.policies.infless.fleet import FrontQueue, Instance
 from serfer_bench.study.sim.cluster.counters import Counters
 
 PATIENCE: Final = 5.0

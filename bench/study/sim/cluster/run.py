@@ -15,14 +15,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.infless.fleet import Assignment, ClusterPolicy, Instance, Step
-from serfer.control.infless.policies import make_cluster_policy
-from serfer.control.infless.profiles import Configuration, Part
-from serfer.control.infless.scenario import ClusterScenario
 from serfer.core.units import MS_PER_S
 from serfer.cost.loads.trace import Floats, Trace
 from serfer.cost.rates import Progress, silent
 from serfer.cost.windows import HOUR_S, Window, windows_of
+from serfer_bench.study.policies.infless.fleet import Assignment, ClusterPolicy, Instance, Step
+from serfer_bench.study.policies.infless.policies import make_cluster_policy
+from serfer_bench.study.policies.infless.profiles import Configuration, Part
+from serfer_bench.study.policies.infless.scenario import ClusterScenario
 from serfer_bench.study.sim.cluster.arrivals import Counts, divided, tick_counts, ticks_of, times_within
 from serfer_bench.study.sim.cluster.counters import Counters
 from serfer_bench.study.sim.cluster.queues import FrontBuffer, Server, advance, offer

@@ -1,6 +1,6 @@
 """Case II, the load changes: which variants to replicate, upgrade to or unload, and when to add workers (INFaaS, 4.2).
 
-LoadObservation (a slot) ──► Scaler: GreedyScaler or IntegerProgram ──► ScalingPlan
+LoadObservation (a slot) ──► Scaler: GreedyScaler ──────────────────► ScalingPlan
 WorkerObservation of each ─► plan_workers ──────────────────────────► WorkerPlan
 
 FleetScaler (fleet.py) applies both to instances that hold variants of several applications, and bounds them by worth.
@@ -9,7 +9,6 @@ FleetScaler (fleet.py) applies both to instances that hold variants of several a
 from __future__ import annotations
 
 from serfer.control.selection.scaling.greedy import GreedyScaler
-from serfer.control.selection.scaling.integer_program import IntegerProgram
 from serfer.control.selection.scaling.records import (
     OPTIONS,
     InstanceCosts,
@@ -35,7 +34,6 @@ __all__ = [
     "WORKERS",
     "GreedyScaler",
     "InstanceCosts",
-    "IntegerProgram",
     "LoadObservation",
     "Scaler",
     "ScalingOptions",

@@ -7,13 +7,13 @@ import pytest
 from serfer.control.selection.scaling import (
     GreedyScaler,
     InstanceCosts,
-    IntegerProgram,
     LoadObservation,
     ScalingOptions,
     capacity,
     changed,
 )
 from serfer_bench.study.papers.infaas.scaling import random_costs, settle
+from serfer_bench.study.policies.integer_program import IntegerProgram
 
 CPU = InstanceCosts("cpu", "resnet50", 1.0, 5.0, 200.0, 3.0, {"cores": 4.0})
 INF = InstanceCosts("inferentia", "resnet50", 3.0, 100.0, 20.0, 5.0, {"inferentia cores": 1.0})

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.infless.fleet import FrontQueue, Instance
-from serfer.control.infless.options import Option
-from serfer.control.infless.profiles import Configuration
-from serfer.control.infless.servers import Placement
+from serfer_bench.study.policies.infless.fleet import FrontQueue, Instance
+from serfer_bench.study.policies.infless.options import Option
+from serfer_bench.study.policies.infless.profiles import Configuration
+from serfer_bench.study.policies.infless.servers import Placement
 from serfer_bench.study.sim.cluster.counters import Counters
 from serfer_bench.study.sim.cluster.queues import FrontBuffer, Server, advance, offer
 

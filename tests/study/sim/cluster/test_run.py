@@ -2,9 +2,9 @@ import tomllib
 
 import pytest
 
-from serfer.control.infless.policies import CLUSTER_POLICIES
-from serfer.control.infless.scenario import parse_cluster
 from serfer_bench.study.loads.generators import generate
+from serfer_bench.study.policies.infless.policies import CLUSTER_POLICIES
+from serfer_bench.study.policies.infless.scenario import parse_cluster
 from serfer_bench.study.sim.cluster.outcome import outcome_of
 from serfer_bench.study.sim.cluster.run import Detail, cluster_load, run_cluster
 from tests.study.sim.cluster.worlds import TOML

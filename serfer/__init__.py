@@ -18,13 +18,11 @@ from serfer.extras import named_extras
 if TYPE_CHECKING:
     from serfer.client.async_client import AsyncClient as AsyncClient
     from serfer.client.async_client import AsyncJob as AsyncJob
-    from serfer.client.async_client import AsyncRegistrationJob as AsyncRegistrationJob
     from serfer.client.results import AsyncServedResult as AsyncServedResult
     from serfer.client.results import ServedOutput as ServedOutput
     from serfer.client.results import ServedResult as ServedResult
     from serfer.client.sync_client import Client as Client
     from serfer.client.sync_client import Job as Job
-    from serfer.client.sync_client import RegistrationJob as RegistrationJob
     from serfer.client.tensors import ServedTensor as ServedTensor
     from serfer.core.errors import AlteredPieceError as AlteredPieceError
     from serfer.core.errors import BrokenPlanError as BrokenPlanError
@@ -65,7 +63,6 @@ if TYPE_CHECKING:
     from serfer.core.http_messages import Objectives as Objectives
     from serfer.core.http_messages import SelectedVariant as SelectedVariant
     from serfer.core.http_messages import ServedPrediction as ServedPrediction
-    from serfer.core.http_messages import ServedRegistration as ServedRegistration
     from serfer.core.http_messages import ServedReport as ServedReport
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
@@ -101,7 +98,6 @@ __all__ = [
     "AlteredPieceError",
     "AsyncClient",
     "AsyncJob",
-    "AsyncRegistrationJob",
     "AsyncServedResult",
     "BrokenPlanError",
     "CeilingError",
@@ -141,7 +137,6 @@ __all__ = [
     "QueryError",
     "QueryReport",
     "Registered",
-    "RegistrationJob",
     "RegistrationLostError",
     "RequestRefusedError",
     "Result",
@@ -152,7 +147,6 @@ __all__ = [
     "SerferError",
     "ServedOutput",
     "ServedPrediction",
-    "ServedRegistration",
     "ServedReport",
     "ServedResult",
     "ServedTensor",
@@ -183,7 +177,6 @@ __all__ = [
 _HOMES = {
     "AsyncClient": ("serfer.client.async_client", "AsyncClient"),
     "AsyncJob": ("serfer.client.async_client", "AsyncJob"),
-    "AsyncRegistrationJob": ("serfer.client.async_client", "AsyncRegistrationJob"),
     "AsyncServedResult": ("serfer.client.results", "AsyncServedResult"),
     "Client": ("serfer.client.sync_client", "Client"),
     "ImageNormalisation": ("serfer.core.plan.image_normalisation", "ImageNormalisation"),
@@ -203,13 +196,11 @@ _HOMES = {
     "SideLimit": ("serfer.core.plan", "SideLimit"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
     "Registered": ("serfer.variants.register", "Registered"),
-    "RegistrationJob": ("serfer.client.sync_client", "RegistrationJob"),
     "Result": ("serfer.pipeline.result", "Result"),
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
     "SelectedVariant": ("serfer.core.http_messages", "SelectedVariant"),
     "ServedOutput": ("serfer.client.results", "ServedOutput"),
     "ServedPrediction": ("serfer.core.http_messages", "ServedPrediction"),
-    "ServedRegistration": ("serfer.core.http_messages", "ServedRegistration"),
     "ServedReport": ("serfer.core.http_messages", "ServedReport"),
     "ServedResult": ("serfer.client.results", "ServedResult"),
     "ServedTensor": ("serfer.client.tensors", "ServedTensor"),

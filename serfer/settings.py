@@ -117,12 +117,10 @@ class Settings(BaseSettings):
     """Images decoded at once, each in a process that takes up to 20 bytes a pixel (in a driver function: one)."""
     api_decode_cpu_s: float = Field(default=10.0, gt=0, le=3600)
     """Processor time that decoding the images of a request may take."""
-    api_max_register_bytes: int = Field(default=1024 * 1024 * 1024, gt=0)
-    """The largest body of a registration (`--register`), and the most that its validation set may have unpacked."""
-    api_jobs: bool = False
-    """Whether offline jobs are taken (`POST /v1/jobs`), each of which counts as one request in quotas."""
-    api_max_job_bytes: int = Field(default=256 * 1024 * 1024, gt=0)
-    """The largest body of an offline job, and the most that its images may have unpacked."""
+    api_jobs: str = Field(default="", max_length=1024)
+    """Where the images of offline jobs lie (`POST /v1/jobs`): `s3://BUCKET/PREFIX`, or a directory. None are taken
+    without it; each counts as one request in quotas.
+    """
     api_max_images: int = Field(default=16, gt=0, le=MAX_BATCH)
     """The most images of a request."""
     api_max_answer_bytes: int = Field(default=64 * 1024 * 1024, gt=0)

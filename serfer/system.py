@@ -14,7 +14,6 @@ import platform
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 _KB = 1024
@@ -88,12 +87,6 @@ def give_back() -> None:
     trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def end_first() -> None:
-    """Have this process be the first to end where memory runs out, if the system can be told."""
-    with suppress(OSError):
-        (_PROC / "self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def loaded_libraries(part: str) -> set[str]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import multiprocessing
 import time
 from dataclasses import replace
@@ -13,7 +12,7 @@ import onnx
 import pytest
 
 from serfer.api.auth.keys import add_key, read_keys, remove_key
-from serfer.api.jobs.registrations import Submission
+from serfer.api.jobs.offline import OfflineRecord
 from serfer.api.jobs.runner import Runner
 from serfer.core.errors import UnavailableError
 from serfer.core.geometry import Span
@@ -22,7 +21,6 @@ from serfer.plan_directory import check_artefacts, load_plan
 from serfer.raster.results.parts import ResultParts
 from serfer.registry import Registrations, open_registry
 from serfer.registry.registration import RegistrationRequest, RegistrationState, RegistrationStep
-from serfer.registry.registration_record import SUBMISSIONS, document_name
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.wiring.network_file import plan_of_file
@@ -140,21 +138,20 @@ def test_a_registration_has_one_owner_and_adds_one_version(place, tmp_path, by_f
     assert (made.version, len(made.variants)) == (1, len(TIMES))
 
 
-def begin_one(process, place, owners):
+def begin_one(process, store, owners):
     async def check():
-        documents = open_registry(place).documents
-        runner = Runner(documents, Submission, lambda _: math.inf, event="test", beat_s=0.02)
-        mine = Submission(id=ID, updated=time.time(), application="faces", network="net", created=NOW, by="test")
-        mine = replace(mine, driver=f"driver {process}")
-        is_own = await runner.begin(document_name(ID, SUBMISSIONS), mine, work, after) is mine
-        (owners / f"{'owner' if is_own else 'other'} {process}").touch()
-        await runner.close(PATIENCE)
+        with open_store(store) as opened:
+            runner = Runner(opened.coordination(), OfflineRecord, lambda _: PATIENCE, event="test", beat_s=0.02)
+            mine = OfflineRecord(id=ID, updated=time.time(), model=f"driver {process}", created=NOW, images=1)
+            is_own = await runner.begin(ID, mine, work, after) is mine
+            (owners / f"{'owner' if is_own else 'other'} {process}").touch()
+            await runner.close(PATIENCE)
 
     async def work(job):
         while len([*owners.glob("o* *")]) < len(PROCESSES):
-            job.record = replace(job.record, version=job.record.version + 1)
+            job.record = replace(job.record, answered=job.record.answered + 1)
             await asyncio.sleep(0.01)
-        job.record = replace(job.record, version=len(TIMES))
+        job.record = replace(job.record, answered=len(TIMES))
 
     async def after(_):
         pass
@@ -163,12 +160,12 @@ def begin_one(process, place, owners):
 
 
 @pytest.mark.two_at_once
-def test_of_four_drivers_that_begin_the_same_job_one_does_and_none_of_its_writes_is_lost(place, tmp_path, by_four):
-    by_four(begin_one, place, tmp_path)
+def test_of_four_drivers_that_begin_the_same_job_one_does_and_none_of_its_writes_is_lost(store, tmp_path, by_four):
+    by_four(begin_one, store, tmp_path)
     assert len([*tmp_path.glob("owner *")]) == 1
-    key = document_name(ID, SUBMISSIONS)
-    record = Submission.decode(key, open_registry(place).documents.get(key).value)
-    assert (record.state, record.version) == ("done", len(TIMES))
+    with open_store(store) as opened:
+        record = OfflineRecord.decode(ID, opened.coordination().get(ID).value)
+    assert (record.state, record.answered) == ("done", len(TIMES))
 
 
 @pytest.fixture

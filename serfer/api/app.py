@@ -44,7 +44,6 @@ from serfer.api.routes.kept import Keeping, kept_router
 from serfer.api.routes.load import load_router
 from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
-from serfer.api.routes.registrations import registrations_router
 from serfer.api.routes.releases import releases_router
 from serfer.api.routes.repository import Holding, changes_router, repository_router
 from serfer.api.service import Service
@@ -134,13 +133,12 @@ def make_app(
         kept_router(keeping),
         metrics_router(telemetry.metrics, service),
         load_router(service),
-        jobs_router(service, settings),
+        jobs_router(service, settings.api_max_body_bytes),
     ):
         app.include_router(router, dependencies=guarded)
     if service.repository is not None:
         app.include_router(changes_router(holding, service.repository), dependencies=operated)
     app.include_router(releases_router(service, keys, is_open=settings.open_registry))
-    app.include_router(registrations_router(service, keys, settings))
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app, service.admission)

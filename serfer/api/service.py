@@ -18,7 +18,6 @@ from serfer.api.admission import Admission, Place
 from serfer.api.decoding.decoders import DecodedImages, Decoders
 from serfer.api.http.problems import Problem
 from serfer.api.jobs.offline import OfflineJobs
-from serfer.api.jobs.registrations import Registrar
 from serfer.api.online_load import LoadMonitor
 from serfer.applications.applications import Applications
 from serfer.control.dispatch import Batching
@@ -155,8 +154,8 @@ class ModelRepository(Protocol):
 class Service:
     """Answers for several models; the first of `pipelines` is the one that is meant where none is named.
 
-    `applications` select among variants, whose pipelines come and go beside those of the `models`; a `registrar`
-    registers networks in them, `jobs` are offline work, and a `plan_watch` blocks while it looks at plan directories.
+    `applications` select among variants, whose pipelines come and go beside those of the `models`; `jobs` are
+    offline work, and a `plan_watch` blocks while it looks at plan directories.
     `results` is the store of the results that it keeps, which it closes; None where it keeps none. `repository` are
     the networks of an instance, None elsewhere. `store` is that of the state that drivers share, by default the first
     model's.
@@ -176,7 +175,6 @@ class Service:
         self.pipelines = dict(pipelines)
         self.models = tuple(pipelines)
         self.applications: Applications | None = None
-        self.registrar: Registrar | None = None
         self.jobs: OfflineJobs | None = None
         self.plan_watch: Callable[[], None] | None = None
         self.admission = admission
@@ -372,8 +370,6 @@ class Service:
 
     async def close(self) -> None:
         """End what runs and close every model."""
-        if self.registrar is not None:
-            await self.registrar.close()
         if self.jobs is not None:
             await self.jobs.close()
         if self.applications is not None:

@@ -42,10 +42,9 @@ VARIANTS: Final = "variants"
 class ApplicationOptions:
     """The applications to serve, of the registry at a URL, and where variants for instances run (`InstancePool`).
 
-    Without names, all that the registry has. With `register`, networks are registered here over HTTP: then there may be
-    no applications yet. Those instances may cost `max_usd_per_hour`. `plans` are the plan directories of variants whose
-    functions are deployed, by the first twelve digits of their digests; None: they are fetched from the registry.
-    `selector` chooses the variant that answers a query (`make_selector`).
+    Without names, all that the registry has. Those instances may cost `max_usd_per_hour`. `plans` are the plan
+    directories of variants whose functions are deployed, by the first twelve digits of their digests; None: they are
+    fetched from the registry. `selector` chooses the variant that answers a query (`make_selector`).
     """
 
     registry: str
@@ -53,7 +52,6 @@ class ApplicationOptions:
     instances: tuple[InstancePool, ...] = ()
     max_usd_per_hour: float | None = None
     plans: Mapping[str, Path] | None = None
-    register: bool = False
     selector: str = DEFAULT
 
 
@@ -153,10 +151,10 @@ def find_applications(options: ApplicationOptions, store_url: str) -> tuple[Regi
     Raises UsageError for a registry inside the store, or where there is nothing to serve.
     """
     check_apart(options.registry, store_url)
-    registry = open_registry(options.registry, create=options.register)
+    registry = open_registry(options.registry)
     names = options.names or tuple(registry.applications())
-    if not names and not options.register:
-        raise UsageError(f"the registry {options.registry} has no applications yet: serfer app register, or --register")
+    if not names:
+        raise UsageError(f"the registry {options.registry} has no applications yet: serfer app register")
     if len(names) > MAX_APPLICATIONS:
         raise UsageError(
             f"the registry {options.registry} has {len(names)} applications: name those to serve, --app NAME"

@@ -40,7 +40,6 @@ from serfer.wiring.options import Choices
 
 _DRIVER = "serfer.balanced_driver"
 _ONE_DRIVER = {
-    "register": "which registers one network at a time",
     "drain_s": "as the balancer knows how long several take requests",
 }
 """Options that go with one driver alone, and why."""

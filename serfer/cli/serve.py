@@ -57,7 +57,6 @@ from serfer.cli.shared.service_options import (
     OpenRegistryOption,
     PlansOption,
     PortOption,
-    RegisterOption,
     ResultsOption,
     RouteOption,
     ScenarioOption,
@@ -67,7 +66,6 @@ from serfer.cli.shared.service_options import (
     ask_line,
     ceiling_of_route,
     check_logs,
-    check_register,
     least_concurrency,
     print_config,
     served_models,
@@ -135,7 +133,6 @@ def serve(
     app: AppsOption = None,
     variant_instances: VariantInstancesOption = None,
     selector: SelectorOption = DEFAULT,
-    register: RegisterOption = False,
     open_registry: OpenRegistryOption = False,
     allow_host: AllowHostOption = None,
     route: RouteOption = None,
@@ -168,7 +165,6 @@ def serve(
     model = [named] if (named := demo_model(demo, network, model, plan)) else model
     workers, address = workers_of(workers, stack, "local"), Address(host, port)
     settings = with_keep_warm(settings, keep_warm, workers)
-    check_register(settings, register=register)
     check_logs(log_level, log_format)
     check_named(stack, network, model, plan)
     choices = Choices(store, workers, engine, object_store, cache_s=cache_s, stack=stack)
@@ -180,7 +176,6 @@ def serve(
         app,
         variant_instances,
         max_usd_per_hour,
-        register=register,
         named=bool(network or model or plan),
         selector=selector,
     )

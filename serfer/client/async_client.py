@@ -19,7 +19,6 @@ import httpx
 from serfer.client.async_session import AsyncSession
 from serfer.client.conversation import Clock, Conversation, Retries
 from serfer.client.messages import Image, QueryOptions, upload
-from serfer.client.registering import Described, Place, registration_form
 from serfer.client.results import AsyncServedResult
 from serfer.client.tensors import ServedTensor
 from serfer.client.wire import AsyncWire, checked_url, headers
@@ -29,7 +28,6 @@ from serfer.core.http_messages import (
     Objectives,
     ServedModel,
     ServedPrediction,
-    ServedRegistration,
     ServedReport,
 )
 
@@ -192,34 +190,6 @@ class AsyncClient:
         stored = await self._session.run(self._conversation.open_result(result_id))
         return AsyncServedResult(stored, self._session)
 
-    async def register(
-        self,
-        network: Place,
-        application: str,
-        validation: Place | None = None,
-        *,
-        name: str | None = None,
-        preprocess: Place | None = None,
-        labels: Place | None = None,
-        **options: str | float,
-    ) -> AsyncRegistrationJob:
-        """Hand a network in to be registered in an application, and return the job that does so, without waiting.
-
-        `network` is the path of an ONNX file or the name of one of the zoo, `validation` a directory of labelled images
-        or an archive of one (zip, tar, tar.gz), which are sent as they are read from disk; None for a network without
-        classes, a detector, say, whose accuracy is not known. `preprocess` and `labels` are paths; `options` are
-        `output`, `most`, `max_loss`, `latency_ms`, `instance`, `usd_per_hour`, `size` and `channels`, as `serfer
-        app register` has them. The same, handed in again, is one registration, and goes on.
-        """
-        described = Described(name, preprocess, labels, options)
-        with await asyncio.to_thread(registration_form, network, validation, described) as form:
-            begun = await self._session.run(self._conversation.register(application, form))
-        return AsyncRegistrationJob(application, begun.id, self._session)
-
-    def registration(self, application: str, registration: str) -> AsyncRegistrationJob:
-        """Return a registration that was handed in before, by its id."""
-        return AsyncRegistrationJob(application, registration, self._session)
-
     async def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the service answers for."""
         return await self._session.run(self._conversation.models())
@@ -264,28 +234,3 @@ class AsyncJob:
     async def cancel(self) -> None:
         """Cancel the job."""
         await self._session.run(self._session.conversation.cancel(self.id))
-
-
-@dataclass(frozen=True)
-class AsyncRegistrationJob:
-    """A registration that was handed in: the service makes and measures variants, and registers them at the end."""
-
-    application: str
-    id: str
-    _session: AsyncSession = field(repr=False)
-
-    async def status(self) -> ServedRegistration:
-        """Return how far it is."""
-        return await self._session.run(self._session.conversation.registration(self.application, self.id))
-
-    async def result(self, timeout_s: float) -> ServedRegistration:
-        """Wait until it is done, at most `timeout_s`.
-
-        Raises RequestRefusedError with the reason where it failed or was stopped, and ServiceDeadlineError when the
-        time is up: it goes on, and `result` may be called again.
-        """
-        return await self._session.run(self._session.conversation.registered(self.application, self.id, timeout_s))
-
-    async def cancel(self) -> None:
-        """Stop it, and forget it; a network that is registered stays."""
-        await self._session.run(self._session.conversation.cancel_registration(self.application, self.id))

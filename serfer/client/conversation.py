@@ -22,14 +22,12 @@ from urllib.parse import quote
 from serfer.client.arrays import ChunkSink, Values
 from serfer.client.messages import (
     Call,
-    Form,
     QueryOptions,
     Reply,
     Upload,
     failure,
     read_models,
     read_prediction,
-    read_registration,
     read_report,
     read_status,
     refusal,
@@ -39,13 +37,12 @@ from serfer.client.messages import (
 from serfer.client.stored import StoredOutput, StoredResult, read_location, read_stored, read_stored_array
 from serfer.client.tensors import INLINE, LINK, ServedTensor, infer_call, read_tensors
 from serfer.core.errors import (
-    RequestRefusedError,
     ServiceDeadlineError,
     ServiceError,
     ServiceUnavailableError,
     UsageError,
 )
-from serfer.core.http_messages import JobStatus, ServedModel, ServedPrediction, ServedRegistration, ServedReport
+from serfer.core.http_messages import JobStatus, ServedModel, ServedPrediction, ServedReport
 from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.zarr import METADATA
 
@@ -163,44 +160,6 @@ class Conversation:
         """Cancel a job; one that is already gone is not an error."""
         yield from self._answer(Call("DELETE", _place(job), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
-    def register(self, application: str, form: Form) -> Steps[ServedRegistration]:
-        """Hand a network in to be registered, with time for its bytes, and return how far it is."""
-        call = Call(
-            method="POST",
-            path=_registrations(application),
-            expected=(HTTPStatus.ACCEPTED,),
-            form=form,
-        )
-        deadline = self.clock.monotonic() + self._timeout_s + form.nbytes / _SLOWEST
-        reply = yield from self._answer(call, deadline)
-        return read_registration(reply)
-
-    def registration(self, application: str, registration: str) -> Steps[ServedRegistration]:
-        """Return how far a registration is."""
-        reply = yield from self._answer(Call("GET", _registrations(application, registration)))
-        return read_registration(reply)
-
-    def registered(self, application: str, registration: str, timeout_s: float) -> Steps[ServedRegistration]:
-        """Look at a registration until it has ended, and return it if it is done."""
-        deadline = self.clock.monotonic() + _checked(timeout_s)
-        look, wait_s = 1, 0.0
-        while True:
-            call = Call("GET", _registrations(application, registration))
-            found = read_registration((yield from self._answer(call, deadline, wait_s)))
-            if found.state == "done":
-                return found
-            if found.ended:
-                raise RequestRefusedError(f"the registration {found.state}: {found.detail or 'hand it in again'}")
-            wait = self._retries.next_look(look, None, deadline - self.clock.monotonic(), self.clock.chance())
-            if wait is None:
-                raise ServiceDeadlineError(f"it has not ended within {timeout_s:g} s: ask again, or cancel it")
-            look, wait_s = look + 1, wait
-
-    def cancel_registration(self, application: str, registration: str) -> Steps[None]:
-        """Cancel a registration; one that is already gone is not an error."""
-        gone = (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)
-        yield from self._answer(Call("DELETE", _registrations(application, registration), gone))
-
     def models(self) -> Steps[tuple[ServedModel, ...]]:
         """Return the models that the service answers for."""
         reply = yield from self._answer(Call("GET", "/v1/models"))
@@ -303,11 +262,6 @@ class Conversation:
 
 def _place(job: str) -> str:
     return f"/v1/results/{quote(job, safe='')}"
-
-
-def _registrations(application: str, registration: str | None = None) -> str:
-    place = f"/v1/applications/{quote(application, safe='')}/registrations"
-    return place if registration is None else f"{place}/{quote(registration, safe='')}"
 
 
 def _result_place(result: str) -> str:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import IO, Any, NoReturn, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import (
     ImageError,
-    InputError,
     KeyRefusedError,
     PlanError,
     RequestRefusedError,
@@ -32,7 +31,6 @@ from serfer.core.http_messages import (
     Objectives,
     ServedModel,
     ServedPrediction,
-    ServedRegistration,
     ServedReport,
 )
 
@@ -62,31 +60,6 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
-class Form:
-    """A form (multipart/form-data): values, and open files as httpx takes them; a context manager that closes them.
-
-    Files are sent as they are read, in each try from their beginning; a `with` raises InputError where one fails.
-    """
-
-    values: Mapping[str, str]
-    files: Sequence[tuple[str, tuple[str, IO[bytes]]]] = field(repr=False)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the files."""
-        return sum(os.fstat(file.fileno()).st_size for _, (_, file) in self.files)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        for _, (_, file) in self.files:
-            file.close()
-        if isinstance(error, OSError):
-            raise InputError(f"a file cannot be read to its end: {error.strerror or error}") from error
-
-
-@dataclass(frozen=True)
 class Call:
     """A request, the same in each try; a reply with a status that is not `expected` is an error.
 
@@ -100,7 +73,6 @@ class Call:
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     content: bytes | None = field(default=None, repr=False)
-    form: Form | None = None
     most_reply_bytes: int | None = None
     sink: Sink | None = field(default=None, repr=False, compare=False)
     elsewhere: bool = False
@@ -228,11 +200,6 @@ def read_status(reply: Reply) -> JobStatus:
         ended = {"result": _with_timeline(document.get("result")), "problem": document.get("problem")}
         document = {**document, **ended}
     return _structured(JobStatus, document, "status", reply)
-
-
-def read_registration(reply: Reply) -> ServedRegistration:
-    """Return how far a registration is by a reply; raises ServiceError that names what is wrong with it."""
-    return _structured(ServedRegistration, document_of(reply), "registration", reply)
 
 
 def read_models(reply: Reply) -> tuple[ServedModel, ...]:

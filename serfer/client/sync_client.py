@@ -19,7 +19,6 @@ import httpx
 
 from serfer.client.conversation import Clock, Conversation, Retries
 from serfer.client.messages import Image, QueryOptions, upload
-from serfer.client.registering import Described, Place, registration_form
 from serfer.client.results import ServedResult
 from serfer.client.sync_session import Session
 from serfer.client.tensors import ServedTensor
@@ -30,7 +29,6 @@ from serfer.core.http_messages import (
     Objectives,
     ServedModel,
     ServedPrediction,
-    ServedRegistration,
     ServedReport,
 )
 
@@ -193,34 +191,6 @@ class Client:
         stored = self._session.run(self._conversation.open_result(result_id))
         return ServedResult(stored, self._session)
 
-    def register(
-        self,
-        network: Place,
-        application: str,
-        validation: Place | None = None,
-        *,
-        name: str | None = None,
-        preprocess: Place | None = None,
-        labels: Place | None = None,
-        **options: str | float,
-    ) -> RegistrationJob:
-        """Hand a network in to be registered in an application, and return the job that does so, without waiting.
-
-        `network` is the path of an ONNX file or the name of one of the zoo, `validation` a directory of labelled images
-        or an archive of one (zip, tar, tar.gz), which are sent as they are read from disk; None for a network without
-        classes, a detector, say, whose accuracy is not known. `preprocess` and `labels` are paths; `options` are
-        `output`, `most`, `max_loss`, `latency_ms`, `instance`, `usd_per_hour`, `size` and `channels`, as `serfer
-        app register` has them. The same, handed in again, is one registration, and goes on.
-        """
-        described = Described(name, preprocess, labels, options)
-        with registration_form(network, validation, described) as form:
-            begun = self._session.run(self._conversation.register(application, form))
-        return RegistrationJob(application, begun.id, self._session)
-
-    def registration(self, application: str, registration: str) -> RegistrationJob:
-        """Return a registration that was handed in before, by its id."""
-        return RegistrationJob(application, registration, self._session)
-
     def models(self) -> tuple[ServedModel, ...]:
         """Return the models that the service answers for."""
         return self._session.run(self._conversation.models())
@@ -265,28 +235,3 @@ class Job:
     def cancel(self) -> None:
         """Cancel the job."""
         self._session.run(self._session.conversation.cancel(self.id))
-
-
-@dataclass(frozen=True)
-class RegistrationJob:
-    """A registration that was handed in: the service makes and measures variants, and registers them at the end."""
-
-    application: str
-    id: str
-    _session: Session = field(repr=False)
-
-    def status(self) -> ServedRegistration:
-        """Return how far it is."""
-        return self._session.run(self._session.conversation.registration(self.application, self.id))
-
-    def result(self, timeout_s: float) -> ServedRegistration:
-        """Wait until it is done, at most `timeout_s`.
-
-        Raises RequestRefusedError with the reason where it failed or was stopped, and ServiceDeadlineError when the
-        time is up: it goes on, and `result` may be called again.
-        """
-        return self._session.run(self._session.conversation.registered(self.application, self.id, timeout_s))
-
-    def cancel(self) -> None:
-        """Stop it, and forget it; a network that is registered stays."""
-        self._session.run(self._session.conversation.cancel_registration(self.application, self.id))

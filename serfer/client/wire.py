@@ -91,15 +91,12 @@ def _request(step: Try, http: httpx.Client | httpx.AsyncClient) -> httpx.Request
     if call.elsewhere:
         extensions = {"timeout": timeout.as_dict()}
         return httpx.Request(call.method, call.path, headers=call.headers, extensions=extensions)
-    form = call.form
     return http.build_request(
         call.method,
         call.path,
         params=call.params or None,  # an empty mapping would take a link's own query away
         headers=call.headers,
         content=call.content,
-        data=None if form is None else form.values,
-        files=None if form is None else form.files,
         timeout=timeout,
     )
 

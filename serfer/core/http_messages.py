@@ -172,44 +172,6 @@ class JobStatus:
 
 
 @dataclass(frozen=True)
-class ServedStep:
-    """A step of a registration; `state` is "running" or "done"."""
-
-    name: str
-    state: str
-
-
-@dataclass(frozen=True)
-class ServedRegistration:
-    """How far the registration of a network is, as a service tells it.
-
-    `state` is queued, running, done, failed, interrupted (the service was stopped) or silent (it was killed, or cannot
-    write); where it is `resumable`, the same network and images, handed in again, go on where it was. `detail` says why
-    it failed. `version` is the network's once it is done, `live` whether that answers queries already. `variants` were
-    made so far; `by` says who sent it.
-    """
-
-    id: str
-    application: str
-    network: str
-    state: str
-    resumable: bool
-    progress: str
-    detail: str
-    steps: tuple[ServedStep, ...]
-    version: int
-    live: bool
-    created: str = ""
-    by: str = ""
-    variants: int = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether it will change no more by itself."""
-        return self.state not in ("queued", "running")
-
-
-@dataclass(frozen=True)
 class ModelInput:
     """The picture that a model's network takes, in pixels."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from serfer.core.errors import MissingKeyError, UsageError
 from serfer.registry.plan_files import read_manifest
 from serfer.registry.records import APPLICATIONS, decode_application
-from serfer.registry.registration_record import FOLDER, SUBMISSIONS, RegistrationState, registrations
+from serfer.registry.registration_record import FOLDER, RegistrationState, registrations
 from serfer.registry.store import RegistryStore
 
 
@@ -44,13 +44,12 @@ def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float]
 
 
 def _delete_registrations(store: RegistryStore, older_than_s: float, now: float) -> int:
-    """Delete those that have not changed for so long: done, failed, or left by their owner; what was handed in, too."""
+    """Delete those that have not changed for so long: done, failed, or left by their owner."""
     deleted = 0
-    for folder in (FOLDER, SUBMISSIONS):
-        for name in store.names(folder):
-            document, versions = store.read(name), store.versions(name)
-            if document and versions and now - versions[0].written >= older_than_s:
-                deleted += store.delete(name, document.version) and folder == FOLDER
+    for name in store.names(FOLDER):
+        document, versions = store.read(name), store.versions(name)
+        if document and versions and now - versions[0].written >= older_than_s:
+            deleted += store.delete(name, document.version)
     return deleted
 
 

@@ -18,8 +18,6 @@ from serfer.registry.store import Document, RegistryStore
 
 FORMAT: Final = 2
 FOLDER: Final = "registrations/"
-SUBMISSIONS: Final = "submissions/"
-"""The folder of what was sent over HTTP to be registered, and how far it is."""
 MAX_STEPS: Final = 1000
 MAX_DETAIL: Final = 1000
 _ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -104,11 +102,11 @@ class Registration:
         return replace(self, steps=tuple(recorded if step.name == recorded.name else step for step in self.steps))
 
 
-def document_name(registration: str, folder: str = FOLDER) -> str:
-    """Return the name of a registration's document, or a submission's; raises UsageError for what cannot be an id."""
+def document_name(registration: str) -> str:
+    """Return the name of a registration's document; raises UsageError for what cannot be an id."""
     if not _ID.fullmatch(registration):
         raise UsageError(f"{registration!r:.100} is not the id of a registration: give 32 hex digits")
-    return f"{folder}{registration}.json"
+    return f"{FOLDER}{registration}.json"
 
 
 def registrations(store: RegistryStore) -> Iterator[tuple[Document, Registration]]:

@@ -74,7 +74,6 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     activation: str | None = None,
     settings: Settings | None = None,
     progress: Callable[[str], None] | None = None,
-    begun: Callable[[str], None] | None = None,
 ) -> Registered:
     """Make variants of a network, measure them, and register them under an application, all at once or not at all.
 
@@ -119,8 +118,6 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         request = RegistrationRequest(app, network_name, base.digest, seen, _settings(options, base.plan))
         registrations = Registrations(kept, owner_name(folder))
         request = _measured_here(registrations, request, instruction_sets("cpu"))
-        if begun is not None:
-            begun(request.id)
         with alone(folder, request.id, say):
             found = claimed(registrations, request, by, say)
             if found.state is RegistrationState.DONE:

@@ -1,14 +1,15 @@
-"""Offline jobs: images of an archive are answered when online queries leave room, and who may know of it."""
+"""Offline jobs: images below a prefix are answered when online queries leave room, and who may know of it."""
 
 import asyncio
 import hashlib
 import json
 import time
 from contextlib import contextmanager
-from pathlib import Path
+from urllib.parse import parse_qsl
 
 import httpx
 import pytest
+from botocore.session import Session
 
 import serfer
 from serfer.api.admission import Admission
@@ -16,17 +17,17 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.jobs import offline
+from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.offline import MOST_JOBS, OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.online_load import LoadMonitor
-from serfer.api.routes import jobs
 from serfer.api.service import Service
 from serfer.control.offline.throttle import OnlineLoad
+from serfer.core.errors import ImageError, ImageTooLargeError
 from serfer.settings import Settings
 from serfer.storage import open_store
-from serfer.variants.unpacking import unpack
+from serfer_bench.core.s3_server import S3Server
 from tests import bugs
 from tests.api.conftest import PATIENCE, Observed, png, running
-from tests.variants.test_unpacking import zipped
 
 QUIET, BUSY = OnlineLoad("this service", 0.0), OnlineLoad("this service", 0.9)
 
@@ -52,26 +53,15 @@ def driver_in(folder, small_plan, store, load, forks):
     """Return what starts a driver with offline jobs and yields a client of it."""
 
     @contextmanager
-    def begin(name="one", keys=None, **settings):
+    def begin(keys=None, **settings):
         pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
         service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
-        service.jobs = OfflineJobs(store, 600.0, folder / name / "uploads", lambda: load[0], period_s=0.05)
+        service.jobs = OfflineJobs(store, 600.0, JobImages(str(folder / "photos")), lambda: load[0], period_s=0.05)
         app = make_app(service, Settings(**settings), keys)
         with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
             yield client
 
     return begin
-
-
-@pytest.fixture(scope="module")
-def refusing(tmp_path_factory, small_plan, forks):
-    """A client of a driver for what it refuses, and the driver's folder."""
-    folder = tmp_path_factory.mktemp("refusing")
-    with (
-        open_store("memory://") as store,
-        driver_in(folder, small_plan, store, [QUIET], forks)() as client,
-    ):
-        yield client, folder
 
 
 @pytest.fixture
@@ -82,23 +72,17 @@ def http(driver):
 
 @pytest.fixture
 def images(tmp_path):
-    files = [("a.png", png(seed=1)), ("more/b.png", png(seed=2)), ("more/broken.png", b"no image")]
-    return zipped(tmp_path / "images.zip", files).read_bytes()
+    """The prefix of a job's images, one of which is none."""
+    (tmp_path / "photos" / "june" / "more").mkdir(parents=True)
+    for name, data in (("a.png", png(seed=1)), ("more/b.png", png(seed=2)), ("more/broken.png", b"no image")):
+        (tmp_path / "photos" / "june" / name).write_bytes(data)
+    (tmp_path / "photos" / "june" / "notes.txt").write_text("no image")
+    (tmp_path / "secret.png").write_bytes(png(seed=3))
+    return "june"
 
 
-@pytest.fixture
-def archive(images, monkeypatch):
-    """The images in an archive that this process unpacks, for what is not of archives: each has its own process."""
-
-    async def unpacked_here(job):
-        return unpack(job)
-
-    monkeypatch.setattr(jobs, "unpack", unpacked_here)
-    return images
-
-
-def post(client, archive, query="", headers=None, **values):
-    return client.post(f"/v1/jobs{query}", files={"images": ("i.zip", archive)}, data=values, headers=headers)
+def post(client, prefix, query="", headers=None):
+    return client.post("/v1/jobs", params={"images": prefix, **dict(parse_qsl(query))}, headers=headers)
 
 
 def until(client, location, holds, headers=None):
@@ -110,70 +94,69 @@ def until(client, location, holds, headers=None):
 
 
 def test_each_image_is_answered_as_a_query_would_be_and_any_driver_has_the_results(http, images, driver):
-    begun = post(http, images, "?top_k=2&model=small")
+    begun = post(http, images, "top_k=2&model=small")
     assert (begun.status_code, begun.json()["images"]) == (202, 3), begun.text
     location = begun.headers["location"]
-    with driver("two") as other:
+    with driver() as other:
         found = until(other, location, lambda found: found["state"] == "done")
         assert (found["answered"], found["failed"], found["paused"]) == (3, 1, "")
         reply = other.get(f"{location}/results")
         assert reply.headers["content-type"].startswith("application/jsonl")
         lines = [json.loads(line) for line in reply.text.splitlines()]
-        assert [line["images"][0]["name"] for line in lines] == ["a.png", "b.png", "broken.png"]
+        assert [line["images"][0]["name"] for line in lines] == [
+            "june/a.png",
+            "june/more/b.png",
+            "june/more/broken.png",
+        ]
         one = http.post("/v1/classify?top_k=2", files={"image": ("a.png", png(seed=1))}).json()
-        assert lines[0]["images"] == one["images"]
+        assert lines[0]["images"][0]["predictions"] == one["images"][0]["predictions"]
         assert "broken.png" in lines[2]["error"]
         assert other.delete(location).status_code == 204
         assert http.get(location).status_code == http.get(f"{location}/results").status_code == 404
 
 
-def test_it_waits_while_online_queries_leave_no_room_and_can_be_cancelled(http, archive, load, tmp_path):
+def test_it_waits_while_online_queries_leave_no_room_and_can_be_cancelled(http, images, load):
     load[0] = BUSY
-    location = post(http, archive).headers["location"]
+    location = post(http, images).headers["location"]
     found = until(http, location, lambda found: found["paused"] and "90%" in found["paused"])
     assert (found["state"], found["answered"]) == ("running", 0)
     assert http.get(f"{location}/results").status_code == 409
     load[0] = QUIET
     until(http, location, lambda found: found["state"] == "done")
     load[0] = BUSY
-    location = post(http, archive).headers["location"]
+    location = post(http, images).headers["location"]
     assert http.delete(location).status_code == 204
     assert http.get(location).status_code == 404
-    assert not [*tmp_path.glob("one/uploads/*/upload-*")]
 
 
-def test_one_that_another_driver_cancels_stops_and_leaves_nothing(http, archive, load, driver, tmp_path):
+def test_one_that_another_driver_cancels_stops_and_leaves_nothing(http, images, load, driver):
     load[0] = BUSY
-    location = post(http, archive).headers["location"]
-    with driver("two") as other:
+    location = post(http, images).headers["location"]
+    with driver() as other:
         assert other.delete(location).status_code == 204
-    end = time.monotonic() + PATIENCE
-    while [*tmp_path.glob("one/uploads/*/upload-*")]:
-        assert time.monotonic() < end
-        time.sleep(0.02)
     assert http.get(location).status_code == 404
 
 
 @pytest.mark.killed
-def test_a_driver_that_ends_interrupts_its_jobs_and_says_so(driver, archive, load, http):
+def test_a_driver_that_ends_interrupts_its_jobs_and_says_so(driver, images, load, http):
     load[0] = BUSY
-    with driver("first") as first:
-        location = post(first, archive).headers["location"]
+    with driver() as first:
+        location = post(first, images).headers["location"]
     found = http.get(location).json()
     assert (found["state"], "stopped" in found["detail"]) == ("interrupted", True)
 
 
-def test_a_bug_is_told_as_one_and_logged_with_its_traceback(http, archive, monkeypatch, caplog):
+def test_a_bug_is_told_as_one_and_logged_with_its_traceback(http, images, monkeypatch, caplog):
     monkeypatch.setattr(offline.OfflineThrottle, "observe", bugs.buggy)
-    location = post(http, archive).headers["location"]
+    location = post(http, images).headers["location"]
     found = until(http, location, lambda found: found["state"] not in ("queued", "running"))
     assert (found["state"], found["detail"]) == ("failed", "a bug of the service's; its log says more")
     assert bugs.logged(caplog.records) == 1
 
 
-def test_a_bug_in_writing_how_far_it_is_ends_no_heartbeats(http, archive, load, monkeypatch, caplog):
+def test_a_bug_in_writing_how_far_it_is_ends_no_heartbeats(http, images, load, monkeypatch, caplog):
     load[0] = BUSY
-    location = post(http, archive).headers["location"]
+    location = post(http, images).headers["location"]
     before = until(http, location, lambda found: found["paused"])
     with monkeypatch.context() as broken:
         broken.setattr(OfflineRecord, "encode", bugs.buggy)
@@ -186,9 +169,9 @@ def test_a_bug_in_writing_how_far_it_is_ends_no_heartbeats(http, archive, load, 
     assert (before["state"], found["answered"]) == ("running", 3)
 
 
-def test_more_jobs_than_there_is_room_for_are_refused(http, archive, load):
+def test_more_jobs_than_there_is_room_for_are_refused(http, images, load):
     load[0] = BUSY
-    replies = [post(http, archive) for _ in range(MOST_JOBS + 1)]
+    replies = [post(http, images) for _ in range(MOST_JOBS + 1)]
     assert [reply.status_code for reply in replies] == [*[202] * MOST_JOBS, 429]
     assert replies[-1].headers["retry-after"]
 
@@ -196,9 +179,8 @@ def test_more_jobs_than_there_is_room_for_are_refused(http, archive, load):
 @pytest.mark.parametrize("url", ["memory://", "file"])
 def test_records_and_results_lie_in_any_store_and_are_their_owners(tmp_path, url):
     async def check(opened):
-        offline_jobs = OfflineJobs(opened, 600.0, tmp_path / "uploads", lambda: QUIET, period_s=0.05)
-        async with offline_jobs.uploads.receiving() as folder:
-            begun = await offline_jobs.begin(OfflineJob("own", "small", [Path("a.png")], folder, answered))
+        offline_jobs = OfflineJobs(opened, 600.0, JobImages(str(tmp_path)), lambda: QUIET, period_s=0.05)
+        begun = await offline_jobs.begin(OfflineJob("own", "small", ["a.png"], answered))
         while (await offline_jobs.find("own", begun.id)).state.is_open:  # noqa: ASYNC110 - a record changes
             await asyncio.sleep(0.01)
         assert json.loads(await offline_jobs.lines("own", begun.id)) == {"name": "a.png"}
@@ -207,8 +189,8 @@ def test_records_and_results_lie_in_any_store_and_are_their_owners(tmp_path, url
         assert await offline_jobs.find("own", begun.id) is await offline_jobs.lines("own", begun.id) is None
         await offline_jobs.close()
 
-    async def answered(path):
-        return {"name": path.name}
+    async def answered(name):
+        return {"name": name}
 
     with open_store((tmp_path / "store").as_uri() if url == "file" else url) as opened:
         asyncio.run(asyncio.wait_for(check(opened), PATIENCE))
@@ -227,47 +209,81 @@ def test_a_job_of_a_driver_that_was_killed_is_found_interrupted(http, store):
         assert (found["state"], found["answered"], words in found["detail"]) == (state, 1, True)
 
 
-def test_results_are_bounded(http, archive, monkeypatch):
+def test_results_are_bounded(http, images, monkeypatch):
     monkeypatch.setattr(offline, "MOST_LINES_BYTES", 10)
-    found = until(http, post(http, archive).headers["location"], lambda found: found["state"] == "failed")
+    found = until(http, post(http, images).headers["location"], lambda found: found["state"] == "failed")
     assert (found["failed"], "more than 10 bytes" in found["detail"]) == (0, True)
 
 
+@pytest.mark.usefixtures("images")
 @pytest.mark.parametrize(
-    ("query", "values", "status", "words"),
+    ("prefix", "query", "status", "words"),
     [
-        ("?model=none", {}, 404, "none"),
-        ("?top_k=0", {}, 422, "top_k"),
-        ("?latency_ms=5", {}, 422, "no applications"),
-        ("?deadline_ms=5", {}, 422, "deadline_ms"),
-        ("", {"model": "small"}, 422, "images"),
-        ("", {"notify": "https://hooks.example/"}, 422, "one field"),
+        ("june", "model=none", 404, "none"),
+        ("june", "top_k=0", 422, "top_k"),
+        ("june", "latency_ms=5", 422, "no applications"),
+        ("june", "deadline_ms=5", 422, "deadline_ms"),
+        ("june", "notify=https://hooks.example/", 422, "notify"),
+        ("july", "", 422, "no images below 'july'"),
+        ("june/notes.txt", "", 422, "no images below"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(refusing, archive, query, values, status, words):
-    http, folder = refusing
-    reply = post(http, archive, query, **values)
+def test_job_that_cannot_be_asked_is_refused(http, prefix, query, status, words):
+    reply = post(http, prefix, query)
     assert (reply.status_code, words in reply.json()["detail"]) == (status, True), reply.text
-    assert not [*folder.glob("one/uploads/*/upload-*")]
 
 
 @pytest.mark.hostile
-def test_hostile_archives_are_refused(driver, tmp_path):
-    with driver(api_max_job_bytes=50_000) as http:
-        bomb = zipped(tmp_path / "bomb.zip", [("a.png", bytes(1_000_000))]).read_bytes()
-        assert "the archive has more than 50,000 bytes" in post(http, bomb).json()["detail"]
-        outside = zipped(tmp_path / "out.zip", [("../a.png", b"x")]).read_bytes()
-        assert "names below one folder" in post(http, outside).json()["detail"]
-        assert post(http, bytes(50_001)).status_code == 413
-        assert post(http, zipped(tmp_path / "none.zip", [("a.txt", b"x")]).read_bytes()).status_code == 422
+@pytest.mark.parametrize(
+    "prefix", ["..", ".", "june/../..", "/etc", "", "s3://other/june", "june//a", "a\0b", "x" * 501]
+)
+def test_prefix_that_may_lead_elsewhere_is_refused(http, prefix):
+    assert post(http, prefix).status_code == 422
 
 
-def test_a_job_is_its_owners(driver, archive, tmp_path):
+@pytest.mark.hostile
+@pytest.mark.usefixtures("images")
+def test_link_out_of_the_place_leads_to_no_images(http, tmp_path):
+    (tmp_path / "photos" / "away").symlink_to(tmp_path)
+    assert "no images below 'away'" in post(http, "away").json()["detail"]
+
+
+@pytest.mark.hostile
+def test_image_that_is_too_large_fails_alone(driver, images, tmp_path):
+    (tmp_path / "photos" / "june" / "large.png").write_bytes(bytes(50_001))
+    with driver(api_max_body_bytes=50_000) as http:
+        location = post(http, images).headers["location"]
+        assert until(http, location, lambda found: found["state"] == "done")["failed"] == 2
+        lines = [json.loads(line) for line in http.get(f"{location}/results").text.splitlines()]
+        [error] = [line["error"] for line in lines if line["images"][0]["name"] == "june/large.png"]
+        assert "50,000 bytes" in error
+
+
+def test_images_of_a_bucket_are_those_below_the_prefix(monkeypatch):
+    with S3Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        check_bucket(server)
+
+
+def check_bucket(server):
+    client = Session().create_client("s3", endpoint_url=server.endpoint)
+    for name in ("in/june/a.png", "in/june/more/b.PNG", "in/june/notes.txt", "in/july/c.png", "secret.png"):
+        client.put_object(Bucket=server.bucket, Key=name, Body=name.encode())
+    images = JobImages(f"s3://{server.bucket}/in?endpoint={server.endpoint}")
+    assert images.names("june") == ["june/a.png", "june/more/b.PNG"]
+    assert images.read("june/a.png", 100) == b"in/june/a.png"
+    for name, error in (("june/a.png", ImageTooLargeError), ("june/none.png", ImageError)):
+        with pytest.raises(error, match=name):
+            images.read(name, 5)
+
+
+def test_a_job_is_its_owners(driver, images, tmp_path):
     file = tmp_path / "keys.json"
     own, other = ({"X-API-Key": add_key(file, name, None)} for name in ("own", "other"))
-    with driver("keyed", KeyRing(file, time.monotonic)) as client:
-        assert post(client, archive).status_code == 401
-        location = post(client, archive, headers=own).headers["location"]
+    with driver(KeyRing(file, time.monotonic)) as client:
+        assert post(client, images).status_code == 401
+        location = post(client, images, headers=own).headers["location"]
         until(client, location, lambda found: found["state"] == "done", own)
         for path in (location, f"{location}/results"):
             assert client.get(path, headers=other).status_code == 404
@@ -275,9 +291,9 @@ def test_a_job_is_its_owners(driver, archive, tmp_path):
         assert client.get(f"{location}/results", headers=own).status_code == 200
 
 
-def test_without_the_setting_there_are_no_jobs(app, archive):
+def test_without_the_setting_there_are_no_jobs(app, images):
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
-        assert "SERFER_API_JOBS" in post(client, archive).json()["detail"]
+        assert "SERFER_API_JOBS" in post(client, images).json()["detail"]
 
 
 def test_the_online_load_is_without_offline_queries():

@@ -294,7 +294,7 @@ def test_a_key_without_scopes_may_classify_alone_and_for_every_application(path,
     client = KeyRing(path, clock).check(key)
     for application in (None, "faces", "pets"):
         require(client, Scope.CLASSIFY, application)
-        for scope in (Scope.REGISTER, Scope.PROMOTE, Scope.DELETE):
+        for scope in (Scope.PROMOTE, Scope.DELETE):
             problem = refused(403, require, client, scope, application)
             assert problem.slug == "scope"
             assert f"lacks the scope '{scope}': it has classify" in problem.detail
@@ -302,7 +302,7 @@ def test_a_key_without_scopes_may_classify_alone_and_for_every_application(path,
 
 @pytest.mark.who_may
 def test_a_key_is_good_for_its_scopes_and_applications_alone(path, clock):
-    scopes = (Scope.REGISTER, Scope.PROMOTE)
+    scopes = (Scope.OPERATE, Scope.PROMOTE)
     key = add_key(path, "trainer", None, scopes=scopes, applications={"faces": None})
     client = KeyRing(path, clock).check(key)
     for scope in Scope:

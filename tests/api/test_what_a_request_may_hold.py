@@ -20,11 +20,9 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.entrypoints.serving import make_jobs
-from serfer.api.jobs.registrations import Registrar
 from serfer.api.routes import inference
 from serfer.api.service import Service
 from serfer.core.errors import OverloadedError
-from serfer.registry import open_registry
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, Observed, png
 from tests.e2e.small import SIZE
@@ -91,38 +89,24 @@ BODIES = {  # how it is sent: path, Content-Type, body, bytes of JSON, coding
         "gzip",
     ),
     "gzip of 64 MiB": (INFER, "application/json", gzip.compress(bytes(64 << 20)), None, "gzip"),
-    "job": ("/v1/jobs", FORM, part(b'name="images"; filename="i.zip"', bytes(MOST // 2)) + b"--edge--"),
-    "job of fields": ("/v1/jobs", FORM, FIELDS + b"--edge--"),
-    "registration of fields": ("/v1/applications/faces/registrations", FORM, FIELDS + b"--edge--"),
-    "registration": (
-        "/v1/applications/faces/registrations",
-        FORM,
-        part(b'name="network"; filename="n.onnx"', bytes(MOST // 2))
-        + part(b'name="validation"; filename="v.zip"', bytes(1000))
-        + b"--edge--",
-    ),
+    "form of fields": ("/v1/classify", FORM, FIELDS + b"--edge--"),
+    "job": ("/v1/jobs", FORM, FIELDS + b"--edge--"),
 }
-TOO_LARGE = {"gzip of 64 MiB", "form of nothing", "job of fields", "registration of fields"}
+TOO_LARGE = {"gzip of 64 MiB", "form of nothing", "form of fields"}
 
 
 @pytest.fixture
 def service(small_plan, forks, tmp_path):
     pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
     service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
-    service.jobs = make_jobs(service, Settings(cache_dir=tmp_path))
-    service.registrar = Registrar(open_registry(str(tmp_path / "registry")), tmp_path / "uploads", _nothing, _nothing)
+    service.jobs = make_jobs(service, Settings(api_jobs=str(tmp_path)))
     yield service
     service.decoders.end()
     pipeline.close()
 
 
-async def _nothing(*_):
-    """Register nothing."""
-
-
 def settings(**more):
-    sizes = {"api_max_body_bytes": MOST, "api_max_job_bytes": 2 * MOST, "api_max_register_bytes": 2 * MOST}
-    return Settings(open_registry=True, **sizes, **more)
+    return Settings(open_registry=True, api_max_body_bytes=MOST, **more)
 
 
 async def answer(app, path, content_type, body, header=None, coding=None):

@@ -68,13 +68,8 @@ RULES = {
     "POST /v1/applications/{name}/rollback": Scope.PROMOTE,
     "POST /v1/applications/{name}/retire": Scope.DELETE,
     "DELETE /v1/applications/{name}": Scope.DELETE,
-    "POST /v1/applications/{name}/registrations": Scope.REGISTER,
-    "GET /v1/applications/{name}/registrations/{registration}": Scope.REGISTER,
-    "DELETE /v1/applications/{name}/registrations/{registration}": Scope.REGISTER,
 }
-CHANGES = {rule for rule, scope in RULES.items() if scope in {Scope.PROMOTE, Scope.DELETE, Scope.REGISTER}} - {
-    "GET /v1/applications/{name}/registrations/{registration}"
-}
+CHANGES = {rule for rule, scope in RULES.items() if scope in {Scope.PROMOTE, Scope.DELETE}}
 REFUSED = {401, 403}
 
 

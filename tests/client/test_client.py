@@ -1,16 +1,11 @@
 """The client of a service, the one that blocks and the one for asyncio: each test runs with both."""
 
 import asyncio
-import email
 import functools
 import inspect
-import io
 import json
-import os
 import subprocess
 import sys
-import threading
-import zipfile
 from email.utils import formatdate
 
 import httpx
@@ -541,112 +536,6 @@ def test_an_image_that_cannot_be_read_is_named(open_, tmp_path):
     client, _ = open_(answer())
     with pytest.raises(ImageError, match=r"nothing\.png cannot be read: No such file"):
         client.classify([tmp_path / "nothing.png"])
-
-
-REGISTRATION = {
-    "id": "r1",
-    "application": "faces",
-    "network": "n",
-    "state": "queued",
-    "resumable": False,
-    "progress": "",
-    "detail": "",
-    "steps": [],
-    "version": 0,
-    "live": False,
-}
-
-
-def parts_of(request):
-    """Return of a form's parts the name, what its file is called, and the content."""
-    head = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
-    parts = email.message_from_bytes(head + request.content).get_payload()
-    named = [dict(part.get_params(header="content-disposition")) for part in parts]
-    return [
-        (each["name"], each.get("filename"), part.get_payload(decode=True))
-        for each, part in zip(named, parts, strict=True)
-    ]
-
-
-def test_a_registration_is_sent_from_disk_with_its_length_the_same_in_each_try(open_, tmp_path):
-    (tmp_path / "n.onnx").write_bytes(b"weights" * 50_000)
-    (tmp_path / "labels.txt").write_text("cat\ndog\n")
-    (tmp_path / "photos" / "cat").mkdir(parents=True)
-    (tmp_path / "photos" / "cat" / "a.png").write_bytes(b"an image")
-    client, service = open_(problem(503), answer(202, REGISTRATION))
-    files = {"labels": tmp_path / "labels.txt"}
-    job = client.register(tmp_path / "n.onnx", "faces", tmp_path / "photos", name="mine", most=3, **files)
-    assert job.id == "r1"
-    first, second = map(parts_of, service.requests)
-    assert first == second
-    assert [part[:2] for part in first] == [
-        *(("most", None), ("name", None)),
-        *(("validation", "photos"), ("labels", "labels.txt"), ("network", "n.onnx")),
-    ]
-    contents = {name: content for name, _, content in first}
-    assert (contents["most"], contents["name"], contents["network"]) == (b"3", b"mine", b"weights" * 50_000)
-    with zipfile.ZipFile(io.BytesIO(contents["validation"])) as archive:
-        assert archive.namelist() == ["cat/a.png"]
-    for request in service.requests:
-        assert int(request.headers["Content-Length"]) == len(request.content)
-
-
-def test_a_registration_from_a_pipe_is_sent_whole(open_, tmp_path):
-    os.mkfifo(tmp_path / "images")
-    writing = threading.Thread(target=(tmp_path / "images").write_bytes, args=(b"an archive",))
-    writing.start()
-    client, service = open_(answer(202, REGISTRATION))
-    client.register("resnet18", "faces", tmp_path / "images")
-    writing.join()
-    assert parts_of(service.requests[0]) == [
-        ("network", None, b"resnet18"),
-        ("validation", "images", b"an archive"),
-    ]
-
-
-def test_a_registration_of_what_cannot_be_read_is_not_sent(open_, tmp_path):
-    client, service = open_(answer(202, REGISTRATION))
-    (tmp_path / "n.onnx").write_bytes(b"weights")
-    with pytest.raises(InputError, match="No such file"):
-        client.register(tmp_path / "n.onnx", "faces", tmp_path / "nothing.zip")
-    assert service.requests == []
-
-
-def test_a_registration_of_the_working_directory_has_its_images_as_a_file(open_, tmp_path, monkeypatch):
-    (tmp_path / "a.png").write_bytes(b"an image")
-    monkeypatch.chdir(tmp_path)
-    client, service = open_(answer(202, REGISTRATION))
-    client.register("resnet18", "faces", ".")
-    assert [part[:2] for part in parts_of(service.requests[0])] == [("network", None), ("validation", "unnamed")]
-
-
-class PieceTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
-    """Notes how many bytes each piece of a request's body has."""
-
-    def handle_request(self, request):
-        self.sizes = [len(piece) for piece in request.stream]
-        return answer(202, REGISTRATION)
-
-    async def handle_async_request(self, request):
-        self.sizes = [len(piece) async for piece in request.stream]
-        return answer(202, REGISTRATION)
-
-
-def test_a_registrations_files_are_never_in_memory_as_a_whole(open_, tmp_path):
-    (tmp_path / "n.onnx").write_bytes(bytes(1_000_000))
-    (tmp_path / "images.zip").write_bytes(bytes(1_000_000))
-    transport = PieceTransport()
-    client, _ = open_(transport=transport)
-    client.register(tmp_path / "n.onnx", "faces", tmp_path / "images.zip")
-    assert sum(transport.sizes) > 2_000_000
-    assert max(transport.sizes) < 200_000
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the file whose reading fails is Linux'")
-def test_a_file_that_fails_while_it_is_sent_is_an_input_error(open_):
-    client, _ = open_(answer(202, REGISTRATION))
-    with pytest.raises(InputError, match="cannot be read"):
-        client.register("resnet18", "faces", "/proc/self/mem")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import onnxruntime as ort
 import pytest
 
 from serfer.core.costs.sessions import run_within
-from tests.variants.hostile import SIZE, loop
+from tests.core.loops import SIZE, loop
 
 IMAGE = np.ones((1, *SIZE), np.float32)
 

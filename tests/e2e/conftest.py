@@ -168,7 +168,7 @@ class Command:
         assert [path for place in self.places for path in place.iterdir()] == []
         left = {path.name for path in self.cache.iterdir()} - self.cached
         known = {"plans", "functions", "dependencies", "runtime", "weights", "results", "variants"}
-        assert left <= known | {"registrations", "uploads"}
+        assert left <= known | {"registrations"}
         assert [path for path in self.cache.glob("*/.*") if path.suffix != ".lock"] == []
         return result
 

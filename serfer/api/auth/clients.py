@@ -17,8 +17,6 @@ class Scope(StrEnum):
 
     CLASSIFY = "classify"
     """Ask for answers."""
-    REGISTER = "register"
-    """Register networks in an application."""
     PROMOTE = "promote"
     """Promote, try out and roll back network versions."""
     DELETE = "delete"

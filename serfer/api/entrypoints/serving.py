@@ -8,15 +8,14 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
+from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.offline import OfflineJobs
-from serfer.api.jobs.registrations import Registrar
 from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
 from serfer.api.observability.variant_metrics import VariantMetrics
@@ -38,9 +37,6 @@ from serfer.storage.store import Store
 from serfer.wiring.deployed import Deployment, find_deployment
 from serfer.wiring.open_pipeline import open_on
 from serfer.wiring.options import Choices
-
-UPLOADS: Final = "uploads"
-"""The folder of the cache for networks and images that are being registered over HTTP."""
 
 
 @dataclass(frozen=True)
@@ -104,9 +100,6 @@ async def serve_models(
                 telemetry.metrics.registry.register(VariantMetrics(fleet, service.applications.copies))
             progress("opening a variant of each application")
             await service.applications.open()
-            if opening.applications.register:
-                registry, uploads = service.applications.registry, settings.cache_dir / UPLOADS
-                service.registrar = Registrar(registry, uploads, service.applications.find_new)
         if settings.api_jobs:
             service.jobs = make_jobs(service, settings)
         await serve(
@@ -186,7 +179,7 @@ def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
         now = service.load.online()
         return OnlineLoad("this service", now.utilisation, now.latency, now.throttled, of_account=now.of_account)
 
-    return OfflineJobs(service.store, settings.results_ttl_s, settings.cache_dir / UPLOADS, load)
+    return OfflineJobs(service.store, settings.results_ttl_s, JobImages(settings.api_jobs), load)
 
 
 def _concurrency(opening: Opening, settings: Settings) -> int:

@@ -1,1 +1,1 @@
-"""Work that outlives its request: asynchronous queries, offline jobs and registrations, carried by one runner."""
+"""Work that outlives its request: asynchronous queries and offline jobs, carried by one runner."""

@@ -1,6 +1,6 @@
 """Offline jobs of a driver: one runs at a time, image by image, while online queries leave room (INFaaS, section 5).
 
-POST ── archive to disk ── unpacked ── record "queued" ── 202
+POST ── images listed ──────────────── record "queued" ── 202
                                           │ an image at a time, where the throttle lets one start
 GET, any driver ◀── record: answered, paused and why ◀─┤
 GET .../results ◀── JSON lines, once it has ended ◀────┘
@@ -17,22 +17,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Final
 
+from serfer.api.admission import Places
 from serfer.api.http.problems import Problem, problem_of
+from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner
-from serfer.api.jobs.uploads import Uploads
 from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, MissingKeyError, SerferError
 from serfer.storage.store import Store
 
 MOST_JOBS: Final = 4
-"""Jobs that run, wait or arrive in a driver."""
-MOST_IMAGES: Final = 10_000
+"""Jobs that run or wait in a driver."""
 MOST_LINES_BYTES: Final = 32 * 1024 * 1024
 """Bytes of a job's results."""
+_RETRY_S: Final = 30.0  # until a job that was refused may come again
 _TRIES: Final = 5  # of an image for which there was no room
 
 
@@ -57,28 +57,26 @@ class OfflineRecord(JobRecord):
 
 @dataclass(frozen=True)
 class OfflineJob:
-    """What is to be done: the images, the folder that goes with them, and how one of them is answered.
-
-    `answer` takes an image's file, and returns the report of a query.
-    """
+    """What is to be done: images by name, and what answers one of them with the report of a query."""
 
     owner: str
     model: str
-    images: Sequence[Path]
-    folder: Path
-    answer: Callable[[Path], Awaitable[dict[str, Any]]] = field(repr=False)
+    images: Sequence[str]
+    answer: Callable[[str], Awaitable[dict[str, Any]]] = field(repr=False)
 
 
 class OfflineJobs:
     """The jobs of a driver, and the records of all drivers', kept for `ttl_s` seconds; used on one event loop.
 
-    `load` says how much online load the driver has now. A job is found for its owner alone.
+    Their `images` are those of one place; `load` says how much online load the driver has now. A job is found for its
+    owner alone.
     """
 
     def __init__(
-        self, store: Store, ttl_s: float, folder: Path, load: Callable[[], OnlineLoad], period_s: float = PERIOD_S
+        self, store: Store, ttl_s: float, images: JobImages, load: Callable[[], OnlineLoad], period_s: float = PERIOD_S
     ) -> None:
-        self.uploads = Uploads(folder, MOST_JOBS, MOST_JOBS, f"{MOST_JOBS} offline jobs are here already")
+        self.images = images
+        self._places = Places(MOST_JOBS, f"{MOST_JOBS} offline jobs are here already", between_s=lambda: _RETRY_S)
         self._store = store
         self._ttl_s = ttl_s
         self._load = load
@@ -86,7 +84,8 @@ class OfflineJobs:
         self._runner = Runner(store.coordination(), OfflineRecord, lambda _: ttl_s, "offline job", period_s)
 
     async def begin(self, job: OfflineJob) -> OfflineRecord:
-        """Begin a job, and return its record; its id cannot be guessed."""
+        """Begin a job, and return its record; its id cannot be guessed. Raises Problem 429 for too many."""
+        place = self._places.take(kept=True)
         now = self._runner.unix()
         created = datetime.fromtimestamp(now, UTC).isoformat(timespec="seconds")
         record = OfflineRecord(
@@ -101,11 +100,13 @@ class OfflineJobs:
                 await self._keep(job.owner, active, bytes(answers.lines))
 
         async def after(_: ActiveJob[OfflineRecord]) -> None:
-            await self.uploads.delete(job.folder)
+            place.release()
 
-        begun = await self._runner.begin(_key("job", job.owner, record.id), record, work, after)
-        self.uploads.keep(job.folder)
-        return begun
+        try:
+            return await self._runner.begin(_key("job", job.owner, record.id), record, work, after)
+        except BaseException:
+            place.release()
+            raise
 
     async def find(self, owner: str, identifier: str) -> OfflineRecord | None:
         """Return a job's record; None where there is none, or it is another owner's."""
@@ -126,7 +127,6 @@ class OfflineJobs:
     async def close(self) -> None:
         """Interrupt what runs."""
         await self._runner.close()
-        await self.uploads.close()
 
     async def _keep(self, owner: str, active: ActiveJob[OfflineRecord], lines: bytes) -> None:
         """Keep a job's results unless it was deleted."""
@@ -154,8 +154,8 @@ class _Answers:
     async def collect(self) -> None:
         """Answer the images; raises InputError for too many results."""
         self._note(state=JobState.RUNNING)
-        for path in self._job.images:
-            line = await self._answered(path)
+        for name in self._job.images:
+            line = await self._answered(name)
             self.lines += json.dumps(line, allow_nan=False).encode() + b"\n"
             if len(self.lines) > MOST_LINES_BYTES:
                 raise InputError(f"the results have more than {MOST_LINES_BYTES:,} bytes: ask for fewer classes")
@@ -165,20 +165,20 @@ class _Answers:
     def _note(self, **fields: Any) -> None:  # noqa: ANN401 - of a record
         self._active.record = replace(self._active.record, **fields)
 
-    async def _answered(self, path: Path) -> dict[str, Any]:
+    async def _answered(self, name: str) -> dict[str, Any]:
         """Return an image's report, or why there is none; where there is no room, it is tried again."""
         why = ""
         for _ in range(_TRIES):
             await self._until_there_is_room()
             try:
-                return await self._job.answer(path)
+                return await self._job.answer(name)
             except (Problem, SerferError) as error:
                 problem = problem_of(error)
                 why = problem.detail
                 if problem.status != HTTPStatus.TOO_MANY_REQUESTS:
                     break
                 self._refused += 1
-        return {"images": [{"name": path.name, "predictions": []}], "error": why}
+        return {"images": [{"name": name, "predictions": []}], "error": why}
 
     async def _until_there_is_room(self) -> None:
         while True:

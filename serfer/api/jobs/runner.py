@@ -172,7 +172,7 @@ class Runner(Generic[R]):
     """The jobs of a kind that a driver works on, and the records of all drivers' in `values`; used on one event loop.
 
     A record is kept for `ttl_s(record)` seconds after each write. `event` is the jobs' name in the log. They work in
-    `turns`, by default one at a time. `is_gone` says of a record that its driver was killed, where that is known.
+    `turns`, by default one at a time.
     """
 
     values: Coordination
@@ -182,7 +182,6 @@ class Runner(Generic[R]):
     beat_s: float
     turns: AbstractAsyncContextManager[object] = field(default_factory=lambda: asyncio.Semaphore(1))
     unix: Callable[[], float] = time.time
-    is_gone: Callable[[R], bool] = lambda _: False
     _jobs: set[ActiveJob[R]] = field(default_factory=set, init=False)
 
     def __len__(self) -> int:
@@ -231,8 +230,7 @@ class Runner(Generic[R]):
 
     def _current(self, key: str, value: bytes) -> R:
         record = self.kind.decode(key, value)
-        is_gone = record.state.is_open and self.is_gone(record)
-        return record.with_end(JobState.SILENT) if is_gone else record.at(self.unix())
+        return record.at(self.unix())
 
     async def _run(self, job: ActiveJob[R], work: Work[R], ended: Work[R]) -> None:
         state, problem = JobState.INTERRUPTED, None

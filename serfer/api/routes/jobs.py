@@ -9,49 +9,38 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
 from serfer.api.answering import Question, answer
-from serfer.api.http.body import ApiLimits
 from serfer.api.http.image_sniffing import check_format
 from serfer.api.http.problems import Problem
-from serfer.api.http.streamed_form import ReceivedForm, receive_form
-from serfer.api.http.uploads import FORM, Upload
-from serfer.api.jobs.offline import MOST_IMAGES, OfflineJob, OfflineJobs, OfflineRecord
-from serfer.api.jobs.processes import unpack
+from serfer.api.http.uploads import Upload
+from serfer.api.jobs.job_images import JobImages
+from serfer.api.jobs.offline import OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.jobs.runner import JobState
 from serfer.api.objectives import ObjectiveParameters, asked_of
 from serfer.api.requests import check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
-from serfer.api.routes.openapi import FILE, problems, request_body
+from serfer.api.routes.openapi import problems
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.applications import ApplicationQuery
 from serfer.core.dataclass_codec import unstructure
 from serfer.drivers.driver import RequestContext
-from serfer.images import image_files
 from serfer.pipeline.query import Wanted
-from serfer.settings import Settings
-from serfer.variants.unpacking import UnpackJob
 
 _ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _ALLOWED_S: Final = 120.0
 _LINES: Final = "application/jsonl"
-_WHAT: Final = "the archive"
-_BODY: Final[dict[str, Any]] = {
-    "type": "object",
-    "required": ["images"],
-    "properties": {"images": FILE},
-}
 
 
 class JobParameters(ObjectiveParameters):
     """The query parameters of a job."""
 
     top_k: int = Field(5, ge=1, le=1000, description="How many classes at most, best first.")
+    images: str = Field(max_length=500, description="The prefix of its images, below the place in SERFER_API_JOBS.")
 
 
 @dataclass(frozen=True)
@@ -83,28 +72,27 @@ class _Asking:
     client: str
 
 
-def jobs_router(service: Service, settings: Settings) -> APIRouter:
-    """Return the routes of offline jobs; `service.jobs` is None where there are none."""
+def jobs_router(service: Service, most_bytes: int) -> APIRouter:
+    """Return the routes of offline jobs, whose images have at most `most_bytes`; `service.jobs` may be None."""
     router = APIRouter(prefix="/v1/jobs", tags=["classify"])
 
     @router.post(
         "",
         status_code=HTTPStatus.ACCEPTED,
-        responses=problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503),
-        openapi_extra={"requestBody": request_body({FORM: _BODY}), "parameters": JobParameters.described()},
+        responses=problems(401, 403, 404, 422, 429, 503),
+        openapi_extra={"parameters": JobParameters.described()},
     )
     async def begin(request: Request, response: Response) -> OfflineStatus:
-        """Classify the images of an archive when online queries leave room: 202, and Location says how far it is."""
+        """Classify images of an object store when online queries leave room: 202, and Location says how far it is."""
         parameters, jobs = JobParameters.of(request), _jobs(service)
         asked = asked_of(service, parameters, secrets.token_hex(8))
         name = asked.application if asked else service.name(parameters.model)
         if asked is None:
             check_classifies(service, name)
-        async with jobs.uploads.receiving() as folder:
-            form = await _received(request, folder, settings)
-            images = await _images(form, settings)
-            answers = _answerer(service, _Asking(name, asked, parameters.top_k, client_of(request)), settings)
-            record = await jobs.begin(OfflineJob(owner_of(request), name, images, folder, answers))
+        images = await asyncio.to_thread(jobs.images.names, parameters.images)
+        asking = _Asking(name, asked, parameters.top_k, client_of(request))
+        answers = _answerer(service, jobs.images, asking, most_bytes)
+        record = await jobs.begin(OfflineJob(owner_of(request), name, images, answers))
         response.headers["Location"] = f"/v1/jobs/{record.id}"
         response.headers["Retry-After"] = "2"
         return _status(record)
@@ -144,43 +132,22 @@ def jobs_router(service: Service, settings: Settings) -> APIRouter:
     return router
 
 
-async def _received(request: Request, folder: Path, settings: Settings) -> ReceivedForm:
-    most = settings.api_max_job_bytes
-    limits = ApiLimits(max_body_bytes=most, body_timeout_s=settings.api_body_timeout_s)
-    form = await receive_form(request, folder, {"images": most}, limits)
-    if "images" not in form.files or form.values:
-        raise _refused("the form should have one field, the file 'images', an archive")
-    return form
+def _answerer(
+    service: Service, images: JobImages, asking: _Asking, most_bytes: int
+) -> Callable[[str], Awaitable[dict[str, Any]]]:
+    """Return what answers an image as a query, within the bounds of one."""
 
-
-async def _images(form: ReceivedForm, settings: Settings) -> list[Path]:
-    """Unpack the images of a form, and return them in the order of their paths; raises InputError."""
-    archive, most = form.files["images"].path, settings.api_max_job_bytes
-    into = archive.with_name("unpacked")
-    unpacked = await unpack(UnpackJob(str(archive), str(into), most, _WHAT, MOST_IMAGES, is_labelled=False))
-    return await asyncio.to_thread(image_files, Path(unpacked.folder))
-
-
-def _answerer(service: Service, asking: _Asking, settings: Settings) -> Callable[[Path], Awaitable[dict[str, Any]]]:
-    """Return what answers an image file as a query, within the bounds of one."""
-
-    async def answered(path: Path) -> dict[str, Any]:
-        data = await asyncio.to_thread(_beginning, path, settings.api_max_body_bytes + 1)
-        check_format(path.name, data)
+    async def answered(name: str) -> dict[str, Any]:
+        data = await asyncio.to_thread(images.read, name, most_bytes)
+        check_format(name, data)
         context, deadline = RequestContext(secrets.token_hex(8)), time.monotonic() + _ALLOWED_S
         query = ServiceQuery(asking.name, deadline, _ALLOWED_S, context, asking.client)
         question = Question(query, Wanted(asking.top_k, classes=True), explain=False, asked=asking.asked)
         with service.load.offline():
-            _, report = await answer(service, question, [Upload(path.name, data)])
+            _, report = await answer(service, question, [Upload(name, data)])
         return report.as_dict()
 
     return answered
-
-
-def _beginning(path: Path, most_bytes: int) -> bytes:
-    """Return a file's bytes, of one that is too large no more than what shows that."""
-    with path.open("rb") as file:
-        return file.read(most_bytes)
 
 
 def _jobs(service: Service) -> OfflineJobs:
@@ -204,7 +171,3 @@ def _status(record: OfflineRecord) -> OfflineStatus:
     plain["paused"] = record.paused if record.state.is_open else ""
     plain["state"] = JobState.INTERRUPTED.value if record.state is JobState.SILENT else plain["state"]
     return OfflineStatus(**plain)
-
-
-def _refused(why: str) -> Problem:
-    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, why)

@@ -89,7 +89,7 @@ OpenRegistryOption = Annotated[
     setting(
         "open_registry",
         "--open-registry",
-        help="Without keys: let anyone promote, roll back, retire, delete and register applications over HTTP.",
+        help="Without keys: let anyone promote, roll back, retire and delete applications over HTTP.",
     ),
 ]
 RouteOption = Annotated[
@@ -181,14 +181,6 @@ SelectorOption = Annotated[
         metavar="NAME",
         help="With --registry: what chooses the variant that answers a query: infaas, one that is plugged in, or "
         "MODULE:Class (docs/how-to/add-a-policy.md).",
-    ),
-]
-RegisterOption = Annotated[
-    bool,
-    typer.Option(
-        "--register",
-        help="With --registry: register networks that are uploaded (POST /v1/applications/NAME/registrations), one at "
-        "a time, each of which takes this machine's processors for minutes. Give --keys (or --open-registry), too.",
     ),
 ]
 
@@ -301,7 +293,6 @@ def applications_of(
     instances: str | None = None,
     max_usd_per_hour: float | None = None,
     *,
-    register: bool = False,
     named: bool = False,
     selector: str = DEFAULT,
 ) -> ApplicationOptions | None:
@@ -311,20 +302,16 @@ def applications_of(
     """
     url = registry or settings.registry
     make_selector(selector)  # one that cannot be made is refused before anything starts
-    asked = (registry or names or instances or register) or not (named or url is None)
+    asked = (registry or names or instances) or not (named or url is None)
     if not asked:
         return None
     if url is None:
-        raise UsageError(
-            "--app, --register and --variant-instances are about applications: give --registry, or SERFER_REGISTRY"
-        )
+        raise UsageError("--app and --variant-instances are about applications: give --registry, or SERFER_REGISTRY")
     ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
     if instances is not None and ceiling is not None and not 0 < ceiling < math.inf:
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {ceiling}")
     pools = parse_instances(instances) if instances is not None else ()
-    return ApplicationOptions(
-        url, tuple(dict.fromkeys(names or ())), pools, ceiling, register=register, selector=selector
-    )
+    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, ceiling, selector=selector)
 
 
 def ceiling_of_route(
@@ -350,14 +337,6 @@ def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -
             table.add_row(name, "" if shown is None else plain(str(shown)), plain(origin))
     if not as_json:
         out.print(table)
-
-
-def check_register(settings: Settings, *, register: bool) -> None:
-    """Refuse --register where nobody may; raises UsageError."""
-    if register and not (settings.open_registry or settings.keys_file):
-        raise UsageError(
-            "--register: without API keys nobody may register: give --keys FILE, or --open-registry where anyone may"
-        )
 
 
 def with_keep_warm(settings: Settings, windows: str | None, workers: str) -> Settings:

@@ -38,6 +38,8 @@ from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.keep_warm import WarmStatus
 from serfer.fleet.purchase import Purchase
 from serfer.settings import DriverSettings, Settings
+from serfer.splitter.network.unsupported import unsplit_kinds
+from serfer.splitter.tiling.operators import tiled_kinds
 
 DOCS = Path(__file__).parent
 _UNITS = {"bytes": "bytes", "pixels": "pixels", "s": "s", "ms": "ms", "hour": "$"}
@@ -323,10 +325,17 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "".join("| " + " | ".join(cell.strip().replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
+def operators() -> Iterator[str]:
+    """List the operators that the splitter has rules for, from their registry."""
+    kinds = {**tiled_kinds(), **unsplit_kinds()}
+    yield _table(("how", "operators"), ((how, ", ".join(names)) for how, names in kinds.items()))
+
+
 PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "reference/commands.md": {"commands": commands},
     "reference/settings.md": {"settings": settings, "driver variables": partial(settings, DriverSettings)},
     "reference/api.md": {"problem types": problem_types},
+    "reference/networks.md": {"operators": operators},
     "reference/metrics.md": {"metrics": metrics},
     "reference/python.md": {"python": python_api, "errors": errors},
     "explanation/run-machine.md": {

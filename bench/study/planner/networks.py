@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
 import importlib.util
+import io
 import re
 import tempfile
 import time
@@ -28,17 +30,15 @@ from serfer.core.plan import AS_IS
 from serfer.splitter.network.graph import MAP_RANK, Graph
 from serfer.splitter.network.named_models import RANDOM, NamedModel, build
 from serfer.splitter.network.source import Source, load
-from serfer.splitter.network.unsupported import CannotSplitError, unsplit_kinds
+from serfer.splitter.network.unsupported import CannotSplitError
 from serfer.splitter.network.zoo import drawn_by_seed, with_random_weights
 from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.tiling.from_onnx import from_onnx, split_graph
-from serfer.splitter.tiling.operators import tiled_kinds
 from serfer_bench.study.planner.architectures import architectures
 
 if TYPE_CHECKING:
     import torch
 
-_BEGIN, _END = "<!-- {} begin: written by serfer bench networks --write -->", "<!-- {} end -->"
 GRID = "2x2"
 _ROOMY_MB = 4096
 """A package in which any of the networks fits as one stage."""
@@ -193,43 +193,22 @@ def networks_table(rows: Iterable[tuple[str, ...]]) -> Table:
     return Table(_HEADS, list(rows))
 
 
-def known_rows(document: str) -> Mapping[Network, tuple[str, ...]]:
-    """Return the rows of a document's table by their networks."""
-    found = {}
-    for line in section(document, "networks").splitlines()[2:]:
-        cells = tuple(cell.strip() for cell in line.strip("|").split("|"))
-        found[Network(cells[1], cells[0], int(cells[2]))] = cells
-    return found
+def known_rows(text: str) -> Mapping[Network, tuple[str, ...]]:
+    """Return the rows of a table in CSV by their networks."""
+    rows = [tuple(cells) for cells in csv.reader(text.splitlines())]
+    if not rows or rows[0] != _HEADS:
+        raise UsageError(f"the table does not begin with {','.join(_HEADS)}")
+    return {Network(cells[1], cells[0], int(cells[2])): cells for cells in rows[1:]}
 
 
-def operators_table() -> Table:
-    """Return the operators that the splitter has rules for, from their registry, as a table."""
-    unsplit = unsplit_kinds()
-    return Table(("how", "operators"), [(how, ", ".join(kinds)) for how, kinds in {**tiled_kinds(), **unsplit}.items()])
-
-
-def section(text: str, name: str) -> str:
-    """Return what stands between the marks of a generated part of a document."""
-    begin, end = _BEGIN.format(name), _END.format(name)
-    if begin not in text or end not in text:
-        raise UsageError(f"the document has no part marked {begin!r} to {end!r}")
-    return text.partition(begin)[2].partition(end)[0].strip()
-
-
-def with_section(text: str, name: str, content: str) -> str:
-    """Return a document with a generated part written again."""
-    section(text, name)
-    begin, end = _BEGIN.format(name), _END.format(name)
-    return f"{text.partition(begin)[0]}{begin}\n{content}\n{end}{text.partition(end)[2]}"
-
-
-def write_tables(path: Path, rows: Iterable[Row]) -> None:
-    """Write the tables into a document that has their marks; rows of networks that were not measured now stay."""
-    text = path.read_text(encoding="utf-8")
-    known = {**known_rows(text), **{row.network: row.cells for row in rows}}
-    table = networks_table(known[network] for network in NETWORKS if network in known)
-    text = with_section(text, "networks", table.markdown())
-    path.write_text(with_section(text, "operators", operators_table().markdown()), encoding="utf-8")
+def write_table(path: Path, measured: Iterable[Row]) -> None:
+    """Write rows into a table in CSV; those of networks that were not measured now stay."""
+    known = {**known_rows(path.read_text(encoding="utf-8")), **{row.network: row.cells for row in measured}}
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows(
+        [_HEADS, *(known[network] for network in NETWORKS if network in known)]
+    )
+    path.write_text(table.getvalue(), encoding="utf-8")
 
 
 def is_exact(row: Row) -> bool:
@@ -243,19 +222,19 @@ def is_exact(row: Row) -> bool:
 def command(
     only: Annotated[list[str] | None, typer.Option(help="A network of the list alone; may be given again.")] = None,
     write: Annotated[
-        Path | None, typer.Option(help="A document in whose table to write the rows, each when it is there.")
+        Path | None, typer.Option(help="A table in CSV into which to write the rows, each when it is there.")
     ] = None,
     missing: Annotated[
-        bool, typer.Option("--missing", help="Only networks whose seconds are not in the document.")
+        bool, typer.Option("--missing", help="Only networks whose seconds are not in the table.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Split public architectures on 2x2 tiles and report the outcomes (docs/reference/networks.md); needs timm.
+    """Split public architectures on 2x2 tiles and report the outcomes (docs/results/data/networks.csv); needs timm.
 
     Those of smp are left out where segmentation_models_pytorch is not installed.
     """
     if missing and not write:
-        raise UsageError("--missing is about what a document lacks: give --write")
+        raise UsageError("--missing is about what a table lacks: give --write")
     networks, rows = [network for network in chosen(only or []) if network.installed], []
     if write and missing:
         known = known_rows(write.read_text(encoding="utf-8"))
@@ -267,6 +246,6 @@ def command(
             if as_json:
                 print_json({**asdict(rows[-1]), "how": rows[-1].how})
             if write:
-                write_tables(write, rows[-1:])
+                write_table(write, rows[-1:])
     if not as_json:
         typer.echo(networks_table(row.cells for row in rows).markdown())

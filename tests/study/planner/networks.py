@@ -1,4 +1,4 @@
-"""Public architectures, measured against docs/reference/networks.md: what its shards have in common."""
+"""Public architectures, measured against docs/results/data/networks.csv: what its shards have in common."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 
 from serfer_bench.study.planner.networks import NETWORKS, SECONDS, is_exact, known_rows, measure
 
-DOCUMENT = (Path(__file__).parents[3] / "docs" / "reference" / "networks.md").read_text()
-ROWS = known_rows(DOCUMENT)
+TABLE = (Path(__file__).parents[3] / "docs" / "results" / "data" / "networks.csv").read_text()
+ROWS = known_rows(TABLE)
 QUICK = (
     *("test_byobnet", "test_convnext", "test_convnext2", "test_convnext3", "test_efficientnet", "test_efficientnet_gn"),
     *("test_efficientnet_evos", "test_efficientnet_ln", "test_mambaout", "test_nfnet", "test_resnet", "test_maxvit"),

@@ -1,4 +1,4 @@
-"""docs/reference/networks.md says what the code does with public networks and with operators."""
+"""docs/results/data/networks.csv says what the code does with public networks."""
 
 import pytest
 
@@ -8,17 +8,11 @@ from serfer_bench.study.planner.networks import (
     Row,
     in_runs,
     known_rows,
-    operators_table,
-    section,
-    write_tables,
+    write_table,
 )
-from tests.study.planner.networks import DOCUMENT, QUICK, ROWS, check, named, of_shard, quick
+from tests.study.planner.networks import QUICK, ROWS, TABLE, check, named, of_shard, quick
 
 AT_LEAST = 45
-
-
-def test_the_operators_are_those_of_the_rules():
-    assert section(DOCUMENT, "operators") == operators_table().markdown()
 
 
 def test_the_rows_are_of_networks_that_are_tried_and_most_are_tiled_up_to_their_global_pooling():
@@ -34,11 +28,11 @@ def test_thirty_networks_are_split_in_ci_and_three_hundred_every_week():
 
 
 def test_a_row_that_is_measured_again_takes_its_place_and_the_others_stay(tmp_path):
-    document = tmp_path / "networks.md"
-    document.write_text(DOCUMENT)
+    table = tmp_path / "networks.csv"
+    table.write_text(TABLE)
     network = list(ROWS)[1]
-    write_tables(document, [Row(network, ("2x2", "2x2", "1"), 3, 4, seconds=5432.1)])
-    rows = known_rows(document.read_text())
+    write_table(table, [Row(network, ("2x2", "2x2", "1"), 3, 4, seconds=5432.1)])
+    rows = known_rows(table.read_text())
     assert rows[network][3:] == ("in part", "5432", "3 of 4", "2 x 2x2, 1")
     assert list(rows.items()) == list({**ROWS, network: rows[network]}.items()), "in order"
 

@@ -132,11 +132,11 @@ planner = parts(
         ),
         "prediction": (f"{_PLANNER}.prediction:command", "Predicted against measured stage latencies."),
         "constants": (
-            f"{_PLANNER}.constants:command",
+            "serfer_bench.study.aws.constants:command",
             "Put constants into the local Lambda service, and find them.",
         ),
         "tails": (
-            f"{_PLANNER}.tails:command",
+            "serfer_bench.study.aws.tails_accuracy:command",
             "How exact tails of starts are fitted, by the number of samples.",
         ),
     },

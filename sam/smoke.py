@@ -1,19 +1,17 @@
-"""Deploy a build, ask it, measure AWS by it, and delete it again: `serfer deploy smoke build --max-usd 1`.
+"""Deploy a build, query it, compare its answers, and delete it again: `serfer deploy smoke build --max-usd 1`.
 
 The stack is one of its own, NAME-smoke, so that no deployment that serves is touched, and it is deleted however the
-run ends. Only a deployment that answers from anywhere can be measured: function drivers, with a store in S3.
+run ends. Only function drivers answer from anywhere, by their REST API.
 """
 
 from __future__ import annotations
 
-import asyncio
 import io
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,40 +29,33 @@ from serfer.core.errors import (
 )
 from serfer.core.plan import Plan
 from serfer.core.retry import Backoff, RetryPolicy, retry
-from serfer.files import write_whole
 from serfer.sam.cost.bill import Bill, price_build
-from serfer.sam.deployment import function_code, load_current_plan, load_deployment
-from serfer.sam.findings import Findings, Priced, predicted_usd
-from serfer.sam.measure import Samples
-from serfer.sam.probe import Extent, OverBudgetError, Probe, Step, input_bytes, steps
-from serfer.sam.probed_function import ProbedFunction
+from serfer.sam.deployment import load_current_plan, load_deployment
 from serfer.sam.quotas import run_sam
 from serfer.sam.samconfig import StackSettings
 from serfer.sam.stacks import find_stack
 from serfer.sam.teardown import forget_uploads, tear_down
 from serfer.settings import Settings
-from serfer.storage import open_store
-from serfer.wiring.deployed import deployed_functions, find_deployment
 
-_MB_PER_GB = 1024
 QUERIES = 10
 """Queries to the REST API."""
 _KEPT_HOURS = 3
-"""Hours of fixed costs in the estimate: a SnapStart snapshot is billed for at least three."""
+"""Hours of fixed costs in the estimate."""
 _OPENING = RetryPolicy("api key", KeyRefusedError, Backoff(2.0, 2.0), attempts=80)
-_DRIVER_FUNCTION, _STORES = "function", ("s3", "s3express")
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order: deploy BUILD's plan with an environment's settings, spend `most_usd` at most, write `out`."""
+    """The order: deploy BUILD's plan with an environment's settings, and spend `most_usd` at most."""
 
     build: Path
     settings: StackSettings
     most_usd: float
-    out: Path
-    extent: Extent = field(default_factory=Extent)
+
+
+class OverBudgetError(QueryError):
+    """The next step may take more than is left to spend."""
 
 
 class Budget:
@@ -104,84 +95,56 @@ class Smoke:
         return self.order.settings.region
 
     @property
-    def priced(self) -> Priced:
-        """The facts by which invocations are priced."""
-        deployed = self.bill.deployed
-        return Priced(deployed.facts, deployed.options.architecture, deployed.table)
-
-    @property
-    def snapstart(self) -> str:
-        """Why snapshots are not measured; nothing where they are."""
-        without = self.bill.deployed.facts.regions_without.get("snapstart", ())
-        return f"{self.region} has no SnapStart" if self.region in without else ""
-
-    @property
     def estimated_usd(self) -> float:
-        """Dollars of a whole run, rather too many: three hours of what costs without queries, a snapshot among it."""
-        kept_s = _KEPT_HOURS * 3600
-        snapshot = self.priced.functions.price_snapstart_cached * kept_s * self.plan.stages[0].memory_mb / _MB_PER_GB
-        return (
-            self.bill.idle_usd * _KEPT_HOURS / HOURS_A_MONTH
-            + snapshot
-            + sum(map(self.step_usd, steps(self.plan, self.order.extent)))
-            + self.bill.cold.usd
-            + QUERIES * self.bill.warm.usd
-        )
+        """Dollars of a whole run, rather too many: three hours of what costs without queries, and its queries."""
+        idle_usd = self.bill.idle_usd * _KEPT_HOURS / HOURS_A_MONTH
+        return idle_usd + self.bill.cold.usd + QUERIES * self.bill.warm.usd
 
-    def step_usd(self, step: Step) -> float:
-        """Return the dollars of a step, rather too many: as if each invocation started its environment."""
-        moved = 2 * input_bytes(self.plan, step.images)
-        cold = predicted_usd(self.plan, self.priced, step.memory_mb, moved, images=step.images, cold=True)
-        restored = step.restored * self.priced.functions.price_snapstart_restored * step.memory_mb / _MB_PER_GB
-        return step.invocations * (cold + restored)
+    def check(self) -> None:
+        """Raise UsageError where the run costs more than is allowed."""
+        if not self.order.most_usd > 0:
+            raise UsageError(f"--max-usd is a number of dollars above 0, not {self.order.most_usd:g}")
+        if self.estimated_usd > self.order.most_usd:
+            raise UsageError(
+                f"{self.stack} is estimated at ${self.estimated_usd:.4f}, more than --max-usd "
+                f"{self.order.most_usd:g}: allow more, or package a smaller network"
+            )
 
 
-def planned(order: Order, settings: Settings) -> Smoke:
-    """Read BUILD and price the run; raises UsageError where it cannot be measured, or costs more than is allowed."""
+def prepare(order: Order, settings: Settings) -> Smoke:
+    """Read BUILD and price the run; raises UsageError where nothing of it answers from here."""
     deployment = load_deployment(order.build)
     options = deployment.options
-    if options.drivers != _DRIVER_FUNCTION or options.store not in _STORES:
+    if options.drivers != "function":
         raise UsageError(
-            f"deploy smoke measures what answers from here: package with --drivers function and --store s3 or "
-            f"s3express, not {options.drivers} and {options.store}"
+            f"only function drivers answer from here: package with --drivers function, not {options.drivers}"
         )
-    if not order.most_usd > 0:
-        raise UsageError(f"--max-usd is a number of dollars above 0, not {order.most_usd:g}")
-    if not order.out.parent.is_dir():
-        raise UsageError(f"--out {order.out}: there is no directory {order.out.parent}")
-    if order.out.suffix == ".json":
-        raise UsageError(f"--out {order.out}: the record is written there: name a file FILE.toml")
     bill = price_build(order.build, settings.facts(), burst=1)
-    plan = load_current_plan(order.build, deployment)
-    run = Smoke(order, plan, f"{options.name}-smoke", bill, settings)
-    if run.estimated_usd > order.most_usd:
-        raise UsageError(
-            f"deploy smoke is estimated at ${run.estimated_usd:.4f}, more than --max-usd {order.most_usd:g}: allow "
-            "more, or package a smaller network"
-        )
-    return run
+    return Smoke(order, load_current_plan(order.build, deployment), f"{options.name}-smoke", bill, settings)
 
 
-def smoke(order: Order, settings: Settings, session: Any, say: Say) -> Findings:  # noqa: ANN401 - boto3 has no types here
-    """Do it all, leave nothing that bills, and return what was found, which is written to the order's file.
+def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # noqa: ANN401 - boto3 has no types here
+    """Do it all, and leave nothing that bills.
 
     Raises UsageError where it cannot be done or the stack is there already, UnavailableError where AWS or a part of the
     stack does not answer, WrongAnswerError or QueryError where a query goes wrong.
     """
-    run = planned(order, settings)
+    run = prepare(order, settings)
+    run.check()
+    with deploy(run, session, say) as budget:
+        ask(run, session, budget, say)
+
+
+@contextmanager
+def deploy(run: Smoke, session: Any, say: Say) -> Iterator[Budget]:  # noqa: ANN401 - same
+    """Deploy the stack for the block, which spends of a budget, and delete it at its end."""
     _check_account(run, session)
-    say(f"{run.stack} in {run.region}: estimated ${run.estimated_usd:.4f}, at most ${order.most_usd:g}")
-    budget, started = Budget(order.most_usd), time.monotonic()
+    say(f"{run.stack} in {run.region}: estimated ${run.estimated_usd:.4f}, at most ${run.order.most_usd:g}")
+    budget, started = Budget(run.order.most_usd), time.monotonic()
     with _gone_at_the_end(run, session, say):
         try:
             _deploy(run)
-            samples = _probe(run, session, budget)  # first, while no environment is there
-            try:
-                _ask(run, session, budget, say)
-            except OverBudgetError as stop:
-                say(f"not measured: {stop}")
-                samples.missing.append(str(stop))
-            return _found(run, samples, say)
+            yield budget
         finally:
             hours = (time.monotonic() - started) / 3600
             usd = budget.spent_usd + run.bill.idle_usd * hours / HOURS_A_MONTH
@@ -191,7 +154,7 @@ def smoke(order: Order, settings: Settings, session: Any, say: Say) -> Findings:
 def _check_account(run: Smoke, session: Any) -> None:  # noqa: ANN401 - same
     """Raise UnavailableError without credentials, UsageError where the stack is there: another run's, perhaps."""
     if session.get_credentials() is None:
-        raise UnavailableError("deploy smoke: no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
+        raise UnavailableError("no AWS credentials: set AWS_PROFILE, or AWS_ACCESS_KEY_ID and its secret")
     if find_stack(session.client("cloudformation"), run.stack) is None:
         return
     raise UsageError(
@@ -227,7 +190,7 @@ def _deploy(run: Smoke) -> None:
     run_sam(run.order.build, "deploy", "--config-env", environment, *own)
 
 
-def _ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: ANN401 - same
+def ask(run: Smoke, session: Any, budget: Budget, say: Say) -> None:  # noqa: ANN401 - same
     """Query the REST API with the stack's first key; raises WrongAnswerError for another plan or other answers."""
     if run.plan.preprocess is None:
         say("the plan does not say how an image becomes its input: the REST API is not queried")
@@ -277,44 +240,3 @@ def _image(plan: Plan) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def _probe(run: Smoke, session: Any, budget: Budget) -> Samples:  # noqa: ANN401 - same
-    deployment, client = find_deployment(run.stack), session.client("lambda")
-    part = 0, run.plan.stages[0].tiles[0].function
-    code = function_code(run.order.build, run.plan, *part)
-    function = ProbedFunction(client, run.plan.deployed(deployment.prefix, *part), code)
-
-    async def measured(store_url: str) -> Samples:
-        invoker = await deployed_functions(run.plan, deployment.settings(run.settings))
-        try:
-            with open_store(store_url) as store:
-                probe = Probe(
-                    run.plan,
-                    invoker,
-                    store,
-                    function,
-                    client.meta.endpoint_url,
-                    lambda step: budget.allow(step.name, run.step_usd(step)),
-                    lambda memory_mb, billed_ms: budget.spend(run.priced.usd(memory_mb, billed_ms)),
-                    run.order.extent,
-                    run.snapstart,
-                )
-                return await probe.run()
-        finally:
-            await invoker.close()
-
-    return asyncio.run(measured(deployment.store))
-
-
-def _found(run: Smoke, samples: Samples, say: Say) -> Findings:
-    """Return what was measured, and write it where `serfer cost` can read it."""
-    for reason in samples.missing:
-        say(f"not measured: {reason}")
-    where = f"{run.region}, {run.plan.model} {run.plan.digest[:12]}, {run.plan.stages[0].memory_mb} MB"
-    found = Findings(run.plan, samples, run.priced, where, datetime.now(UTC).date().isoformat())
-    if not found.facts:
-        raise QueryError("deploy smoke measured nothing")
-    write_whole(run.order.out, found.toml.encode())
-    say(f"written: {run.order.out}; use it by SERFER_AWS_FILE={run.order.out}")
-    return found

@@ -31,7 +31,6 @@ import typer
 from serfer.cli.shared.options import JsonOption, PlanOption, status_line
 from serfer.core.errors import SerferError, UsageError
 from serfer.drivers.driver import TTL_MARGIN_S
-from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
@@ -43,6 +42,7 @@ from serfer_bench.chaos.plans import chaos_plan
 from serfer_bench.chaos.testbed import Conditions, Testbed
 from serfer_bench.chaos.verdict import Observations, Outcome, PassCriteria, judge, skipped
 from serfer_bench.core import arrivals
+from serfer_bench.core.faults import Faults
 from serfer_bench.core.options import NetworkOption, RowsOption
 from serfer_bench.core.results import publish_rows
 from serfer_bench.load.queries import Example, run_queries

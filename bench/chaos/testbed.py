@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from serfer.core.errors import StoreUnavailableError, UnavailableError, UsageError
 from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.local.lambda_.access import fetch, random_access
-from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.runtime import BOOTSTRAP
 from serfer.local.lambda_.service import COUNTS
 from serfer.local.server import free_port
@@ -36,6 +35,7 @@ from serfer.settings import Settings, access_setting
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.chaos.budget import Reply, reply_of
 from serfer_bench.chaos.remote_driver import Configuration, RemoteDriver
+from serfer_bench.core.faults import Faults, injected
 from serfer_bench.core.processes import descendants, used_s
 
 _KEYS = "serfer:*"
@@ -136,10 +136,10 @@ class Testbed:
             workers="local",
             driver=conditions.driver,
             hedge=conditions.hedge,
-            faults=conditions.faults,
             settings=self._settings,
         )
-        return retry(build, _OPENING, time.sleep)
+        with injected(conditions.faults):
+            return retry(build, _OPENING, time.sleep)
 
     @property
     def tasks(self) -> int:

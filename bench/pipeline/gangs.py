@@ -37,7 +37,6 @@ from serfer.core.costs.cost_model import MEASURED_MEMBERS
 from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.plan import Plan, explained
-from serfer.local.lambda_.faults import Faults
 from serfer.local.servers.redis import RedisServer
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
@@ -47,6 +46,7 @@ from serfer.settings import Settings, load_settings
 from serfer.splitter.split import split
 from serfer.storage.delaying import delayed
 from serfer.wiring.open_pipeline import open_pipeline
+from serfer_bench.core.faults import Faults, injected
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
 
@@ -259,9 +259,8 @@ def _opened(
     for name, directory in plans.items():
         progress(f"starting {name}")
         gangs = "never" if name == "staged" else "planned"
-        pipeline = open_pipeline(
-            directory, store=url, workers="local", gangs=gangs, faults=faults, settings=settings, hedge=False
-        )
+        with injected(faults):
+            pipeline = open_pipeline(directory, store=url, workers="local", gangs=gangs, settings=settings, hedge=False)
         predicted_ms = _predicted_ms(load_plan(directory), gangs=gangs == "planned")
         systems.append(_System(name, stack.enter_context(pipeline), predicted_ms))
     return systems

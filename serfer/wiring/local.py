@@ -24,7 +24,6 @@ from serfer.core.sigv4 import Access
 from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
 from serfer.drivers.stepfunctions.client import Client, connect
-from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.local.lambda_.running import concurrency_at, ensure_functions
 from serfer.local.lambda_.runtime import runtime_directory
@@ -83,14 +82,13 @@ def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int
         return directory_bytes(dependencies(settings.cache_dir))
 
 
-def local_service(  # noqa: PLR0913 - a service's parts, by name
+def local_service(
     plans: Iterable[tuple[Plan, Path]],
     store: str,
     settings: Settings,
     *,
     objects: str | None = None,
     results: str | None = None,
-    faults: Faults | None = None,
     on_log: Callable[[str], None] | None = None,
     wrapper: Path | None = None,
     grows: bool = False,
@@ -119,7 +117,6 @@ def local_service(  # noqa: PLR0913 - a service's parts, by name
         access=settings.signing_access(),
         on_log=on_log,
         provide=provide if grows else None,
-        faults=faults,
         freezes=settings.local_freeze,
     )
 
@@ -207,16 +204,15 @@ async def local_workers(
     store: str,
     choices: Choices,
     settings: Settings,
-    faults: Faults | None,
     parts: AsyncExitStack,
 ) -> tuple[LambdaService | None, LocalLambda]:
     """Return the local Lambda service and where it is: one of our own, unless SERFER_LOCAL_URL names one that runs."""
     if settings.local_url:
-        running = LocalLambda(settings.local_url, _shared_access(choices, settings, faults))
+        running = LocalLambda(settings.local_url, _shared_access(choices, settings))
         for plan, directory in plans:
             await asyncio.to_thread(ensure_functions, running.url, running.access, plan, directory)
         return None, running
-    make = partial(local_service, objects=choices.objects, results=choices.results, faults=faults)
+    make = partial(local_service, objects=choices.objects, results=choices.results)
     service = await asyncio.to_thread(make, plans, store, settings)
     await start_service(service)
     parts.push_async_callback(service.stop)  # also where what follows fails
@@ -252,12 +248,10 @@ def local_machine(plan: Plan, kind: str, at: LocalLambda) -> tuple[StepFunctions
     return server, connect(REGION, endpoint=server.endpoint, credentials=Credentials("unused", "unused"))
 
 
-def _shared_access(choices: Choices, settings: Settings, faults: Faults | None) -> Access:
+def _shared_access(choices: Choices, settings: Settings) -> Access:
     """Return the credentials for a service that runs already; refuse what cannot be chosen for its functions."""
     if choices.store is None:
         raise UsageError("SERFER_LOCAL_URL needs --store: the URL of the store that its functions were started with")
-    if faults is not None:
-        raise UsageError("faults are those of a local Lambda service of one's own: unset SERFER_LOCAL_URL")
     access = settings.signing_access()
     if access is None:
         raise UsageError("SERFER_LOCAL_URL needs SERFER_LOCAL_ACCESS: the credentials that its service runs with")

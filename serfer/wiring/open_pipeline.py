@@ -53,7 +53,6 @@ from serfer.wiring.options import TASK_TIMEOUT_S, Choices, workers_of
 
 if TYPE_CHECKING:
     from serfer.drivers.lambda_http import LambdaInvoker
-    from serfer.local.lambda_.faults import Faults
     from serfer.local.lambda_.service import LambdaService
     from serfer.splitter.network.named_models import NamedModel
     from serfer.wiring.local import LocalLambda
@@ -84,7 +83,6 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
     sizes: str | None = None,
-    faults: Faults | None = None,
     settings: Settings | None = None,
 ) -> Pipeline:
     """Open a plan directory for queries, or an .onnx file or a `NamedModel`, which is run as it is, in one task.
@@ -117,7 +115,6 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     its own. The network's plan is kept in the cache. Without `preprocess`, images are stretched to the input's size, as
     RGB times 1/255 (PlanWarning). With `sizes`, such as "32..2016x32..2016,multiple=32", it takes images of many
     sizes, a query of one (`whole_plan`).
-    `faults` are what the local Lambda service does wrong on purpose.
 
     Every artefact's digest is checked first; with deployed functions, which have their own, plan.json is enough. Raises
     PlanError for a directory that is not whole or a plan that is not deployed, ModelError for a file that cannot be
@@ -152,7 +149,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
             raise UsageError(
                 f"example, preprocess, labels, activation and sizes describe an .onnx file; {place} is a plan"
             )
-    opening = _read(place, choices, settings, deployment, routing, faults)
+    opening = _read(place, choices, settings, deployment, routing)
     loop, parts = LoopThread(), AsyncExitStack()
     try:
         return loop.wait(_assemble(opening, parts, loop))
@@ -216,7 +213,6 @@ def _read(
     settings: Settings,
     deployment: Deployment | None,
     routing: Routing | None,
-    faults: Faults | None = None,
 ) -> _Opening:
     """Check what was chosen, and read the plan and, where there is one, the stack."""
     choices.check()
@@ -230,7 +226,7 @@ def _read(
         path = files_of(plan, path, settings)
     elif choices.workers == "local":
         check_artefacts(plan, path)
-    opening = _Opening(plan, path, choices, settings, routing, faults, cold, reason)
+    opening = _Opening(plan, path, choices, settings, routing, cold, reason)
     if choices.stack is None:
         return opening
     return _in_stack(deployment or find_deployment(choices.stack), opening)
@@ -300,7 +296,6 @@ class _Opening:
     choices: Choices
     settings: Settings
     routing: Routing | None
-    faults: Faults | None
     cold: Plan | None
     plan_reason: str
     store_advice: str = ""
@@ -439,9 +434,7 @@ class _Assembly:
         given = [(opening.plan, opening.directory)]
         if opening.cold:
             given.append((opening.cold, opening.directory / COLD_DIRECTORY))
-        service, running = await local_workers(
-            given, url, opening.choices, opening.settings, opening.faults, self.parts
-        )
+        service, running = await local_workers(given, url, opening.choices, opening.settings, self.parts)
         return _Workers(local_invoker(running), running, service)
 
     async def _plans(

@@ -20,7 +20,7 @@ from serfer.core.hedging import LearntHedging
 from serfer.core.plan.borders import read_outside
 from serfer.drivers.push import gang_progress
 from serfer.lambdas.gang import GangRun
-from serfer.local.lambda_.faults import Faults, Injector
+from serfer.local.lambda_.conditions import Conditions
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.reference import unsplit
@@ -330,7 +330,7 @@ class TestChaos:
                 pipeline.close()
 
     def test_a_member_for_which_there_is_no_room_has_the_others_stop(self, opened, rows, throttled):
-        pipeline = opened(rows, faults=Faults())
+        pipeline = opened(rows)
         throttled.extend([False, True])
         report = check(pipeline, rows, start(pipeline), gang=False)
         assert report.retries >= 1
@@ -338,7 +338,7 @@ class TestChaos:
 
     def test_without_any_room_the_query_ends_with_what_staged_ones_do(self, opened, rows, settings, throttled):
         few = settings.model_copy(update={"throttled_attempts": 2})
-        pipeline = opened(rows, faults=Faults(), settings=few)
+        pipeline = opened(rows, settings=few)
         throttled.extend([True] * 100)
         with pytest.raises(LambdaThrottledError):
             start(pipeline)[0].result(PATIENCE)
@@ -373,7 +373,7 @@ class TestChaos:
     def throttled(self, monkeypatch):
         """Whether each of the next invocations is refused."""
         refusals = []
-        monkeypatch.setattr(Injector, "throttles", lambda _: bool(refusals) and refusals.pop(0))
+        monkeypatch.setattr(Conditions, "throttles", lambda _: bool(refusals) and refusals.pop(0))
         return refusals
 
     @pytest.mark.parametrize("end", ["cancelled", "deadline"])

@@ -12,7 +12,6 @@ import serfer
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.local.lambda_.access import random_access, send
 from serfer.local.lambda_.added_functions import PLANS
-from serfer.local.lambda_.faults import Faults
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.settings import access_setting
@@ -125,8 +124,6 @@ def test_options_of_a_private_service_are_refused_on_a_shared_one(settings, lean
     shared = unsigned.model_copy(update={"local_access": access_setting(random_access())})
     with pytest.raises(UsageError, match="SERFER_LOCAL_URL needs --store"):
         serfer.open(lean, workers="local", settings=shared)
-    with pytest.raises(UsageError, match="unset SERFER_LOCAL_URL"):
-        serfer.open(lean, workers="local", store=redis, faults=Faults(), settings=shared)
 
 
 def test_address_that_is_not_a_lambda_service_is_refused(settings, lean, redis):

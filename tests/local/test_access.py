@@ -115,21 +115,6 @@ def test_wrong_credentials_are_refused_by_name(local, change, code):
 
 
 @pytest.mark.who_may
-def test_code_of_a_caller_without_the_key_is_refused_before_it_is_sent(local):
-    """Its size is announced, and the request waits for a word, as SDKs do: there is nothing to keep in memory."""
-    address = urlsplit(local.service.url)
-    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    target = "/2015-03-31/functions/echo/code"
-    for access, answer in ((Access("LOCALOTHER", "s"), b"HTTP/1.1 403"), (local.service.access, b"HTTP/1.1 100")):
-        signed = sign(access, "us-east-1", now, "PUT", target, {"Host": address.netloc}, b"")
-        head = {**signed, "Content-Length": "60000000", "Expect": "100-continue"}
-        lines = [f"PUT {target} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
-        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
-            connection.sendall("\r\n".join([*lines, "", ""]).encode())
-            assert connection.recv(12) == answer
-
-
-@pytest.mark.who_may
 def test_boto3_with_the_credentials_works_from_any_region(local):
     client = client_of(local.service, local.service.access)
     answer = client.invoke(FunctionName="arn:aws:lambda:us-east-1:123456789012:function:echo", Qualifier="live")

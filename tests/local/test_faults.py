@@ -9,8 +9,8 @@ import pytest
 from serfer.core.errors import UsageError
 from serfer.local.lambda_.access import fetch
 from serfer.local.lambda_.bootstrap import slowed
-from serfer.local.lambda_.faults import Faults, Injector
 from serfer.local.lambda_.runtime import runtime_directory
+from serfer_bench.core.faults import Faults, Injector
 from tests.local.test_lambda_service import Local, probe
 
 PATIENCE = 30.0
@@ -93,7 +93,7 @@ class TestSlowHandler:
 class TestService:
     def test_throttled_invocations_are_refused_as_aws_does_and_start_nothing(self, runtime):
         faults = Faults(throttle=0.5)
-        with Local(runtime, probe("echo"), faults=faults) as local:
+        with Local(runtime, probe("echo"), conditions=Injector(faults)) as local:
             chance = Injector(faults)
             for kind in ("RequestResponse", "Event") * 8:
                 if chance.throttles():
@@ -107,7 +107,7 @@ class TestService:
         assert 0 < counts["events"] < 16 - counts["throttled"]
 
     def test_an_event_is_delivered_twice_under_one_id_with_room_for_both(self, runtime):
-        with Local(runtime, probe("fail"), faults=Faults(twice=True), concurrency=1) as local:
+        with Local(runtime, probe("fail"), conditions=Injector(Faults(twice=True)), concurrency=1) as local:
             answer = local.invoke("fail", InvocationType="Event")[1]
             request_id = answer["ResponseMetadata"]["RequestId"]
             for _ in range(2):
@@ -116,12 +116,14 @@ class TestService:
             assert (counts["events"], counts["doubled"], counts["invocations"]) == (1, 1, {"fail": 2})
 
     def test_a_synchronous_invocation_is_never_doubled(self, runtime):
-        with Local(runtime, probe("echo"), faults=Faults(twice=True)) as local:
+        with Local(runtime, probe("echo"), conditions=Injector(Faults(twice=True))) as local:
             local.invoke("echo")
             assert local.invoke("echo")[0]["calls"] == 2
 
     def test_one_environment_in_so_many_is_slow(self, runtime):
-        with Local(runtime, probe("toil"), probe("echo"), faults=Faults(slow_one_in=2, slow_factor=20)) as local:
+        with Local(
+            runtime, probe("toil"), probe("echo"), conditions=Injector(Faults(slow_one_in=2, slow_factor=20))
+        ) as local:
             local.invoke("echo")
             assert reported_counts(local)["slowed"] == 0
             started = time.perf_counter()
@@ -130,7 +132,7 @@ class TestService:
             assert local.service.counts.slowed == reported_counts(local)["slowed"] == 1
 
     def test_a_slow_environment_that_cannot_be_loaded_says_why(self, runtime):
-        with Local(runtime, probe("broken", directory="broken"), faults=Faults(slow_one_in=1)) as local:
+        with Local(runtime, probe("broken", directory="broken"), conditions=Injector(Faults(slow_one_in=1))) as local:
             assert local.error("broken")["errorMessage"] == "broken from the start"
 
     def test_starts_failures_and_refusals_are_counted_without_faults(self, runtime):

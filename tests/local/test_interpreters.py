@@ -9,11 +9,11 @@ import pytest
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
-from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.settings import load_settings
+from serfer_bench.core.faults import Faults, Injector
 from tests.local.test_lambda_service import HERE, Local, gone, probe
 
 FACTS = shipped_aws().functions
@@ -93,7 +93,9 @@ class TestInterpreters:
 
     def test_slow_environments_are_slow_there_too(self, runtime, wrapped):
         faults = Faults(slow_one_in=1, slow_factor=2)
-        with Local(runtime, probe("echo", python=wrapped), runtimes={wrapped: runtime}, faults=faults) as local:
+        with Local(
+            runtime, probe("echo", python=wrapped), runtimes={wrapped: runtime}, conditions=Injector(faults)
+        ) as local:
             assert local.invoke("echo", 5)[0]["event"] == 5
 
     def test_unsuitable_interpreters_are_refused(self, runtime, tmp_path):

@@ -76,12 +76,12 @@ class FakeTime:
 class Local:
     """A service on a loop in a thread of its own, its clients and its log."""
 
-    def __init__(self, runtime, *functions, facts=FACTS, **settings):
+    def __init__(self, runtime, *functions, facts=FACTS, make=LambdaService, **settings):
         self.time = FakeTime()
         self.lines = queue.Queue()
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
-        self.service = LambdaService(
+        self.service = make(
             functions,
             facts=facts,
             runtime=runtime,

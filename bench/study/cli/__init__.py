@@ -22,6 +22,10 @@ study_app = group(
             "Fetch recorded loads that pages of results use.",
         ),
         "tune": ("serfer_bench.study.tune:command", "Measure batch sizes for an instance."),
+        "measure-aws": (
+            "serfer_bench.study.aws.measure_aws:command",
+            "Measure AWS' constants by a stack of the run's own, for SERFER_AWS_FILE.",
+        ),
         "profile": ("serfer_bench.study.cli.profile:profile", "Measure operators here, for split --profiles."),
         "cluster-profile": (
             "serfer_bench.study.cli.profile:cluster_profile",

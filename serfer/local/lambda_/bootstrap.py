@@ -5,7 +5,7 @@ Run by path with nothing but the standard library in reach, and with the environ
     python -S -P bootstrap.py PARENT_PID DATA_LIMIT SLOWNESS LAYER...
 
 `-S` keeps the host's site-packages out, `-P` this script's own directory. The handler takes SLOWNESS times as long as
-it needs (faults.py). LAYERs are what AWS has at /opt/python: where imports look after the function itself.
+it needs. LAYERs are what AWS has at /opt/python: where imports look after the function itself.
 The interpreter may be another one than the service's.
 """
 

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 from serfer.local.lambda_ import runtime
 from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.local.lambda_.log import LogTail, report_line
-from serfer.local.lambda_.platform_times import PlatformTimes, ProcessorShare
 from serfer.local.lambda_.process import WorkerProcess, exit_reason
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serfer.core.costs.aws import LambdaFacts
-    from serfer.local.lambda_.faults import Counts
+    from serfer.local.lambda_.conditions import Conditions, Counts, ProcessorLimit
     from serfer.local.lambda_.function import FunctionConfig
 
 _API = "/2018-06-01/runtime/"
@@ -73,8 +72,8 @@ class Host:
     on_orphan: Callable[[Environment, Invocation], None]  # it died before this invocation reached the worker
     on_reaped: Callable[[Environment], None]  # nothing is left of it
     counts: Counts
-    freezes: bool = False  # between invocations
-    times: PlatformTimes = field(default_factory=PlatformTimes)
+    freezes: bool  # between invocations
+    conditions: Conditions
 
 
 class Environment:
@@ -104,7 +103,7 @@ class Environment:
         self._warm = False
         self._overran = again  # an init in the function's own time
         self._started = time.perf_counter()
-        self._share: ProcessorShare | None = None
+        self._share: ProcessorLimit | None = None
         self._init_s: float | None = None  # of the invocation that waited for it
         self._peak = 0  # bytes
 
@@ -120,8 +119,7 @@ class Environment:
             self._started = time.perf_counter()  # it may have waited for its place
             port = self._server.listen("127.0.0.1")
             self._process = self._spawn(port)
-            if self._host.times.memory_per_vcpu:
-                self._share = ProcessorShare(self._process, self._host.times.processors(self.function.memory_mb))
+            self._share = self._host.conditions.limit_processors(self._process, self.function.memory_mb)
         except OSError as error:
             self._crash("Runtime.StartFailed", f"the environment could not be started: {error}")
         if self._process is None:
@@ -164,8 +162,7 @@ class Environment:
 
     @property
     def _least_init_s(self) -> float:
-        times = self._host.times
-        return times.restore_s if self.function.restored else times.init_s
+        return self._host.conditions.least_init_s(restored=self.function.restored)
 
     def _spawn(self, port: int) -> WorkerProcess:
         stream = f"{time.strftime('%Y/%m/%d', time.gmtime())}/[{self.function.version}]{uuid.uuid4().hex}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serfer.local.lambda_.environment import Environment, Host, Invocation
@@ -14,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from serfer.core.costs.aws import LambdaFacts
+    from serfer.local.lambda_.conditions import Conditions, Counts
     from serfer.local.lambda_.events import Sleep
-    from serfer.local.lambda_.faults import Counts, Injector
     from serfer.local.lambda_.function import FunctionConfig
 
 _MEMORY_CHECK_S = 0.05
@@ -34,16 +33,15 @@ class EnvironmentPool:
         clock: Callable[[], float],
         on_log: Callable[[str], None] | None,
         counts: Counts,
-        faults: Injector | None = None,
+        conditions: Conditions,
         freezes: bool = False,
         sizes: Mapping[str, int],
     ) -> None:
-        self._host = Host(facts, runtimes, clock, on_log, self._freed, self._orphaned, self._reaped, counts, freezes)
-        if faults:
-            self._host = replace(self._host, times=faults.times)
+        self._host = Host(
+            facts, runtimes, clock, on_log, self._freed, self._orphaned, self._reaped, counts, freezes, conditions
+        )
         self._sizes = sizes
         self._crashed: Counter[str] = Counter()  # environments that no other has taken the place of, by function
-        self._faults = faults
         self._concurrency = concurrency
         self._keep_alive_s = keep_alive_s
         self._idle: dict[str, deque[Environment]] = {}  # by function, the most recently used last; some may have died
@@ -117,12 +115,10 @@ class EnvironmentPool:
     def _create(self, function: FunctionConfig, invocation: Invocation) -> Environment:
         again = self._host.freezes and self._crashed[function.reference] > 0
         self._crashed[function.reference] -= again
-        slowness = self._faults.slowness() if self._faults else 1.0
-        environment = Environment(function, self._host, slowness, again=again)
+        environment = Environment(function, self._host, self._host.conditions.slowness(), again=again)
         environment.assign(invocation)
         self._all.add(environment)
-        placing_s = self._faults.placing_s(self._sizes[function.reference]) if self._faults else 0.0
-        environment.start_in(placing_s)
+        environment.start_in(self._host.conditions.placing_s(self._sizes[function.reference]))
         return environment
 
     def _freed(self, environment: Environment) -> None:

@@ -8,9 +8,8 @@ It lives on the running event loop and starts its workers from that loop's threa
 (`process.py`), so the thread must stay for as long as the service. What differs from AWS: one region and account, a
 qualifier means $LATEST but for a published version in NAME:VERSION, /tmp is the machine's own, and whether a
 synchronous payload is JSON is found out by the worker that has to parse it anyway (100 kB cost 0.16 ms to check), so
-such a request may start an environment. What it has done so far it reports at GET /serfer/counts (faults.py). A plan's
-functions are added by POST /serfer/plans (added_functions.py); memory and code are changed, and versions published, as
-in AWS (function_changes.py). It may take on the times of a platform (platform_times.py).
+such a request may start an environment. GET /serfer/counts says what it has done so far (conditions.py), and POST
+/serfer/plans adds a plan's functions (added_functions.py).
 
 Every call must be signed with the service's credentials (access.py): loopback is open to all users of the
 machine. What describes a function leaves out its variables, which hold passwords.
@@ -31,11 +30,10 @@ from urllib.parse import unquote
 from serfer.core.errors import InputError
 from serfer.local.lambda_.access import Verifier, random_access
 from serfer.local.lambda_.added_functions import PLANS, Additions, Provide
+from serfer.local.lambda_.conditions import CONDITIONS, Conditions, Counts
 from serfer.local.lambda_.environment import Invocation, Outcome
 from serfer.local.lambda_.events import EventPolicy, EventQueue, Sleep
-from serfer.local.lambda_.faults import Counts, Faults, Injector
 from serfer.local.lambda_.function import LATEST, FunctionConfig, check_function, describe, function_name
-from serfer.local.lambda_.function_changes import MOST_CODE_BYTES, FunctionChanges
 from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.local.lambda_.pool import EnvironmentPool
 from serfer.local.lambda_.socket_owner import check_supported
@@ -48,11 +46,10 @@ if TYPE_CHECKING:
     from serfer.core.costs.aws import LambdaFacts
     from serfer.core.sigv4 import Access
 
-_FUNCTIONS = "/2015-03-31/functions"
+FUNCTIONS = "/2015-03-31/functions"
 _ACCOUNT = "/2016-08-19/account-settings"
 _INVOCATIONS = "/invocations"
 _USED_EVERY_S = 3600.0
-_CHANGES = {("PUT", "configuration"), ("PUT", "code"), ("POST", "versions")}
 COUNTS = "/serfer/counts"
 
 
@@ -61,7 +58,7 @@ class LambdaService:
 
     `runtime` is the directory of `runtime_directory`; functions for other interpreters than this process's find theirs
     in `runtimes`, by the interpreter's path. `provide` makes the functions of a plan directory that a client names;
-    without it none are added. `faults` is what it does wrong on purpose. With `freezes` environments stand still
+    without it none are added. `conditions` are the context's unless given. With `freezes` environments stand still
     between invocations, and one that starts in place of one that crashed starts in its function's own time, as in
     Lambda. Callers sign with `access`, random unless given; `wall_clock` is in seconds since the epoch.
     """
@@ -80,7 +77,7 @@ class LambdaService:
         port: int = 0,
         on_log: Callable[[str], None] | None = None,
         provide: Provide | None = None,
-        faults: Faults | None = None,
+        conditions: Conditions | None = None,
         freezes: bool = False,
         access: Access | None = None,
         wall_clock: Callable[[], float] = time.time,
@@ -98,7 +95,6 @@ class LambdaService:
             if function.name in self._functions:
                 raise InputError(f"two functions are named {function.name}")
             self._take(function, check_function(function, facts))
-        self._changes = FunctionChanges(facts)
         self._additions = Additions(provide, facts, self._take) if provide else None
         self._policy = events or EventPolicy()
         self._address = (host, port)
@@ -109,16 +105,16 @@ class LambdaService:
         self._verifier = Verifier(self.access, wall_clock)
         self._server: HttpServer | None = None
         self.counts = Counts()
-        self._faults = Injector(faults) if faults else None
+        self._conditions = conditions or CONDITIONS.get()
         self._pool = EnvironmentPool(
             facts,
             clients,
-            concurrency=2 * concurrency if faults and faults.twice else concurrency,
+            concurrency=2 * concurrency if self._conditions.twice else concurrency,
             keep_alive_s=keep_alive_s,
             clock=clock,
             on_log=on_log,
             counts=self.counts,
-            faults=self._faults,
+            conditions=self._conditions,
             freezes=freezes,
             sizes=self._sizes,
         )
@@ -157,7 +153,6 @@ class LambdaService:
         await self._pool.stop()
         for queue in self._queues.values():
             await queue.stop()
-        await self._changes.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -181,15 +176,12 @@ class LambdaService:
     def _limit(self, exchange: Exchange) -> int:
         if exchange.headers.get("x-amz-invocation-type") == "Event":
             return self._facts.async_payload_limit
-        if exchange.method == "PUT" and exchange.target.endswith("/code"):
-            # Only of a caller who names the key's id: the rest are refused before their code is read.
-            return 0 if self._verifier.refusal(exchange, by_head=True) else MOST_CODE_BYTES
         return self._facts.sync_payload_limit
 
     def _handle(self, exchange: Exchange) -> None:
         """Route a request of the Invoke API or of the few calls that only look, if it is signed."""
         if refusal := self._verifier.refusal(exchange, by_head=exchange.oversize):  # which has no body
-            _refuse(exchange, 403, *refusal)
+            refuse(exchange, 403, *refusal)
         elif exchange.oversize:
             self._refuse_oversize(exchange)
         else:
@@ -197,14 +189,14 @@ class LambdaService:
 
     def _route(self, exchange: Exchange) -> None:
         path = exchange.target.partition("?")[0]
-        if not path.startswith(_FUNCTIONS):
+        if not path.startswith(FUNCTIONS):
             self._route_other(exchange, path)
             return
-        reference = path[len(_FUNCTIONS) + 1 :]
+        reference = path[len(FUNCTIONS) + 1 :]
         if exchange.method == "POST" and reference.endswith(_INVOCATIONS):
             self._invoke(exchange, reference[: -len(_INVOCATIONS)])
         elif exchange.method == "GET" and not reference:
-            _send(
+            send(
                 exchange,
                 {
                     "Functions": [
@@ -216,22 +208,20 @@ class LambdaService:
             )
         elif exchange.method == "GET":
             self._describe(exchange, reference)
-        elif (exchange.method, action := reference.rpartition("/")[2]) in _CHANGES:
-            self._change(exchange, reference.removesuffix(f"/{action}"), action)
         else:
-            _refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
+            refuse(exchange, 405, "UnknownOperationException", f"no {exchange.method} here")
 
     def _route_other(self, exchange: Exchange, path: str) -> None:
         """Answer what is not about functions: the account's settings, the counts, and plans that are added."""
         if exchange.method == "GET" and path == COUNTS:
-            _send(exchange, self.counts.as_dict())
+            send(exchange, self.counts.as_dict())
         elif exchange.method == "GET" and path.removesuffix("/") == _ACCOUNT:
             limits = dict.fromkeys(("ConcurrentExecutions", "UnreservedConcurrentExecutions"), self._concurrency)
-            _send(exchange, {"AccountLimit": limits})
+            send(exchange, {"AccountLimit": limits})
         elif exchange.method == "POST" and path == PLANS and self._additions is not None:
             self._additions.take(exchange)
         else:
-            _refuse(exchange, 404, "UnknownOperationException", "the local Lambda service knows /2015-03-31/functions")
+            refuse(exchange, 404, "UnknownOperationException", "the local Lambda service knows /2015-03-31/functions")
 
     def _describe(self, exchange: Exchange, reference: str) -> None:
         function = self._find(exchange, reference.removesuffix("/configuration"))
@@ -239,33 +229,13 @@ class LambdaService:
             return
         configuration = describe(function, self._sizes[function.reference])
         whole = {"Configuration": configuration, "Code": {"RepositoryType": "S3"}}
-        _send(exchange, configuration if reference.endswith("/configuration") else whole)
-
-    def _change(self, exchange: Exchange, reference: str, action: str) -> None:
-        """Change a function, or publish a version of it, and describe what came of it."""
-        self._changes.begin(self._changed(exchange, reference, action))
-
-    async def _changed(self, exchange: Exchange, reference: str, action: str) -> None:
-        function = self._find(exchange, reference)
-        if function is None:
-            return
-        try:
-            made, size = await asyncio.to_thread(self._changes.changed, function, action, exchange.body)
-        except InputError as error:
-            _refuse(exchange, 400, "InvalidParameterValueException", str(error))
-            return
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task: the caller is to have an answer
-            _refuse(exchange, 500, "ServiceException", f"the code cannot be read: {type(error).__name__}")
-            return
-        self._functions[made.reference] = made
-        self._sizes[made.reference] = size
-        _send(exchange, describe(made, size), 201 if action == "versions" else 200)
+        send(exchange, configuration if reference.endswith("/configuration") else whole)
 
     def _find(self, exchange: Exchange, reference: str) -> FunctionConfig | None:
         """Return the function that a reference names, or refuse the request."""
         function = self._functions.get(unquote(reference)) or self._functions.get(function_name(reference))
         if function is None:
-            _refuse(exchange, 404, "ResourceNotFoundException", f"Function not found: {function_name(reference)}")
+            refuse(exchange, 404, "ResourceNotFoundException", f"Function not found: {function_name(reference)}")
         return function
 
     def _invoke(self, exchange: Exchange, reference: str) -> None:
@@ -273,19 +243,19 @@ class LambdaService:
         if function is None:
             return
         kind = exchange.headers.get("x-amz-invocation-type", "RequestResponse")
-        if kind != "DryRun" and self._faults and self._faults.throttles():
+        if kind != "DryRun" and self._conditions.throttles():
             self.counts.throttled += 1
             _throttle(exchange)
         elif kind == "RequestResponse":
-            latency_s = self._faults.latency_s() if self._faults else 0.0
+            latency_s = self._conditions.latency_s()
             if latency_s:
                 asyncio.get_running_loop().call_later(latency_s, self._invoke_now, exchange, function)
             else:
                 self._invoke_now(exchange, function)
         elif kind not in ("Event", "DryRun"):
-            _refuse(exchange, 400, "InvalidParameterValueException", f"there is no invocation type {kind}")
+            refuse(exchange, 400, "InvalidParameterValueException", f"there is no invocation type {kind}")
         elif problem := _json_problem(exchange.body):
-            _refuse(exchange, 400, "InvalidRequestContentException", problem)
+            refuse(exchange, 400, "InvalidRequestContentException", problem)
         elif kind == "Event":
             self._take_event(exchange, function)
         else:
@@ -295,14 +265,14 @@ class LambdaService:
     def _refuse_oversize(self, exchange: Exchange) -> None:
         kind = exchange.headers.get("x-amz-invocation-type", "RequestResponse")
         message = f"{exchange.length} byte payload is too large for the {kind} invocation type"
-        _refuse(exchange, 413, "RequestTooLargeException", f"{message} (limit {self._limit(exchange)} bytes)")
+        refuse(exchange, 413, "RequestTooLargeException", f"{message} (limit {self._limit(exchange)} bytes)")
 
     def _take_event(self, exchange: Exchange, function: FunctionConfig) -> None:
         request_id = str(uuid.uuid4())
         queue, payload = self._queue(function), exchange.body or b"{}"
         queue.put(request_id, payload)
         self.counts.events += 1
-        if self._faults and self._faults.twice:
+        if self._conditions.twice:
             queue.put(request_id, payload)
             self.counts.doubled += 1
         exchange.reply(202, b"", {"x-amzn-RequestId": request_id})
@@ -311,7 +281,7 @@ class LambdaService:
         try:
             headers = _runtime_headers(exchange.headers)
         except ValueError as error:
-            _refuse(exchange, 400, "InvalidRequestContentException", f"Client context must be base64 JSON: {error}")
+            refuse(exchange, 400, "InvalidRequestContentException", f"Client context must be base64 JSON: {error}")
             return
         invocation = Invocation(
             request_id=str(uuid.uuid4()),
@@ -338,7 +308,7 @@ class LambdaService:
 
 def _answer(exchange: Exchange, invocation: Invocation, outcome: Outcome, version: str) -> None:
     if outcome.error == "Runtime.UnmarshalError":  # the worker's word for a payload that is not JSON
-        _refuse(exchange, 400, "InvalidRequestContentException", "Could not parse request body into json")
+        refuse(exchange, 400, "InvalidRequestContentException", "Could not parse request body into json")
         return
     headers = {
         "Content-Type": "application/json",
@@ -371,16 +341,17 @@ def _json_problem(body: bytes) -> str:
     return ""
 
 
-def _send(exchange: Exchange, answer: dict[str, object], status: int = 200) -> None:
+def send(exchange: Exchange, answer: dict[str, object], status: int = 200) -> None:
+    """Answer a request with a JSON object."""
     headers = {"Content-Type": "application/json", "x-amzn-RequestId": str(uuid.uuid4())}
     exchange.reply(status, json.dumps(answer).encode(), headers)
 
 
 def _throttle(exchange: Exchange) -> None:
-    _refuse(exchange, 429, "TooManyRequestsException", "Rate Exceeded.", "ConcurrentInvocationLimitExceeded")
+    refuse(exchange, 429, "TooManyRequestsException", "Rate Exceeded.", "ConcurrentInvocationLimitExceeded")
 
 
-def _refuse(exchange: Exchange, status: int, kind: str, message: str, reason: str | None = None) -> None:
+def refuse(exchange: Exchange, status: int, kind: str, message: str, reason: str | None = None) -> None:
     """Answer with an error that boto3 turns into its exception class of that name."""
     body = {"Type": "User", "message": message, "Message": message}
     if reason is not None:

@@ -1,4 +1,4 @@
-"""The probe of `serfer deploy smoke`: how often it invokes, what that costs, and what it keeps when it has to stop."""
+"""The probe of `serfer study measure-aws`: how often it invokes, what that costs, what it keeps at its end."""
 
 import asyncio
 import socket
@@ -13,9 +13,9 @@ from serfer.core.errors import TaskFailedError
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.wire import Report
-from serfer.sam.probe import Extent, Probe, steps
 from serfer.sam.smoke import Budget
 from serfer.storage.memory import MemoryStore
+from serfer_bench.study.aws.probe import Extent, Probe, steps
 from tests.core.plans import small_plan
 
 PLAN = small_plan()

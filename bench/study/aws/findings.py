@@ -13,7 +13,7 @@ from serfer.core.costs.cost_model import TASK_SECONDS, invocation_usd, plan_load
 from serfer.core.costs.vcpus import compute_seconds, vcpus
 from serfer.core.plan import Plan
 from serfer.core.units import MS_PER_S
-from serfer.sam.measure import UNITS, Fact, Sample, Samples, dump_facts, facts_of, transfers
+from serfer_bench.study.aws.measure import UNITS, Fact, Sample, Samples, dump_facts, facts_of, transfers
 
 _MB = 1e6
 _P99_SAMPLES = 20  # from which on the slowest is not said instead

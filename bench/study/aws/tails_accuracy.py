@@ -1,4 +1,4 @@
-"""How exact `serfer deploy smoke` fits the tails of invocations and of starts, by how many it has: drawn, not measured.
+"""How exact `serfer study measure-aws` fits tails of invocations and starts, by how many it has: drawn.
 
 Starts and warm invocations are drawn from exponential distributions of known means, and fitted as the kit does it.
 """
@@ -11,9 +11,9 @@ import numpy as np
 
 from serfer.cli.shared.options import JsonOption
 from serfer.cli.shared.tables import Results, publish, table_of
-from serfer.sam.probe import Extent
-from serfer.sam.tails import floor_and_tail, start_tail
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.study.aws.probe import Extent
+from serfer_bench.study.aws.tails import floor_and_tail, start_tail
 
 _SHARES = (0.01, 0.1, 0.5, 1.0)
 _ROUNDS, _SEED, _TENTH = 500, 0, 0.1
@@ -69,7 +69,7 @@ def fitted(share: float, starts: int, warm: int) -> Row:
 
 
 def command(as_markdown: MarkdownOption = False, as_json: JsonOption = False) -> None:
-    """Draw starts and invocations, and fit their tails as serfer deploy smoke does, by how many there are."""
+    """Draw starts and invocations, and fit their tails as serfer study measure-aws does, by how many there are."""
     new_account = (Extent(), _NEW_ACCOUNT)
     sizes = [(sum(extent.at_once(most)), extent.small + extent.large) for extent, most in (new_account, *_UP_TO)]
     rows = [fitted(share, *size) for size in sizes for share in _SHARES]

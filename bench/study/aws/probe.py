@@ -11,16 +11,17 @@ from statistics import median
 from urllib.parse import urlsplit
 
 from serfer.core.checksum import protect
-from serfer.core.errors import QueryError, TaskFailedError, UnavailableError
+from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.keys import input_key, output_key
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import DTYPES, MAX_BATCH, Crop, Task
 from serfer.drivers.lambda_http import LambdaInvoker
-from serfer.sam.measure import Sample, Samples, billed_ms
-from serfer.sam.probed_function import ProbedFunction, RefusedError
+from serfer.sam.smoke import OverBudgetError
 from serfer.storage.store import Store
+from serfer_bench.study.aws.measure import Sample, Samples, billed_ms
+from serfer_bench.study.aws.probed_function import ProbedFunction, RefusedError
 
 _LARGE_BYTES = 4_000_000
 _TTL_S = 3600.0
@@ -78,10 +79,6 @@ class Step:
     memory_mb: int
     images: int = 1
     restored: bool = False
-
-
-class OverBudgetError(QueryError):
-    """The next step may take more than is left to spend."""
 
 
 def steps(plan: Plan, extent: Extent, most: float = math.inf) -> Iterator[Step]:

@@ -1,4 +1,4 @@
-"""Injected faults of the local Lambda service, and its counters: for tests and the chaos suite.
+"""Injected faults of the local Lambda service, for tests and the chaos suite: `with injected(Faults(throttle=0.3))`.
 
 AWS does all of it now and then: it refuses invocations of an account that has too many, delivers an event more than
 once, and gives a function a machine with a noisy neighbour.
@@ -7,13 +7,14 @@ once, and gives a function a machine with a noisy neighbour.
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from serfer.core.errors import UsageError
-from serfer.local.lambda_.platform_times import LONGEST_S, PlatformTimes, tail
+from serfer.local.lambda_.conditions import CONDITIONS, Conditions
+from serfer.local.lambda_.process import WorkerProcess
+from serfer_bench.core.platform_times import LONGEST_S, PlatformTimes, ProcessorShare, tail
 
 
 @dataclass(frozen=True)
@@ -48,42 +49,11 @@ class Faults:
             raise UsageError(f"slow_factor must be at least 1, not {self.slow_factor}")
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counters of a service since it was made.
-
-    `invocations` are those that an environment took, by function; `failed` of them ended with an error. `refused` found
-    no room, `throttled` were refused by a fault. `events` were accepted, `doubled` of them delivered twice. `slowed`
-    invocations were a slow environment's.
-    """
-
-    invocations: Counter[str] = field(default_factory=Counter)
-    failed: int = 0
-    refused: int = 0
-    throttled: int = 0
-    events: int = 0
-    doubled: int = 0
-    slowed: int = 0
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return {
-            "invocations": dict(self.invocations),
-            "failed": self.failed,
-            "refused": self.refused,
-            "throttled": self.throttled,
-            "events": self.events,
-            "doubled": self.doubled,
-            "slowed": self.slowed,
-        }
-
-
-class Injector:
+class Injector(Conditions):
     """Decides which invocation and which environment a fault hits; `chance` is uniform in [0, 1)."""
 
     def __init__(self, faults: Faults, chance: Callable[[], float] | None = None) -> None:
         self.twice = faults.twice
-        self.times = faults.times
         self._invoke_tail, self._start_tail = tail(faults.times.invoke_tail_s), tail(faults.times.start_tail_s)
         self._faults = faults
         self._chance = chance or random.Random(faults.seed).random  # noqa: S311 - which one is hit is not a secret
@@ -99,10 +69,30 @@ class Injector:
 
     def placing_s(self, package_bytes: int) -> float:
         """Return how long the next environment waits for its place and its package."""
-        return next(self._start_tail) + self.times.placing_s(package_bytes)
+        return next(self._start_tail) + self._faults.times.placing_s(package_bytes)
 
     def slowness(self) -> float:
         """Return how many times as long as others the next environment takes."""
         self._created += 1
         one_in = self._faults.slow_one_in
         return self._faults.slow_factor if one_in and self._created % one_in == 0 else 1.0
+
+    def least_init_s(self, *, restored: bool) -> float:
+        """Return the time of the platform."""
+        return self._faults.times.restore_s if restored else self._faults.times.init_s
+
+    def limit_processors(self, process: WorkerProcess, memory_mb: int) -> ProcessorShare | None:
+        """Return the share that the platform gives so much memory."""
+        times = self._faults.times
+        return ProcessorShare(process, times.processors(memory_mb)) if times.memory_per_vcpu else None
+
+
+@contextmanager
+def injected(faults: Faults | None) -> Iterator[None]:
+    """Let services that are made in the block have faults; none where there are none."""
+    token = CONDITIONS.set(Injector(faults)) if faults else None
+    try:
+        yield
+    finally:
+        if token:
+            CONDITIONS.reset(token)

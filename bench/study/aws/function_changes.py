@@ -1,4 +1,4 @@
-"""Changes of functions that are there: UpdateFunctionConfiguration, UpdateFunctionCode and PublishVersion.
+"""A local Lambda service whose functions can be changed: UpdateFunctionConfiguration and -Code, PublishVersion.
 
     PUT  /2015-03-31/functions/NAME/configuration   {"MemorySize": 1024, "SnapStart": {"ApplyOn": "PublishedVersions"}}
     PUT  /2015-03-31/functions/NAME/code            {"ZipFile": "<base64>"}
@@ -25,12 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from serfer.core.errors import InputError
-from serfer.local.lambda_.function import FunctionConfig, check_function
+from serfer.local.lambda_.function import FunctionConfig, check_function, describe
+from serfer.local.lambda_.service import FUNCTIONS, LambdaService, refuse, send
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterable
 
     from serfer.core.costs.aws import LambdaFacts
+    from serfer.local.lambda_.http1 import Exchange
 
 MOST_CODE_BYTES: Final = 70_000_000
 """Bytes of a request with code: a zip of 50 MB in base64."""
@@ -38,6 +40,50 @@ _ON_VERSIONS: Final = "PublishedVersions"
 _DAMAGED: Final = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, OSError)
 """What reading a zip raises: ValueError for what is not base64, RuntimeError for what is encrypted."""
 _CHANGED: Final = {"configuration": {"MemorySize", "SnapStart"}, "code": {"ZipFile"}, "versions": set[str]()}
+_ACTIONS: Final = {("PUT", "configuration"), ("PUT", "code"), ("POST", "versions")}
+
+
+class ChangeableLambda(LambdaService):
+    """A local Lambda service that lets callers change functions as AWS does."""
+
+    def __init__(self, functions: Iterable[FunctionConfig], *, facts: LambdaFacts, **choices: Any) -> None:  # noqa: ANN401 - the service's own
+        super().__init__(functions, facts=facts, **choices)
+        self._changes = FunctionChanges(facts)
+
+    async def stop(self) -> None:
+        """Stop as the service does, and remove the code that was unpacked."""
+        await super().stop()
+        await self._changes.stop()
+
+    def _limit(self, exchange: Exchange) -> int:
+        if exchange.method == "PUT" and exchange.target.endswith("/code"):
+            # Only of a caller who names the key's id: the rest are refused before their code is read.
+            return 0 if self._verifier.refusal(exchange, by_head=True) else MOST_CODE_BYTES
+        return super()._limit(exchange)
+
+    def _route(self, exchange: Exchange) -> None:
+        reference, _, action = exchange.target.partition("?")[0].removeprefix(f"{FUNCTIONS}/").rpartition("/")
+        if (exchange.method, action) in _ACTIONS:
+            self._changes.begin(self._change(exchange, reference, action))
+        else:
+            super()._route(exchange)
+
+    async def _change(self, exchange: Exchange, reference: str, action: str) -> None:
+        """Change a function, or publish a version of it, and describe what came of it."""
+        function = self._find(exchange, reference)
+        if function is None:
+            return
+        try:
+            made, size = await asyncio.to_thread(self._changes.changed, function, action, exchange.body)
+        except InputError as error:
+            refuse(exchange, 400, "InvalidParameterValueException", str(error))
+            return
+        except Exception as error:  # noqa: BLE001 - nobody waits for this task: the caller is to have an answer
+            refuse(exchange, 500, "ServiceException", f"the code cannot be read: {type(error).__name__}")
+            return
+        self._functions[made.reference] = made
+        self._sizes[made.reference] = size
+        send(exchange, describe(made, size), 201 if action == "versions" else 200)
 
 
 class FunctionChanges:

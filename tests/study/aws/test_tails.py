@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.sam.probe import Extent
-from serfer.sam.tails import _least_of_sums, floor_and_tail, start_tail
+from serfer_bench.study.aws.probe import Extent
+from serfer_bench.study.aws.tails import _least_of_sums, floor_and_tail, start_tail
 
 EXTENT = Extent()
 STARTS = sum(EXTENT.at_once())

@@ -1,12 +1,12 @@
-"""The probe of `serfer deploy smoke` finds the constants that the local Lambda service has taken on."""
+"""The probe of `serfer study measure-aws` finds the constants that the local Lambda service has taken on."""
 
 from dataclasses import replace
 
 import pytest
 
-from serfer.sam.probe import Extent
 from serfer.settings import load_settings
-from serfer_bench.study.planner.constants import EXTENT, SETS, probed, rows_of
+from serfer_bench.study.aws.constants import EXTENT, SETS, probed, rows_of
+from serfer_bench.study.aws.probe import Extent
 
 SMALL = replace(EXTENT, groups=(4, 16), rounds=1, small=16, large=4, packages=(12_000_000, 0), repeats=4, restored=3)
 QUICK = replace(SETS["one"], init_s=1.0, invoke_tail_s=0.1, start_tail_s=0.2, restore_s=0.8, package_rate=8e6)

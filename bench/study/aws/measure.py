@@ -12,7 +12,7 @@ import numpy as np
 
 from serfer.core.costs.aws import Source
 from serfer.core.wire import Report
-from serfer.sam.tails import floor_and_tail, start_tail
+from serfer_bench.study.aws.tails import floor_and_tail, start_tail
 
 _MS = 1000
 _LEAST_WEIGHTS = 1_000_000  # bytes; to build sessions of fewer takes the same time
@@ -224,7 +224,10 @@ def _overheads(samples: Sequence[Sample]) -> list[float]:
 
 def dump_facts(facts: Sequence[Fact], sources: Mapping[str, Source], where: str, date: str) -> str:
     """Return a file for SERFER_AWS_FILE; `sources` give the units, `where` says in which region and of what."""
-    lines = [f"# Measured by serfer deploy smoke: {where}.", "# For SERFER_AWS_FILE; what it lacks stays as it ships."]
+    lines = [
+        f"# Measured by serfer study measure-aws: {where}.",
+        "# For SERFER_AWS_FILE; what it lacks stays as it ships.",
+    ]
     for fact in (fact for fact in facts if fact.name in sources):
         unit = f"{sources[fact.name].unit} ({fact.samples} samples, {where})"
         lines += ["", f"[{fact.name}]", f"value = {fact.value:.6g}", f"unit = {json.dumps(unit)}"]

@@ -2,19 +2,24 @@
 
 import io
 import queue
+import socket
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from urllib.parse import urlsplit
 
 import pytest
 
 from serfer.core.errors import InputError
-from serfer.local.lambda_.faults import Faults
-from serfer.local.lambda_.platform_times import PlatformTimes
+from serfer.core.sigv4 import Access, sign
 from serfer.local.lambda_.runtime import runtime_directory
-from serfer.sam.probed_function import ProbedFunction, RefusedError
+from serfer_bench.core.faults import Faults, Injector
+from serfer_bench.core.platform_times import PlatformTimes
+from serfer_bench.study.aws.function_changes import ChangeableLambda
+from serfer_bench.study.aws.probed_function import ProbedFunction, RefusedError
+from tests.bench.test_platform_times import log_of
 from tests.local.test_lambda_service import HERE, PATIENCE, Local, probe
-from tests.local.test_platform_times import log_of
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +29,8 @@ def runtime(tmp_path_factory):
 
 @pytest.fixture
 def local(runtime):
-    with Local(runtime, probe("echo"), faults=Faults(times=PlatformTimes(restore_s=0.3)), concurrency=7) as running:
+    conditions = Injector(Faults(times=PlatformTimes(restore_s=0.3)))
+    with Local(runtime, probe("echo"), make=ChangeableLambda, conditions=conditions, concurrency=7) as running:
         yield running
 
 
@@ -145,3 +151,18 @@ def test_what_lambda_would_not_take_is_refused_and_changes_nothing(local, functi
 def test_a_malformed_change_is_refused(local, body):
     with pytest.raises(InputError):
         local.service._changes.changed(probe("echo"), "configuration", body)
+
+
+@pytest.mark.who_may
+def test_code_of_a_caller_without_the_key_is_refused_before_it_is_sent(local):
+    """Its size is announced, and the request waits for a word, as SDKs do: there is nothing to keep in memory."""
+    address = urlsplit(local.service.url)
+    now = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    target = "/2015-03-31/functions/echo/code"
+    for access, answer in ((Access("LOCALOTHER", "s"), b"HTTP/1.1 403"), (local.service.access, b"HTTP/1.1 100")):
+        signed = sign(access, "us-east-1", now, "PUT", target, {"Host": address.netloc}, b"")
+        head = {**signed, "Content-Length": "60000000", "Expect": "100-continue"}
+        lines = [f"PUT {target} HTTP/1.1", *(f"{name}: {value}" for name, value in head.items())]
+        with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
+            connection.sendall("\r\n".join([*lines, "", ""]).encode())
+            assert connection.recv(12) == answer

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import UsageError
 from serfer.local.lambda_.environment import Environment
-from serfer.local.lambda_.faults import Faults
-from serfer.local.lambda_.platform_times import PlatformTimes, tail
 from serfer.local.lambda_.runtime import runtime_directory
+from serfer_bench.core.faults import Faults, Injector
+from serfer_bench.core.platform_times import PlatformTimes, tail
 from tests.local.test_lambda_service import PATIENCE, Local, probe
 
 
@@ -50,7 +50,7 @@ def log_of(answer):
 
 def test_an_initialisation_takes_its_time_and_a_warm_invocation_none_of_it(runtime):
     faults = Faults(times=PlatformTimes(init_s=0.8, start_tail_s=0.01, invoke_tail_s=0.01))
-    with Local(runtime, probe("echo"), faults=faults) as local:
+    with Local(runtime, probe("echo"), conditions=Injector(faults)) as local:
         first, later = (log_of(local.invoke("echo", LogType="Tail")[1]) for _ in range(2))
     assert float(re.search(r"Init Duration: ([\d.]+) ms", first)[1]) >= 800
     assert "Init" not in later
@@ -65,7 +65,7 @@ def test_stopping_does_not_wait_for_environments_that_have_no_place_yet(runtime,
         placing.set()
 
     monkeypatch.setattr(Environment, "start_in", noted)
-    with Local(runtime, probe("echo"), faults=Faults(times=PlatformTimes(package_rate=1.0))) as local:
+    with Local(runtime, probe("echo"), conditions=Injector(Faults(times=PlatformTimes(package_rate=1.0)))) as local:
         local.service._sizes["echo"] = 3600
         with ThreadPoolExecutor(1) as threads:
             waiting = threads.submit(local.invoke, "echo")
@@ -78,7 +78,7 @@ def test_stopping_does_not_wait_for_environments_that_have_no_place_yet(runtime,
 
 def test_a_function_has_the_processor_time_of_its_memory(runtime):
     times = PlatformTimes(memory_per_vcpu=1769, vcpu_speed=0.2)
-    with Local(runtime, probe("toil"), faults=Faults(times=times)) as local:
+    with Local(runtime, probe("toil"), conditions=Injector(Faults(times=times))) as local:
         local.invoke("toil", 0.0)
         started = time.perf_counter()
         local.invoke("toil", 0.1)  # s of a processor's time, of which it has a fifth

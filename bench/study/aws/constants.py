@@ -1,4 +1,4 @@
-"""Constants that are put into the local Lambda service, and what `serfer deploy smoke` finds of them.
+"""Constants that are put into the local Lambda service, and what `serfer study measure-aws` finds of them.
 
 The probe of a deployment runs as it does in AWS: signed invocations, changes of memory and code and a published version
 by boto3, REPORT lines. Behind them are the local Lambda service, which takes on the constants (platform_times.py), a
@@ -29,21 +29,22 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.tables import Results, publish, table_of
 from serfer.core.plan import Plan
 from serfer.drivers.lambda_http import LambdaInvoker
-from serfer.local.lambda_.faults import Faults
 from serfer.local.lambda_.function import REGION, FunctionConfig
-from serfer.local.lambda_.platform_times import PlatformTimes
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
-from serfer.sam.findings import Findings, Priced
-from serfer.sam.measure import Samples
-from serfer.sam.probe import Extent, Probe
-from serfer.sam.probed_function import ProbedFunction
 from serfer.settings import Settings, load_settings
 from serfer.storage import open_store
 from serfer.storage.delaying import delayed
+from serfer_bench.core.faults import Faults, Injector
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.platform_times import PlatformTimes
+from serfer_bench.study.aws.findings import Findings, Priced
+from serfer_bench.study.aws.function_changes import ChangeableLambda
+from serfer_bench.study.aws.measure import Samples
+from serfer_bench.study.aws.probe import Extent, Probe
+from serfer_bench.study.aws.probed_function import ProbedFunction
 
 _SIZE, _FUNCTION, _VCPU_SPEED, _TIMEOUT_S = 34, "probed", 0.12, 120.0
 _MS_PER_S = 1000
@@ -163,7 +164,7 @@ async def _samples(plan: Plan, service: LambdaService, function: FunctionConfig,
 def _served(function: FunctionConfig, faults: Faults, settings: Settings, most: int) -> Iterator[LambdaService]:
     runtime = runtime_directory(settings.cache_dir / "runtime")
     facts = settings.facts().functions
-    service = LambdaService([function], facts=facts, runtime=runtime, faults=faults, concurrency=most)
+    service = ChangeableLambda([function], facts=facts, runtime=runtime, conditions=Injector(faults), concurrency=most)
     loop = LoopThread()
     loop.wait(service.start())
     try:
@@ -178,7 +179,7 @@ def _function(directory: Path, constants: Constants, memory_mb: int) -> tuple[Fu
     code, layer = directory / "code", directory / "layer" / "python"
     code.mkdir()
     layer.mkdir(parents=True)
-    worker = _origin("serfer_bench.study.planner.stand_in_worker")
+    worker = _origin("serfer_bench.study.aws.stand_in_worker")
     shutil.copyfile(worker, code / worker.name)
     for name in ("serfer", "msgpack"):
         (layer / name).symlink_to(_origin(name).parent)
@@ -226,7 +227,7 @@ def _plan(directory: Path) -> Plan:
 
 
 def command(as_markdown: MarkdownOption = False, as_json: JsonOption = False) -> None:
-    """Put constants into the local Lambda service, and find them by the probe of serfer deploy smoke."""
+    """Put constants into the local Lambda service, and find them by the probe of serfer study measure-aws."""
     settings, rows = load_settings(), list[Row]()
     with status_line() as progress:
         for name, constants in SETS.items():

@@ -226,7 +226,6 @@ def _read(
 
 
 def _alike(run: Run, other: Run, batch: Array) -> bool:
-    """Return whether a model's answer to a batch is that of another one."""
     try:
         return difference(run(batch), other(batch)).exact
     except Exception:  # noqa: BLE001 - the user's own code may raise anything, on a batch as well
@@ -384,7 +383,6 @@ def _reduced(source: Source, reduction: Reduction | None, notes: list[str]) -> S
 
 
 def _answers(graph: Graph, reduction: Reduction | None) -> str:
-    """Return a sentence on the bytes that a reduction saves."""
     if graph.unreduced is None:
         return ""
     number, before = graph.unreduced

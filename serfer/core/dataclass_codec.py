@@ -203,7 +203,6 @@ def _listed(keys: set[str]) -> str:
 
 @cache
 def _fields(kind: type) -> dict[str, tuple[str, Any]]:
-    """Return the name and the type of each field, by its key."""
     hints = get_type_hints(kind, include_extras=True)
     return {field.metadata.get("key", field.name): (field.name, hints[field.name]) for field in fields(kind)}
 

@@ -132,7 +132,6 @@ def _nms(_head: DetectionHead, values: Sequence[Array], _size: tuple[int, int]) 
 
 
 def _many(rows: int, count: Sequence[Array]) -> int:
-    """Return how many of so many rows there are: what lies behind them is padding."""
     return min(rows, max(0, int(np.ravel(count[0])[0]))) if count else rows
 
 
@@ -166,7 +165,6 @@ def has_columns_first(family: str, dims: Sequence[int], size: tuple[int, int]) -
 
 
 def _rows(head: DetectionHead, values: Sequence[Array], size: tuple[int, int]) -> NDArray[np.float64]:
-    """Return the predictions with a row for each box."""
     [table] = values
     return (table.T if has_columns_first(head.family, table.shape, size) else table).astype(np.float64)
 

@@ -177,13 +177,11 @@ class FrameDecoder:
 
 
 def _differ(one: Boxes, other: Boxes) -> NDArray[np.bool_]:
-    """Return which boxes differ in their corners or scores."""
     differ: NDArray[np.bool_] = (one.corners != other.corners).any(axis=1) | (one.scores != other.scores)
     return differ
 
 
 def _numbers_among_equals(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return of each value how many equal ones come before it."""
     order = np.argsort(values, kind="stable")
     _, first, counts = np.unique(values[order], return_index=True, return_counts=True)
     numbers = np.empty(len(values), np.int64)

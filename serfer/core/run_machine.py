@@ -551,7 +551,6 @@ class Run:
             self.stages.append(StageRun(began, tiles, max(began, now - left[number])))
 
     def _stages_of(self, member: int, first: int, stop: int) -> list[int]:
-        """Return the stages of a gang in which a member has a tile."""
         return [number for number in range(first, stop) if member < self._tiles[number]]
 
     def _failed(self, stage: int, tile: int, attempt: int, failure: Failure, now: float) -> list[Action]:
@@ -696,7 +695,6 @@ def _seconds_left(members: Sequence[Mapping[int, Report]], stages: range) -> dic
 
 
 def _answered_attempt(member: TileRun) -> Attempt:
-    """Return the attempt of a tile that answered."""
     return next(attempt for attempt in member.attempts if attempt.result is member.report)
 
 

@@ -206,7 +206,6 @@ class _Kept:
 
 
 def _touched(axis: AxisWindows, span: Span) -> range:
-    """Return the numbers of the windows along an axis that write some of a span of the result."""
     starts = [each.written.start for each in axis.windows]
     return range(bisect_right(starts, span.start) - 1, bisect_right(starts, span.stop - 1))
 
@@ -314,7 +313,6 @@ class _Output:
 
 
 def _range(low: float, high: float) -> float:
-    """Return the range of values, or a share of their magnitude where they are all alike."""
     if low > high:
         return 1.0
     return max(high - low, _FLAT * max(abs(low), abs(high))) or 1.0

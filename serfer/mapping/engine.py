@@ -241,7 +241,6 @@ class Engine:
         self._done(result.report.latency_ms)
 
     def _input(self, number: int, window: ImageWindow) -> _Input:
-        """Read what a window takes."""
         task, image, empty = self._task, None, None
         if task.reads_image or task.looks_for_gaps:
             looked_at = self._looked_at(number) if task.looks_for_gaps else window.read

@@ -135,7 +135,6 @@ class WindowPrices:
 
 
 def _pass_seconds(tiles: Counter[int], prices: Mapping[int, WindowPrice], concurrency: int) -> float:
-    """Return how long the windows of a pass take, which the next one waits for."""
     work = sum(prices[tile].seconds * many for tile, many in tiles.items())
     return max(work / concurrency, max((prices[tile].seconds for tile in tiles), default=0.0))
 

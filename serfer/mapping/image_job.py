@@ -375,7 +375,6 @@ def _kept_statistics(parts: ResultParts) -> ImageStatistics | None:
 
 
 def _remove(parts: Sequence[ResultParts]) -> None:
-    """Delete the parts of all files, those that say so last."""
     for each in reversed(parts):
         each.remove()
 

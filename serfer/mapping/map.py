@@ -209,7 +209,6 @@ def _plan(
     settings: Settings,
     workers: str,
 ) -> Path:
-    """Return the directory of the plan that was given, or of the network's."""
     named, deployed = [str(image) for image in images], workers == "aws"
 
     def meant() -> list[str]:

@@ -129,7 +129,6 @@ class ResultForm:
 
 
 def _check_alike(tensors: Sequence[OutputTensor], views: Sequence[ImageWindows]) -> None:
-    """Refuse outputs that cannot be bands of one file."""
     forms = {(view.height, view.width, tensor.dtype) for tensor, view in zip(tensors, views, strict=True)}
     places = {Place.of(view) for view in views}
     if len(forms) > 1 or len(places) > 1:

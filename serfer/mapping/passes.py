@@ -90,7 +90,6 @@ class ImagePasses:
         return outcome + Engine(one, _behind(outcome, watch)).run(missing)
 
     def _task(self, task: MapTask, reads: tuple[int, ...], statistics: NDArray[np.float32]) -> MapTask:
-        """Return the map's task with what windows that read some maps need."""
         task = replace(task, statistics=statistics.tobytes())
         if not reads:
             return task
@@ -139,5 +138,4 @@ class ImagePasses:
 
 
 def _behind(before: Outcome, watch: Callable[[Outcome], None]) -> Callable[[Outcome], None]:
-    """Return what watches a pass behind others."""
     return lambda now: watch(before + now)

@@ -118,7 +118,6 @@ def _ordered(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _value(key: int, dtype: np.dtype[Any]) -> float:
-    """Return the value of a key."""
     if dtype.kind == "u":
         return float(key)
     bits = 8 * dtype.itemsize

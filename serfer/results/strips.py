@@ -96,7 +96,6 @@ class OutputReader:
             raise ResultDamagedError(f"result {self._manifest.id} lacks a chunk, so run it again: {error}") from error
 
     def _checked(self, chunk: Chunk, value: bytes, strip: Strip) -> memoryview:
-        """Return a chunk's values of a strip, without the checksum that may follow them."""
         view = memoryview(value)
         last = self._is_last(chunk, strip)
         data = view[:-CRC_BYTES] if last else view

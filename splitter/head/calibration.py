@@ -117,7 +117,6 @@ def read_calibration(
 
 
 def _class_folders(folder: Path, labels: Sequence[str]) -> dict[Path, int]:
-    """Return the index of each class folder's class."""
     entries = _entries(folder)
     folders = [path for path in entries if path.is_dir()]
     loose = [path for path in entries if path.suffix.lower() in SUFFIXES and not path.is_dir()]

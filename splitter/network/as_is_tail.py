@@ -135,7 +135,6 @@ class _Parts:
 
 
 def _depending(nodes: Iterable[onnx.NodeProto], names: Iterable[str]) -> set[str]:
-    """Return the tensors that are computed from some, those included."""
     known = {*names}
     for node in nodes:
         if known & names_read(node):
@@ -173,7 +172,6 @@ def part_of(
 
 
 def _blocked(model: ExternalWeightsModel) -> dict[str, Reason]:
-    """Return the tensors from which on a model runs as it is, each with the reason."""
     tensors = InferredTensors.of(model.proto)
     computed = _depending(model.proto.graph.node, {model.inputs[0].name})
     used = {name for node in model.proto.graph.node for name in names_read(node)}
@@ -201,7 +199,6 @@ def _unread(node: onnx.NodeProto, tensors: InferredTensors, used: set[str]) -> s
 def _joined(
     parts: _Parts, before: Graph, answers: Sequence[Answer], names: tuple[str, ...], reduction: Reduction | None
 ) -> PlainNetwork | None:
-    """Return the graph of what comes before with the part that runs as it is behind it."""
     results = {result.name: result for result in results_of(parts.whole, answers)}
     made = {name for node in parts.nodes for name in node.output}
     if any(before.shapes.get(tensor.name) != (1, *tensor.dims) for tensor in parts.read):

@@ -142,7 +142,6 @@ def _of_several(tensors: _Tensors) -> list[DetectionHead]:
 
 
 def _of_one(tensor: OutputTensor, shape: Shape, labels: int) -> list[DetectionHead]:
-    """Return heads whose boxes are all in one output, (K, columns) or (columns, K)."""
     if not _is(tensor, "float32", 2):
         return []
     size = shape.height, shape.width

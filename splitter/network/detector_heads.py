@@ -192,7 +192,6 @@ def _kernel(node: onnx.NodeProto, shapes: Mapping[str, tuple[int, ...]]) -> tupl
 def _decoder(
     model: ExternalWeightsModel, nodes: Sequence[onnx.NodeProto], heads: Sequence[str], output: str
 ) -> onnx.ModelProto:
-    """Return the operators that make the output of the heads, with their constants, as a model."""
     shapes = InferredTensors.of(model.proto).shapes
     part = part_of(model, nodes, [output])
     graph, image = part.proto.graph, model.inputs[0].name

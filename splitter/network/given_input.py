@@ -463,7 +463,6 @@ class _Rewrite:
 
 
 def _names_read(graph: onnx.GraphProto) -> set[str]:
-    """Return the names that operators of a graph, or of one within it, read, and those of its outputs."""
     names = {value.name for value in graph.output}
     for node in graph.node:
         names.update(node.input)

@@ -79,7 +79,6 @@ def _with_groups_scaled(node: onnx.NodeProto) -> _Written:
 
 
 def _attributes(node: onnx.NodeProto) -> tuple[int, float]:
-    """Return the number of groups, and epsilon."""
     attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}
     return attributes["num_groups"], attributes.get("epsilon", 1e-5)
 

@@ -81,7 +81,6 @@ def _of_ultralytics(known: Mapping[str, str], shape: tuple[int, ...]) -> FileDes
 
 
 def _of_task(task: str, stretched: bool, shape: tuple[int, ...]) -> Preprocess | None:  # noqa: FBT001 - of one caller
-    """Return the preprocessing of ultralytics' predictors for a task."""
     _, channels, height, width = shape
     if task == "classify":
         crop = height if height == width else None

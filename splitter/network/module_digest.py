@@ -41,7 +41,6 @@ def module_digest(module: Any) -> str:  # noqa: ANN401 - checked here
 
 
 def _files(module: torch.nn.Module) -> Iterator[Path]:
-    """Yield the files of the classes of a module's parts, where they are known."""
     for kind in {type(part) for part in module.modules()}:
         try:
             file = inspect.getsourcefile(kind)

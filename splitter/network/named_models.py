@@ -131,7 +131,6 @@ def _hub_file(network: NamedNetwork, model: NamedModel) -> Path:
 
 
 def _with_file(network: NamedNetwork, weights: Weights, path: Path) -> NamedNetwork:
-    """Return a network with a user's weights, which may be for other classes."""
     own = network.create(network.classes, None).state_dict()
     first = next(name for name in own if name.endswith(".weight"))
     prefix = next((name.removesuffix(first) for name in weights if name.endswith(f".{first}")), "")
@@ -334,7 +333,6 @@ def _hugging_face_file(hub_id: str, names: tuple[str, ...]) -> Path | None:
 
 
 def _fetch(hub_id: str, names: tuple[str, ...], url: str) -> Path:
-    """Fetch weights into the cache of their hub."""
     import torch  # noqa: PLC0415 - as above
 
     if hub_id:

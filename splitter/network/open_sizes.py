@@ -77,7 +77,6 @@ class _Shapes:
 
 
 def _differences(forms: PlanSizes, shapes: _Shapes) -> Iterator[str]:
-    """Yield where the network's outputs have other sizes than their forms say."""
     for size in compared_sizes(forms.input):
         for number, (result, dims) in enumerate(zip(shapes.results, shapes.of(size), strict=True)):
             if forms.dims(number, size) != dims:

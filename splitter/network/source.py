@@ -164,7 +164,6 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_i
 
 
 def _unknown(text: str) -> str:
-    """Say what a name that is no model's may have meant."""
     suffix = Path(text).suffix.lower()
     if suffix in _WEIGHT_FILES:
         named = f"give timm:NAME or torchvision:NAME with --weights-file {text}, or " * (suffix in _TORCH_WEIGHTS)
@@ -660,7 +659,6 @@ def _dims(model: ExternalWeightsModel) -> Sequence[TensorShapeProto.Dimension]:
 
 
 def _with_channels(model: ExternalWeightsModel, example: Array) -> ExternalWeightsModel:
-    """Give an input whose channels are not fixed as many as the example has."""
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
     fixed = replace(model, proto=proto)

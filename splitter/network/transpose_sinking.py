@@ -67,7 +67,6 @@ def _added(rewriter: Rewriter, makers: dict[str, Node], node: Node) -> Node | No
 
 
 def _one_move(first: Node, second: Node) -> Node | None:
-    """Return two transposes as one, or as none if they cancel."""
     if "perm" not in second.attributes:
         return None
     perm = [first.attributes["perm"][axis] for axis in second.attributes["perm"]]

@@ -125,7 +125,6 @@ def _flag(node: onnx.NodeProto, name: str) -> bool:
 
 
 def _is_true(model: onnx.ModelProto, name: str) -> bool:
-    """Return whether a boolean input is, or may be, true."""
     values = [numpy_helper.to_array(tensor) for tensor in model.graph.initializer if tensor.name == name]
     constants = [node for node in model.graph.node if node.op_type == "Constant" and name in node.output]
     values += [numpy_helper.to_array(node.attribute[0].t) for node in constants]

@@ -347,7 +347,6 @@ def _pieces(
 
 
 def _write_original(graph: Graph, directory: Path) -> tuple[Artefact, ...]:
-    """Write the given model, so that the plan can be compared with it."""
     name, weights = ORIGINAL
     whole = in_one_piece(graph)
     file = WeightsFile(weights, whole.weights, frozenset())

@@ -65,7 +65,6 @@ class TileGraph:
         )
 
     def _with_inside(self, node: onnx.NodeProto, files: Mapping[str, WeightsFile]) -> onnx.NodeProto:
-        """Return an operator with the weights in its body."""
         tensors = [tensor for name in self.inside[node.name] for tensor in _stored(name, self.weights[name], files)[0]]
         whole = onnx.NodeProto()
         whole.CopyFrom(node)
@@ -77,7 +76,6 @@ _Stored = tuple[list[TensorProto], list[onnx.NodeProto]]
 
 
 def _stored(name: str, value: NDArray[Any], files: Mapping[str, WeightsFile]) -> _Stored:
-    """Return the initializers of a weight, and the nodes that reassemble it from them."""
     whole = next(((location, file) for location, file in files.items() if name in file), None)
     if whole:
         return _reference(whole[1], name, whole[0])

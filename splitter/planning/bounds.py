@@ -232,7 +232,6 @@ class _Reading:
         return all(self._adds_up(read, rows) for read in node.inputs.values())
 
     def _adds_up(self, read: AxisInput, rows: int) -> bool:
-        """Return whether fewer rows, from the first on, read as many for each row or more."""
         key = read.field, read.size, rows
         if key not in self._known:
             count = np.arange(1, rows + 1)

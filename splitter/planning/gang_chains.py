@@ -242,7 +242,6 @@ class GangChains:
                 self.at[point] = Chains.best(candidates)
 
     def _direct(self, point: int) -> Iterator[Chains]:
-        """Yield the chains of one last stage to each end."""
         first_end, shape = self._extent(point, 1)
         seconds, usd, following = np.full(shape, np.inf), np.zeros(shape), np.full(shape, _NOWHERE)
         for kind, stages in enumerate((self.stages.out_of, self.stages.tails)):
@@ -256,7 +255,6 @@ class GangChains:
             yield Chains(first_end, seconds, usd, following, np.full(shape, _LAST))
 
     def _longer(self, point: int) -> Iterator[Chains]:
-        """Yield the chains of one stage to another exchange, and the chains from there."""
         for stop, stage in self.stages.out_of.get(point, {}).items():
             if (rest := self.at.get(stop)) is not None:
                 labels = rest.seconds.shape[-1]

@@ -101,7 +101,6 @@ class StageWork:
 
 
 def _products(rows: ArrayLike, cols: ArrayLike) -> Floats:
-    """Return row times column for each tile, row by row."""
     return np.multiply.outer(rows, cols, dtype=np.float64).ravel()
 
 

@@ -95,7 +95,6 @@ class StageGraph:
 
     @cached_property
     def _gang_spans(self) -> dict[Grid, frozenset[_Span]]:
-        """The gangs on each grid of which the same holds."""
         spans = [*combinations([cut.position for cut in self.cuts if len(cut.tensors) == 1], 2)]
         return {grid: self._unbeaten(spans, grid, gangs=True) for grid in self._gang_grids}
 

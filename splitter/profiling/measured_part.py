@@ -73,7 +73,6 @@ def _batched(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
 
 
 def _read_by(graph: Graph, names: list[str], sample: NDArray[np.float32]) -> list[NDArray[Any]]:
-    """Return the values of tensors for an image."""
     made = [name for name in names if name != graph.input]
     known: dict[str, NDArray[Any]] = {graph.input: sample}
     if made:

@@ -107,7 +107,6 @@ class AxisWalk:
         return out
 
     def _whole(self, size: int) -> Spans:
-        """Return all rows of a map, for each tile."""
         return self._interned.read(all_rows(size), None, next(iter(self.targets.values())))
 
     def _add(self, tensor: str, rows: Spans) -> None:

@@ -103,7 +103,6 @@ def check_middle(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]
 
 
 def _spans(axis: NetworkAxis, rule: AxisRule) -> tuple[AxisSpans, AxisWindows]:
-    """Return the windows of an axis by a rule, with the rows of each tensor."""
     windows = rule.at(axis.size)
     assert windows is not None  # noqa: S101 - the rule is made of such axes
     kinds = axis.ruled(windows)

@@ -198,7 +198,6 @@ def _inside(window: WindowKind, axis: NetworkAxis) -> bool:
 
 
 def _relative(window: WindowKind, number: int, axis: NetworkAxis, units: int) -> AxisWindow:
-    """Return a window, counted from where the axis has so many units."""
     read, written = window.rows[axis.graph.input], axis.written(window)
     return AxisWindow(number, read.moved(-units * axis.known.stride), written.moved(-units * axis.unit_written))
 

@@ -173,7 +173,6 @@ class _Cut:
             self._fixed.add(node.output)
 
     def _expanded(self, node: Node) -> Node:
-        """Write the resizing of one position, whose values are all alike, as what it is."""
         size = self._to.constant(f"{node.output}.size", [1, *self._graph.shapes[node.output][1:]])
         return Node(node.name, "Expand", (node.inputs[0], size), node.output)
 
@@ -183,7 +182,6 @@ class _Cut:
         self._add(Node(node.name, "Identity", (value,), node.output), self._graph.shapes[node.output])
 
     def _write_reduction(self, node: Node, found: _Reduced) -> None:
-        """Write what a reduction is made of, in the form that it has."""
         value, shape = self._whole(found)
         if found.others:
             axes = self._to.constant(f"{node.output}.axes", [*found.others])
@@ -232,7 +230,6 @@ class _Cut:
         return node.kind == "Mul" and node.inputs[0] == node.inputs[1]
 
     def _statistic(self, source: str, kind: str, bins: Bins | None = None) -> tuple[str, tuple[int, ...]]:
-        """Return the tensor of a statistic, which has all axes of its source, and its shape."""
         graph = self._graph
         rows, cols = graph.axes(source) or NCHW
         high, wide = bins.counts if bins else (1, 1)

@@ -361,7 +361,6 @@ def _rects(tiles: Sequence[Tile]) -> list[tuple[Rect, ...]]:
 
 
 def _largest(shape: Shape, rects: Sequence[Rect]) -> Shape:
-    """Return the shape of the map that holds any of some rectangles."""
     height, width = max(rect.rows.size for rect in rects), max(rect.cols.size for rect in rects)
     if shape.channels * height * width > MAX_ELEMENTS:
         raise UsageError(

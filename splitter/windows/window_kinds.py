@@ -101,7 +101,6 @@ def spans_that_make(
 
 
 def _covered(graph: Graph, axis: int, known: Strides, rows: Sequence[Spans], maps: Sequence[str]) -> Spans:
-    """Return the rows of the image that windows' rows of other maps cover."""
     rates = [known.rates[name] for name in maps]
     pairs = [(spans, rate.numerator, rate.denominator) for spans, rate in zip(rows, rates, strict=True)]
     first = np.min([spans[0] * below // above for spans, above, below in pairs], axis=0)

@@ -416,7 +416,6 @@ def _slowest(tasks: int, steps: float) -> Floats:
 
 
 def _delayed(probability: Floats, share: float, steps: int) -> Floats:
-    """Return a distribution of which a share comes so many steps later."""
     return np.pad((1 - share) * probability, (0, steps)) + np.pad(share * probability, (steps, 0))
 
 
@@ -691,14 +690,12 @@ def _cells_read(several: Iterable[Iterable[Piece]]) -> dict[_Written, set[int]]:
 
 
 def _cell_bytes(plan: Plan, written: _Written, numbers: Iterable[int]) -> int:
-    """Return the bytes of some of the cells that a tile wrote, for one image."""
     stage = plan.stages[written[0]]
     cells = [stage.tiles[written[1]].cells[number] for number in numbers]
     return stored_bytes(sum(stage.outputs[cell.output].channels * cell.rect.area for cell in cells), len(cells), 1)
 
 
 def _runs(numbers: Iterable[int]) -> int:
-    """Count the runs of consecutive numbers."""
     ordered = sorted(numbers)
     return bool(ordered) + sum(after != before + 1 for before, after in pairwise(ordered))
 
@@ -748,7 +745,6 @@ def _traffic(stage: Stage, paths: Sequence[str], path: str) -> Traffic:
 
 
 def _without_objects(plan: Plan) -> Plan:
-    """Return a plan whose stages use one store."""
     cached = (replace(stage, path=CACHE) if stage.path == OBJECTS else stage for stage in plan.stages)
     return replace(plan, stages=tuple(cached))
 

@@ -22,7 +22,6 @@ _SHOWN = 40  # characters of what should have been a number
 
 
 def _digest(executed: dict[str, Any]) -> str:
-    """Return the digest of a plan as it was split."""
     if "as_split" in executed:
         now = {"as_split", *(field.name for field in fields(PlanDescription))}
         executed = {name: value for name, value in executed.items() if name not in now} | executed["as_split"]
@@ -31,7 +30,6 @@ def _digest(executed: dict[str, Any]) -> str:
 
 
 def _executed(plan: Plan) -> dict[str, Any]:
-    """Return the plan without what explanation.json has."""
     plain: dict[str, Any] = unstructure(plan)
     tiles = [tile for stage in plain["stages"] for tile in stage["tiles"]]
     for records, names in (([plain], OF_PLAN), ([*plain["stages"], *plain["gangs"]], OF_STEP), (tiles, OF_TILE)):

@@ -542,7 +542,6 @@ class Plan:
 
     @property
     def _steps(self) -> list[Stage | Gang]:
-        """Gangs, and stages outside of any, in order."""
         gangs = {gang.start: gang for gang in self.gangs}
         return [gangs.get(stage, self.stages[stage]) for stage in sorted({stage for stage, _ in self.functions})]
 

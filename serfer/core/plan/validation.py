@@ -117,7 +117,6 @@ def classes_of(output: Shape, tensor: OutputTensor) -> int | None:
 
 
 def _check_outputs(plan: Plan) -> None:
-    """Refuse outputs that the last stage does not write."""
     last = plan.stages[-1].outputs if plan.stages else ()
     if not last or last[0] != plan.output or (plan.classifies and (len(last) != 1 or not plan.output.flat)):
         raise PlanError("plan.json's stages do not lead to its output")
@@ -162,7 +161,6 @@ def _axes(plan: Plan) -> list[AxisWindows]:
 
 
 def _check_file(plan: Plan) -> None:
-    """Refuse an input of a file that no file has."""
     file = plan.file
     if file is None:
         return
@@ -212,7 +210,6 @@ def _check_tiles(plan: Plan, number: int, stage: Stage) -> None:
 
 
 def _is_part(cell: Cell, tile: Tile) -> bool:
-    """Return whether a cell is a part of what a tile computes."""
     if not 0 <= cell.output < len(tile.outputs):
         return False
     rows, cols = cell.rect.rows.size, cell.rect.cols.size
@@ -239,7 +236,6 @@ def _readable(plan: Plan, number: int, piece: Piece) -> bool:
 
 
 def _lies_there(part: Range, cells: Sequence[Cell], sizes: Sequence[int]) -> bool:
-    """Return whether a range is a run of the cells that a tile writes, of these sizes, and lies where they do."""
     stop = part.first + len(part.cells)
     return (
         0 <= part.first < stop <= len(cells)

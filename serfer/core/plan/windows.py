@@ -246,7 +246,6 @@ class SizeRules:
 
 
 def _work(rows: AxisWindows, cols: AxisWindows) -> int:
-    """Return what windows cost together, in pixels that they read."""
     down, across = (sum(each.read.size for each in axis.windows) for axis in (rows, cols))
     return down * across + len(rows.windows) * len(cols.windows) * _QUERY_PIXELS
 

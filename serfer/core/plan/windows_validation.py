@@ -153,7 +153,6 @@ def _kept_size(axis: AxisWindows, number: int) -> int:
 
 
 def _read_form(plan: Plan, windows: Windows, reads: tuple[int, ...], sides: tuple[AxisWindow, AxisWindow]) -> Rect:
-    """Return the form of what windows of a kind read."""
     down, across = sides
     if not reads:
         return Rect.whole(down.read.size, across.read.size)
@@ -257,7 +256,6 @@ def _check_axis(axis: AxisWindows, kinds: int) -> None:
 
 
 def _check_tile(plan: Plan, output: int, windows: Windows, number: int, sides: tuple[AxisWindow, AxisWindow]) -> None:
-    """Refuse windows that no tile computes, or one of another size."""
     tiles = plan.stages[0].tiles
     if number == NO_TILE or not 0 <= number < len(tiles):
         raise PlanError("plan.json has windows that no tile computes")

@@ -118,7 +118,6 @@ class RasterSource:
         return header
 
     def _start(self) -> Header:
-        """Open the first reader."""
         limit_cache(self._limits.cache_bytes)
         dataset = self._open()
         try:

@@ -294,7 +294,6 @@ class ResultParts:
 
 
 def _touched(axis: Axis, span: Span) -> range:
-    """Return the numbers of the chunks of an axis in which a span lies."""
     return range(bisect_right(axis.edges, span.start) - 1, bisect_left(axis.edges, span.stop))
 
 

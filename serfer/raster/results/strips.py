@@ -35,7 +35,6 @@ class Mosaic:
 
     @cached_property
     def _by_block_row(self) -> dict[int, list[int]]:
-        """The numbers of the parts that each row of blocks crosses."""
         found: dict[int, list[int]] = defaultdict(list)
         for number, rect in enumerate(self._parts.rects):
             for row in range(rect.rows.start // BLOCK, -(-rect.rows.stop // BLOCK)):

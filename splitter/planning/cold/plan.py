@@ -187,7 +187,6 @@ def _steps(decision: Decision) -> Iterator[Sequence[Choice]]:
 
 
 def _bytes_of(graph: Graph, step: Sequence[Choice], budget: Budget) -> int:
-    """Return the bytes of weights of a step's largest function."""
     first = step[0]
     start, stop = first.start, step[-1].stop
     size = weight_bytes(graph, start, stop, graph.half)

@@ -35,7 +35,7 @@ from serfer.mapping.results import (
     parts_directories,
     parts_directory,
     result_files,
-    result_places,
+    result_paths,
 )
 from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
@@ -288,7 +288,7 @@ class Mapper:
 
     def places(self, out: str) -> list[str]:
         """Return where the files of a result will be."""
-        return result_places(self.plan, out, self.options)
+        return result_paths(self.plan, out, self.options)
 
     def _task(self, job: Job, parts: Sequence[ResultParts]) -> MapTask:
         return MapTask(

@@ -148,9 +148,9 @@ def is_there(file: MapFile) -> bool:
     return isinstance(where, Path) and where.is_file()
 
 
-def result_places(plan: Plan, out: str, options: MapOptions) -> list[str]:
+def result_paths(plan: Plan, out: str, options: MapOptions) -> list[str]:
     """Return where the files of a result `out` will be."""
-    return [_named(out, name) for name in _names(plan, out, options)]
+    return [_path_with_label(out, label) for label in _labels_of_files(plan, out, options)]
 
 
 def result_files(
@@ -178,12 +178,12 @@ def result_files(
         raise UsageError(f"the network's output is {kinds}: --dtype is for one of whole numbers")
     return [
         ResultFile(
-            _named(out, name),
+            _path_with_label(out, label),
             form,
-            parts_directory(_named(out, name), _parts(options.parts, name)),
+            parts_directory(_path_with_label(out, label), _parts_with_label(options.parts, label)),
             form.options(plan, options),
         )
-        for name, form in zip(_names(plan, out, options), forms, strict=True)
+        for label, form in zip(_labels_of_files(plan, out, options), forms, strict=True)
     ]
 
 
@@ -224,7 +224,8 @@ def _suffix(out: str) -> str:
 
 def parts_directories(plan: Plan, out: str, options: MapOptions) -> list[Path]:
     """Return where the finished windows of a result `out` are kept until its files are written."""
-    return [parts_directory(_named(out, name), _parts(options.parts, name)) for name in _names(plan, out, options)]
+    labels = _labels_of_files(plan, out, options)
+    return [parts_directory(_path_with_label(out, label), _parts_with_label(options.parts, label)) for label in labels]
 
 
 def parts_directory(out: str | Path, chosen: str | None = None) -> Path:
@@ -237,29 +238,29 @@ def parts_directory(out: str | Path, chosen: str | None = None) -> Path:
     return where.with_name(f"{where.name}.parts")
 
 
-def _names(plan: Plan, out: str, options: MapOptions) -> list[str]:
+def _labels_of_files(plan: Plan, out: str, options: MapOptions) -> list[str]:
     """Return what the files are told apart by; an empty text for the only one."""
     if len(plan.output_tensors) == 1 or options.one_file or _suffix(out) in BOX_SUFFIXES:
         return [""]
-    return file_names([tensor.name for tensor in plan.output_tensors])
+    return unique_labels([tensor.name for tensor in plan.output_tensors])
 
 
-def file_names(outputs: Sequence[str]) -> list[str]:
+def unique_labels(outputs: Sequence[str]) -> list[str]:
     """Return names of outputs as parts of files' names: letters, digits, hyphens and underscores, all different."""
     plain = [_NOT_OF_A_NAME.sub("-", name).strip("-")[-_MOST_OF_A_NAME:] or "output" for name in outputs]
     return [name if plain.count(name) == 1 else f"{name}-{number}" for number, name in enumerate(plain, 1)]
 
 
-def _parts(chosen: str | None, name: str) -> str | None:
-    return f"{chosen}.{name}" if chosen is not None and name else chosen
+def _parts_with_label(chosen: str | None, label: str) -> str | None:
+    return f"{chosen}.{label}" if chosen is not None and label else chosen
 
 
-def _named(out: str, name: str) -> str:
-    """Return the place of the file of an output: its name stands before the suffix."""
-    if not name:
+def _path_with_label(out: str, label: str) -> str:
+    """Return the path of an output's file: its label stands before the suffix."""
+    if not label:
         return out
     where = parse_place(out)
     if isinstance(where, S3Place):
         key = PurePosixPath(where.key)
-        return replace(where, key=str(key.with_name(f"{key.stem}.{name}{key.suffix}"))).url
-    return str(where.with_name(f"{where.stem}.{name}{where.suffix}"))
+        return replace(where, key=str(key.with_name(f"{key.stem}.{label}{key.suffix}"))).url
+    return str(where.with_name(f"{where.stem}.{label}{where.suffix}"))

@@ -123,7 +123,7 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     from serfer.mapping.estimate import WindowPrices  # noqa: PLC0415 - the command line starts fast
     from serfer.mapping.kept_maps import PassFiles  # noqa: PLC0415 - same
     from serfer.mapping.options import MapOptions  # noqa: PLC0415 - same
-    from serfer.mapping.results import result_places  # noqa: PLC0415 - same
+    from serfer.mapping.results import result_paths  # noqa: PLC0415 - same
     from serfer.raster.limits import RasterLimits  # noqa: PLC0415 - same
 
     windows = plan.windows
@@ -148,7 +148,7 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
     if plan.boxes:
         _print_boxes(plan.boxes)
     elif len(plan.output_tensors) > 1:
-        names = ", ".join(result_places(plan, "OUT.tif", MapOptions()))
+        names = ", ".join(result_paths(plan, "OUT.tif", MapOptions()))
         out.print(plain(f"a file for each output: {names} (serfer map --one-file: bands of OUT.tif)"))
     if windows.passes:
         for line in passes_lines(replace(one, kept_bytes=files.most_bytes(), kept_where="the folder of OUT")):

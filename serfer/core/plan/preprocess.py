@@ -142,6 +142,10 @@ class Levels:
         return value if set(self.std) == {1.0} else f"({value}) / ({std})"
 
 
+def _unknown_choice(name: str, value: str, choices: tuple[str, ...]) -> PlanError:
+    return PlanError(f"{name} of the preprocessing should be one of {', '.join(choices)}, not {value!r:.40}")
+
+
 def _check_numbers(name: str, values: tuple[float, ...], least: float) -> None:
     for index, value in enumerate(values):
         if not least <= value <= _MOST:
@@ -179,12 +183,10 @@ class Preprocess:
             raise PlanError(f"pad square of the preprocessing needs the interpolation {OPENCV_BILINEAR}")
         if self.resize is not None and not 1 <= self.resize <= _MAX_RESIZE:
             raise PlanError(f"resize of the preprocessing should be 1 to {_MAX_RESIZE} pixels")
-        for name, value, known in (
-            ("interpolation", self.interpolation, INTERPOLATIONS),
-            ("channels", self.channels, CHANNELS),
-        ):
-            if value not in known and not (value is self.channels and {*value} == {BAND}):
-                raise PlanError(f"{name} of the preprocessing should be one of {', '.join(known)}, not {value!r:.40}")
+        if self.interpolation not in INTERPOLATIONS:
+            raise _unknown_choice("interpolation", self.interpolation, INTERPOLATIONS)
+        if self.channels not in CHANNELS and {*self.channels} != {BAND}:
+            raise _unknown_choice("channels", self.channels, CHANNELS)
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != len(self.channels):
                 raise PlanError(

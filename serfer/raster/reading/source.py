@@ -87,8 +87,8 @@ class RasterSource:
         pages: images in the file, of which the first is read.
         georeference: where the pixels lie; its fields are None for a plain picture.
         notes: what of the file is left out, for the caller: further pages, for example.
-        identity: what a resumed job compares, of JSON's types: size, bands, dtype, and the file's length and time of
-            change or the object's ETag.
+        identity: what a resumed job compares, of JSON's types: these, and the file's length and time of change or the
+            object's ETag.
     """
 
     def __init__(self, origin: _Origin, limits: RasterLimits, scratch: Path | None = None) -> None:
@@ -106,10 +106,11 @@ class RasterSource:
             "size": [*self.size],
             "bands": header.bands,
             "dtype": header.dtype,
+            "notes": [*header.notes],
+            "masked": self.masked,
+            "alpha": header.alpha,
             **origin.version,
         }
-        if said := [*header.notes, *["its mask"] * self.masked, *["alpha"] * (header.alpha is not None)]:
-            self.identity["said"] = said  # what an earlier version read otherwise
 
     def _jpeg(self) -> Header:
         with image_errors(self.name, self._origin.path, "read"), self._origin.file(_MOST_HEADER) as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -72,12 +73,44 @@ class Network:
 
 
 @dataclass(frozen=True)
-class _Chosen:
-    """A decision, the cold plan to go with it, and the environments that a query may start on that."""
+class _Choice:
+    """A decision, a cold plan that is offered with it, and the environments that a query may start on the latter."""
 
     decision: Decision
     cold: ColdOffer = _NO_OFFER
     environments: int = 0
+
+
+@dataclass(frozen=True)
+class _Planner:
+    """Chooses plans of a graph within a budget; `sentences` stand in every explanation, before and after the budget."""
+
+    graph: Graph
+    options: SplitOptions
+    images: Calibration | None
+    progress: TimeLeft
+    sentences: tuple[str, str]
+
+    def choose(self, budget: Budget) -> _Choice:
+        decision = fit(self.graph, self.options, budget, self.images, self.progress)
+
+        def offer_cold_plan() -> ColdOffer:
+            return cold_offer(decision, self.options, budget, self.progress)
+
+        if self.options.cold_plan == "always":
+            offer = offer_cold_plan()
+        else:
+            offer = optional("the choice of a cold plan", offer_cold_plan, lambda: _NO_OFFER)
+        planned_for = f" Planned for {budget.account}." if budget.account else ""
+        why = decision.why + planned_for.join(self.sentences)
+        return _Choice(replace(decision, why=why), offer, cold_environments(decision, self.options, budget))
+
+    def choose_cold(self, budget: Budget, warm: _Choice) -> _Choice:
+        """Choose the cold plan that goes with a choice."""
+        first = warm.cold.decision
+        assert first is not None  # noqa: S101 - there is an offer
+        always = replace(self.options, cold_plan="always")
+        return _Choice(cold_offer(first, always, budget, self.progress, warm.environments).decision or first)
 
 
 def build_plan(
@@ -113,43 +146,30 @@ def _build(
     source = _reduced(source, description.reduction, notes)
     answers = _answers(graph, description.reduction)
     images = _calibration(network.calibration, graph, source, progress)
+    planner = _Planner(graph, options, images, progress, (as_is_sentence(graph) + answers, metadata))
     progress.expect(graph)
     progress.begin()
-
-    def choose(within: Budget) -> _Chosen:
-        decision = fit(graph, options, within, images, progress)
-
-        def offered() -> ColdOffer:
-            return cold_offer(decision, options, within, progress)
-
-        must = options.cold_plan == "always"
-        offer = offered() if must else optional("the choice of a cold plan", offered, lambda: _NO_OFFER)
-        planned_for = f" Planned for {within.account}." if within.account else ""
-        sentences = as_is_sentence(graph) + offer.sentence + answers + planned_for + metadata
-        decision = replace(decision, why=decision.why + sentences)
-        return _Chosen(decision, offer, cold_environments(decision, options, within))
-
     batch = _check_batch(source, sample)
     with appearing_whole(place) as directory:
-        plan, chosen = _write_plan(choose, source, graph, budget, directory, progress)
+        plan, chosen = _write_plan(planner.choose, source, graph, budget, directory, progress)
         progress.begin()
         progress("checking the parts against the whole")
         notes.append(check_exact(plan, directory, source, batch, graph.rounding))
+        sentence = chosen.cold.sentence
         if chosen.cold.decision is not None:
-            first, always = chosen.cold.decision, replace(options, cold_plan="always")
-
-            def choose_cold(within: Budget) -> _Chosen:
-                return _Chosen(cold_offer(first, always, within, progress, chosen.environments).decision or first)
-
-            (directory / COLD_DIRECTORY).mkdir()
-            second, _ = _write_plan(choose_cold, source, graph, budget, directory / COLD_DIRECTORY, progress)
-            if second.digest == plan.digest:
-                shutil.rmtree(directory / COLD_DIRECTORY)
-                plan = replace(plan, why=plan.why.replace(chosen.cold.sentence, _NO_OTHER))
-                write_plan(plan, directory)
+            cold_directory = directory / COLD_DIRECTORY
+            cold_directory.mkdir()
+            choose_cold = partial(planner.choose_cold, warm=chosen)
+            cold_plan, _ = _write_plan(choose_cold, source, graph, budget, cold_directory, progress)
+            if cold_plan.digest == plan.digest:
+                shutil.rmtree(cold_directory)
+                sentence = _NO_OTHER
             else:
                 progress("checking the parts of the cold plan")
-                check_exact(second, directory / COLD_DIRECTORY, source, batch, graph.rounding)
+                check_exact(cold_plan, cold_directory, source, batch, graph.rounding)
+        if sentence:
+            plan = replace(plan, why=plan.why + sentence)
+            write_plan(plan, directory)
     return plan, (*chosen.decision.notes, *filter(None, notes))
 
 
@@ -245,13 +265,13 @@ def _of_operators(
 
 
 def _write_plan(
-    choose: Callable[[Budget], _Chosen],
+    choose: Callable[[Budget], _Choice],
     source: Source,
     graph: Graph,
     budget: Budget,
     directory: Path,
     progress: TimeLeft,
-) -> tuple[Plan, _Chosen]:
+) -> tuple[Plan, _Choice]:
     """Choose a plan and write it; the bytes of its graphs are known only then, so it may have to be chosen again."""
     reserve, limit, tries = 0, budget.limit, 0
     while True:

@@ -9,7 +9,7 @@ the head's columns go to several functions, which is exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -32,14 +32,13 @@ from serfer.splitter.planning.explanation import (
     IN_PLACE,
     Constraints,
     alternative,
-    alternatives,
     as_is_reason,
-    colder_than_in_half,
-    in_half,
+    explain_choice,
+    faster_in_half,
+    list_alternatives,
     out_of_reach,
-    sent_apart,
-    unsplit,
-    why,
+    starts_sooner_in_half,
+    store_sentence,
     why_nothing_fits,
 )
 from serfer.splitter.planning.gang_candidates import exchange_points, gang_grids
@@ -88,71 +87,117 @@ def fit(
     return decided(options)
 
 
+@dataclass(frozen=True)
+class _Fitted:
+    """A network whose parts fit their functions: its cuts, the search over them, and what was changed for it."""
+
+    graph: Graph
+    cuts: Sequence[Cut]
+    search: Search
+    storage: WeightStorage
+    changes: tuple[ModelChange, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """The chain that was chosen of a search, as stages and gangs, and the weights that it stores in fp16."""
+
+    chain: Chain
+    choices: Sequence[Choice]
+    gangs: tuple[range, ...]
+    half: frozenset[str]
+
+
 def _decide(
     original: Graph, options: SplitOptions, budget: Budget, calibration: Calibration | None, progress: Progress
 ) -> Decision:
+    fitted = _fit_functions(original, options, budget, calibration, progress)
+    chosen = _choose_chain(fitted, options, budget)
+    graph, changes, notes = fitted.graph, fitted.changes, list[str]()
+    if chosen.half:
+        progress("measuring what fp16 storage loses")
+        rounded = precision.with_half(graph, chosen.half)
+        change = _measure_half(graph, rounded, chosen.half, calibration)
+        if excess := _excess_loss(change, options):
+            notes.append(excess)
+            options = replace(options, precision="fp32", max_loss=None)
+            fitted = _fit_functions(original, options, budget, calibration, progress)
+            chosen = _choose_chain(fitted, options, budget)
+            graph, changes = fitted.graph, fitted.changes
+        else:
+            graph, changes = rounded, (*changes, change)
+    unmet = _explain_unmet(fitted, chosen, options, budget)
+    others = optional(
+        "the list of alternatives",
+        lambda: list_alternatives(fitted.search, chosen.chain, fitted.graph, budget, fitted.storage),
+        tuple[Alternative, ...],
+    )
+    deployments = optional(
+        "the list of deployments",
+        lambda: _deployment_options(original, options, budget, changes),
+        tuple[DeploymentOption, ...],
+    )
+    why = optional("the explanation", lambda: _explain(fitted, chosen, options, budget, others), str)
+    return Decision(
+        graph,
+        cuts_at(graph, [choice.stop for choice in chosen.choices]),
+        chosen.choices,
+        changes,
+        deployments,
+        unmet[:1].upper() + unmet[1:] + why,
+        others,
+        chosen.gangs,
+        (*notes, *filter(None, [unmet])),
+    )
+
+
+def _fit_functions(
+    original: Graph, options: SplitOptions, budget: Budget, calibration: Calibration | None, progress: Progress
+) -> _Fitted:
+    """Return the least changed network whose parts fit their functions; raises ModelError where none do."""
     progress("choosing cuts and grids")
-    changes: tuple[ModelChange, ...] = ()
-    network = original
+    network, changes = original, tuple[ModelChange, ...]()
     if options.gap == "always":
         network, changes = _with_gap(original, calibration, progress)
     spread = options.asks_for_columns or budget.cold_share > 0  # functions start sooner with a part of the weights
     fitted = _first_that_fits(network, options, budget, _storages(network, options, spread=spread))
     if fitted is None and options.gap == "auto" and calibration is not None and find_head(original):
-        network, changes = _with_gap(original, calibration, progress)
-        fitted = _first_that_fits(network, options, budget, _storages(network, options, spread=False))
+        pooled, pooling = _with_gap(original, calibration, progress)
+        fitted = _first_that_fits(pooled, options, budget, _storages(pooled, options, spread=False))
+        if fitted is not None:
+            changes = pooling
     if fitted is None:
-        network, changes = (original, ()) if options.gap != "always" else (network, changes)
         fitted = _first_that_fits(network, _with_columns(options), budget, _storages(network, options, spread=True))
     if fitted is None:
         raise _nothing_fits(network, options, budget)
-    graph, cuts, search, storage = fitted
-    chain = best_chain(search, options.goal, budget.platform)
+    return replace(fitted, changes=changes)
+
+
+def _choose_chain(fitted: _Fitted, options: SplitOptions, budget: Budget) -> _Chosen:
+    """Choose a chain of a search; raises ModelError where none keeps the bounds."""
+    chain = best_chain(fitted.search, options.goal, budget.platform)
     if chain is None:
-        raise out_of_reach(search, options.goal)
-    choices, gangs = choices_of(chain), gangs_of(chain)
-    others = optional(
-        "the list of alternatives",
-        lambda: alternatives(search, chain, unsplit(graph, budget, storage), budget.platform),
-        tuple[Alternative, ...],
-    )
+        raise out_of_reach(fitted.search, options.goal)
+    choices, gangs, storage = choices_of(chain), gangs_of(chain), fitted.storage
     if options.gang == "always" and not _searches_gangs(options, budget):
-        choices, gangs = gangs_of_runs(graph, choices, budget, storage.half, storage.places)
-    half = _half_weights(graph, choices) & storage.half
-    if half:
-        rounded = precision.with_half(graph, half)
-        progress("measuring what fp16 storage loses")
-        changes = (*changes, _measure_half(network, rounded, half, calibration))
-        if excess := _excess_loss(changes[-1], options):
-            in_fp32 = replace(options, precision="fp32", max_loss=None)
-            decision = _decide(original, in_fp32, budget, calibration, progress)
-            return replace(decision, notes=(excess, *decision.notes))
-    unmet = _why_untiled(graph, cuts, options.grids.requested, choices, budget.max_tiles)
-    unmet = unmet or ("" if gangs else _why_no_gang(graph, options, budget, choices))
+        choices, gangs = gangs_of_runs(fitted.graph, choices, budget, storage.half, storage.places)
+    return _Chosen(chain, choices, gangs, _half_weights(fitted.graph, choices) & storage.half)
 
-    def explained() -> str:
-        constraints = _constraints(options, budget)
-        mine = alternative(chain, budget.platform, chosen=True)
-        share = budget.cold_share
-        paragraph = why(options.objective, options.goal, mine, others, budget.profiles, constraints, share)
-        paragraph += sent_apart(choices)
-        return paragraph + ("" if half else _in_half_instead(graph, cuts, chain, options, budget, storage))
 
-    return Decision(
-        rounded if half else graph,
-        cuts_at(graph, [choice.stop for choice in choices]),
-        choices,
-        changes,
-        optional(
-            "the list of deployments",
-            lambda: _deployment_options(original, options, budget, changes),
-            tuple[DeploymentOption, ...],
-        ),
-        unmet[:1].upper() + unmet[1:] + optional("the explanation", explained, str),
-        others,
-        gangs,
-        (unmet,) if unmet else (),
-    )
+def _explain_unmet(fitted: _Fitted, chosen: _Chosen, options: SplitOptions, budget: Budget) -> str:
+    """Say what of the request the plan does not have; empty where it has everything."""
+    untiled = _why_untiled(fitted.graph, fitted.cuts, options.grids.requested, chosen.choices, budget.max_tiles)
+    if untiled or chosen.gangs:
+        return untiled
+    return _why_no_gang(fitted.graph, options, budget, chosen.choices)
+
+
+def _explain(
+    fitted: _Fitted, chosen: _Chosen, options: SplitOptions, budget: Budget, others: Sequence[Alternative]
+) -> str:
+    mine = alternative(chosen.chain, budget.platform, chosen=True)
+    text = explain_choice(options, mine, others, budget, _constraints(options, budget)) + store_sentence(chosen.choices)
+    return text if chosen.half else text + _half_instead(fitted, chosen.chain, options, budget)
 
 
 def _excess_loss(change: ModelChange, options: SplitOptions) -> str:
@@ -171,14 +216,13 @@ def _excess_loss(change: ModelChange, options: SplitOptions) -> str:
     return f"{text}: weights stay in fp32"
 
 
-def _in_half_instead(
-    graph: Graph, cuts: Sequence[Cut], chain: Chain, options: SplitOptions, budget: Budget, storage: WeightStorage
-) -> str:
+def _half_instead(fitted: _Fitted, chain: Chain, options: SplitOptions, budget: Budget) -> str:
     """Name the plan in fp16 that a plan in fp32 leaves out by default, where it would save something; else empty.
 
     That is another plan where weights must be in zips, which hold twice as many in fp16. Elsewhere it is the same plan,
     whose cold starts have fewer bytes to wait for. Networks that one zip holds have nothing to save.
     """
+    graph, storage = fitted.graph, fitted.storage
     nodes = len(graph.nodes)
     full = weight_bytes(graph, 0, nodes)
     chosen = options.precision == "fp32" or options.max_loss is not None
@@ -189,10 +233,10 @@ def _in_half_instead(
     loss = precision.predicted_loss(graph, names)
     option = f"--max-loss {precision.rounded_up(loss):g}, as predicted from rounding"
     if storage.places == (ZIP,):
-        search = _search(graph, cuts, options, budget, with_half, options.gang)
+        search = _search(graph, fitted.cuts, options, budget, with_half, options.gang)
         other = best_chain(search, options.goal, budget.platform) if search.fastest else None
-        return in_half(chain, other, option) if other else ""
-    return colder_than_in_half(graph, chain, with_half, budget, option)
+        return faster_in_half(chain, other, option) if other else ""
+    return starts_sooner_in_half(graph, chain, with_half, budget, option)
 
 
 def _why_untiled(
@@ -261,9 +305,9 @@ def _constraints(options: SplitOptions, budget: Budget) -> Constraints:
         "cuts": not options.cuts,
         "grids": not (grids.per_stage or grids.requested),
         "memory": not fixed["memory"] or len(memory) > 1,
-        "how stages hand on": True,
     }
-    return Constraints(tuple(filter(None, fixed.values())), tuple(name for name, open_ in free.items() if open_))
+    chosen = [name for name, is_free in free.items() if is_free]
+    return Constraints(tuple(filter(None, fixed.values())), (*chosen, "how stages hand on"))
 
 
 def _storages(graph: Graph, options: SplitOptions, *, spread: bool) -> Iterator[WeightStorage]:
@@ -284,9 +328,6 @@ def _with_columns(options: SplitOptions) -> SplitOptions:
     return options if options.grids.per_stage else replace(options, grids=replace(options.grids, for_large=COLUMNS))
 
 
-_Fitted = tuple[Graph, Sequence[Cut], Search, WeightStorage]
-
-
 def _first_that_fits(
     network: Graph, options: SplitOptions, budget: Budget, storages: Iterator[WeightStorage]
 ) -> _Fitted | None:
@@ -296,7 +337,7 @@ def _first_that_fits(
         for gang in _gang_modes(options, budget):
             search = _search(graph, cuts, options, budget, storage, gang)
             if search.fastest:
-                return graph, cuts, search, storage
+                return _Fitted(graph, cuts, search, storage)
     return None
 
 

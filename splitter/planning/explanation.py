@@ -9,7 +9,6 @@ from itertools import groupby, pairwise
 
 from serfer.core.costs.cold_starts import COLD_SHARE, cold_seconds
 from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform
-from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import ModelError
 from serfer.core.plan import CONTAINER, FETCHED, OBJECTS, ZIP, Alternative, PackageLimit
 from serfer.core.units import MIB, MS_PER_S
@@ -19,7 +18,7 @@ from serfer.splitter.planning.cold.share import expected_seconds, first_answer
 from serfer.splitter.planning.limits import FunctionLimits, WeightStorage, memory_needed, room_in
 from serfer.splitter.planning.planner import MAX_GANG_STAGES, Choice, choices_of, prepare, steps_of
 from serfer.splitter.planning.search import COST, LATENCY, Chain, Goal, Search
-from serfer.splitter.planning.split_options import Budget
+from serfer.splitter.planning.split_options import Budget, SplitOptions
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.as_is import part_of
 from serfer.splitter.tiling.cuts import Cut, weight_bytes
@@ -112,8 +111,8 @@ def why_nothing_fits(
     )
 
 
-def alternatives(
-    search: Search, chosen: Chain, unsplit: Sequence[Alternative], platform: Platform
+def list_alternatives(
+    search: Search, chosen: Chain, graph: Graph, budget: Budget, storage: WeightStorage
 ) -> tuple[Alternative, ...]:
     """Return a plan's alternatives, the fastest first: the frontier's hull, itself, and the network unsplit.
 
@@ -121,14 +120,13 @@ def alternatives(
     """
     chains = {(chain.seconds, chain.usd): chain for chain in (*search.convex_hull, chosen)}
     mine = (chosen.seconds, chosen.usd)
-    listed = [alternative(chain, platform, chosen=key == mine) for key, chain in chains.items()]
+    listed = [alternative(chain, budget.platform, chosen=key == mine) for key, chain in chains.items()]
     known = {other.stages for other in listed}
-    return tuple(
-        sorted([*listed, *(other for other in unsplit if other.stages not in known)], key=lambda other: other.ms)
-    )
+    listed += [other for other in unsplit_alternatives(graph, budget, storage) if other.stages not in known]
+    return tuple(sorted(listed, key=lambda other: other.ms))
 
 
-def unsplit(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Alternative]:
+def unsplit_alternatives(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Alternative]:
     """Price the whole network as one function: one vCPU, and one large function with all that Lambda gives.
 
     In fp32, except where fp16 was requested or allowed. One that does not fit has its weights in zips, too many.
@@ -147,30 +145,29 @@ def unsplit(graph: Graph, budget: Budget, storage: WeightStorage) -> list[Altern
     return priced
 
 
-def why(
-    objective: str,
-    goal: Goal,
+def explain_choice(
+    options: SplitOptions,
     chosen: Alternative,
     others: Sequence[Alternative],
-    profiles: Profiles,
+    budget: Budget,
     constraints: Constraints,
-    cold_share: float = 0.0,
 ) -> str:
     """Return a paragraph: the plan's objective and constraints, its alternatives, and the source of predictions.
 
     `chosen` is the plan as one of the alternatives, whose figures are expected with a share of cold queries.
     """
+    goal, profiles = options.goal, budget.profiles
     bounds = []
     if goal.most_seconds < float("inf"):
         bounds.append(f"within {_ms(goal.most_seconds)} ms")
     if goal.most_usd < float("inf"):
         bounds.append(f"for at most ${goal.most_usd * _MILLION:.2f} a million queries")
-    wanted = " ".join([_MEANINGS[objective], *bounds])
+    wanted = " ".join([_MEANINGS[options.objective], *bounds])
     mine = _price(chosen.ms / MS_PER_S, chosen.usd)
     among = "of all plans that fit"
     if constraints.fixed:
         among = f"of the plans that fit with what was given ({'; '.join(constraints.fixed)})"
-    first = f"{chosen.stages} has {wanted} {among}: {mine}, predicted, {_weighed(chosen, cold_share)}."
+    first = f"{chosen.stages} has {wanted} {among}: {mine}, predicted, {_weighed(chosen, budget.cold_share)}."
     left = [f"The planner chose {_listed(constraints.chosen)}."] if constraints.fixed else []
     whole = [other for other in others if other.tasks == 1 and not other.chosen]
     beaten = [_compared(chosen, other) for other in whole]
@@ -190,7 +187,7 @@ def _weighed(chosen: Alternative, cold_share: float) -> str:
     return f"{share}: {chosen.warm_ms:.4g} ms warm, {chosen.cold_ms:,.0f} ms where nothing is warm"
 
 
-def sent_apart(choices: Sequence[Choice]) -> str:
+def store_sentence(choices: Sequence[Choice]) -> str:
     """Name the stages whose tensors a plan sends to the object store; empty where it has no choice."""
     numbers = [str(number) for number, choice in enumerate(choices) if choice.path == OBJECTS]
     if not numbers:
@@ -268,14 +265,14 @@ def _weights(half: bool, place: str) -> str:  # noqa: FBT001 - what a function's
     return f",{' fp16' if half else ''} weights {IN_PLACE[place]}"
 
 
-def in_half(chosen: Chain, other: Chain, option: str) -> str:
+def faster_in_half(chosen: Chain, other: Chain, option: str) -> str:
     """Name a plan in fp16 where it is faster or cheaper than the chosen one, and the option that would allow it."""
     if other.seconds >= chosen.seconds and other.usd >= chosen.usd:
         return ""
     return f" Weights stay in fp32 by default: with fp16 allowed ({option}) it would be {_predicted(other)}."
 
 
-def colder_than_in_half(graph: Graph, chain: Chain, storage: WeightStorage, budget: Budget, option: str) -> str:
+def starts_sooner_in_half(graph: Graph, chain: Chain, storage: WeightStorage, budget: Budget, option: str) -> str:
     """Name what the chosen plan would save in cold starts with weights in fp16, where it fetches any; else empty."""
     limits, now, then = FunctionLimits(graph, budget, storage), 0.0, 0.0
     for step in steps_of(chain):

@@ -27,7 +27,7 @@ from serfer.settings import load_settings
 from serfer.splitter.network.graph import Graph
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
-from serfer.splitter.planning.explanation import unsplit
+from serfer.splitter.planning.explanation import unsplit_alternatives
 from serfer.splitter.planning.limits import WeightStorage
 from serfer.splitter.planning.planner import Choice, choices_of, prepare, steps_of
 from serfer.splitter.planning.search import COST, LATENCY, Chain, Search
@@ -93,7 +93,7 @@ class Network:
 
         They are priced whether the weights fit a package or not.
         """
-        points = [_alone(one) for one in unsplit(self.graph, self.budget, WeightStorage())]
+        points = [_alone(one) for one in unsplit_alternatives(self.graph, self.budget, WeightStorage())]
         if not points:
             raise ModelError(f"{self.name} at {self.size} px takes more memory than a function can have")
         return points[0] if len(points) > 1 else None, points[-1]

@@ -2,7 +2,7 @@
 
 Waits grow and are random, so that callers that failed together do not retry together: "equal jitter" of M. Brooker,
 Exponential Backoff And Jitter, AWS Architecture Blog, 2015, of which half is kept. Clocks and sleeping are the
-caller's; one that is no function call, such as a generator, asks RetryPolicy.wait itself.
+caller's; a generator, which cannot be called again, uses RetryPolicy.wait.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _read(job: Job, place: Rect) -> tuple[_Array, NDArray[np.bool_] | None]:
 
 
 def _outputs(job: Job, parts: Sequence[ResultParts]) -> Iterator[_Output]:
-    """Yield the network's outputs as they are kept; raises NotComparedError for boxes, which are no maps."""
+    """Yield the network's outputs as they are kept; raises NotComparedError for boxes."""
     tensors = job.plan.output_tensors
     names, scores = [tensor.name for tensor in tensors], len(tensors)
     of_scores = {}

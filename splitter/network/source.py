@@ -422,9 +422,9 @@ def _as_onnx(network: torch.nn.Module | torch.export.ExportedProgram, example: t
 def _as_onnx_by_parts(module: torch.nn.Module, example: torch.Tensor) -> ExternalWeightsModel:
     """Export a module, with attention as products and a softmax where torch's exporter cannot write it otherwise.
 
-    It knows attention of (N, heads, positions, values) alone: windows on an axis of their own are one more (Hiera,
-    NesT). And what torch fuses leaves its result in another order of memory than its parts do, so that a reshape that
-    follows is traced as a view, which fails when the exporter puts the parts in place.
+    The exporter knows attention of (N, heads, positions, values) alone, and Hiera and NesT have one more axis. torch's
+    fused attention also returns another memory layout than the separate operators: a reshape after it is traced as a
+    view, which fails once the exporter replaces the fused operator.
     """
     import torch  # noqa: PLC0415 - slow to import
 

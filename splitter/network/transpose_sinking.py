@@ -141,7 +141,7 @@ def _picks(graph: Graph, node: Node) -> NDArray[Any] | None:
 
 
 def _unfolded(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None:
-    """Return as one transpose what folds all axes but two into one, swaps those two, and unfolds the others again."""
+    """Return one transpose for Reshape, Transpose, Reshape that only swap the last two axes; None for others."""
     swap = makers.get(node.inputs[0])
     fold = makers.get(swap.inputs[0]) if swap and swap.attributes.get("perm") == _SWAPPED else None
     if not fold or not node.kind == fold.kind == "Reshape":
@@ -155,7 +155,7 @@ def _unfolded(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None:
 
 
 def _unstrided(graph: Graph, makers: dict[str, Node], node: Node) -> Node | None:
-    """Return as one reshape what flattens a tensor, images included, and gathers all its values in order."""
+    """Return one reshape for a Reshape to a vector and a Gather of all its values in order; None for others."""
     flat = makers.get(node.inputs[0])
     if not flat or flat.kind != "Reshape" or node.kind != "Gather" or len(graph.shapes[flat.output]) != 1:
         return None

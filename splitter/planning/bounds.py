@@ -1,16 +1,18 @@
 """Lower bounds of chains, which say what need not be searched: most networks are best as one function.
 
-Every step of a chain, a stage or a gang, is an invocation, and its tiles compute together at least what the operators
-of the whole network compute that no partition saves (`Profiles.least`, on the rows and columns that are read at all).
-Its slowest task takes at least the mean of its tasks. So the seconds and the dollars of any chain that has a certain
-step are at least those of the step with its work divided evenly, and of what is before and after it in one step each,
-on whatever number of tiles is best for them. Of what they move, only the answer counts, which goes to the driver, and
-one tensor that each step writes for the next, at a function's bandwidth. All is priced as the search prices steps.
-Tasks share what is moved evenly, but for what the last operator gives of which no tile can have a part, as a part that
-runs as it is: one task has that alone, and it either answers with it or writes it for one more step.
+A step of a chain, a stage or a gang, is one invocation. Its tiles together compute at least the operators' work that no
+partition saves (`Profiles.least`), and its slowest task takes at least the mean of its tasks. A chain with a certain
+step therefore takes at least:
 
-Where even this is beaten by the network as one function, no chain with that step can be the best: not for a weighting
-of seconds and dollars, nor for their product, nor, where a goal has limits, within them. The search leaves it out.
+- the step itself, with its work divided evenly among its tasks,
+- one step for everything before it and one for everything after it, each on its best number of tiles,
+- of all transfers, the answer to the driver and one tensor from each step to the next, at a function's bandwidth.
+
+Steps are priced as the search prices them. Transfers are divided evenly among tasks, except a last operator that no
+tile can have a part of, such as a part that runs as it is: one task moves its result alone.
+
+If the network as one function beats this bound, no chain with that step is the best for any weighting of seconds and
+dollars, for their product, or within a goal's limits, so the search leaves the step out.
 """
 
 from __future__ import annotations

@@ -81,9 +81,9 @@ class GangCandidates:
         return bisect_left(self._ordered, work.stop) - bisect_right(self._ordered, work.start)
 
     def add_tails(self, enumerator: StageEnumerator, spreadable: Iterable[tuple[int, int]]) -> None:
-        """Add the last stages that gangs may have on one tile: those that make all that crosses the cut behind them.
+        """Add last stages of gangs that run on one tile: such a stage makes every tensor of the cut after it.
 
-        They have none of the `spreadable` spans, whose work the one grid that is wanted could spread.
+        Stages that contain a `spreadable` span are left out: the requested grid could spread that work.
         """
         made, ends = self._made, {stop for spans in self.spans.values() for _, stop in spans}
         for left in self.points.values():

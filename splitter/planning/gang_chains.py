@@ -8,8 +8,8 @@ memories at once. Where exchanges cost dollars, every chain is kept that no othe
          start                                              end
     ● ─────────▶ ◌ ─────────▶ ◌ ─────────▶ ◌ ─────────▶ ●        ◌ exchange before a convolution
 
-A stage that is longer is no better where an exchange in its middle saves every tile more than it costs: then no stage
-that begins even earlier is, as halos only grow, and the walk back ends there.
+The walk back from an end stops at the first stage in whose middle an exchange saves every tile more than it costs:
+longer stages have larger halos, so an exchange there saves even more.
 """
 
 from __future__ import annotations

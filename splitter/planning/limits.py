@@ -34,7 +34,7 @@ class WeightStorage:
     """How weights may be stored: those in `half` in fp16, `always` or where a stage would not fit otherwise.
 
     `places` are where functions may have them (`Stage.weights_in`), the preferred one first. Where fp16 is `allowed`,
-    it is no loss to avoid: weights that a zip does not hold in fp32 are stored so. With `spread`, the columns of a
+    all weights that a zip does not hold in fp32 are stored in it. With `spread`, the columns of a
     fully connected layer may go to several functions; `apart`, each group of columns is a function of its own.
     """
 

@@ -26,8 +26,8 @@ class Cut:
 def all_cuts(graph: Graph, most_tensors: int = MOST_TENSORS) -> list[Cut]:
     """Return every cut of at most so many tensors that a plan could have, the two ends included.
 
-    The image is read by the first stage alone, so there is no cut as long as it is still needed; and the last stage
-    writes all outputs, so there is none once the first of them is there.
+    The first stage alone reads the image and the last one writes all outputs: there is no cut before the last operator
+    that reads the image, and none after the first output.
     """
     live, cuts = [graph.input], [Cut(0, (graph.input,))]
     for index, node in enumerate(graph.nodes[:-1]):

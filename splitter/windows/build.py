@@ -181,7 +181,7 @@ def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Ar
 
 
 def _small(size: tuple[int, int]) -> tuple[int, int]:
-    """Return a small size that any stride divides as it does an image's, so that a network that takes one takes it."""
+    """Return a small size with the same remainder for every stride, so that a network takes both or neither."""
     height, width = (min(each, each % CHECKED_STEP + _SMALL) for each in size)
     return height, width
 

@@ -23,13 +23,12 @@ _Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be read at any size: `at` returns its graph for images of height x width.
+    """A network that can be read at any size: `at(height, width)` returns its graph for images of that size.
 
-    Or, where images of different sizes go different ways through its Python, that of images which go the way of those
-    of the size that is its third argument. What `checked`, `larger` and `strides` are of is the part of it that makes
-    the map of statistics over the whole image, or that of a pass which adds up such (global_statistics.py). Without
-    `by_position`, what depends on where in the image a window is is refused. With `sections`, of the passes and of the
-    map, these parts read maps that earlier ones keep (sections.py).
+    A third argument is a size whose path through the module's Python is to be taken. `checked`, `larger` and `strides`
+    return the part that makes the map or, with `number`, the part of that pass (global_statistics.py). Without
+    `by_position`, operators that depend on a window's position are refused. With `sections`, passes and the map read
+    maps that earlier passes keep (sections.py).
     """
 
     source: Source

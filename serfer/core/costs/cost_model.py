@@ -732,7 +732,7 @@ def _pixels(tile: Tile, image: Shape) -> int:
 
 
 def _traffic(stage: Stage, paths: Sequence[str], path: str) -> Traffic:
-    """Return what a stage's tasks read of the stages whose tensors go one way, and write if its own go that way."""
+    """Return the bytes and requests of a stage's tasks over one path: `path` is the cache or the object store."""
     ranges = [
         [part.length(1) for piece in tile.pieces if paths[piece.stage] == path for part in piece.ranges]
         for tile in stage.tiles

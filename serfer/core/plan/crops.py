@@ -1,8 +1,8 @@
-"""Parts of an image on which the whole network is run: which pixels of the image's result these tell.
+"""Parts of an image on which the whole network is run, and the pixels of the result that they determine.
 
-image   ├──────────── part ────────────┤        An end of a part that is not the image's has padding where the
-░░░░▒                      ▒░░░░        image has pixels: what lies within the network's reach of it (and
-result       ├──── compared ─────┤              a unit more) is another image's.
+image   ├──────────── part ────────────┤        Where a part ends inside the image, the network pads it: results
+░░░░▒                      ▒░░░░        within the network's reach of that end (and a unit more) differ
+result       ├──── compared ─────┤              from those of the whole image and are not compared.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from serfer.core.plan.windows import AxisWindows
 
 @dataclass(frozen=True)
 class CropAxis:
-    """An axis of an image: its pixels and those of its result, each of which lies on `step` of the image's.
+    """An axis of an image; a pixel of its result covers `step` pixels of the image.
 
-    The network shifts by `unit` pixels, and reads `reach` pixels before and behind those of a window, or up to an end
-    of the image where that is None.
+    The network shifts by `unit` pixels. It reads `reach` pixels before and after those of a window, all up to the ends
+    of the image for None.
     """
 
     size: int

@@ -3,12 +3,12 @@
     seconds = (1 - S) warm + S first answer, dollars = warm + S dollars of the starts
 
 Dollars add up, and the edges of a search (planning/search.py) have both in them. The first answer is a critical path
-(serfer/core/costs/cold_starts.py): ended = max(ended before, ready) + warm. It never falls where the stage before ends
-later, so of two chains to one state, the one that is no later warm, no later cold and no dearer is never worse. Labels
-with these three figures are extended cut by cut, as there, and dropped when another label of the state dominates them,
-or when even the fastest, the cheapest and the earliest completion together would not do: nothing that could be the best
-is lost. A first pass compares expected seconds and dollars only. It may miss the best, but what it finds bounds the
-second, which compares all three.
+(serfer/core/costs/cold_starts.py): ended = max(ended before, ready) + warm. It is monotone in the end of
+the stage before, so a chain to a state dominates another one that is not faster warm, not faster cold and not cheaper.
+Labels with these three figures are extended cut by cut. A label is dropped if another label of its state dominates it,
+or if even its fastest, cheapest and earliest completions would not beat the best known chain; no optimum is lost. A
+first pass compares expected seconds and dollars alone, and its result is the bound of the second pass, which compares
+all three figures.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class _ShareSearch:
     def _undominated(self, labels: _Labels, *, exact: bool) -> NDArray[np.int64]:
         """Return the labels that no other beats in expected seconds, dollars and, where `exact`, warm seconds.
 
-        A bound of the first answer takes the place of expected seconds by that: who is earlier warm and cold is both.
+        With a bound on the cold answer, labels are compared by warm seconds and by the seconds of a cold query.
         """
         mixed = (1 - self._platform.cold_share) * labels.warm + self._platform.cold_share * labels.ended
         warm = labels.warm if exact else np.zeros_like(mixed)

@@ -42,8 +42,8 @@ def without_overlaps_by_cells(boxes: Boxes, max_iou: float) -> _Indices:
             size = max(1, len(block) // 2)
             continue
         dropped = np.zeros(len(block), bool)
-        for one, _ in kept.pairs(block):
-            dropped[one - start] = True
+        for pair, _ in kept.pairs(block):
+            dropped[pair - start] = True
         _decide(dropped, start, [*own.pairs(block)])
         kept = kept.with_more(block[~dropped])
         start, size = start + len(block), min(2 * size, _LARGEST_BLOCK)
@@ -52,7 +52,7 @@ def without_overlaps_by_cells(boxes: Boxes, max_iou: float) -> _Indices:
 
 def _decide(dropped: NDArray[np.bool_], start: int, pairs: list[tuple[_Indices, _Indices]]) -> None:
     """Drop, in order, the boxes of a block that a better one of it, which is kept, overlaps."""
-    ones = np.concatenate([one for one, _ in pairs]) - start if pairs else np.empty(0, np.int64)
+    ones = np.concatenate([pair for pair, _ in pairs]) - start if pairs else np.empty(0, np.int64)
     others = np.concatenate([other for _, other in pairs]) - start if pairs else np.empty(0, np.int64)
     later = ones < others
     ones, others = ones[later], others[later]

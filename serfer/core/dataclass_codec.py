@@ -104,12 +104,12 @@ def _builder(kind: Any, lenient: bool) -> _Builder:  # noqa: ANN401, FBT001 - a 
         return lambda value: None if value is None else inner(value)
     if origin is tuple and arguments[-1] is Ellipsis:
         item = _builder(arguments[0], lenient)
-        return lambda value: tuple([_at(index, item, one) for index, one in enumerate(_list(value))])
+        return lambda value: tuple([_at(index, item, entry) for index, entry in enumerate(_list(value))])
     if origin is tuple:
         return _fixed_tuple([_builder(argument, lenient) for argument in arguments])
     if origin in (Mapping, dict):
         item = _builder(arguments[1], lenient)
-        return lambda value: {name: _at(name, item, one) for name, one in _object(value).items()}
+        return lambda value: {name: _at(name, item, entry) for name, entry in _object(value).items()}
     return _dataclass(kind, lenient=lenient) if is_dataclass(kind) else _single(kind)
 
 
@@ -175,7 +175,7 @@ def _fixed_tuple(items: list[_Builder]) -> _Builder:
     def build(value: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any JSON value
         if len(_list(value)) != len(items):
             raise _MismatchError(f"should have {len(items)} items, not {len(value)}")
-        return tuple([_at(index, item, one) for index, (item, one) in enumerate(zip(items, value, strict=True))])
+        return tuple([_at(index, item, entry) for index, (item, entry) in enumerate(zip(items, value, strict=True))])
 
     return build
 
@@ -183,7 +183,7 @@ def _fixed_tuple(items: list[_Builder]) -> _Builder:
 def _dataclass(kind: Any, *, lenient: bool) -> _Builder:  # noqa: ANN401 - a dataclass
     known = _fields(kind)
     builders = [(key, name, _builder(hint, lenient)) for key, (name, hint) in known.items()]
-    optional = {one.name for one in fields(kind) if (one.default, one.default_factory) != (MISSING, MISSING)}
+    optional = {field.name for field in fields(kind) if (field.default, field.default_factory) != (MISSING, MISSING)}
     required = {key for key, name, _ in builders if name not in optional}
 
     def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value

@@ -43,12 +43,12 @@ def relative_error(split: _Answer, whole: _Answer) -> float:
     Of whole numbers, such as a mask's classes, it is the share of values that differ, one apart: which of two equal
     scores is larger is a matter of rounding.
     """
-    return max(_relative_error(one, other) for one, other in _pairs(split, whole))
+    return max(_relative_error(pair, other) for pair, other in _pairs(split, whole))
 
 
 def difference(split: _Answer, whole: _Answer) -> Difference:
     """Compare the answers of a split and of the unsplit network."""
-    same_top = all(_same_top(one, other) for one, other in _pairs(split, whole))
+    same_top = all(_same_top(pair, other) for pair, other in _pairs(split, whole))
     return Difference(relative_error(split, whole), same_top)
 
 
@@ -58,7 +58,7 @@ def same_before_sigmoid(split: _Answer, whole: _Answer) -> bool:
     Where a network finds nothing, its probabilities are 0.001 at most, say, and what rounding makes of its scores and
     of the sigmoid itself is 3e-4 of their range. So the range that counts is that of the scores.
     """
-    return all(_same_before_sigmoid(one, other) for one, other in _pairs(split, whole))
+    return all(_same_before_sigmoid(pair, other) for pair, other in _pairs(split, whole))
 
 
 def _same_before_sigmoid(split: NDArray[Any], whole: NDArray[Any]) -> bool:
@@ -87,7 +87,7 @@ def finite_share(answer: _Answer) -> float:
 
 def agreement(split: _Answer, whole: _Answer) -> float:
     """Return the share of images, or of positions of a map, with the same first class; of the output with the least."""
-    return min(float((_top(one) == _top(other)).mean()) for one, other in _pairs(split, whole))
+    return min(float((_top(pair) == _top(other)).mean()) for pair, other in _pairs(split, whole))
 
 
 def _pairs(split: _Answer, whole: _Answer) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
@@ -98,10 +98,10 @@ def _pairs(split: _Answer, whole: _Answer) -> Iterator[tuple[NDArray[Any], NDArr
         raise ModelError(f"the outputs {', '.join(split)} are not {', '.join(whole)}")
     else:
         pairs = [(split[name], whole[name]) for name in whole]
-    for one, other in pairs:
-        if one.shape != other.shape:
-            raise ModelError(f"an output has shape {one.shape}, the unsplit network's {other.shape}")
-        yield one, other
+    for pair, other in pairs:
+        if pair.shape != other.shape:
+            raise ModelError(f"an output has shape {pair.shape}, the unsplit network's {other.shape}")
+        yield pair, other
 
 
 def _relative_error(split: NDArray[Any], whole: NDArray[Any]) -> float:

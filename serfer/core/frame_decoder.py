@@ -47,7 +47,7 @@ class FrameDecoder:
 
     def __init__(self, head: DetectionHead, heads: Sequence[Head], size: tuple[int, int], run: Run) -> None:
         self.head, self.heads, self.size, self._run = head, tuple(heads), size, run
-        self.strides = tuple(dict.fromkeys(each.stride for each in heads))
+        self.strides = tuple(dict.fromkeys(frame_head.stride for frame_head in heads))
 
     def outputs(self, maps: Mapping[str, Array]) -> list[Array]:
         """Return the detector's outputs, one image's share, for the maps of a frame."""
@@ -66,7 +66,7 @@ class FrameDecoder:
         A slot is the box's number among those of its cell. Raises PlanError.
         """
         random = np.random.default_rng(0)
-        shapes = {each.name: (1, each.channels, *self._cells(each.stride)) for each in self.heads}
+        shapes = {head.name: (1, head.channels, *self._cells(head.stride)) for head in self.heads}
         one, other = ({name: random.normal(0, 1, shape) for name, shape in shapes.items()} for _ in range(2))
         numbers: dict[int, NDArray[np.int64]] = {}
         end = 0
@@ -78,8 +78,8 @@ class FrameDecoder:
         def made(chosen: Callable[[Array], Array]) -> Boxes:
             """Return the boxes where the cells whose numbers are chosen have their other values."""
             maps = {
-                each.name: np.where(chosen(numbers[each.stride]), other[each.name], one[each.name]).astype(np.float32)
-                for each in self.heads
+                head.name: np.where(chosen(numbers[head.stride]), other[head.name], one[head.name]).astype(np.float32)
+                for head in self.heads
             }
             return self._boxes(maps)
 
@@ -119,7 +119,7 @@ class FrameDecoder:
         `origin` is the row and column of the image at which the maps begin, a multiple of every stride; `image` is its
         height and width. Boxes are in its pixels.
         """
-        sizes = {each.stride: maps[each.name].shape[2:] for each in self.heads}
+        sizes = {head.stride: maps[head.name].shape[2:] for head in self.heads}
         down, across = (
             max(-(-cells[axis] * stride // self.size[axis]) for stride, cells in sizes.items()) for axis in (0, 1)
         )
@@ -140,13 +140,13 @@ class FrameDecoder:
         min_score: float,
     ) -> NDArray[np.float64]:
         given = {}
-        for each in self.heads:
-            top, left = (start // each.stride for start in within)
-            rows, cols = self._cells(each.stride)
-            part = maps[each.name][:, :, top : top + rows, left : left + cols]
-            filled = np.zeros((1, each.channels, rows, cols), np.float32)
+        for head in self.heads:
+            top, left = (start // head.stride for start in within)
+            rows, cols = self._cells(head.stride)
+            part = maps[head.name][:, :, top : top + rows, left : left + cols]
+            filled = np.zeros((1, head.channels, rows, cols), np.float32)
             filled[:, :, : part.shape[2], : part.shape[3]] = part
-            given[each.name] = filled
+            given[head.name] = filled
         boxes, places = self._boxes(given), self.places
         scale, row, col, _ = places.T
         strides = np.array(self.strides)[scale]
@@ -156,7 +156,7 @@ class FrameDecoder:
         place = self._place(places, strides, (within[0] + origin[0], within[1] + origin[1]), image)
         shift = np.array([within[1] + origin[1], within[0] + origin[0]] * 2)
         table = [boxes.corners + shift, boxes.scores[:, None], boxes.classes[:, None], place[:, None]]
-        return np.concatenate([each[kept] for each in table], axis=1)
+        return np.concatenate([column[kept] for column in table], axis=1)
 
     def _place(
         self, places: NDArray[np.int64], strides: Array, start: tuple[int, int], image: tuple[int, int]
@@ -164,7 +164,7 @@ class FrameDecoder:
         """Return where boxes stand in the detector's order for the whole image: it decides between equal scores."""
         scale, slot = places[:, 0], places[:, 3]
         row, col = places[:, 1] + start[0] // strides, places[:, 2] + start[1] // strides
-        rank, slots, first = (np.array(each)[scale] for each in zip(*self._order, strict=True))
+        rank, slots, first = (np.array(column)[scale] for column in zip(*self._order, strict=True))
         height, width = (-(-side // strides) for side in image)
         place = np.where(first == 1, (slot * height + row) * width + col, (row * width + col) * slots + slot)
         whole = [

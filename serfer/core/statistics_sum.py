@@ -33,18 +33,18 @@ class StatisticsSum:
     def add(self, partial: Partial) -> None:
         """Add a window's partial result, flat; what lies behind its values is ignored."""
         end = 0
-        for number, each in enumerate(self._maps):
-            start, end = end, end + each.partial_size
+        for number, map_ in enumerate(self._maps):
+            start, end = end, end + map_.partial_size
             count, values = float(partial[start]), partial[start + 1 : end].astype(np.float64)
-            parts = dict(zip(each.kinds, values.reshape(len(each.kinds), each.channels), strict=True))
+            parts = dict(zip(map_.kinds, values.reshape(len(map_.kinds), map_.channels), strict=True))
             self._sums[number] = _merged(self._counts[number], self._sums[number], count, parts)
             self._counts[number] += count
 
     def values(self) -> NDArray[np.float32]:
         """Return the statistics of the pass, one vector; there is at least one partial result."""
         found = []
-        for each, count, sums in zip(self._maps, self._counts, self._sums, strict=True):
-            found += [sums[kind] / count if kind == VARIANCE else sums[kind] for kind in each.kinds]
+        for map_, count, sums in zip(self._maps, self._counts, self._sums, strict=True):
+            found += [sums[kind] / count if kind == VARIANCE else sums[kind] for kind in map_.kinds]
         return np.concatenate(found).astype(np.float32)
 
 

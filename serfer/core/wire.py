@@ -408,7 +408,7 @@ def _result_to_plain(result: Report | TaskError) -> Any:  # noqa: ANN401 - any p
 
 def _report_to_plain(report: Report) -> dict[str, Any]:
     plain = {name: getattr(report, name) for name in report.__slots__}
-    later = [_report_to_plain(each) for each in report.later]
+    later = [_report_to_plain(later_report) for later_report in report.later]
     return {**plain, "counts": asdict(report.counts), "later": later}
 
 
@@ -434,7 +434,9 @@ def _plain_to_result(value: Any) -> Report | TaskError:  # noqa: ANN401 - any pl
 
 def _plain_to_report(plain: Any, *, nested: bool = False) -> Report:  # noqa: ANN401 - any plain value
     try:
-        later = tuple(_plain_to_report(each, nested=True) for each in plain["later"]) if not nested else ()
+        later = (
+            tuple(_plain_to_report(later_plain, nested=True) for later_plain in plain["later"]) if not nested else ()
+        )
         report = Report(**{**plain, "counts": StoreCounts(**plain["counts"]), "later": later})
     except (TypeError, KeyError) as error:
         raise InputError("the function's answer is not a report; is it a function of this plan?") from error

@@ -72,7 +72,7 @@ def whole_of(plan: Plan, directory: Path) -> Whole:
         given = {"input0": image} | ({"input1": statistics[None]} if statistics.size else {})
         with _naming_failure():
             values: Sequence[_Array] = session.run(None, given)
-        return [each.reshape(-1, *each.shape[-2:]) for each in values]
+        return [value.reshape(-1, *value.shape[-2:]) for value in values]
 
     return run
 
@@ -206,7 +206,7 @@ class _Kept:
 
 
 def _touched(axis: AxisWindows, span: Span) -> range:
-    starts = [each.written.start for each in axis.windows]
+    starts = [window.written.start for window in axis.windows]
     return range(bisect_right(starts, span.start) - 1, bisect_right(starts, span.stop - 1))
 
 

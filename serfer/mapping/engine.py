@@ -246,8 +246,8 @@ class Engine:
             looked_at = self._looked_at(number) if task.looks_for_gaps else window.read
             pixels, masked = self._read(looked_at)
             missing = self._missing(number, pixels, masked, looked_at) if task.looks_for_gaps else None
-            empty = None if missing is None else [each.empty(missing, looked_at, number) for each in task.targets]
-            if empty is not None and all(each.all() for each in empty):
+            empty = None if missing is None else [target.empty(missing, looked_at, number) for target in task.targets]
+            if empty is not None and all(mask.all() for mask in empty):
                 return _Input(None, empty)
             if task.reads_image:
                 seen = window.read.within(looked_at).slices
@@ -258,7 +258,7 @@ class Engine:
     def _looked_at(self, number: int) -> Rect:
         """Return the pixels that a window reads or that its parts of the results cover."""
         covered = [target.covered(number, self._task.source.size) for target in self._task.targets]
-        return Rect(_hull([each.rows for each in covered]), _hull([each.cols for each in covered]))
+        return Rect(_hull([rect.rows for rect in covered]), _hull([rect.cols for rect in covered]))
 
     def _read(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
         """Return pixels, and those that a mask hides where it counts."""
@@ -271,7 +271,7 @@ class Engine:
         """Return which pixels hold no data, None for none, and count those that are the window's own."""
         missing, partly = self._task.gaps.missing(pixels, masked)
         own = self._task.windows.own(number).within(looked_at).slices
-        counts = [0 if each is None else int(each[own].sum()) for each in (missing, partly)]
+        counts = [0 if mask is None else int(mask[own].sum()) for mask in (missing, partly)]
         with self._guard:
             self.outcome.missing += counts[0]
             self.outcome.partly_missing += counts[1]
@@ -357,7 +357,7 @@ class _Input:
 
 
 def _hull(spans: Sequence[Span]) -> Span:
-    return Span(min(each.start for each in spans), max(each.stop for each in spans))
+    return Span(min(span.start for span in spans), max(span.stop for span in spans))
 
 
 def seconds_now() -> float:

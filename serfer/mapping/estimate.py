@@ -114,8 +114,8 @@ class WindowPrices:
         tiles = sum(by_pass, Counter[int]())
         count = tiles.total()
         prices = {tile: self.of(tile) for tile in tiles}
-        starts = min(concurrency, max(each.total() for each in by_pass))
-        seconds = sum(_pass_seconds(each, prices, concurrency) for each in by_pass)
+        starts = min(concurrency, max(counts.total() for counts in by_pass))
+        seconds = sum(_pass_seconds(counts, prices, concurrency) for counts in by_pass)
         cold = max((price.cold_seconds for price in prices.values()), default=0.0)
         cold_usd = max((price.cold_usd for price in prices.values()), default=0.0)
         once = max(all_macs(self._plan, windows), whole_macs(self._plan, windows))
@@ -142,7 +142,7 @@ def _pass_seconds(tiles: Counter[int], prices: Mapping[int, WindowPrice], concur
 def all_macs(plan: Plan, windows: ImageWindows) -> int:
     """Return the multiply-accumulates of all windows of a map, or of a pass."""
     [stage] = plan.stages
-    rows, cols = (Counter(each.kind for each in axis.windows) for axis in (windows.rows, windows.cols))
+    rows, cols = (Counter(window.kind for window in axis.windows) for axis in (windows.rows, windows.cols))
     return sum(
         stage.tiles[windows.tiles[row][col]].macs * down * across
         for row, down in rows.items()

@@ -375,8 +375,8 @@ def _kept_statistics(parts: ResultParts) -> ImageStatistics | None:
 
 
 def _remove(parts: Sequence[ResultParts]) -> None:
-    for each in reversed(parts):
-        each.remove()
+    for part in reversed(parts):
+        part.remove()
 
 
 def _check_apart(image: str | Path, out: str | Path) -> None:

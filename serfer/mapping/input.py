@@ -131,7 +131,7 @@ def _bands(plan: Plan, source: RasterSource, given: tuple[int, ...]) -> tuple[in
     if bands != channels:
         raise InputError(
             f"{name} has {_bands_in_words(bands)}, and the network takes {channels} channels: choose them with "
-            f"--bands, such as --bands {','.join(str(min(one, bands)) for one in range(1, channels + 1))}"
+            f"--bands, such as --bands {','.join(str(min(number, bands)) for number in range(1, channels + 1))}"
         )
     order = range(channels)
     blue_first = plan.preprocess is not None and plan.preprocess.channels == "BGR"

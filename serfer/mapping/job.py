@@ -149,7 +149,7 @@ def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
 
 def all_done(parts: Sequence[ResultParts]) -> set[int]:
     """Return the windows of which every file has its part."""
-    return set.intersection(*(each.done() for each in parts))
+    return set.intersection(*(part.done() for part in parts))
 
 
 def _written_before(file: MapFile, parts: ResultParts, job: Job) -> bool:
@@ -174,7 +174,7 @@ def what_is_left(report: MapReport, job: Job) -> str:
         )
     failed = report.failures
     first = failed[0]
-    named = ", ".join(str(each.window) for each in failed[:_MOST_NAMED]) + (
+    named = ", ".join(str(failure.window) for failure in failed[:_MOST_NAMED]) + (
         ", ..." if len(failed) > _MOST_NAMED else ""
     )
     of = "the result's" if first.in_pass is None else f"in pass {first.in_pass + 1} over the image, its"

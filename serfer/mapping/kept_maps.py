@@ -117,7 +117,9 @@ class PassFiles:
         """
         found, read = list[list[int]](), set[int]() if mapped else {*self.windows.reads}
         for number in reversed(range(len(partial))):
-            done = partial[number].intersection(*(kept[each] for each in self.windows.kept_by(number) if each in read))
+            done = partial[number].intersection(
+                *(kept[kept_number] for kept_number in self.windows.kept_by(number) if kept_number in read)
+            )
             found.append([] if mapped else sorted({*range(len(self.of(number)))} - done))
             read |= {*self.windows.passes[number].reads} if found[-1] else set()
         return found[::-1]
@@ -130,8 +132,8 @@ class PassFiles:
     def in_words(self) -> str:
         """Return where windows of the map and of its passes are kept, or would be; empty directories do not count."""
         places = (self.place, *self.partial, *self.kept)
-        found = [each for each in places if any(each.glob(_CHUNKS))] or [self.place]
-        beside = sum(each.parent == self.place.parent for each in found[1:])
+        found = [place for place in places if any(place.glob(_CHUNKS))] or [self.place]
+        beside = sum(path.parent == self.place.parent for path in found[1:])
         elsewhere = len(found[1:]) - beside
         more = [f"{beside} more beside it"] if beside else []
         more += [f"{elsewhere} in {self.work}"] if elsewhere else []
@@ -157,7 +159,9 @@ class PassFiles:
             return
         self._check_work()
         folder = self.kept[0].parent.absolute()
-        folder = next(each for each in (folder, *folder.parents) if each.exists())  # of a result whose folder is to be
+        folder = next(
+            parent for parent in (folder, *folder.parents) if parent.exists()
+        )  # of a result whose folder is to be
         there = sum(file.stat().st_size for place in self.kept for file in place.glob("c.*"))
         needed, free, more = self.most_bytes() - there, shutil.disk_usage(folder).free, 0
         if parts is not None and parts.directory.stat().st_dev == folder.stat().st_dev:
@@ -188,10 +192,12 @@ class PassFiles:
 
     def _array(self, kept: int) -> ChunkedArray:
         """Return the form of a kept map: its chunks are what windows keep of it."""
-        number = next(each for each in range(len(self.windows.passes)) if kept in self.windows.kept_by(each))
+        number = next(
+            pass_number for pass_number in range(len(self.windows.passes)) if kept in self.windows.kept_by(pass_number)
+        )
         place, windows = kept - self.windows.kept_by(number).start, self.of(number)
         rows, cols = (
-            Axis((0, *(each.keeps[place].stop for each in axis.windows))) for axis in (windows.rows, windows.cols)
+            Axis((0, *(window.keeps[place].stop for window in axis.windows))) for axis in (windows.rows, windows.cols)
         )
         channels = self.windows.kept[kept].channels
         return ChunkedArray("kept", "float32", (channels, rows.size, cols.size), 1, channels, rows, cols, flat=False)

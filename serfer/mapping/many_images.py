@@ -111,16 +111,16 @@ class ManyImages:
                     self._failed(item, manifest, report, error)
                     if error.report.stopped:
                         report.at_ceiling = True
-                        report.untried += [each.image for each in items[number + 1 :]]
+                        report.untried += [left.image for left in items[number + 1 :]]
                         break
                 except SerferError as error:
                     self._failed(item, manifest, report, error)
                     in_a_row = in_a_row + 1 if isinstance(error, UnavailableError) else 0
                     if in_a_row >= _UNAVAILABLE_IN_A_ROW:
-                        report.untried += [each.image for each in items[number + 1 :]]
+                        report.untried += [left.image for left in items[number + 1 :]]
                         raise
                 except KeyboardInterrupt:
-                    report.untried += [each.image for each in items[number:]]
+                    report.untried += [left.image for left in items[number:]]
                     self._say_what_is_left(report, len(items))
                     raise
         finally:

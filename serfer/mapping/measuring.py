@@ -54,7 +54,7 @@ def measure(
 
 def _known(counted: int, *found: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     """Return what was found, 0 for an image without data, of which no window is computed."""
-    return [each if counted else np.zeros_like(each) for each in found]
+    return [values if counted else np.zeros_like(values) for values in found]
 
 
 def _read_ahead(source: RasterSource, gaps: Gaps) -> Iterator[tuple[Rect, tuple[NDArray[Any], NDArray[np.bool_]]]]:

@@ -95,7 +95,7 @@ class Gaps:
     @property
     def possible(self) -> bool:
         """Whether a pixel may hold no data."""
-        return self.mask or self.alpha is not None or any(each is not None for each in self.no_data)
+        return self.mask or self.alpha is not None or any(value is not None for value in self.no_data)
 
     def missing(
         self, pixels: NDArray[Any], masked: NDArray[np.bool_] | None
@@ -109,7 +109,7 @@ class Gaps:
             missing |= masked
         if self.alpha is not None:
             missing |= pixels[self.alpha] == 0
-        if all(each is None for each in self.no_data):
+        if all(no_data is None for no_data in self.no_data):
             return missing, None
         empty = [_is(pixels[band], value) for band, value in dict(zip(self.bands, self.no_data, strict=True)).items()]
         some, every = np.logical_or.reduce(empty), np.logical_and.reduce(empty)

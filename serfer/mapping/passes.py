@@ -48,7 +48,7 @@ class PartialTarget:
         """Keep a window's output, (1, channels, rows, cols): its partial result last, by which the window is done."""
         [values] = outputs.values()
         flat, size = np.ascontiguousarray(values.reshape(-1), np.float32), self.known.partial_size
-        shapes = [each.shape(rect) for each, rect in zip(self.known.keeps, self.windows[number].keeps, strict=True)]
+        shapes = [keep.shape(rect) for keep, rect in zip(self.known.keeps, self.windows[number].keeps, strict=True)]
         for kept, part in zip(self.kept, unpacked(flat[size:], shapes), strict=True):
             kept.put(number, part)
         self.parts.put(number, flat[:size, None, None])
@@ -69,7 +69,7 @@ class ImagePasses:
 
     def missing(self, *, mapped: bool) -> list[list[int]]:
         """Return the windows of each pass that are missing; none is if all of the map is there."""
-        partial, kept = ([each.done() for each in parts] for parts in (self._partial, self._kept))
+        partial, kept = ([part.done() for part in parts] for parts in (self._partial, self._kept))
         return self._files.missing(partial, kept, mapped=mapped)
 
     def run(self, task: MapTask, missing: Sequence[int], watch: Callable[[Outcome], None]) -> Outcome:
@@ -98,7 +98,7 @@ class ImagePasses:
 
     def _of(self, task: MapTask, number: int) -> MapTask:
         windows, known = self._files.of(number), self._files.windows.passes[number]
-        kept = [self._kept[each] for each in self._files.windows.kept_by(number)]
+        kept = [self._kept[kept_number] for kept_number in self._files.windows.kept_by(number)]
         target = PartialTarget(windows, known, self._partial[number], kept)
         return replace(task, windows=windows, targets=[target], number=number)
 
@@ -113,7 +113,9 @@ class ImagePasses:
 
     def _delete_unread(self, number: int) -> None:
         """Delete the kept maps that no pass from `number` on reads; the map counts as one behind the passes."""
-        for kept in [each for each in self._there if self._files.windows.last_reader(each) < number]:
+        for kept in [
+            kept_number for kept_number in self._there if self._files.windows.last_reader(kept_number) < number
+        ]:
             self._kept[kept].remove()
             self._there.remove(kept)
 
@@ -133,8 +135,8 @@ class ImagePasses:
 
     def remove(self) -> None:
         """Delete what is kept."""
-        for each in (*self._partial, *(self._kept[number] for number in self._there)):
-            each.remove()
+        for parts in (*self._partial, *(self._kept[number] for number in self._there)):
+            parts.remove()
 
 
 def _behind(before: Outcome, watch: Callable[[Outcome], None]) -> Callable[[Outcome], None]:

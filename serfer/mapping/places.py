@@ -34,7 +34,7 @@ class _Axis:
 
     def meeting(self, random: np.random.Generator) -> int:
         """Return where a part starts in whose middle one window ends and another one begins, if there are two."""
-        starts = [each.written.start for each in self.windows.windows[1:]]
+        starts = [window.written.start for window in self.windows.windows[1:]]
         if not starts:
             return self.anywhere(random)
         return self._within(round(int(random.choice(starts)) * self.windows.step - self.length / 2))

@@ -19,8 +19,8 @@ def write_durably(path: Path, *data: bytes | memoryview) -> None:
     part = path.with_name(f".{path.name}{TEMPORARY}")
     try:
         with part.open("wb") as file:
-            for one in data:
-                file.write(one)
+            for block in data:
+                file.write(block)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)

@@ -71,7 +71,7 @@ def longitude_latitude(crs: str, points: Points) -> Points:
             found = warp.transform(crs, _CRS84, points[:, 0], points[:, 1])
         except Exception as error:  # GDAL and rasterio raise many classes
             raise ImageError(f"the image's coordinates have no longitude and latitude: {reason(error)}") from error
-    places = np.stack([np.asarray(each, np.float64) for each in found], axis=1)
+    places = np.stack([np.asarray(place, np.float64) for place in found], axis=1)
     if not np.isfinite(places).all():
         raise ImageError("the image's coordinates have no longitude and latitude at some of its boxes")
     return places

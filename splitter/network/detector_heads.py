@@ -168,7 +168,7 @@ def _keeps_places(node: onnx.NodeProto, read: Sequence[str], constants: Mapping[
     if node.op_type in _WINDOWS or node.op_type in ("Pad", "Slice", "BatchNormalization"):
         return True
     sides = [constants[name][-2:] for name in read if len(constants.get(name, ())) > 1]
-    return all(max(each) == 1 for each in sides)
+    return all(max(side) == 1 for side in sides)
 
 
 def _check_decoder(model: ExternalWeightsModel, nodes: Sequence[onnx.NodeProto], local: set[str], image: str) -> None:

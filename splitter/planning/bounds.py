@@ -132,7 +132,7 @@ class StepBounds:
 
         Bills are of whole milliseconds, each rounded up, so uneven ones may be up to one less for each task.
         """
-        serial, parallel = (np.repeat(each[:, :, None], tasks, axis=-1) for each in _of(work, spans, tasks))
+        serial, parallel = (np.repeat(sums[:, :, None], tasks, axis=-1) for sums in _of(work, spans, tasks))
         by_one = np.full(len(spans), handed_by_one)
         seconds, usd = stage_price(self._load(serial, parallel, spans, by_one), self._memory[:, None], self._platform)
         rounded = tasks * billed_usd(self._memory, 1 / MS_PER_S, self._platform.functions)
@@ -148,7 +148,7 @@ class StepBounds:
         tasks, stops = parallel.shape[-1], np.array([stop for _, stop in spans])
         shares = np.where(by_one[:, None, None], np.eye(1, tasks), 1 / tasks)
         moved, answer = (
-            each[:, None, None] * shares for each in (self._written[stops], (stops == self._count) * self._answer)
+            sent[:, None, None] * shares for sent in (self._written[stops], (stops == self._count) * self._answer)
         )
         none = np.zeros(tasks)
         return StageLoad(serial, parallel, moved, none, none, none, answer)  # moved, with no request for it
@@ -157,7 +157,7 @@ class StepBounds:
         before = self._sides([(0, start) for start, _ in spans])
         after = self._after([stop for _, stop in spans])
         seconds, usd = (
-            one + left[:, None] + right[:, None] for one, left, right in zip(own, before, after, strict=True)
+            step + left[:, None] + right[:, None] for step, left, right in zip(own, before, after, strict=True)
         )
         return seconds, usd
 
@@ -186,7 +186,7 @@ class StepBounds:
         least = np.full((2, len(different)), np.inf)
         for tasks in self._counts:
             priced = self._stages(self._by_either, different, tasks, handed_by_one=handed_by_one)
-            least = np.minimum(least, [each.min(axis=-1) for each in priced])
+            least = np.minimum(least, [figures.min(axis=-1) for figures in priced])
         least[:, [start == stop for start, stop in different]] = 0.0
         number = {span: index for index, span in enumerate(different)}
         seconds, usd = least[:, [number[span] for span in spans]]
@@ -196,7 +196,7 @@ class StepBounds:
 def _of(work: tuple[_Work, _Work], spans: _Spans, tasks: int) -> tuple[Floats, Floats]:
     """Return serial and parallel seconds of each task of such nodes, columns: what is spread, and what is not."""
     starts, stops = np.array(spans).reshape(-1, 2).T
-    spread, whole = (each[:, stops] - each[:, starts] for each in work)
+    spread, whole = (sums[:, stops] - sums[:, starts] for sums in work)
     serial, parallel = spread / tasks + whole
     return serial[:, None], parallel[:, None]
 

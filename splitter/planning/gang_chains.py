@@ -83,11 +83,12 @@ class Chains:
     def best(cls, several: Sequence[Chains]) -> Chains:
         """Return the chains of several that no other beats."""
         seconds, usd = (
-            np.concatenate(each, axis=-1) for each in ([one.seconds for one in several], [one.usd for one in several])
+            np.concatenate(figures, axis=-1)
+            for figures in ([chains.seconds for chains in several], [chains.usd for chains in several])
         )
         kept, seconds, usd = frontier(seconds, usd)
-        following = np.concatenate([one.following for one in several], axis=-1)
-        label = np.concatenate([one.label for one in several], axis=-1)
+        following = np.concatenate([chains.following for chains in several], axis=-1)
+        label = np.concatenate([chains.label for chains in several], axis=-1)
         return cls(
             several[0].first_end,
             seconds,
@@ -113,7 +114,7 @@ class GangStages:
 
     def add(self, work: StageWork) -> bool:
         """Add a stage on the grid; return whether it is of use: if not, no longer one to the same stop is."""
-        key = tuple((*self._layout(one.tensor), one.rows.tobytes(), one.cols.tobytes()) for one in work.accesses)
+        key = tuple((*self._layout(read.tensor), read.rows.tobytes(), read.cols.tobytes()) for read in work.accesses)
         if key not in self._known_halos:
             self._known_halos[key] = self._priced([self._halos(access) for access in work.accesses])
         stage = self._stage(work, self._known_halos[key])
@@ -145,7 +146,7 @@ class GangStages:
         added_s = slowest + halos.seconds
         if halos.usd:
             added_s = added_s + halos.usd / self._second_usd + _ROUNDING_S
-        tensors = (one.tensor for one, crosses in zip(work.accesses, halos.crosses, strict=True) if crosses)
+        tensors = (access.tensor for access, crosses in zip(work.accesses, halos.crosses, strict=True) if crosses)
         limit = min((self._made.get(tensor, _NOWHERE) for tensor in tensors), default=len(self.graph.nodes))
         return InnerStage(work, tile_s, slowest, halos.seconds, halos.usd, added_s, limit)
 
@@ -324,4 +325,4 @@ def frontier(seconds: Floats, usd: Floats) -> tuple[NDArray[np.int64], Floats, F
     kept[..., 1:] &= usd[..., 1:] < before[..., :-1]
     first = np.argsort(~kept, axis=-1, kind="stable")[..., : max(1, kept.sum(axis=-1).max())]
     seconds = np.where(kept, seconds, np.inf)
-    return tuple(np.take_along_axis(each, first, -1) for each in (order, seconds, usd))  # type: ignore[return-value]
+    return tuple(np.take_along_axis(values, first, -1) for values in (order, seconds, usd))  # type: ignore[return-value]

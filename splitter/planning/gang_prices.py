@@ -139,7 +139,7 @@ class GangPrices:
         Those that one of the `singles`, the same nodes on one tile, beats with every memory are left out.
         """
         start, grid = chains.starts[number], chains.stages.grid
-        firsts = tuple(each for stop, each in chains.stages.out_of.get(start, {}).items() if stop in chains.at)
+        firsts = tuple(stage for stop, stage in chains.stages.out_of.get(start, {}).items() if stop in chains.at)
         every_end = self._gang_ends(start, chains, object_cuts)
         if not (firsts and every_end):
             return
@@ -162,9 +162,9 @@ class GangPrices:
             read = different[:, first].transpose(0, 2, 1)[:, None, None]
             own = [inside[0][:, :, None] + read[0], read[1], inside[1][:, :, None] + read[2]]
             colds = self._cold_usd(grid, every_end, start)
-            least = self._priced(grid, every_end, colds, *(each.min(axis=-1, keepdims=True) for each in own))
+            least = self._priced(grid, every_end, colds, *(figures.min(axis=-1, keepdims=True) for figures in own))
             rivals = [singles.get(((0, start), (0, end.position), before, end.after)) for end in every_end]
-            of_use = self._unbeaten_ends(every_end, [each[..., 0][..., known] for each in least], rivals)
+            of_use = self._unbeaten_ends(every_end, [figures[..., 0][..., known] for figures in least], rivals)
             if not len(of_use):
                 continue
             ends, rivals = [every_end[row] for row in of_use], [rivals[row] for row in of_use]
@@ -241,7 +241,9 @@ class GangPrices:
             too_small[row, : self._memory_mb.index(end.fit.memory_mb[0])] = True
             if single:
                 theirs[:, row, : len(single.seconds)] = single.seconds, single.usd
-        beaten = np.logical_and(*(each[:, :, None] <= own[:, None] for each, own in zip(theirs, least, strict=True)))
+        beaten = np.logical_and(
+            *(seconds[:, :, None] <= own[:, None] for seconds, own in zip(theirs, least, strict=True))
+        )
         possible = np.isfinite(least[0]) & ~too_small
         unbeaten = ~(beaten.any(axis=1) | too_small)
         return np.flatnonzero((possible & unbeaten).any(axis=(1, 2)))
@@ -326,7 +328,9 @@ def _ends_of(edge: Edge) -> _Ends:
 
 def _merged(edges: Sequence[Edge]) -> Edge:
     """Return gangs of the same nodes, paths and grid behind them as one edge: each grid and memory is one choice."""
-    seconds, usd = (np.concatenate(each) for each in zip(*((edge.seconds, edge.usd) for edge in edges), strict=True))
+    seconds, usd = (
+        np.concatenate(figures) for figures in zip(*((edge.seconds, edge.usd) for edge in edges), strict=True)
+    )
     gangs = [edge.stage for edge in edges if isinstance(edge.stage, CandidateGang)]
     candidate = replace(
         gangs[0],
@@ -350,7 +354,10 @@ def unbeaten(gangs: Sequence[Edge], rivals: Sequence[Edge]) -> Iterator[tuple[in
         others = [other for other in known[_ends_of(edge)] if other is not edge and other.grid in (0, edge.grid)]
         several = [edge, *others]
         kept, seconds, _ = frontier(
-            *(np.concatenate(each).T for each in ([one.seconds for one in several], [one.usd for one in several]))
+            *(
+                np.concatenate(figures).T
+                for figures in ([chains.seconds for chains in several], [chains.usd for chains in several])
+            )
         )
         rows = [row for row in np.unique(kept[np.isfinite(seconds)]) if row < len(edge.seconds)]
         gang = edge.stage

@@ -326,13 +326,13 @@ def _undominated(several: Sequence[_Labels]) -> _Labels:
     merged = _Labels(
         several[0].path,
         several[0].grid,
-        np.concatenate([each.seconds for each in several]),
-        np.concatenate([each.usd for each in several]),
-        [each.edges[0] for each in several],
-        np.repeat(np.arange(len(several)), [len(each.seconds) for each in several]),
-        np.concatenate([each.memory for each in several]),
-        [each.parents[0] for each in several],
-        np.concatenate([each.parent for each in several]),
+        np.concatenate([chains.seconds for chains in several]),
+        np.concatenate([chains.usd for chains in several]),
+        [chains.edges[0] for chains in several],
+        np.repeat(np.arange(len(several)), [len(chains.seconds) for chains in several]),
+        np.concatenate([chains.memory for chains in several]),
+        [chains.parents[0] for chains in several],
+        np.concatenate([chains.parent for chains in several]),
     )
     order = np.lexsort((merged.usd, merged.seconds))
     usd = merged.usd[order]

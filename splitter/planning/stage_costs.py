@@ -190,7 +190,7 @@ class StageEnumerator:
             for node in graph.nodes
         ]
         if grid.columns and not maps:
-            able = [one and graph.shape(node.output).flat for one, node in zip(able, graph.nodes, strict=True)]
+            able = [is_able and graph.shape(node.output).flat for is_able, node in zip(able, graph.nodes, strict=True)]
         walks = {}
         for cut in self._cuts[1:]:
             targets = [name for name in cut.tensors if can_part(graph, name, grid, least)]
@@ -227,7 +227,7 @@ class StageEnumerator:
                 costs += self._layout_costs(graph, _views(rows, cols, node.output))
             if index in starts:
                 accesses = self._accesses(graph, index, rows, cols)
-                given = sum(self._layout_costs(graph, _views(rows, cols, one.tensor, index)) for one in accesses)
+                given = sum(self._layout_costs(graph, _views(rows, cols, access.tensor, index)) for access in accesses)
                 serial, parallel = costs + given
                 yield StageWork(index, cut.position, grid, serial, parallel, accesses, written.copy(), macs)
 
@@ -337,7 +337,7 @@ class StageEnumerator:
         works = conversion_work(graph, tensor, have, needs, is_input=is_input)
         if part:
             works += output_work(graph, tensor, have, part)
-        costs: Floats = np.array([(0.0, 0.0), *(self._profiles.parts(one) for one in works)]).sum(axis=0)
+        costs: Floats = np.array([(0.0, 0.0), *(self._profiles.parts(work) for work in works)]).sum(axis=0)
         return costs
 
     def _whole_layout_cost(

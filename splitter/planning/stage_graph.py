@@ -221,7 +221,7 @@ class StageGraph:
 
     def _gang_edges(self, candidates: Sequence[CandidateStage]) -> list[Edge]:
         """Return the gangs that no stage on one tile, of the best rank, beats; all of them where there must be one."""
-        whole = [each for each in candidates if each.work.grid == ONE and not any(each.rank)]
+        whole = [candidate for candidate in candidates if candidate.work.grid == ONE and not any(candidate.rank)]
         prices = GangPrices(self.graph, self._gangs, self.budget.memory_mb, self._limits, self._prices)
         return prices.edges(whole if self.gang != "always" else (), self._object_cuts(candidates))
 
@@ -265,7 +265,7 @@ def _cheapest_only(layered: _Layered, place: int, last: Vertex) -> _Layered:
         to_go[start] = min(to_go.get(start, far), rank + to_go.get(stop, far))
     least = to_go.get((0, 0), far)
     return [
-        each
-        for each, (start, stop, rank) in zip(layered, spans, strict=True)
+        layers
+        for layers, (start, stop, rank) in zip(layered, spans, strict=True)
         if so_far.get(start, far) + rank + to_go.get(stop, far) == least < far
     ]

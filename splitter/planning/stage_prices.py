@@ -96,7 +96,7 @@ class StagePrices:
         cold_usd = candidate.fit.starts_usd(candidate.work.grid.tiles, memory[:, 0, 0], self.platform, candidate.start)
         if cold_usd is not None:
             usd = usd + cold_usd[:, None]
-        priced = (np.broadcast_to(each, shape)[..., number] for each in (seconds, usd))
+        priced = (np.broadcast_to(figures, shape)[..., number] for figures in (seconds, usd))
         for (before, after), each_s, each_usd in zip(pairs, *priced, strict=True):
             yield Edge(
                 (0, candidate.start),

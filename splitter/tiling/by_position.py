@@ -135,7 +135,7 @@ class ResizeByPosition(Resize):
             output = f"{node.output}.mixed" if number == 0 else node.output
             how, (made, read) = linear_resize(graph, node, axis), _growths(node, axis)
             if how.drifts(read / made):
-                places = (Place(axis, *each, vector) for each in ((out, pixels, made), (have, pixels, read)))
+                places = (Place(axis, *names, vector) for names in ((out, pixels, made), (have, pixels, read)))
                 source = _resized(builder, source, output, how, (*places,), how.reads(read / made))
             else:
                 source = banded_product(builder, source, output, (axis, interpolation(graph, node, axis), out, have))
@@ -149,7 +149,7 @@ def linear_resize(graph: Graph, node: Node, axis: int) -> LinearResize:
 
 def _growths(node: Node, axis: int) -> tuple[Fraction, Fraction]:
     """Return how many rows (or columns) of its output and of its input one of the image makes."""
-    made, read = (each[axis - ROW_AXIS] for each in node.attributes[RATES])
+    made, read = (attribute[axis - ROW_AXIS] for attribute in node.attributes[RATES])
     return made, read
 
 
@@ -226,7 +226,7 @@ def append_bins(builder: OnnxBuilder, source: str, name: str, bins: Bins, places
     """
     for count, size, place in zip(bins.counts, bins.sizes, places, strict=True):
         along, lie = f"{name}.{place.axis}", 1 if place.axis == ROW_AXIS else 0
-        begin, end = (np.expand_dims(each, lie) for each in bin_bounds(size, count))
+        begin, end = (np.expand_dims(bound, lie) for bound in bin_bounds(size, count))
         form = "Unsqueeze", np.array([1, 3 - lie])
         rows = _calculated(builder, place.rows(builder, along), f"{along}.form", [form])
         after = _calculated(builder, rows, f"{along}.after", [("GreaterOrEqual", begin)])

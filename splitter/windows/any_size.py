@@ -48,15 +48,15 @@ def any_size_tiles(network: AnySizeNetwork, side: int, parts: int = 1) -> Window
     tiles = [graphs.tile(row, col) for row, col in kinds]
     own = weights_by_size(graphs.made)
     rows, cols = (
-        rule.at(each.size) for rule, each in zip((rules.sides[0].rows, rules.sides[0].cols), graphs.first, strict=True)
+        rule.at(axis.size) for rule, axis in zip((rules.sides[0].rows, rules.sides[0].cols), graphs.first, strict=True)
     )
     assert rows is not None and cols is not None  # noqa: S101, PT018 - the rules are made for such images
     windows = Windows(
         (rows,),
         (cols,),
         _table(sides),
-        stride=lcm(*(each.unit for each in (rules.sides[0].rows, rules.sides[0].cols))),
-        stride_written=lcm(*(each.unit_written for each in (rules.sides[0].rows, rules.sides[0].cols))),
+        stride=lcm(*(axis_rule.unit for axis_rule in (rules.sides[0].rows, rules.sides[0].cols))),
+        stride_written=lcm(*(axis_rule.unit_written for axis_rule in (rules.sides[0].rows, rules.sides[0].cols))),
         rules=rules,
     )
     return WindowTiles(windows, tuple(replace(tile, own=own) for tile in tiles))
@@ -78,8 +78,8 @@ def _table(sides: Sequence[tuple[RuledAxis, RuledAxis]]) -> tuple[tuple[int, ...
 def _sides(graphs: SizeGraphs, side: int, most: int) -> list[tuple[RuledAxis, RuledAxis]]:
     """Return the rules of windows of `side` and of halves of it: as many as there is room for, evenly chosen."""
     network, axes = graphs.network, graphs.axes
-    wanted, largest = [*_halves(network, side)], (_ruled(each, side, 0) for each in axes)
-    tiles = prod(len(each.kinds) for each in largest)
+    wanted, largest = [*_halves(network, side)], (_ruled(axis, side, 0) for axis in axes)
+    tiles = prod(len(axis_rule.kinds) for axis_rule in largest)
     if tiles > most:
         more = _fewer_residues(network, axes, most)
         raise UsageError(
@@ -90,18 +90,18 @@ def _sides(graphs: SizeGraphs, side: int, most: int) -> list[tuple[RuledAxis, Ru
     count = min(len(wanted), most // tiles)
     wanted = [wanted[round((number + 0.5) * len(wanted) / count - 0.5)] for number in range(count)]
     sides, counts, tiles = list[tuple[RuledAxis, RuledAxis]](), [0, 0], 0
-    for each in wanted:
+    for rules_pair in wanted:
         try:
-            pair = _ruled(axes[0], each, counts[0]), _ruled(axes[1], each, counts[1])
+            pair = _ruled(axes[0], rules_pair, counts[0]), _ruled(axes[1], rules_pair, counts[1])
         except UsageError:
             if not sides:
                 raise
             break  # too small for the network's reach
-        tiles += prod(len(one.kinds) for one in pair)
+        tiles += prod(len(axis_rule.kinds) for axis_rule in pair)
         if sides and tiles > most:
             break
         sides.append(pair)
-        counts = [count + len(one.kinds) for count, one in zip(counts, pair, strict=True)]
+        counts = [count + len(axis_rule.kinds) for count, axis_rule in zip(counts, pair, strict=True)]
     return sides
 
 
@@ -124,23 +124,29 @@ def _halves(network: AnySizeNetwork, side: int) -> Iterator[int]:
 def _fewer_residues(network: AnySizeNetwork, axes: Sequence[Mapping[int, NetworkAxis]], tiles: int) -> int:
     """Return the least multiple of pixels for which about half as many kinds of windows as there may be are left."""
     most = (tiles / 2) ** 0.5
-    unit, residues = network.rows.stride, max(len(each) for each in axes)
-    multiples = (each for each in range(2, unit + 1) if unit % each == 0 and residues * network.multiple / each <= most)
+    unit, residues = network.rows.stride, max(len(axis) for axis in axes)
+    multiples = (
+        number for number in range(2, unit + 1) if unit % number == 0 and residues * network.multiple / number <= most
+    )
     return next(multiples, unit)
 
 
 def with_common_sizes(rules: Sequence[SizeRules]) -> list[SizeRules]:
     """Return the rules of a map and its passes with the sizes that all of them take; raises ModelError for none."""
-    parts = [list(each.sides) for each in rules]
+    parts = [list(size_rules.sides) for size_rules in rules]
     for name in ("rows", "cols"):
         axes = [[getattr(side, name) for side in sides] for sides in parts]
         leasts = [{end.residue: end.least for end in sides[-1].ends} for sides in axes]
-        least = {each: max(one[each] for one in leasts) for each in leasts[0] if all(each in one for one in leasts)}
+        least = {
+            residue: max(shortest[residue] for shortest in leasts)
+            for residue in leasts[0]
+            if all(residue in shortest for shortest in leasts)
+        }
         if not least:
             raise ModelError("no image has a size that all passes over it take: give the sizes of your images")
         for number, sides in enumerate(axes):
             for place, rule in enumerate(sides):
                 ends = (replace(e, least=max(e.least, least[e.residue])) for e in rule.ends if e.residue in least)
                 parts[number][place] = replace(parts[number][place], **{name: replace(rule, ends=tuple(ends))})
-    refused = next((each.refused for each in rules if each.refused), "")
+    refused = next((size_rules.refused for size_rules in rules if size_rules.refused), "")
     return [SizeRules(tuple(sides), refused) for sides in parts]

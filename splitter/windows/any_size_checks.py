@@ -52,16 +52,16 @@ class SizeGraphs:
     def of(self, size: tuple[int, int]) -> Graph:
         """Return the graph of an image's size."""
         graph = self.network.checked(size)
-        if not any(graph is each for each in self.made):
+        if not any(graph is made_graph for made_graph in self.made):
             self.made.append(graph)
         return graph
 
     def at(self, past: Sequence[int]) -> Graph:
         """Return the graph of an image of these residues; raises ModelError where one side depends on the other."""
-        rows, cols = (lengths[each] for lengths, each in zip(self.lengths, past, strict=True))
+        rows, cols = (lengths[past_number] for lengths, past_number in zip(self.lengths, past, strict=True))
         graph = self.of((rows, cols))
-        for axes, each, length in zip(self.axes, past, (rows, cols), strict=True):
-            axis = axes[each]
+        for axes, past_number, length in zip(self.axes, past, (rows, cols), strict=True):
+            axis = axes[past_number]
             check_extents(graph, axis, (length - axis.size) // axis.known.stride)
         return graph
 
@@ -96,7 +96,7 @@ def check_middle(graphs: SizeGraphs, sides: Sequence[tuple[RuledAxis, RuledAxis]
         check_alike(graph, *across, down[0], rows=False)
     if network.network.number is not None:
         return  # a pass goes the way of the map
-    ends = [(end.least, each.rule.unit) for each in sides[-1] for end in each.rule.ends]
+    ends = [(end.least, axis_side.rule.unit) for axis_side in sides[-1] for end in axis_side.rule.ends]
     lengths = sorted({least + more * unit for least, unit in ends for more in range(_LENGTHS)})
     doubled = (network.base << power for power in range((MOST_PIXELS // network.base).bit_length()))
     network.check_ways((*lengths[:: max(1, len(lengths) // (2 * _LENGTHS))], *doubled))
@@ -164,7 +164,7 @@ def _check_size(
         check_extents(graph, large, (axis.size - large.size) // large.known.stride)
         windows = side.rule.at(axis.size)
         assert windows is not None  # noqa: S101 - the rule is for this size
-        chosen = {each.kind: each for each in windows.windows}
+        chosen = {window.kind: window for window in windows.windows}
         kinds = axis.ruled(replace(windows, windows=tuple(chosen.values())))
         offset = side.rule.first[0].kind
         pairs = [(kind, side.kinds[number - offset]) for number, kind in zip(chosen, kinds, strict=True)]
@@ -186,5 +186,5 @@ def _compare(one: WindowTile | PassTile, other: WindowTile | PassTile, size: int
     if one.graph is other.graph:
         return
     own = weights_by_size((one.graph, other.graph))
-    written: list[TileGraph] = [replace(each, own=own).write() for each in (one, other)]
+    written: list[TileGraph] = [replace(tile, own=own).write() for tile in (one, other)]
     check_equal(one.graph.nodes, iter(written), size, ONE_A_SIZE)

@@ -46,7 +46,7 @@ class AnySizeNetwork:
 
     def for_side(self, side: int) -> AnySizeNetwork:
         """Return the network on images that have several windows of a side, in pixels as `NetworkAxis.pixels`."""
-        needed = max(_WINDOWS * side / (each.units * each.pixels) for each in self.large)
+        needed = max(_WINDOWS * side / (axis.units * axis.pixels) for axis in self.large)
         return replace(self, base=self.base * ceil(needed))
 
     def checked(self, size: tuple[int, int]) -> Graph:
@@ -98,8 +98,14 @@ class AnySizeNetwork:
     def check_ways(self, lengths: Iterable[int]) -> None:
         """Raise ModelError where images of such lengths, high, wide or square, go another way than large ones."""
         if self.network.source.sized:
-            for each in lengths:
-                for size in ((each, each), (each, self.base), (self.base, each), (2 * each, each), (each, 2 * each)):
+            for length in lengths:
+                for size in (
+                    (length, length),
+                    (length, self.base),
+                    (self.base, length),
+                    (2 * length, length),
+                    (length, 2 * length),
+                ):
                     self._check_way(size)
 
     def axes(self, axis: int) -> tuple[dict[int, NetworkAxis], str]:
@@ -114,7 +120,7 @@ class AnySizeNetwork:
             lengths = [self.base + residue, smaller + residue]
             try:
                 large, small = (
-                    self.axis((each, other) if axis == ROW_AXIS else (other, each), axis) for each in lengths
+                    self.axis((length, other) if axis == ROW_AXIS else (other, length), axis) for length in lengths
                 )
                 check_extents(small.graph, large, (smaller - self.base) // unit)
             except ModelError as error:
@@ -153,7 +159,7 @@ def _networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork, ...]:
     base, (past, graph) = base_size(wanted), _taken(network, wanted)
     parts = [network, *(replace(network, number=number) for number in range(passes_of(graph)))]
     known = [part.strides(part.checked((base + past, base + past))) for part in parts]
-    units = [lcm(wanted.multiple, *(each.stride for each in axis)) for axis in zip(*known, strict=True)]
+    units = [lcm(wanted.multiple, *(strides.stride for strides in axis)) for axis in zip(*known, strict=True)]
     if max(units) > _MOST_UNIT or any(base % unit for unit in units):
         raise ModelError(
             f"the network's strides of {units[0]:,} and {units[1]:,} pixels are too unusual for images of any size: "

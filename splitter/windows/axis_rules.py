@@ -48,8 +48,8 @@ class WindowKind:
     def at(self, units: int, known: Strides) -> WindowKind:
         """Return the window of this kind that begins after so many units."""
         rows, made = (
-            {name: span.moved((units - self.units) * known.of(name)) for name, span in each.items()}
-            for each in (self.rows, self.made)
+            {name: span.moved((units - self.units) * known.of(name)) for name, span in spans.items()}
+            for spans in (self.rows, self.made)
         )
         return WindowKind(self.past, units, rows, made)
 
@@ -128,7 +128,7 @@ class NetworkAxis:
 
     def ruled(self, windows: AxisWindows) -> list[WindowKind]:
         """Return the windows that a rule has along the axis, as the network has them."""
-        spans = [each.computed for each in windows.windows]
+        spans = [window.computed for window in windows.windows]
         of = self.unit_written
         return self.windows(
             [(span.start // of, None if span.stop == windows.result else span.stop // of) for span in spans]
@@ -164,17 +164,17 @@ def ruled_axis(axes: Mapping[int, NetworkAxis], side: int, kinds: int) -> RuledA
     first = axis.windows([(number * side, (number + 1) * side) for number in range(count)])
     listed = [*first, middle.at(clear, known)]  # near 0, where coordinates round the least
     ends = []
-    for residue, each in axes.items():
-        last, windows = _last(each, at_zero, side)
-        units = each.size // known.stride
+    for residue, examples in axes.items():
+        last, windows = _last(examples, at_zero, side)
+        units = examples.size // known.stride
         ends.append(
             AxisEnd(
                 residue=residue,
-                least=_least(each, first, windows, last - clear),
-                rest=each.result - units * each.unit_written,
-                last=(last - units) * each.unit_written,
+                least=_least(examples, first, windows, last - clear),
+                rest=examples.result - units * examples.unit_written,
+                last=(last - units) * examples.unit_written,
                 windows=tuple(
-                    _relative(window, kinds + len(listed) + number, each, units)
+                    _relative(window, kinds + len(listed) + number, examples, units)
                     for number, window in enumerate(windows)
                 ),
                 start=None,
@@ -262,6 +262,6 @@ def _placed(rule: AxisRule, axes: Mapping[int, NetworkAxis]) -> AxisRule:
             ).start
             for number, name in enumerate(outputs)
         )
-        others = tuple(replace(other, start=each) for other, each in zip(others, starts, strict=True))
+        others = tuple(replace(other, start=first) for other, first in zip(others, starts, strict=True))
         ends.append(replace(end, start=start, others=others))
     return replace(rule, ends=tuple(ends))

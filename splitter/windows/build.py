@@ -171,7 +171,7 @@ def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Ar
     try:
         return load(model, example, any_size=size)
     except ImageNotTakenError as error:
-        small, large = (" x ".join(map(str, each)) for each in (example.shape[2:], size))
+        small, large = (" x ".join(map(str, sides)) for sides in (example.shape[2:], size))
         if small == large:
             raise
         raise ModelError(
@@ -182,7 +182,7 @@ def _load(model: Any, example: Array, size: tuple[int, int]) -> tuple[Source, Ar
 
 def _small(size: tuple[int, int]) -> tuple[int, int]:
     """Return a small size with the same remainder for every stride, so that a network takes both or neither."""
-    height, width = (min(each, each % CHECKED_STEP + _SMALL) for each in size)
+    height, width = (min(side, side % CHECKED_STEP + _SMALL) for side in size)
     return height, width
 
 

@@ -64,7 +64,9 @@ def crops_of(network: Network, windows: Windows, channels: int) -> Crops | None:
         crops = Crops(size, at(*size))
         larger = at(*(side.larger(length) for side, length in zip(sides, size, strict=True)))
         graphs = crops.graph, larger
-        small = all(peak_bytes(each, whole_regions(each, each.nodes)) <= _MOST_BYTES for each in graphs)
+        small = all(
+            peak_bytes(crop_graph, whole_regions(crop_graph, crop_graph.nodes)) <= _MOST_BYTES for crop_graph in graphs
+        )
         return crops if small and _tells(network, crops, larger, sides, windows, channels) else None
     except ModelError:
         return None
@@ -153,4 +155,4 @@ def _run(graph: Graph, image: Array, statistics: Array) -> list[Array]:
     model = whole_tile(graph).model({})
     with naming_failure("the network on a part of an image"):
         values: list[Array] = session_of(model).run(None, inputs)
-    return [each.reshape(1, -1, *each.shape[-2:]) for each in values[: len(graph.outputs)]]
+    return [value.reshape(1, -1, *value.shape[-2:]) for value in values[: len(graph.outputs)]]

@@ -131,10 +131,10 @@ def _check(decoder: FrameDecoder, maps: Answer, expected: NDArray[Any]) -> None:
     found = [
         decoder.candidates(
             {
-                each.name: own[each.name][
-                    :, :, top // each.stride : bottom // each.stride, left // each.stride : right // each.stride
+                head.name: own[head.name][
+                    :, :, top // head.stride : bottom // head.stride, left // head.stride : right // head.stride
                 ]
-                for each in decoder.heads
+                for head in decoder.heads
             },
             (top, left),
             size,

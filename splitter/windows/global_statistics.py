@@ -63,7 +63,7 @@ def with_statistics(graph: Graph, other: Graph | None = None) -> Graph:
 
 def passes_of(graph: Graph) -> int:
     """Return how many passes over the image come before the map."""
-    return max((each.number + 1 for each in graph.statistics), default=0)
+    return max((statistic.number + 1 for statistic in graph.statistics), default=0)
 
 
 def part_of(graph: Graph, number: int | None, section: Section = _UNCUT) -> Graph:
@@ -73,7 +73,7 @@ def part_of(graph: Graph, number: int | None, section: Section = _UNCUT) -> Grap
     """
     if not graph.statistics:
         return graph
-    sources = dict.fromkeys(each.source for each in graph.statistics if each.number == number)
+    sources = dict.fromkeys(statistic.source for statistic in graph.statistics if statistic.number == number)
     outputs = graph.outputs if number is None else (*dict.fromkeys((*sources, *section.keeps)),)
     nodes = needed_for(graph.nodes, outputs, section.reads)
     used = {name for node in nodes for name in node.inputs}
@@ -269,7 +269,7 @@ class _Cut:
         positioned = STATISTICS in self._graph.shapes
         self._to.shapes[STATISTICS] = (1, start + POSITION * positioned)
         graph = self._to.done()
-        outputs = (*graph.outputs, *(each.source for each in statistics))
+        outputs = (*graph.outputs, *(statistic.source for statistic in statistics))
         cut = replace(graph, nodes=needed_for(graph.nodes, outputs), statistics=tuple(statistics))
         return replace(cut, fixed=frozenset(self._fixed))
 

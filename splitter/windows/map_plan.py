@@ -124,7 +124,7 @@ class _Image:
 
 def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowTiles:
     """Return the windows of images of these sizes, and a tile for each pair of kinds that meet."""
-    heights, widths = ([*dict.fromkeys(each)] for each in zip(*sizes, strict=True))
+    heights, widths = ([*dict.fromkeys(sides)] for sides in zip(*sizes, strict=True))
     images = _images(network, [*product(heights, widths)], step)
     high = {height: axis_kinds([images[height, width].rows for width in widths]) for height in heights}
     wide = {width: axis_kinds([images[height, width].cols for height in heights]) for width in widths}
@@ -149,8 +149,8 @@ def window_tiles(network: Network, sizes: Sequence[_Size], step: int) -> WindowT
             for width in widths
         ),
         tuple(tuple(range(row * len(tiles[0]), (row + 1) * len(tiles[0]))) for row in range(len(tiles))),
-        stride=lcm(*(each.stride for each in first.known)),
-        stride_written=lcm(*(each.of(first.graph.output) for each in first.known)),
+        stride=lcm(*(strides.stride for strides in first.known)),
+        stride_written=lcm(*(strides.of(first.graph.output) for strides in first.known)),
         positioned=is_positioned(first.graph),
     )
     return WindowTiles(windows, tuple(tile for row in tiles for tile in row))
@@ -173,7 +173,7 @@ def _placed(network: Network, windows: AxisWindows, image: _Image, axis: int) ->
         placed(windows.of_output(number), place_of(larger, name, axis, rates), step)
         for number, (name, step) in enumerate(zip(larger.outputs, steps, strict=True))
     ]
-    others = tuple(AxisResult(each.result, each.start, each.step) for each in results[1:])
+    others = tuple(AxisResult(result.result, result.start, result.step) for result in results[1:])
     return replace(results[0], others=others)
 
 
@@ -196,7 +196,7 @@ def _images(network: Network, sizes: Sequence[_Size], step: int) -> dict[_Size, 
         with naming(size, sizes):
             images[size] = _image(network, size, step, known)
     scales = {
-        tuple(each.rates[name] for each in image.known for name in image.graph.outputs) for image in images.values()
+        tuple(axis.rates[name] for axis in image.known for name in image.graph.outputs) for image in images.values()
     }
     if len(scales) > 1:
         raise ModelError("results of images of these sizes differ in their scale: make a plan for each size")
@@ -217,7 +217,7 @@ def _image(network: Network, size: _Size, step: int, known: dict[_Structure, tup
         check_step(step, rows, cols, rows.finest(graph.outputs))
     cut = axis_spans if network.number is None else pass_spans
     spans = cut(graph, ROW_AXIS, rows, step), cut(graph, COL_AXIS, cols, step)
-    return _Image(graph, (rows, cols), *(replace(each, keeps=network.section.keeps) for each in spans))
+    return _Image(graph, (rows, cols), *(replace(span, keeps=network.section.keeps) for span in spans))
 
 
 def _structure(graph: Graph) -> _Structure:
@@ -259,7 +259,7 @@ def _numbers(cells: Sequence[Sequence[WindowTile | PassTile]], *, one_image: boo
 def _renumbered(kinds: AxisKinds, numbers: Iterator[int]) -> AxisWindows:
     """Return the windows along an axis with the plan's numbers of their kinds, the next ones."""
     own = [next(numbers) for _ in kinds.examples]
-    windows = tuple(replace(each, kind=own[each.kind]) for each in kinds.windows.windows)
+    windows = tuple(replace(window, kind=own[window.kind]) for window in kinds.windows.windows)
     return replace(kinds.windows, windows=windows)
 
 
@@ -285,7 +285,7 @@ def write_map_plan(
     files = {f"{stage_directory(0)}/{file.name}": file for file in written.weights}
     unsplit = inlined(whole_tile(reference), weights_by_size([graph, reference]))
     (directory / UNSPLIT).write_bytes(unsplit.model(files).SerializeToString())
-    tiles = tuple(_tile(each, path, budget) for each, path in zip(cut.tiles, written.graphs, strict=True))
+    tiles = tuple(_tile(tile, path, budget) for tile, path in zip(cut.tiles, written.graphs, strict=True))
     image, *results = (
         _largest(graph.shape(name), [rects[index] for rects in _rects(tiles)])
         for index, name in enumerate((graph.input, *graph.outputs))
@@ -340,7 +340,7 @@ def write_map_plan(
 
 def _tile(tile: WindowTile | PassTile, path: str, budget: Budget) -> Tile:
     graph, regions = tile.graph, tile.regions
-    read, *wrote = (Rect.whole(each.rows.size, each.cols.size) for each in (tile.read, *tile.written))
+    read, *wrote = (Rect.whole(region.rows.size, region.cols.size) for region in (tile.read, *tile.written))
     serial, parallel = window_ms(graph, regions, budget)
     return Tile(
         graph=path,
@@ -393,7 +393,7 @@ def _in_words(windows: Windows, stage: Stage, common: Tile) -> str:
     computed = f"overlaps are {max(0.0, work - 1):.1%} of its multiply-accumulates"
     if windows.kept:  # the map alone is less than the network then
         what = "maps that passes have kept"
-        cuts = [one.of(image.rows.size, image.cols.size) for one in windows.passes]
+        cuts = [pass_.of(image.rows.size, image.cols.size) for pass_ in windows.passes]
         work += sum(stage.tiles[window.tile].macs for cut in cuts for window in cut) / (stage.macs or 1)
         computed = f"multiply-accumulates, those of all passes, are {work:.2f} times the network's"
     return (

@@ -111,10 +111,10 @@ class Network:
         shape = graph.shape(graph.input)
         larger = self.larger((shape.height, shape.width))
         known = strides(graph, larger, ROW_AXIS), strides(graph, larger, COL_AXIS)
-        for axis, each in zip((ROW_AXIS, COL_AXIS), known, strict=True):
-            check_shifts(graph, axis, each)
+        for axis, axis_strides in zip((ROW_AXIS, COL_AXIS), known, strict=True):
+            check_shifts(graph, axis, axis_strides)
         return known
 
 
 def _in_words_of(graph: Graph) -> str:
-    return ", ".join(f"{each.name} {list(each.dims)}" for each in graph.output_tensors)
+    return ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in graph.output_tensors)

@@ -61,7 +61,7 @@ class OwnedElements:
             )
             places = builder.constant(f"{name}.places", np.arange(size, dtype=np.float32)[None])
             own = builder.append("GreaterOrEqual", [places, first], f"{name}.own")
-            shape = [0, *(size if each == axis else 1 for each in range(1, rank))]
+            shape = [0, *(size if position == axis else 1 for position in range(1, rank))]
             sides.append(
                 builder.append("Reshape", [own, builder.constant(f"{name}.shape", np.array(shape))], f"{name}.mask")
             )

@@ -92,7 +92,7 @@ class PassTile:
     @property
     def statistics(self) -> tuple[Statistic, ...]:
         """The statistics of the pass."""
-        return tuple(each for each in self.graph.statistics if each.number == self.number)
+        return tuple(statistic for statistic in self.graph.statistics if statistic.number == self.number)
 
     @property
     def read(self) -> Rect:
@@ -108,7 +108,7 @@ class PassTile:
     def _size(self) -> int:
         """The values of its output, without the zeros behind them."""
         kept = sum(self.graph.shape(name).channels * self.parts[name].area for name in self.keeps)
-        return sum(each.values.partial_size for each in self.statistics) + kept
+        return sum(statistic.values.partial_size for statistic in self.statistics) + kept
 
     def write(self) -> TileGraph:
         """Return the tile's graph."""

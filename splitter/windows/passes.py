@@ -75,8 +75,8 @@ def with_ruled_passes(parts: Sequence[AnySizeNetwork], cut: WindowTiles, choice:
 
 def _of_common_sizes(parts: Sequence[WindowTiles]) -> tuple[WindowTiles, list[WindowTiles]]:
     """Return a map and its passes for the sizes that all of them take, explained by an image of one size."""
-    given = [each.windows for each in parts]
-    rules = with_common_sizes([each.rules for each in given if each.rules])
+    given = [pass_part.windows for pass_part in parts]
+    rules = with_common_sizes([windows.rules for windows in given if windows.rules])
     smallest = rules[0].sides[-1]
     size = smallest.rows.near(given[0].heights[0].size), smallest.cols.near(given[0].widths[0].size)
     made = []
@@ -97,17 +97,17 @@ def _joined(cut: WindowTiles, made: Sequence[WindowTiles], sections: Sequence[Se
     if not made:
         return cut
     tiles, passes, kept = [*cut.tiles], list[StatisticsPass](), list[str]()
-    for number, each in enumerate(made):
-        windows, graph = each.windows, each.tiles[0].graph
+    for number, made_pass in enumerate(made):
+        windows, graph = made_pass.windows, made_pass.tiles[0].graph
         numbers = tuple(tuple(tile if tile == NO_TILE else tile + len(tiles) for tile in row) for row in windows.tiles)
-        maps = tuple(one.values for one in graph.statistics if one.number == number)
+        maps = tuple(statistic.values for statistic in graph.statistics if statistic.number == number)
         names = sections[number].keeps if sections else ()
         keeps, reads = tuple(KeptMap(graph.shape(name).channels) for name in names), _numbers(graph, kept)
         passes.append(
             StatisticsPass(windows.heights, windows.widths, numbers, maps, windows.rules, reads=reads, keeps=keeps)
         )
         kept += names
-        tiles += each.tiles
+        tiles += made_pass.tiles
     windows = replace(cut.windows, passes=tuple(passes), reads=_numbers(cut.tiles[0].graph, kept))
     return WindowTiles(windows, tuple(tiles))
 
@@ -129,9 +129,13 @@ def with_sections(network: Network, sizes: Sequence[_Size], choice: WindowChoice
     if not count or kept == _NEVER or is_positioned(graph):
         return network
     sections = sections_of(graph, count, _prices(graph, choice, budget, free=kept == _ALWAYS))
-    names = {name for each in sections for name in (*each.reads, *each.keeps)}
+    names = {name for section in sections for name in (*section.reads, *section.keeps)}
     # A network that is built otherwise at another size is computed from the image in every pass.
-    return replace(network, sections=sections) if all(names <= each.shapes.keys() for each in graphs) else network
+    return (
+        replace(network, sections=sections)
+        if all(names <= part_graph.shapes.keys() for part_graph in graphs)
+        else network
+    )
 
 
 def _prices(graph: Graph, choice: WindowChoice, budget: Budget, *, free: bool) -> Prices:
@@ -153,7 +157,10 @@ def check_times(network: Network, cut: WindowTiles, choice: WindowChoice, budget
     """Refuse passes of more than MOST_TIMES the work of the network once; raises UsageError with both prices."""
     windows, size = cut.windows, (cut.windows.heights[0].size, cut.windows.widths[0].size)
     work, usd = zip(
-        *(_work(cut, each, choice, budget) for each in (windows.first, *(one.of(*size) for one in windows.passes))),
+        *(
+            _work(cut, image, choice, budget)
+            for image in (windows.first, *(pass_.of(*size) for pass_ in windows.passes))
+        ),
         strict=True,
     )
     once = work[0]
@@ -189,7 +196,7 @@ def _fitting(
     while True:
         side = max(unit, pixels // unit * unit)
         made = cut(side)
-        needed = max(window_mb(each.graph, each.regions, weights, choice.weights_in) for each in made.tiles)
+        needed = max(window_mb(tile.graph, tile.regions, weights, choice.weights_in) for tile in made.tiles)
         if needed <= choice.memory_mb:
             return made
         if side == unit:
@@ -201,5 +208,5 @@ def _fitting(
 
 
 def _stride(known: tuple[Strides, Strides]) -> int:
-    rows, cols = (each.stride for each in known)
+    rows, cols = (strides.stride for strides in known)
     return lcm(rows, cols)

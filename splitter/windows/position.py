@@ -74,7 +74,7 @@ def _middle(
     while walk.position:
         walk.step()
     sums = walk.spans[graph.input].sum(axis=0).tolist()
-    starts = {Fraction(each, 2) - (first + row + Fraction(1, 2)) / rate for row, each in enumerate(sums)}
+    starts = {Fraction(total, 2) - (first + row + Fraction(1, 2)) / rate for row, total in enumerate(sums)}
     return starts.pop() if len(starts) == 1 else None
 
 
@@ -105,7 +105,7 @@ def _reads_its_place(windows: AxisWindows, step: Fraction) -> bool:
     """Whether each window reads what its part of the result covers, where that lies at the image's start."""
     near = max(step, Fraction(1))
     return all(
-        each.read.start < each.written.start * step + near
-        and each.read.stop > min(each.written.stop * step, Fraction(windows.size)) - near
-        for each in windows.windows
+        window.read.start < window.written.start * step + near
+        and window.read.stop > min(window.written.stop * step, Fraction(windows.size)) - near
+        for window in windows.windows
     )

@@ -43,7 +43,7 @@ def with_positions(graph: Graph, other: Graph) -> Graph:
     made, writer = {node.output: node for node in graph.nodes}, Rewriter(graph)
     for node in graph.nodes:
         writer.nodes.append(_resize(graph, other, node) or _bins(graph, other, node, made) or node)
-    if all(one is node for one, node in zip(writer.nodes, graph.nodes, strict=True)):
+    if all(written is node for written, node in zip(writer.nodes, graph.nodes, strict=True)):
         return graph
     writer.shapes[STATISTICS] = (1, 1)
     return writer.done()
@@ -51,7 +51,7 @@ def with_positions(graph: Graph, other: Graph) -> Graph:
 
 def is_positioned(graph: Graph) -> bool:
     """Return whether windows of a graph without reductions (global_statistics.py) are told where they are."""
-    statistics = max((each.values.stop for each in graph.statistics), default=0)
+    statistics = max((statistic.values.stop for statistic in graph.statistics), default=0)
     return STATISTICS in graph.shapes and graph.shapes[STATISTICS][1] > statistics
 
 
@@ -59,7 +59,7 @@ def told_where(graph: Graph) -> Graph:
     """Return a graph without reductions whose windows are told where they are, as those of other sizes are."""
     if is_positioned(graph):
         return graph
-    values = max((each.values.stop for each in graph.statistics), default=0) + POSITION
+    values = max((statistic.values.stop for statistic in graph.statistics), default=0) + POSITION
     return replace(graph, shapes={**graph.shapes, STATISTICS: (1, values)}, fixed=graph.fixed | {STATISTICS})
 
 
@@ -119,7 +119,7 @@ def _pooled(graph: Graph, node: Node) -> tuple[int, NDArray[np.float32]] | None:
     count, size = matrix.shape
     if not 0 < count <= _MOST_BINS:
         return None
-    first, stop = (each[:, None] for each in bin_bounds(size, count))
+    first, stop = (bound[:, None] for bound in bin_bounds(size, count))
     rows = np.arange(size)
     means = ((rows >= first) & (rows < stop)) / (stop - first)
     return (axis, matrix) if np.allclose(matrix, means, rtol=0, atol=_SAME) else None

@@ -44,11 +44,13 @@ def check_alike(graph: Graph, spans: AxisSpans, windows: AxisWindows, across: Ax
         regions = {number: _regions(spans, number, across, rows=rows) for number in numbers}
         for node in by_place:  # before the rest: what reads a part of a tensor is not blamed for the part
             check_equal(
-                [node], (tile_graph(graph, [node], each, [graph.input], {}) for each in regions.values()), spans.size
+                [node],
+                (tile_graph(graph, [node], region, [graph.input], {}) for region in regions.values()),
+                spans.size,
             )
         some = sorted({numbers[place] for place in (0, min(1, len(numbers) - 1), len(numbers) // 2, -1)})
         whole = ((regions[number], {name: regions[number][name] for name in graph.outputs}) for number in some)
-        tiles = (tile_graph(graph, graph.nodes, each, [graph.input], end) for each, end in whole)
+        tiles = (tile_graph(graph, graph.nodes, tile_regions, [graph.input], end) for tile_regions, end in whole)
         check_equal(graph.nodes, tiles, spans.size)
 
 

@@ -55,7 +55,7 @@ def sections_of(graph: Graph, count: int, prices: Prices) -> tuple[Section, ...]
     keeps: list[list[str]] = [[] for _ in range(count + 1)]
     sections = list[Section]()
     for number in reversed(range(count + 1)):
-        sources = [each.source for each in graph.statistics if each.number == number]
+        sources = [statistic.source for statistic in graph.statistics if statistic.number == number]
         targets = [*graph.outputs] if number == count else [*sources, *keeps[number]]
         kept = {name for names in keeps for name in names}  # for a pass behind this one
         earlier = {
@@ -80,7 +80,7 @@ def _depths(graph: Graph) -> dict[str, int]:
         before = [depths[name] for name in graph.activations(node) if name != STATISTICS]
         if STATISTICS in node.inputs:
             start = int(graph.weights[node.inputs[1]].reshape(-1)[0])
-            before.append(next(each.number + 1 for each in graph.statistics if start < each.values.stop))
+            before.append(next(statistic.number + 1 for statistic in graph.statistics if start < statistic.values.stop))
         depths[node.output] = max(before)
     return depths
 

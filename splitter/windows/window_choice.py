@@ -77,6 +77,6 @@ def window_ms(graph: Graph, regions: Regions, budget: Budget) -> tuple[float, fl
     """Return a window's predicted milliseconds on one vCPU: what more vCPUs do not speed up, and what they do."""
     outputs = {name: regions[name] for name in graph.outputs}
     works = tile_works(graph, graph.nodes, regions, read_maps(graph), outputs)
-    parts = [(budget.profiles.run_s, 0.0), *(budget.profiles.parts(each) for each in works)]
-    serial, parallel = (round(MS_PER_S * sum(each[index] for each in parts), 6) for index in range(2))
+    parts = [(budget.profiles.run_s, 0.0), *(budget.profiles.parts(work) for work in works)]
+    serial, parallel = (round(MS_PER_S * sum(part[index] for part in parts), 6) for index in range(2))
     return serial, parallel

@@ -74,7 +74,7 @@ def axis_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
                 f"rows or columns, which end {counts[name] - len(starts)} windows after those of another output"
             )
         first = (starts * known.of(name)).tolist()
-        targets[name] = spans_of([Span(*each) for each in zip(first, [*first[1:], size], strict=True)])
+        targets[name] = spans_of([Span(*ends) for ends in zip(first, [*first[1:], size], strict=True)])
     return spans_that_make(graph, axis, known, targets, starts)
 
 
@@ -147,7 +147,7 @@ def middle_regions(graph: Graph, rows: Strides, cols: Strides, step: int) -> dic
         walk = AxisWalk([axis_node(graph, node, axis) for node in graph.nodes], targets)
         while walk.position:
             walk.step()
-        spans.append({name: Span(*each[:, 0].tolist()) for name, each in walk.spans.items()})
+        spans.append({name: Span(*span[:, 0].tolist()) for name, span in walk.spans.items()})
     down, across = spans
     return {name: Rect(down[name], across[name]) for name in down}
 
@@ -170,7 +170,7 @@ def axis_kinds(images: Sequence[AxisSpans]) -> AxisKinds:
         ends = zip(
             (first.source, *first.outputs, *first.reads), (other.source, *other.outputs, *other.reads), strict=True
         )
-        if not all(np.array_equal(first.rows[one], other.rows[twin]) for one, twin in ends):
+        if not all(np.array_equal(first.rows[end], other.rows[twin]) for end, twin in ends):
             raise ModelError(
                 f"what a result has along {first.size} pixels of an image depends on its other side: make a plan for "
                 "each size"
@@ -178,7 +178,7 @@ def axis_kinds(images: Sequence[AxisSpans]) -> AxisKinds:
     numbers: dict[tuple[Shape, ...], int] = {}
     examples, listed = list[int](), list[AxisWindow]()
     for window in range(len(first)):
-        shapes = tuple(each.shapes[window] for each in images)
+        shapes = tuple(image.shapes[window] for image in images)
         if shapes not in numbers:
             numbers[shapes] = len(examples)
             examples.append(window)
@@ -195,8 +195,8 @@ def merged(tiles: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
     `tiles[r][c]` is the number of the tile of row kind r and column kind c.
     """
     rows, cols = dict[tuple[int, ...], int](), dict[tuple[int, ...], int]()
-    down = [rows.setdefault(tuple(each), len(rows)) for each in tiles]
-    return down, [cols.setdefault(each, len(cols)) for each in zip(*tiles, strict=True)]
+    down = [rows.setdefault(tuple(tile), len(rows)) for tile in tiles]
+    return down, [cols.setdefault(column, len(cols)) for column in zip(*tiles, strict=True)]
 
 
 def regions_of(rows: tuple[AxisSpans, int], cols: tuple[AxisSpans, int]) -> dict[str, Rect]:

@@ -56,7 +56,7 @@ class WindowSessions:
             for name, view in zip(graph.outputs, views, strict=True)
         ]
         numbers = range(len(windows)) if chosen is None else chosen
-        for number, window in sorted(((each, windows[each]) for each in numbers), key=lambda each: each[1].tile):
+        for number, window in sorted(((index, windows[index]) for index in numbers), key=lambda each: each[1].tile):
             values = self._compute(image, window, statistics, self._cut.windows.reads, kept, len(views))
             for result, view, value in zip(results, views, values, strict=True):
                 part = view[number]
@@ -70,21 +70,23 @@ class WindowSessions:
         """
         statistics = np.zeros(self._cut.windows.statistics, np.float32)
         kept = kept or [{} for _ in images]
-        for one in self._cut.windows.passes:
-            total, first = StatisticsSum(one.maps), len(kept[0])
+        for pass_ in self._cut.windows.passes:
+            total, first = StatisticsSum(pass_.maps), len(kept[0])
             for image, maps in zip(images, kept, strict=True):
-                windows = one.of(*image.shape[2:])
-                for number, (each, rect) in enumerate(zip(one.keeps, windows[len(windows) - 1].keeps, strict=True)):
-                    maps[first + number] = np.empty((each.channels, rect.rows.stop, rect.cols.stop), np.float32)
+                windows = pass_.of(*image.shape[2:])
+                for number, (kept_map, rect) in enumerate(
+                    zip(pass_.keeps, windows[len(windows) - 1].keeps, strict=True)
+                ):
+                    maps[first + number] = np.empty((kept_map.channels, rect.rows.stop, rect.cols.stop), np.float32)
                 for window in sorted(windows, key=lambda each: each.tile):
                     known = np.frombuffer(told(statistics.tobytes(), window), np.float32)
-                    values = self._compute(image, window, known, one.reads, maps)[0].reshape(-1)
+                    values = self._compute(image, window, known, pass_.reads, maps)[0].reshape(-1)
                     total.add(values)
-                    shapes = [each.shape(rect) for each, rect in zip(one.keeps, window.keeps, strict=True)]
-                    parts = unpacked(values[one.partial_size :], shapes)
+                    shapes = [keep.shape(rect) for keep, rect in zip(pass_.keeps, window.keeps, strict=True)]
+                    parts = unpacked(values[pass_.partial_size :], shapes)
                     for number, (rect, part) in enumerate(zip(window.keeps, parts, strict=True)):
                         maps[first + number][:, *rect.slices] = part
-            found, start = total.values(), one.maps[0].start
+            found, start = total.values(), pass_.maps[0].start
             statistics[start : start + found.size] = found
         return statistics
 
@@ -104,7 +106,7 @@ class WindowSessions:
         if self._cut.windows.values:
             vector = self._cut.windows.vector(statistics.tobytes(), window)
             inputs[input_name(1)] = np.frombuffer(vector, np.float32)[None]
-        names = [output_name(each) for each in range(outputs)]
+        names = [output_name(output) for output in range(outputs)]
         with naming_failure(f"a window of {window.read.rows.size} x {window.read.cols.size} pixels"):
             return self._session(window.tile).run(names, inputs)
 
@@ -130,7 +132,7 @@ class _Session:
         names = [name for name in tile.weights if name in file]
         self._weights = [np.ascontiguousarray(tile.weights[name]) for name in names]  # of which a session has no copy
         options = plain_options()
-        options.add_external_initializers(names, [OrtValue.ortvalue_from_numpy(each) for each in self._weights])
+        options.add_external_initializers(names, [OrtValue.ortvalue_from_numpy(weight) for weight in self._weights])
         self._session = session_of(tile.model({_WEIGHTS: file}), options)
 
     def run(self, names: Sequence[str], inputs: Mapping[str, Array]) -> list[Array]:

@@ -175,7 +175,11 @@ class AwsFacts:
         return self.functions
 
 
-_TABLES = {one.metadata.get("key", one.name): one.name for one in fields(AwsFacts) if one.name != "sources"}
+_TABLES = {
+    table_field.metadata.get("key", table_field.name): table_field.name
+    for table_field in fields(AwsFacts)
+    if table_field.name != "sources"
+}
 _INSTANCE = re.compile(r"[a-z0-9-]{1,20}\.[a-z0-9-]{1,20}")
 _SOURCE = {"unit": "", "date": "", "tag": "U"}
 _NAME = "the AWS facts file"

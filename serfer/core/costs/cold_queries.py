@@ -87,7 +87,7 @@ class ColdChoice:
     @classmethod
     def of(cls, plan: Plan, cold: Plan, platform: Platform, memory_mb: int | None = None) -> ColdChoice:
         """Price both plans of a directory."""
-        whole, split = (price_cold(each, platform, memory_mb) for each in (plan, cold))
+        whole, split = (price_cold(made, platform, memory_mb) for made in (plan, cold))
         facts = platform.functions
         return cls(whole, split, warm_up_usd(whole, facts), facts.concurrency)
 

@@ -551,8 +551,10 @@ def price_gang(load: GangLoad, memory_mb: int, platform: Platform) -> GangPrice:
     outer, members = load.outer.placed(platform), load.outer.tasks
     compute, ends = load.compute(memory_mb, platform), GangEnds.of(load.outer, platform)
     priced = [exchange.price(platform) for exchange in load.exchanges]
-    inside_s = float(compute.max(axis=-1).sum() + sum(each for each, _ in priced) + ends.reading_s + ends.writing_s)
-    store_usd = float(ends.usd + sum(each for _, each in priced))
+    inside_s = float(
+        compute.max(axis=-1).sum() + sum(spent_s for spent_s, _ in priced) + ends.reading_s + ends.writing_s
+    )
+    store_usd = float(ends.usd + sum(dollars for _, dollars in priced))
     seconds, usd = gang_price(members, inside_s, ends.carrying_s, store_usd, memory_mb, platform)
     driver = members * DISPATCH_SECONDS + float(ends.carrying_s)
     billed = float(seconds) - driver - invoke_seconds(1, platform.functions)
@@ -598,7 +600,7 @@ def plan_load(plan: Plan, number: int) -> StageLoad:
     Bytes and ranges are exact, the plan's own; compute is the prediction that its tiles carry.
     """
     stage = plan.stages[number]
-    paths = [each.path for each in plan.stages]
+    paths = [step.path for step in plan.stages]
     crops = _each(_pixels(tile, plan.input) if not number else 0 for tile in stage.tiles)
     cache, carried, objects = (_traffic(stage, paths, path) for path in (CACHE, INLINE, OBJECTS))
     return StageLoad(
@@ -623,7 +625,7 @@ def gang_load(plan: Plan, gang: Gang) -> GangLoad:
     """
     stages = [plan.stages[number] for number in gang.stages]
     members = range(stages[0].grid.tiles)
-    paths = [each.path for each in plan.stages]
+    paths = [step.path for step in plan.stages]
     later = {source.stage for stage in plan.stages[gang.stop :] for source in stage.inputs}
     answered = {*later, len(plan.stages) - 1}
     read = [
@@ -633,12 +635,12 @@ def gang_load(plan: Plan, gang: Gang) -> GangLoad:
 
     def through(path: str) -> Traffic:
         outside = [
-            {key: cells for key, cells in each.items() if key[0] < gang.start and paths[key[0]] == path}
-            for each in read
+            {key: cells for key, cells in read_cells.items() if key[0] < gang.start and paths[key[0]] == path}
+            for read_cells in read
         ]
         return Traffic(
-            _each(sum(_cell_bytes(plan, key, cells) for key, cells in each.items()) for each in outside),
-            _each(sum(map(_runs, each.values())) for each in outside),
+            _each(sum(_cell_bytes(plan, key, cells) for key, cells in written.items()) for written in outside),
+            _each(sum(map(_runs, written.values())) for written in outside),
             _each(
                 sum(
                     stage.written(stage.tiles[member])
@@ -684,7 +686,7 @@ def _cells_read(several: Iterable[Iterable[Piece]]) -> dict[_Written, set[int]]:
     cells: dict[_Written, set[int]] = {}
     for pieces in several:
         for piece in pieces:
-            numbers = (range(each.first, each.first + len(each.cells)) for each in piece.ranges)
+            numbers = (range(cell_range.first, cell_range.first + len(cell_range.cells)) for cell_range in piece.ranges)
             cells.setdefault((piece.stage, piece.tile), set()).update(*numbers)
     return cells
 

@@ -278,12 +278,12 @@ def dump_profiles(profiles: Profiles) -> str:
     """Write profiles as JSON that a reader can follow: coefficients with four digits, in nanoseconds."""
     kinds = {
         str(kind): Profile(
-            one.samples,
-            _short(one.error),
-            _short(one.parallel),
-            {name: _short(ns) for name, ns in one.coefficients_ns.items()},
+            profile.samples,
+            _short(profile.error),
+            _short(profile.parallel),
+            {name: _short(ns) for name, ns in profile.coefficients_ns.items()},
         )
-        for kind, one in profiles.kinds.items()
+        for kind, profile in profiles.kinds.items()
     }
     file = _File(FORMAT, profiles.machine, profiles.runtime, profiles.date, _short(profiles.run_ns), kinds)
     return json.dumps(unstructure(file), indent=2) + "\n"

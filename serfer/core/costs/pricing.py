@@ -153,9 +153,9 @@ def _query(plan: Plan, price: PlanPrice) -> dict[str, Any]:
                     "fetching_ms": MS_PER_S * start.fetching,
                     "sessions_ms": MS_PER_S * start.sessions,
                 },
-                **_stage(one),
+                **_stage(stage),
             }
-            for step, (numbers, one, start) in enumerate(
+            for step, (numbers, stage, start) in enumerate(
                 zip(price.numbers, price.stages, price.cold_starts, strict=True)
             )
         ],
@@ -208,7 +208,7 @@ def uses_store(plan: Plan, facts: AwsFacts) -> bool:
 
 def store_of(plan: Plan, facts: AwsFacts, cold_plan: Plan | None = None) -> str:
     """Return the store that a plan is deployed with by default: its own, or S3, which costs nothing idle, if unused."""
-    used = any(uses_store(each, facts) for each in (plan, *([cold_plan] if cold_plan else [])))
+    used = any(uses_store(candidate, facts) for candidate in (plan, *([cold_plan] if cold_plan else [])))
     return plan.store.partition("+")[0] if used else "s3"
 
 

@@ -28,7 +28,9 @@ def session_bytes(function: Function, graph: str) -> int:
     convolutions (AlexNet, VGG16 at 448 px, ResNet18 at 896 px); what ONNX Runtime has as pages of a file comes on top,
     which the system takes back.
     """
-    return 2 * (function.weights.bytes + sum(one.bytes for one in function.graphs if one.path == graph))
+    return 2 * (
+        function.weights.bytes + sum(tile_graph.bytes for tile_graph in function.graphs if tile_graph.path == graph)
+    )
 
 
 def function_session_bytes(plan: Plan, memory_mb: float) -> float:

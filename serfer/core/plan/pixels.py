@@ -56,7 +56,7 @@ def normalise_by_image(
     """Return pixels (C, rows, cols) as a network's input of that shape; what they are normalised to has `levels`."""
     kind = np.float32 if planes.dtype.name in _SMALL_TYPES else np.float64
     offset, span, mean, std = (
-        np.array(each)[:, None, None] for each in (known.offset, known.span, levels.mean, levels.std)
+        np.array(numbers)[:, None, None] for numbers in (known.offset, known.span, levels.mean, levels.std)
     )
     # Subtracted before it is divided, and in two parts: of values that are large beside their range little is left.
     most = offset.astype(kind)
@@ -83,7 +83,7 @@ def levels_by_image(known: ImageStatistics, how: ImageNormalisation, levels: Lev
     channels = len(levels.mean)
     if how.clip or channels > MAX_CHANNELS:
         return None
-    offset, span = (np.broadcast_to(each, channels) for each in (known.offset, known.span))
+    offset, span = (np.broadcast_to(numbers, channels) for numbers in (known.offset, known.span))
     mean, std = offset * levels.scale + levels.mean * span, span * levels.std
     with suppress(PlanError):
         return Levels(levels.scale, tuple(mean.tolist()), tuple(std.tolist()))

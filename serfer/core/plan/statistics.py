@@ -57,10 +57,10 @@ def partial_form(size: int, channels: int) -> tuple[int, int]:
 
 def check_statistics(maps: Sequence[MapStatistics]) -> bool:
     """Return whether statistics, in the order of passes, have known kinds and make one vector without a gap."""
-    ends = [0, *(each.stop for each in maps)]
+    ends = [0, *(map_.stop for map_ in maps)]
     return all(
-        each.start == before and each.channels > 0 and _sound(each.kinds)
-        for before, each in zip(ends, maps, strict=False)
+        map_.start == before and map_.channels > 0 and _sound(map_.kinds)
+        for before, map_ in zip(ends, maps, strict=False)
     )
 
 

@@ -74,7 +74,7 @@ def priced_query(plan: Plan) -> Plan:
     query = query_plan(plan, commonest_window(plan.windows))
     [stage] = query.stages
     written, whole = query.output.height * query.output.width, image.height * image.width
-    operators = tuple(replace(each, macs=each.macs * written // whole) for each in stage.operators)
+    operators = tuple(replace(operator, macs=operator.macs * written // whole) for operator in stage.operators)
     return replace(query, stages=(replace(stage, operators=operators),))
 
 

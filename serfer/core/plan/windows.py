@@ -91,11 +91,13 @@ class AxisWindows:
 
         None where every window reads up to an end of the image.
         """
-        before = [ceil(each.computed.start * self.step) - each.read.start for each in self.windows if each.read.start]
+        before = [
+            ceil(window.computed.start * self.step) - window.read.start for window in self.windows if window.read.start
+        ]
         behind = [
-            each.read.stop - floor(each.computed.stop * self.step)
-            for each in self.windows
-            if each.read.stop < self.size
+            window.read.stop - floor(window.computed.stop * self.step)
+            for window in self.windows
+            if window.read.stop < self.size
         ]
         return (max(0, *before), max(0, *behind)) if before and behind else None
 
@@ -104,11 +106,11 @@ class AxisWindows:
         if not number:
             return replace(self, others=()) if self.others else self
         other = self.others[number - 1]
-        starts = [other.at(each.written.start * self.step) for each in self.windows]
+        starts = [other.at(window.written.start * self.step) for window in self.windows]
         spans = map(Span, starts, (*starts[1:], other.result))
         windows = tuple(
-            replace(each, written=span, made=each.made and Span(other.at(each.made.start * self.step), span.stop))
-            for each, span in zip(self.windows, spans, strict=True)
+            replace(window, written=span, made=window.made and Span(other.at(window.made.start * self.step), span.stop))
+            for window, span in zip(self.windows, spans, strict=True)
         )
         return AxisWindows(self.size, other.result, windows, other.start, other.step)
 
@@ -157,7 +159,7 @@ class AxisRule:
             return None
         units = size // self.unit
         origin = units * self.unit_written
-        last = [self._moved(each, units) for each in end.windows]
+        last = [self._moved(window, units) for window in end.windows]
         side, covered = self.middle.written.size, self.first[-1].written.stop
         count = ceil((last[0].written.start - covered) / side)
         if count > MAX_WINDOWS:
@@ -167,11 +169,11 @@ class AxisRule:
             start = min(covered + number * side, origin + end.last)
             between.append(self._moved(self.middle, start // self.unit_written))
         windows, done = list[AxisWindow](), 0
-        for each in (*self.first, *between, *last):
-            if each.written.stop > done:
-                windows.append(_after(each, done))
-                done = each.written.stop
-        others = tuple(replace(each, result=each.at(units * self.unit) + each.result) for each in end.others)
+        for window in (*self.first, *between, *last):
+            if window.written.stop > done:
+                windows.append(_after(window, done))
+                done = window.written.stop
+        others = tuple(replace(other, result=other.at(units * self.unit) + other.result) for other in end.others)
         return AxisWindows(size, origin + end.rest, tuple(windows), end.start, self.step, others)
 
     def _moved(self, window: AxisWindow, units: int) -> AxisWindow:
@@ -223,7 +225,7 @@ class SizeRules:
 
     def of(self, height: int, width: int) -> tuple[AxisWindows, AxisWindows] | None:
         """Return the windows of an image, of the side that reads the least of it; None where no rule is for it."""
-        axes = [(each.rows.at(height), each.cols.at(width)) for each in self.sides]
+        axes = [(side.rows.at(height), side.cols.at(width)) for side in self.sides]
         possible = [(rows, cols) for rows, cols in axes if rows is not None and cols is not None]
         return min(possible, key=lambda pair: _work(*pair), default=None)
 
@@ -246,7 +248,7 @@ class SizeRules:
 
 
 def _work(rows: AxisWindows, cols: AxisWindows) -> int:
-    down, across = (sum(each.read.size for each in axis.windows) for axis in (rows, cols))
+    down, across = (sum(window.read.size for window in axis.windows) for axis in (rows, cols))
     return down * across + len(rows.windows) * len(cols.windows) * _QUERY_PIXELS
 
 
@@ -286,7 +288,7 @@ class StatisticsPass:
     @property
     def partial_size(self) -> int:
         """How many values a partial result has."""
-        return sum(each.partial_size for each in self.maps)
+        return sum(map_.partial_size for map_ in self.maps)
 
     def of(self, height: int, width: int) -> ImageWindows:
         """Return the windows of an image of a size that the plan is for."""
@@ -350,16 +352,16 @@ class Windows:
     @property
     def kept(self) -> tuple[KeptMap, ...]:
         """The maps that passes keep, by their numbers."""
-        return tuple(each for one in self.passes for each in one.keeps)
+        return tuple(keep for pass_ in self.passes for keep in pass_.keeps)
 
     def kept_by(self, number: int) -> range:
         """Return the numbers of the maps that pass `number` keeps."""
-        first = sum(len(one.keeps) for one in self.passes[:number])
+        first = sum(len(pass_.keeps) for pass_ in self.passes[:number])
         return range(first, first + len(self.passes[number].keeps))
 
     def last_reader(self, kept: int) -> int:
         """Return the number of the last pass that reads a kept map; the map itself counts as one behind them."""
-        reads = [*(one.reads for one in self.passes), self.reads]
+        reads = [*(pass_.reads for pass_ in self.passes), self.reads]
         return max((number for number, read in enumerate(reads) if kept in read), default=-1)
 
     def reads_of(self, tile: int) -> tuple[int, ...]:
@@ -371,12 +373,12 @@ class Windows:
         """How many values the vector of statistics has; 0 where the network looks at neighbourhoods alone."""
         if not self.passes:
             return 0
-        values = max(each.stop for one in self.passes for each in one.maps)
+        values = max(map_.stop for pass_ in self.passes for map_ in pass_.maps)
         return values if self.rules is None else values + SKIPPED
 
     def pass_of(self, tile: int) -> StatisticsPass | None:
         """Return the pass that a tile belongs to, None for a tile of the map."""
-        return next((one for one in self.passes for numbers in one.tiles if tile in numbers), None)
+        return next((pass_ for pass_ in self.passes for numbers in pass_.tiles if tile in numbers), None)
 
     @property
     def first(self) -> ImageWindows:

@@ -67,8 +67,8 @@ def _check_rules(plan: Plan, windows: Windows, widest: int) -> None:
     outputs = len(plan.stages[0].outputs)
     if not windows.rules.sides or windows.positioned:
         raise PlanError("plan.json has no rule of windows")
-    for each in windows.rules.sides:
-        down, across = [*_examples(each.rows, outputs)], [*_examples(each.cols, outputs)]
+    for side in windows.rules.sides:
+        down, across = [*_examples(side.rows, outputs)], [*_examples(side.cols, outputs)]
         for number in range(outputs):
             rows, cols = (
                 _kind_sizes((axis.of_output(number) for axis in axes), count)
@@ -114,18 +114,20 @@ def _check_kept(windows: Windows) -> None:
     """
     if (windows.rules is not None or windows.positioned) and (windows.kept or windows.reads):
         raise PlanError("plan.json keeps maps for windows that read the image")
-    if any(each.channels < 1 for each in windows.kept):
+    if any(kept.channels < 1 for kept in windows.kept):
         raise PlanError("plan.json keeps a map without channels")
     for axis in range(2):
-        sizes = [[each.size] for each in (windows.heights, windows.widths)[axis]]  # of the image, and of kept maps
-        for one in windows.passes:
-            lines = (one.heights, one.widths)[axis]
+        sizes = [
+            [own_axis.size] for own_axis in (windows.heights, windows.widths)[axis]
+        ]  # of the image, and of kept maps
+        for pass_ in windows.passes:
+            lines = (pass_.heights, pass_.widths)[axis]
             if len(lines) != len(sizes):
                 raise PlanError(_OTHER_IMAGES)
             for known, line in zip(sizes, lines, strict=True):
-                _check_reads(one.reads, line, known)
-                known += [_kept_size(line, number) for number in range(len(one.keeps))]
-                if any(len(each.keeps) != len(one.keeps) for each in line.windows):
+                _check_reads(pass_.reads, line, known)
+                known += [_kept_size(line, number) for number in range(len(pass_.keeps))]
+                if any(len(window.keeps) != len(pass_.keeps) for window in line.windows):
                     raise PlanError("plan.json has windows that keep other maps than their pass")
         for known, line in zip(sizes, (windows.heights, windows.widths)[axis], strict=True):
             _check_reads(windows.reads, line, known)
@@ -133,19 +135,19 @@ def _check_kept(windows: Windows) -> None:
 
 def _check_reads(reads: tuple[int, ...], axis: AxisWindows, known: Sequence[int]) -> None:
     sound = len({*reads}) == len(reads) and all(IMAGE_READ <= number < len(known) - 1 for number in reads)
-    sound = sound and reads != (IMAGE_READ,) and all(len(each.reads) == len(reads) for each in axis.windows)
+    sound = sound and reads != (IMAGE_READ,) and all(len(window.reads) == len(reads) for window in axis.windows)
     if not sound or not all(
         0 <= span.start < span.stop <= known[number + 1]
-        for each in axis.windows
-        for number, span in zip(reads, each.reads, strict=True)
+        for window in axis.windows
+        for number, span in zip(reads, window.reads, strict=True)
     ):
         raise PlanError("plan.json has windows that read what no pass before them keeps")
 
 
 def _kept_size(axis: AxisWindows, number: int) -> int:
     end = 0
-    for each in axis.windows:
-        span = each.keeps[number] if number < len(each.keeps) else Span(0, 0)
+    for window in axis.windows:
+        span = window.keeps[number] if number < len(window.keeps) else Span(0, 0)
         if span.start != end or span.stop <= end:
             raise PlanError("plan.json has a kept map with a gap")
         end = span.stop
@@ -156,7 +158,7 @@ def _read_form(plan: Plan, windows: Windows, reads: tuple[int, ...], sides: tupl
     down, across = sides
     if not reads:
         return Rect.whole(down.read.size, across.read.size)
-    channels = [windows.kept[each].channels if each != IMAGE_READ else plan.input.channels for each in reads]
+    channels = [windows.kept[read].channels if read != IMAGE_READ else plan.input.channels for read in reads]
     spans = zip(channels, down.reads, across.reads, strict=True)
     size = sum(many * rows.size * cols.size for many, rows, cols in spans)
     return Rect.whole(*partial_form(size, plan.input.channels))
@@ -165,22 +167,22 @@ def _read_form(plan: Plan, windows: Windows, reads: tuple[int, ...], sides: tupl
 def _check_passes(plan: Plan, windows: Windows) -> None:
     """Refuse passes over other images than the map's, with another partial result than their tiles write."""
     sides = [[axis.size for axis in axes] for axes in (windows.heights, windows.widths)]
-    maps = [each for one in windows.passes for each in one.maps]
+    maps = [map_ for pass_ in windows.passes for map_ in pass_.maps]
     if (
         not check_statistics(maps)
         or windows.values > MOST_STATISTICS
         or (windows.passes and len(plan.stages[0].outputs) > 1)
     ):
         raise PlanError("plan.json has statistics that are not one vector of known kinds")
-    for one in windows.passes:
-        widest = len(one.tiles[0]) if one.tiles else 0
-        alike = [[axis.size for axis in axes] for axes in (one.heights, one.widths)] == sides
-        if not (alike and widest and one.maps) or any(len(numbers) != widest for numbers in one.tiles):
+    for pass_ in windows.passes:
+        widest = len(pass_.tiles[0]) if pass_.tiles else 0
+        alike = [[axis.size for axis in axes] for axes in (pass_.heights, pass_.widths)] == sides
+        if not (alike and widest and pass_.maps) or any(len(numbers) != widest for numbers in pass_.tiles):
             raise PlanError(_OTHER_IMAGES)
-        for rows, cols in _kinds(one):
+        for rows, cols in _kinds(pass_):
             for row, col in product(rows, cols):
-                _check_partial(plan, windows, one, one.tiles[row][col], (rows[row], cols[col]))
-        _check_common(windows, one)
+                _check_partial(plan, windows, pass_, pass_.tiles[row][col], (rows[row], cols[col]))
+        _check_common(windows, pass_)
 
 
 def _check_partial(
@@ -192,7 +194,7 @@ def _check_partial(
         raise PlanError("plan.json has windows of a pass that no tile computes")
     tile, channels = stage.tiles[number], stage.outputs[0].channels
     kept = zip(one.keeps, sides[0].keeps, sides[1].keeps, strict=True)
-    size = one.partial_size + sum(each.channels * rows.size * cols.size for each, rows, cols in kept)
+    size = one.partial_size + sum(kept_map.channels * rows.size * cols.size for kept_map, rows, cols in kept)
     wanted = [_read_form(plan, windows, one.reads, sides), Rect.whole(*partial_form(size, channels))]
     if [tile.inputs[0], tile.outputs[0]] != wanted:
         raise PlanError(f"plan.json's tile {number} is not of its pass's size")
@@ -203,7 +205,7 @@ def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
     sound = rule.unit >= 1 and rule.unit_written >= 1 and bool(rule.first) and bool(rule.ends)
     sound = sound and rule.middle.written.size >= 1 and all(end.windows for end in rule.ends)
     sound = sound and all(_are_results(end.others, outputs) for end in rule.ends)
-    sound = sound and not any(each.reads or each.keeps for each in rule.first)
+    sound = sound and not any(window.reads or window.keeps for window in rule.first)
     if not sound or len({end.residue for end in rule.ends}) < len(rule.ends):
         raise PlanError(_NO_IMAGE)
     units = ceil(rule.middle.written.size / rule.unit_written)
@@ -217,7 +219,7 @@ def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
 
 def _are_results(others: Sequence[AxisResult], outputs: int) -> bool:
     """Return whether results are those of all outputs but the first, and lie somewhere on their image."""
-    return len(others) == outputs - 1 and all(1 / _LARGEST_STEP <= each.step <= _LARGEST_STEP for each in others)
+    return len(others) == outputs - 1 and all(1 / _LARGEST_STEP <= other.step <= _LARGEST_STEP for other in others)
 
 
 def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Kinds:
@@ -225,8 +227,8 @@ def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Kinds:
     found: _Kinds = {}
     for axis in axes:
         _check_axis(axis, kinds)
-        for each in axis.windows:
-            if _size(found.setdefault(each.kind, each)) != _size(each):
+        for window in axis.windows:
+            if _size(found.setdefault(window.kind, window)) != _size(window):
                 raise PlanError("plan.json has windows of one kind but of two sizes")
     if not found:
         raise PlanError("plan.json is a map plan for images of no size")
@@ -235,7 +237,7 @@ def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Kinds:
 
 def _size(window: AxisWindow) -> tuple[int, ...]:
     reads = window.reads or (window.read,)
-    return tuple(each.size for each in (*reads, window.computed, *window.keeps))
+    return tuple(read.size for read in (*reads, window.computed, *window.keeps))
 
 
 def _check_axis(axis: AxisWindows, kinds: int) -> None:
@@ -245,12 +247,12 @@ def _check_axis(axis: AxisWindows, kinds: int) -> None:
     if axis.start is not None and not isfinite(axis.start):
         raise PlanError(_NOWHERE)
     end = 0
-    for each in axis.windows:
-        inside = 0 <= each.read.start < each.read.stop <= axis.size and 0 <= each.kind < kinds
-        inside = inside and each.computed.contains(each.written)
-        if not inside or each.written.start != end or each.written.stop <= end:
+    for window in axis.windows:
+        inside = 0 <= window.read.start < window.read.stop <= axis.size and 0 <= window.kind < kinds
+        inside = inside and window.computed.contains(window.written)
+        if not inside or window.written.start != end or window.written.stop <= end:
             raise PlanError("plan.json has windows outside of the image, or a gap between them")
-        end = each.written.stop
+        end = window.written.stop
     if end != axis.result:
         raise PlanError("plan.json has windows that do not make the whole result")
 

@@ -125,21 +125,21 @@ class Application:
 
     def versions(self, network: str) -> list[NetworkVersion]:
         """Return the versions of a network, the oldest first."""
-        return [each for each in self.networks if each.network == network]
+        return [entry for entry in self.networks if entry.network == network]
 
     def version(self, network: str, number: int) -> NetworkVersion:
         """Return a version of a network; raises UsageError that names those that there are."""
-        for each in self.networks:
-            if (each.network, each.version) == (network, number):
-                return each
-        known = ", ".join(f"{each.network}@{each.version}" for each in self.networks) or "nothing"
+        for entry in self.networks:
+            if (entry.network, entry.version) == (network, number):
+                return entry
+        known = ", ".join(f"{entry.network}@{entry.version}" for entry in self.networks) or "nothing"
         raise UsageError(f"application {self.name} has no {network}@{number}: it has {known}")
 
     def release(self, number: int) -> Release:
         """Return a release; raises UsageError for one that is not remembered."""
-        for each in self.releases:
-            if each.number == number:
-                return each
+        for release in self.releases:
+            if release.number == number:
+                return release
         raise UsageError(f"application {self.name} has no release {number}")
 
     @property
@@ -170,7 +170,7 @@ class Application:
         The first version of a network joins the live release, and the canary if there is one; a later version waits to
         be promoted. Raises InputError for more than the record may hold, or for variants whose names are taken.
         """
-        number = 1 + max((each.version for each in self.versions(added.network)), default=0)
+        number = 1 + max((version.version for version in self.versions(added.network)), default=0)
         if added.version != number:
             raise UsageError(f"the next version of {added.network} is {number}, not {added.version}")
         _check_room(self, added)
@@ -190,7 +190,7 @@ class Application:
         Raises UsageError for versions that cannot answer.
         """
         self._check_usable(networks)
-        number = 1 + max((each.number for each in self.releases), default=0)
+        number = 1 + max((earlier.number for earlier in self.releases), default=0)
         release = Release(number, dict(networks), created, by, why)
         releases = (*self.releases, release)[-MAX_RELEASES:]
         return replace(self, releases=releases, live=number, canary=None)
@@ -224,7 +224,11 @@ class Application:
         if self.canary is not None:
             return self.without_canary()
         live = self.live_release
-        usable = [each for each in self.releases if live and each.networks != live.networks and self._answers(each)]
+        usable = [
+            release
+            for release in self.releases
+            if live and release.networks != live.networks and self._answers(release)
+        ]
         if not usable:
             raise UsageError(f"application {self.name} has no earlier release to go back to")
         return self.promoted(usable[-1].networks, created, by, why)
@@ -233,10 +237,12 @@ class Application:
         """Return the record in which a version answers no more; raises UsageError where the live release has it."""
         version = self.version(network, number)
         live, canary = self.live_release, self.canary
-        used = [each.networks for each in (live, canary) if each]
+        used = [release.networks for release in (live, canary) if release]
         if any(networks.get(network) == number for networks in used):
             raise UsageError(f"{network}@{number} answers queries: promote another version first")
-        left = tuple(replace(each, retired=True, variants=()) if each is version else each for each in self.networks)
+        left = tuple(
+            replace(entry, retired=True, variants=()) if entry is version else entry for entry in self.networks
+        )
         return replace(self, networks=left)
 
     def forgotten(self, network: str, number: int) -> Application:
@@ -247,16 +253,16 @@ class Application:
         """
         if not self.version(network, number).retired:
             raise UsageError(f"{network}@{number} is not retired: retire it first")
-        if number == max(each.version for each in self.versions(network)):
+        if number == max(version.version for version in self.versions(network)):
             raise UsageError(f"{network}@{number} is the newest version of {network}, whose number is not given again")
-        networks = tuple(each for each in self.networks if (each.network, each.version) != (network, number))
-        releases = tuple(each for each in self.releases if each.networks.get(network) != number)
+        networks = tuple(entry for entry in self.networks if (entry.network, entry.version) != (network, number))
+        releases = tuple(release for release in self.releases if release.networks.get(network) != number)
         return replace(self, networks=networks, releases=releases)
 
     @property
     def artefacts(self) -> frozenset[str]:
         """The digests of all artefacts that the record refers to."""
-        return frozenset(variant.artefact for each in self.networks for variant in each.variants)
+        return frozenset(variant.artefact for network in self.networks for variant in network.variants)
 
     def _check_usable(self, networks: Mapping[str, int]) -> None:
         """Raise UsageError for versions that cannot answer queries."""
@@ -283,7 +289,7 @@ def _check_room(application: Application, added: NetworkVersion) -> None:
             raise InputError(
                 f"variant {variant.name} is of {variant.network}@{variant.version}, not of {added.network}"
             )
-    taken = {variant.name for each in application.networks for variant in each.variants}
+    taken = {variant.name for network in application.networks for variant in network.variants}
     names = [variant.name for variant in added.variants]
     if len(set(names)) < len(names) or taken.intersection(names):
         raise InputError(f"two variants of application {application.name} have one name")

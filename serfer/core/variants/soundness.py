@@ -11,10 +11,10 @@ from serfer.core.variants.variant import PRECISIONS, Variant
 
 def check_application(application: Application) -> None:
     """Raise InputError for a record whose parts contradict each other, or are more than it may hold."""
-    names = [application.name, *(each.network for each in application.networks)]
+    names = [application.name, *(network.network for network in application.networks)]
     if wrong := [name for name in names if not NAME.fullmatch(name)]:
         raise InputError(f"{wrong[0]!r:.100} cannot be a name")
-    versions = [(each.network, each.version) for each in application.networks]
+    versions = [(network.network, network.version) for network in application.networks]
     if len(versions) > MAX_NETWORKS or len(application.releases) > MAX_RELEASES:
         raise InputError(f"there are more than {MAX_NETWORKS} network versions or {MAX_RELEASES} releases")
     if len(set(versions)) < len(versions):
@@ -25,15 +25,15 @@ def check_application(application: Application) -> None:
 
 def _check_variants(application: Application) -> None:
     names: set[str] = set()
-    for each in application.networks:
-        if len(each.variants) > MAX_VARIANTS or (each.retired and each.variants):
-            raise InputError(f"{each.network}@{each.version} has too many variants")
-        for variant in each.variants:
+    for network in application.networks:
+        if len(network.variants) > MAX_VARIANTS or (network.retired and network.variants):
+            raise InputError(f"{network.network}@{network.version} has too many variants")
+        for variant in network.variants:
             if variant.name in names:
                 raise InputError(f"two variants are named {variant.name!r:.100}")
             names.add(variant.name)
             check_variant(variant)
-            if (variant.network, variant.version) != (each.network, each.version):
+            if (variant.network, variant.version) != (network.network, network.version):
                 raise InputError(
                     f"variant {variant.name} is of {variant.network}@{variant.version}, but stands elsewhere"
                 )
@@ -65,7 +65,7 @@ def _check_releases(application: Application) -> None:
 
 
 def _check_usable(application: Application, networks: Mapping[str, int]) -> None:
-    usable = {(each.network, each.version) for each in application.networks if not each.retired}
+    usable = {(entry.network, entry.version) for entry in application.networks if not entry.retired}
     if missing := [
         f"{network:.64}@{number}" for network, number in networks.items() if (network, number) not in usable
     ]:

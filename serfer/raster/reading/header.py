@@ -24,8 +24,8 @@ _COMPRESSIONS = {
 _IDENTITY = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 _TURNS = (0, 1, 3, 2, 0, 1, 3, 2)
 ORIENTATIONS = {
-    each + 1: (each >= 4, bool(_TURNS[each] & 2), bool(_TURNS[each] & 1))  # noqa: PLR2004 - from the fifth on
-    for each in range(8)
+    number + 1: (number >= 4, bool(_TURNS[number] & 2), bool(_TURNS[number] & 1))  # noqa: PLR2004 - from the fifth on
+    for number in range(8)
 }
 """By EXIF's number, whether rows and columns are exchanged, and which of the two are turned round then."""
 TURNED = (5, 6, 7, 8)
@@ -153,7 +153,7 @@ def read_header(dataset: Any, name: str, driver: str, limits: RasterLimits, read
         _check_tiff(header, limits)
         header = _with_directory(dataset, header, limits, read_at)
     if palette is None and header.nodata is not None:
-        nodatas = tuple(None if each is None else header.value(each) for each in dataset.nodatavals)
+        nodatas = tuple(None if value is None else header.value(value) for value in dataset.nodatavals)
         header = replace(header, nodata=header.value(header.nodata), nodatas=nodatas)
     return replace(header, notes=_notes(dataset, header))
 
@@ -268,7 +268,7 @@ def _notes(dataset: Any, header: Header) -> tuple[str, ...]:  # noqa: ANN401 - r
             f"its samples have fewer bits than their type: {header.full:,.0f} counts as full, not the type's largest"
         )
     scales, offsets = dataset.scales, dataset.offsets
-    if any(each != 1 for each in scales) or any(offsets):
+    if any(factor != 1 for factor in scales) or any(offsets):
         said = ", ".join(
             f"{scale:g} x + {offset:g}" for scale, offset in dict.fromkeys(zip(scales, offsets, strict=True))
         )
@@ -286,13 +286,13 @@ def _bits(dataset: Any, dtype: str) -> int | None:  # noqa: ANN401 - rasterio's
 
 def _alpha(dataset: Any) -> int | None:  # noqa: ANN401 - rasterio's
     return next(
-        (band for band, each in enumerate(dataset.colorinterp) if each.name == "alpha" and dataset.count > 1), None
+        (band for band, colour in enumerate(dataset.colorinterp) if colour.name == "alpha" and dataset.count > 1), None
     )
 
 
 def _masked(dataset: Any) -> bool:  # noqa: ANN401 - rasterio's
     """Whether a mask lies beside the bands, which is neither a band nor a value of them."""
-    return {each.name for each in dataset.mask_flag_enums[0]} == {"per_dataset"}
+    return {flag.name for flag in dataset.mask_flag_enums[0]} == {"per_dataset"}
 
 
 def _no_colour(dataset: Any) -> NDArray[np.bool_] | None:  # noqa: ANN401 - rasterio's
@@ -318,7 +318,7 @@ def _with_directory(dataset: Any, header: Header, limits: RasterLimits, read_at:
     georeference = header.georeference
     placed = georeference.transform or georeference.crs or georeference.not_kept
     if header.masked:
-        mask = next((each for each in listed if each.is_mask), None)
+        mask = next((directory for directory in listed if directory.is_mask), None)
         rows, cols = mask.block if mask else header.size
         if rows * cols > limits.max_block_bytes:
             raise ImageTooLargeError(

@@ -83,7 +83,7 @@ def _windows(mosaic: Mosaic) -> Iterator[tuple[Rect, Span]]:
     if channels <= _PIXEL_INTERLEAVED:
         yield from ((window, Span(0, channels)) for window in mosaic.windows(channels))
     else:
-        yield from ((window, Span(one, one + 1)) for window in mosaic.windows(1) for one in range(channels))
+        yield from ((window, Span(number, number + 1)) for window in mosaic.windows(1) for number in range(channels))
 
 
 def _profile(

@@ -93,40 +93,40 @@ class ColdSearch:
         chains = [
             _cheapest(self._path(found, state, int(count)), limit)
             for found in (self._fastest, self._frugal)
-            for state, one in found.items()
-            for count in (np.flatnonzero(one.seconds <= limit) if state[0] in self._last else ())
+            for state, labels in found.items()
+            for count in (np.flatnonzero(labels.seconds <= limit) if state[0] in self._last else ())
         ]
         return min(chains, key=lambda chain: (chain.usd, chain.seconds, chain.environments), default=None)
 
     @property
     def earliest(self) -> float:
         """The seconds of the earliest first answer; negative where no chain has so few environments."""
-        ends = (one.seconds.min() for state, one in self._fastest.items() if state[0] in self._last)
+        ends = (labels.seconds.min() for state, labels in self._fastest.items() if state[0] in self._last)
         least = float(min(ends, default=np.inf))
         return least if np.isfinite(least) else -1.0
 
     @cached_property
     def _fastest(self) -> Mapping[_State, _Earliest]:
-        return self._earliest([each.edge.seconds.min(axis=0) for each in self._edges])
+        return self._earliest([edge.edge.seconds.min(axis=0) for edge in self._edges])
 
     @cached_property
     def _frugal(self) -> Mapping[_State, _Earliest]:
-        return self._earliest([each.frugal_seconds for each in self._edges])
+        return self._earliest([edge.frugal_seconds for edge in self._edges])
 
     def _earliest(self, warm: Sequence[Floats]) -> Mapping[_State, _Earliest]:
         """Return the earliest ends in every state where stages take `warm` seconds, for each grid before them."""
         found = {(self._first, 0, 0): self._none()}
         found[self._first, 0, 0].seconds[0] = 0.0
         grids: dict[tuple[Vertex, int], set[int]] = {(self._first, 0): {0}}
-        for each, warm_s in zip(self._edges, warm, strict=True):  # by where they stop: what one extends is complete
-            edge, count = each.edge, each.environments
+        for last, warm_s in zip(self._edges, warm, strict=True):  # by where they stop: what one extends is complete
+            edge, count = last.edge, last.environments
             for grid in tuple(grids.get((edge.start, edge.before), ())):
                 before, state = (edge.start, edge.before, grid), (edge.stop, edge.after, edge.grid)
                 seconds = np.full(self._most + 1, np.inf)
                 ended = found[before].seconds[: self._most + 1 - count]
-                seconds[count:] = np.maximum(ended, each.ready) + warm_s[grid]
+                seconds[count:] = np.maximum(ended, last.ready) + warm_s[grid]
                 if np.isfinite(seconds).any():
-                    found.setdefault(state, self._none()).better(seconds, each, before)
+                    found.setdefault(state, self._none()).better(seconds, last, before)
                     grids.setdefault((edge.stop, edge.after), set()).add(edge.grid)
         return found
 
@@ -146,21 +146,21 @@ class ColdSearch:
 def _cheapest(stages: Sequence[tuple[_ColdEdge, int]], limit: float) -> ColdChain:
     """Return stages with the memories that cost least of those with which they answer within `limit` seconds."""
     choices: list[tuple[float, float, tuple[int, ...]]] = [(0.0, 0.0, ())]
-    for number, (each, grid) in enumerate(stages):
+    for number, (stage, grid) in enumerate(stages):
         left = sum(float(later.edge.seconds[:, before].min()) for later, before in stages[number + 1 :])
-        seconds, usd = each.edge.seconds[:, grid], each.edge.usd[:, grid] + each.starting_usd
+        seconds, usd = stage.edge.seconds[:, grid], stage.edge.usd[:, grid] + stage.starting_usd
         longer = (
-            (max(ended, each.ready) + float(seconds[memory]), paid + float(usd[memory]), (*memories, memory))
+            (max(ended, stage.ready) + float(seconds[memory]), paid + float(usd[memory]), (*memories, memory))
             for ended, paid, memories in choices
             for memory in range(len(usd))
         )
         choices = _undominated(choice for choice in longer if choice[0] + left <= limit)
     ended, paid, memories = min(choices, key=lambda choice: (choice[1], choice[0]))
-    steps = [(each.edge, memory, grid) for (each, grid), memory in zip(stages, memories, strict=True)]
+    steps = [(stage.edge, memory, grid) for (stage, grid), memory in zip(stages, memories, strict=True)]
     warm_s = sum(float(edge.seconds[memory, grid]) for edge, memory, grid in steps)
     warm_usd = sum(float(edge.usd[memory, grid]) for edge, memory, grid in steps)
     chain = Chain(warm_s, warm_usd, tuple((edge, memory) for edge, memory, _ in steps))
-    return ColdChain(chain, ended, sum(each.environments for each, _ in stages), paid)
+    return ColdChain(chain, ended, sum(stage.environments for stage, _ in stages), paid)
 
 
 def _undominated(choices: Iterator[tuple[float, float, tuple[int, ...]]]) -> list[tuple[float, float, tuple[int, ...]]]:

@@ -94,7 +94,7 @@ class _Steps:
         seconds, usd, starts = first.seconds, first.usd, ready_s[0]
         if len(edges) > 1:
             seconds, usd = (
-                np.concatenate(each) for each in zip(*((edge.seconds, edge.usd) for edge in edges), strict=True)
+                np.concatenate(figures) for figures in zip(*((edge.seconds, edge.usd) for edge in edges), strict=True)
             )
             starts = np.concatenate(ready_s)
         edge, memory = np.repeat(np.arange(len(edges)), counts), np.concatenate([*map(np.arange, counts)])
@@ -287,7 +287,7 @@ class _ShareSearch:
             if vertex in earliest:
                 earliest[vertex][:] = 0.0
         for stop in reversed([*self._into]):
-            for steps in (each for each in self._into[stop] if each.start in earliest):  # others have no beginning
+            for steps in (edges for edges in self._into[stop] if edges.start in earliest):  # others have no beginning
                 rest, ends = warm[stop][steps.after], earliest[stop][steps.after]
                 ended = np.maximum(steps.ready[:, None] + steps.seconds + rest, ends).min(axis=0, initial=np.inf)
                 row = earliest[steps.start][steps.before]

@@ -106,7 +106,6 @@ class _Planner:
         return _Choice(replace(decision, why=why), offer, cold_environments(decision, self.options, budget))
 
     def choose_cold(self, budget: Budget, warm: _Choice) -> _Choice:
-        """Choose the cold plan that goes with a choice."""
         first = warm.cold.decision
         assert first is not None  # noqa: S101 - there is an offer
         always = replace(self.options, cold_plan="always")

@@ -48,7 +48,6 @@ class TimeLeft:
 
     @property
     def seconds(self) -> float:
-        """How many are expected to be left."""
         now, done = self._clock(), sum(self._expected[: self._part])
         pace = (self._began - self._started) / done if done else 1.0
         this = max(pace * self._expected[self._part] - (now - self._began), 0.0)

@@ -89,7 +89,6 @@ class _Grids:
             self._levels[level] = _Level(cells[order], own[order])
 
     def with_more(self, members: _Indices) -> _Grids:
-        """Return the grids with more boxes."""
         return _Grids(self.boxes, self.max_iou, np.concatenate([self.members, members]))
 
     def _cells(self, indices: _Indices, level: int) -> _Indices:

@@ -191,7 +191,6 @@ def _in_pixels(head: DetectionHead, boxes: Boxes, size: tuple[int, int]) -> Boxe
 
 
 def cells_in(size: tuple[int, int], strides: Sequence[int]) -> int:
-    """Return how many cells maps of these strides have together."""
     return sum(prod(side // stride for side in size) for stride in strides)
 
 

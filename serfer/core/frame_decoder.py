@@ -76,7 +76,6 @@ class FrameDecoder:
             end += rows * cols
 
         def made(chosen: Callable[[Array], Array]) -> Boxes:
-            """Return the boxes where the cells whose numbers are chosen have their other values."""
             maps = {
                 head.name: np.where(chosen(numbers[head.stride]), other[head.name], one[head.name]).astype(np.float32)
                 for head in self.heads

@@ -15,7 +15,6 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Number of rows."""
         return self.stop - self.start
 
     def within(self, other: Span) -> Span:
@@ -23,7 +22,6 @@ class Span:
         return Span(self.start - other.start, self.stop - other.start)
 
     def moved(self, rows: int) -> Span:
-        """Return this span, so many rows further on."""
         return Span(self.start + rows, self.stop + rows)
 
     def contains(self, other: Span) -> bool:
@@ -45,7 +43,6 @@ class Rect:
 
     @property
     def area(self) -> int:
-        """Number of positions."""
         return self.rows.size * self.cols.size
 
     def within(self, other: Rect) -> Rect:
@@ -78,7 +75,6 @@ class Grid:
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
         return self.rows * self.cols
 
     def __str__(self) -> str:

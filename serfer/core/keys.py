@@ -55,7 +55,6 @@ def query_id(digits: str, *, one_slot: bool) -> str:
 
 
 def output_key(query: str, stage: int, tile: int) -> str:
-    """Return the key of a tile's output."""
     return f"serfer:{query}:{stage}:{tile}"
 
 
@@ -119,7 +118,6 @@ class ResultPlace:
 
     @property
     def manifest_key(self) -> str:
-        """The key of its manifest."""
         return self.key("zarr.json")
 
     @property

@@ -65,7 +65,6 @@ class RetryPolicy:
 
 @contextmanager
 def observe_retries(hook: RetryHook) -> Iterator[None]:
-    """Have a hook see each retry of this process."""
     _hooks.append(hook)
     try:
         yield

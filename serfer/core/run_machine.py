@@ -336,7 +336,6 @@ class TileRun:
 
     @property
     def open(self) -> list[Attempt]:
-        """The attempts that may still answer."""
         return [attempt for attempt in self.attempts[self.void :] if attempt.ended is None]
 
     @property

@@ -345,7 +345,6 @@ def decode_clean_up(event: Any) -> CleanUp | None:  # noqa: ANN401 - whatever an
 
 
 def encode_warm_up(request: WarmUp) -> bytes:
-    """Write a warm-up request as a Lambda payload."""
     return json.dumps({"warm": request._asdict()}).encode()
 
 

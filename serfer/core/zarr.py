@@ -50,17 +50,14 @@ class Axis:
 
     @property
     def size(self) -> int:
-        """Its length."""
         return self.edges[-1]
 
     @property
     def count(self) -> int:
-        """How many chunks it has."""
         return len(self.edges) - 1
 
     @property
     def chunk(self) -> int:
-        """The length of each chunk that is stored."""
         return max(stop - start for start, stop in pairwise(self.edges))
 
     @property
@@ -105,12 +102,10 @@ class ChunkedArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the output."""
         return math.prod(self.shape) * self.item_bytes
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of a value."""
         return ITEM_BYTES[self.dtype]
 
     @property
@@ -120,17 +115,14 @@ class ChunkedArray:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of each chunk, its checksum among them."""
         return self.planes * self.rows.chunk * self.cols.chunk * self.item_bytes + CRC_BYTES
 
     @property
     def chunk_shape(self) -> tuple[int, ...]:
-        """The shape of each chunk."""
         return self._of(self.rows.chunk, self.cols.chunk)
 
     @property
     def chunks(self) -> Iterator[Chunk]:
-        """The chunks, row by row."""
         for row, rows in enumerate(pairwise(self.rows.edges)):
             for col, cols in enumerate(pairwise(self.cols.edges)):
                 path = f"c/0/{col}" if self.flat else f"c/0/0/{row}/{col}"

@@ -38,7 +38,6 @@ class BoxParts(ResultParts):
         self.put_bytes(number, data + crc32c(data).to_bytes(CRC_BYTES, "little"))
 
     def kept_bytes(self) -> int:
-        """Return the bytes of all tables that are kept."""
         return sum(self.path(number).stat().st_size - CRC_BYTES for number in self.done())
 
     def table(self, number: int) -> NDArray[np.float64]:

@@ -29,7 +29,6 @@ Size = tuple[int, int]
 
 
 def head_of(boxes: MapBoxes, options: MapOptions) -> DetectionHead:
-    """Return the head of a map plan with the thresholds of the options, where these have them."""
     head = boxes.head
     return replace(
         head,
@@ -87,7 +86,6 @@ class BoxFile:
         return None
 
     def target(self, parts: ResultParts) -> BoxTarget:
-        """Return what keeps the boxes of windows."""
         assert isinstance(parts, BoxParts)  # noqa: S101 - as `open` returns them
         return BoxTarget(self, self.decoder(), parts)
 
@@ -104,7 +102,6 @@ class BoxFile:
         return len(boxes)
 
     def result(self, size: Size) -> MapResult:
-        """Say what the file is."""
         return MapResult(self.out, self.head.outputs, *size, channels=0, dtype="boxes")
 
 
@@ -134,7 +131,6 @@ class BoxTarget:
         self.parts.put_table(number, self.decoder.candidates(maps, origin, size, self.file.head.min_score))
 
     def keep_empty(self, number: int) -> None:
-        """Keep that a window has no boxes."""
         self.parts.put_table(number, np.empty((0, COLUMNS)))
 
 

@@ -198,7 +198,6 @@ class _Kept:
         return values
 
     def missing(self, values: _Array) -> NDArray[np.bool_]:
-        """Return which values stand for no data."""
         if self.no_data is None:
             return np.zeros(values.shape, bool)
         found: NDArray[np.bool_] = np.isnan(values) if np.isnan(self.no_data) else values == self.no_data

@@ -58,9 +58,7 @@ class MapTarget(Protocol):
         """Keep the outputs of a window, of which `empty` pixels have no data."""
         ...
 
-    def keep_empty(self, number: int) -> None:
-        """Keep that a window has no data."""
-        ...
+    def keep_empty(self, number: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,6 @@ class MapTask:
 
     @property
     def reads_image(self) -> bool:
-        """Whether windows read the image."""
         return self.kept is None or self.kept.with_image
 
     @property

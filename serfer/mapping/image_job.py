@@ -59,9 +59,7 @@ def no_whole() -> Whole:
 class MapWatcher(Protocol):
     """What a caller wants to know while a map runs; its methods are called in the caller's own thread."""
 
-    def note(self, text: str) -> None:
-        """Take a warning."""
-        ...
+    def note(self, text: str) -> None: ...
 
     def start(self, image: str, estimate: Estimate) -> None:
         """Take what an image will take, before its first window starts."""

@@ -79,7 +79,6 @@ class WindowInput:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a value that a query carries."""
         return 1 if self.bytes_as_they_are else 4
 
     def batch(self, pixels: NDArray[Any], missing: NDArray[np.bool_] | None) -> NDArray[Any]:

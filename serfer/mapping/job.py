@@ -44,7 +44,6 @@ class Job:
     concurrency: int
 
     def measured(self, statistics: ImageStatistics | None) -> Job:
-        """Return the same with the image's statistics."""
         return replace(self, input=self.input.measured(statistics, self.source.dtype))
 
     @property
@@ -80,7 +79,6 @@ class Job:
 
     @property
     def kept(self) -> str:
-        """Where the parts are, in words."""
         _, *others = (file.directory for file in self.files)
         return ", ".join([self.passes.in_words(), *map(str, others)])
 
@@ -99,7 +97,6 @@ class Job:
         return (*self.source.notes, *self.gaps.notes(self.source), *kept)
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
-        """Return what has been done."""
         plan, made = self.plan, [file.result(self.size) for file in self.files]
         first = made[0]
         stopped = ""

@@ -41,7 +41,6 @@ class KeptInput:
 
     @property
     def with_image(self) -> bool:
-        """Whether the image is among them."""
         return IMAGE_READ in self.numbers
 
     def batch(self, window: ImageWindow, image: NDArray[Any] | None) -> NDArray[np.float32]:
@@ -71,12 +70,10 @@ class PassFiles:
 
     @property
     def partial(self) -> list[Path]:
-        """The directories of partial results."""
         return [self._beside(f"pass-{number + 1}") for number in range(len(self.windows.passes))]
 
     @property
     def kept(self) -> list[Path]:
-        """The directories of kept maps."""
         return [self._beside(f"kept-{number + 1}", self.work) for number in range(len(self.windows.kept))]
 
     def _beside(self, what: str, work: Path | None = None) -> Path:
@@ -92,7 +89,6 @@ class PassFiles:
         return str(self.kept[0].parent.absolute()) if self.windows.kept else ""
 
     def of(self, number: int) -> ImageWindows:
-        """Return the windows of a pass."""
         return self.windows.passes[number].of(*self.size)
 
     def opened(self, stack: ExitStack) -> tuple[list[ResultParts], list[ResultParts]]:

@@ -42,11 +42,9 @@ class Manifest:
         self._lines = _read(path)
 
     def knows(self, image: str) -> bool:
-        """Whether there is a line of an image."""
         return image in self._lines
 
     def is_done(self, image: str, result: str, files: Sequence[str], job: str) -> bool:
-        """Whether an image's result, of these files, was written by the same job, and is there as it was."""
         line = self._lines.get(image)
         if line is None or line.error or (line.result, line.job) != (result, job):
             return False

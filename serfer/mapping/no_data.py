@@ -82,7 +82,6 @@ class Gaps:
 
     @classmethod
     def of(cls, source: RasterSource, bands: tuple[int, ...], options: MapOptions) -> Gaps:
-        """Return what an image says and the options make of it."""
         if options.no_data == "none":
             return cls(bands, (None,) * len(bands))
         if options.no_data == "auto":

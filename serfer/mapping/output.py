@@ -117,7 +117,6 @@ class ResultForm:
         return source.georeference.scaled(rows.step, cols.step, rows.start, cols.start)
 
     def options(self, plan: Plan, options: MapOptions) -> ResultOptions:
-        """Return how the result is written."""
         return ResultOptions(
             nodata=self.no_data,
             compression=options.compression,

@@ -28,7 +28,6 @@ class PaddedSource(RasterSource):
         self._source, self._values, self.size = source, np.array(values, source.dtype), size
 
     def decode(self) -> None:
-        """Decode the image's own file."""
         self._source.decode()
 
     def blocks(self, most_bytes: int) -> Iterator[Rect]:

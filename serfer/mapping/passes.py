@@ -134,7 +134,6 @@ class ImagePasses:
         return np.zeros(windows.statistics, np.float32)
 
     def remove(self) -> None:
-        """Delete what is kept."""
         for parts in (*self._partial, *(self._kept[number] for number in self._there)):
             parts.remove()
 

@@ -29,7 +29,6 @@ class _Axis:
         return [0] if last == 0 or last % self.unit else [0, last]
 
     def anywhere(self, random: np.random.Generator) -> int:
-        """Return where some part starts."""
         return self._within(int(random.integers(0, self.windows.size)))
 
     def meeting(self, random: np.random.Generator) -> int:
@@ -44,7 +43,6 @@ class _Axis:
         return max(0, min(start, last)) // self.unit * self.unit
 
     def span(self, start: int) -> Span:
-        """Return the part that starts there."""
         return Span(start, start + self.length)
 
 

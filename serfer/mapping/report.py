@@ -44,7 +44,6 @@ class MapProgress:
 
     @property
     def rate(self) -> float:
-        """Windows a second."""
         return self.done / self.seconds if self.seconds else 0.0
 
     @property

@@ -40,9 +40,7 @@ class MapFile(Protocol):
     """A file that a map makes: where it will be, and the directory of what its windows gave until it is written."""
 
     @property
-    def out(self) -> str:
-        """Its place."""
-        ...
+    def out(self) -> str: ...
 
     @property
     def form(self) -> ResultForm:
@@ -50,13 +48,9 @@ class MapFile(Protocol):
         ...
 
     @property
-    def directory(self) -> Path:
-        """Where its parts are."""
-        ...
+    def directory(self) -> Path: ...
 
-    def open(self, identity: dict[str, object]) -> ResultParts:
-        """Open the parts of the windows that are done."""
-        ...
+    def open(self, identity: dict[str, object]) -> ResultParts: ...
 
     def check(self, *, overwrite: bool) -> None:
         """Refuse what could not be written; raises UsageError, InputError."""
@@ -74,9 +68,7 @@ class MapFile(Protocol):
         """Write the file, of an image of a size, to a place; return how many boxes are in it, None for maps."""
         ...
 
-    def result(self, size: Size) -> MapResult:
-        """Say what the file is."""
-        ...
+    def result(self, size: Size) -> MapResult: ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +81,6 @@ class ResultFile:
     options: ResultOptions
 
     def open(self, identity: dict[str, object]) -> ResultParts:
-        """Open the parts that are done."""
         return ResultParts.create_or_resume(self.directory, identity, self.form.array)
 
     def check(self, *, overwrite: bool) -> None:
@@ -101,16 +92,13 @@ class ResultFile:
         return check_space(parts, self.out)
 
     def target(self, parts: ResultParts) -> MapTarget:
-        """Return what keeps the parts of windows."""
         return RasterTarget(self.form, parts)
 
     def write(self, out: str, parts: ResultParts, source: RasterSource, _size: Size, *, overwrite: bool) -> None:
-        """Write the file of parts that are all there."""
         georeference, options = self.form.georeference(source), self._options(overwrite=overwrite)
         write_result(out, parts, georeference=georeference, options=options)
 
     def result(self, _size: Size) -> MapResult:
-        """Say what the file is."""
         array = self.form.array
         return MapResult(self.out, self.form.outputs, array.rows.size, array.cols.size, array.channels, array.dtype)
 
@@ -138,7 +126,6 @@ class RasterTarget:
         self.parts.put(number, self.form.part(outputs, number, empty))
 
     def keep_empty(self, number: int) -> None:
-        """Keep that a window has no data."""
         self.parts.put(number, self.form.empty_part(number))
 
 

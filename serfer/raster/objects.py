@@ -78,7 +78,6 @@ class Bucket:
                 raise InputError(f"{self.place} cannot be written: the bucket does not exist") from None
 
     def first_bytes(self, count: int) -> bytes:
-        """Return the first bytes of an object that is not empty."""
         return self.bytes_at(0, count)
 
     def bytes_at(self, start: int, count: int) -> bytes:

@@ -65,7 +65,6 @@ class DepthScale:
         return cls(float(valid.min()), float(valid.max())) if valid.size else None
 
     def joined(self, other: DepthScale | None) -> DepthScale:
-        """Return the scale for the values of both."""
         return DepthScale(min(self.min, other.min), max(self.max, other.max)) if other else self
 
     def levels(self, values: NDArray[Any], nodata: float | None = None) -> NDArray[np.uint16]:

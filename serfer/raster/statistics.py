@@ -72,7 +72,6 @@ class _Search:
             self.counts[prefix] = self.counts.get(prefix, 0) + counted
 
     def narrow(self) -> None:
-        """Find the digit of each rank."""
         if not self.counts:
             return
         if not self.prefixes:

@@ -99,7 +99,6 @@ class Results:
                 raise ResultDamagedError(f"result {manifest.id} lacks a chunk, so run it again: {error}") from error
 
     def delete(self, manifest: ResultManifest) -> None:
-        """Delete a result, its manifest first."""
         first, *chunks = manifest.place.keys(manifest.outputs)
         self._store.delete([first])
         self._store.delete(chunks)
@@ -131,7 +130,6 @@ class Results:
 
 
 def tensors_of(manifest: ResultManifest) -> list[OutputTensor]:
-    """Return what a plan says of the outputs of a result."""
     return [
         OutputTensor(output.name, output.dims, output.dtype, output.sized_by, output.axis)
         for output in manifest.outputs
@@ -139,7 +137,6 @@ def tensors_of(manifest: ResultManifest) -> list[OutputTensor]:
 
 
 def npy_header(output: ChunkedArray) -> bytes:
-    """Return the header of an output's .npy file."""
     header = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(np.dtype(output.dtype).newbyteorder("<"))
     np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": output.shape})
@@ -147,5 +144,4 @@ def npy_header(output: ChunkedArray) -> bytes:
 
 
 def npy_bytes(output: ChunkedArray) -> int:
-    """Return the bytes of an output's .npy file."""
     return len(npy_header(output)) + output.nbytes

@@ -67,7 +67,6 @@ def pooled_and_logits(
 
 
 def answers(graph: Graph, images: Array) -> Array:
-    """Return the graph's outputs (N, K) for images (N, C, H, W)."""
     session = session_of(onnx_of(graph, graph.output))
     size = batch_size(graph)
     batches = (images[start : start + size] for start in range(0, len(images), size))

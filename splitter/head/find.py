@@ -45,7 +45,6 @@ class Linear:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of its constants."""
         return self.weight.nbytes + self.bias.nbytes
 
 

@@ -45,7 +45,6 @@ class Examples:
     logits: Array
 
     def take(self, chosen: NDArray[np.int64]) -> Examples:
-        """Return the examples with these indices."""
         return Examples(self.images[chosen], self.labels[chosen], self.logits[chosen])
 
     def __len__(self) -> int:

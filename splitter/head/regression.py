@@ -28,7 +28,6 @@ class Scaling:
 
     @classmethod
     def of(cls, features: Array) -> Scaling:
-        """Return the scaling of features (N, C)."""
         deviation = features.std(axis=0, dtype=np.float64)
         return cls(features.mean(axis=0, dtype=np.float64), np.where(deviation > 1e-8, deviation, 1.0))  # noqa: PLR2004 - rounding noise
 

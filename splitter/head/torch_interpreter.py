@@ -43,7 +43,6 @@ class Trainable:
         return result
 
     def constants(self) -> Weights:
-        """Return the convolutions' constants as they are now."""
         return {name: value.detach().numpy().copy() for name, value in self.parameters.items()}
 
 

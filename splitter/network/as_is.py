@@ -98,7 +98,6 @@ class AsIsPart:
 
     @property
     def results(self) -> int:
-        """How many results it has."""
         return len(self.body.output)
 
 
@@ -217,7 +216,6 @@ def scan(
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Return the version of ONNX's own operators in a model."""
     return int(next(item.version for item in model.opset_import if item.domain in ("", "ai.onnx")))
 
 
@@ -276,7 +274,6 @@ class _Glue:
         self.constants: list[TensorProto] = []
 
     def enter(self, tensor: Given) -> Iterator[onnx.NodeProto]:
-        """Yield the operators that make what the body's operators read of a tensor."""
         source, target = f"{tensor.name}.image", _INSIDE + tensor.name
         if tensor.kind != tensor.inside:
             yield helper.make_node("Cast", [source], [f"{source}.cast"], to=tensor.inside)
@@ -284,7 +281,6 @@ class _Glue:
         yield self._step("Unsqueeze", source, target)
 
     def leave(self, result: Result) -> Iterator[onnx.NodeProto]:
-        """Yield the operators that make a result of the body."""
         source, target = _INSIDE + result.name, f"{result.name}.result"
         if result.leading:
             yield self._step("Squeeze", source, f"{source}.image")

@@ -37,7 +37,6 @@ class InferredTensors:
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> InferredTensors:
-        """Infer them."""
         graph = shape_inference.infer_shapes(model, data_prop=True).graph
         values = {value.name: value.type.tensor_type for value in (*graph.value_info, *graph.output, *graph.input)}
         known = {name: kind for name, kind in values.items() if kind.HasField("shape")}
@@ -157,7 +156,6 @@ def made_by(makers: Mapping[str, onnx.NodeProto], names: Sequence[str], given: s
 def part_of(
     model: ExternalWeightsModel, nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]
 ) -> ExternalWeightsModel:
-    """Return the model of some of a model's operators."""
     kept, read = {id(node) for node in nodes}, {name for node in nodes for name in names_read(node)}
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

@@ -38,7 +38,6 @@ class Rewriter:
         self.places = dict(graph.places)
 
     def constant(self, name: str, value: Any) -> str:  # noqa: ANN401 - numbers of any kind
-        """Add a constant and return its name."""
         self.weights[name] = np.asarray(value)
         return name
 
@@ -51,7 +50,6 @@ class Rewriter:
         return node.output
 
     def done(self) -> Graph:
-        """Return the graph of what was collected."""
         used = {name for node in self.nodes for name in node.inputs}
         weights = {name: value for name, value in self.weights.items() if name in used}
         return replace(self.graph, nodes=tuple(self.nodes), weights=weights, shapes=self.shapes, places=self.places)

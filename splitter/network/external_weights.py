@@ -67,5 +67,4 @@ class ExternalWeightsModel:
 
     @property
     def inputs(self) -> list[ValueInfoProto]:
-        """The model's inputs that are not constants."""
         return [value for value in self.proto.graph.input if value.name not in self.large]

@@ -82,7 +82,6 @@ class GivenInput:
 
     @property
     def batched(self) -> bool:
-        """Whether it has an axis for images."""
         return self.axes.startswith("N")
 
     def as_images(self, example: Array) -> Array:
@@ -250,7 +249,6 @@ class _Rewrite:
 
     @property
     def input(self) -> onnx.ValueInfoProto:
-        """The image."""
         return self.model.inputs[0]
 
     @property
@@ -260,7 +258,6 @@ class _Rewrite:
 
     @property
     def dims(self) -> list[TensorShapeProto.Dimension]:
-        """The image's axes."""
         return list(self.input.type.tensor_type.shape.dim)
 
     def integers(self, node: onnx.NodeProto, index: int) -> list[int] | None:

@@ -105,7 +105,6 @@ class Graph:
 
     @property
     def output(self) -> str:
-        """The first output."""
         return self.outputs[0]
 
     @property

@@ -42,7 +42,6 @@ class Interpolation:
 
     @property
     def outputs(self) -> int:
-        """The number of output rows."""
         return len(self.first)
 
     @property

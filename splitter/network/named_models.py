@@ -38,7 +38,6 @@ Weights = Mapping[str, Any]
 
 
 def is_named(model: object) -> bool:
-    """Return whether a model is given by the name that it has in a library."""
     return isinstance(model, NamedModel) or (isinstance(model, str) and model.partition(":")[0] in LIBRARIES)
 
 

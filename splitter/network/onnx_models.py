@@ -62,7 +62,6 @@ def session_of(model: onnx.ModelProto | Path, options: ort.SessionOptions | None
 def run_once(
     model: onnx.ModelProto, inputs: Mapping[str, NDArray[Any]], outputs: Sequence[str] | None = None
 ) -> list[NDArray[Any]]:
-    """Return a model's outputs (all, or those named)."""
     results: list[NDArray[Any]] = session_of(model).run(outputs, inputs)
     return results
 

@@ -73,7 +73,6 @@ def check_one_to_reduce(tensors: Sequence[OutputTensor]) -> None:
 
 
 def class_type(classes: int) -> str:
-    """Return the numpy type of a class's number."""
     return "uint8" if classes <= _BYTE else "int64"
 
 

@@ -117,7 +117,6 @@ def _tensor(name: str, result: Result) -> OutputTensor:
 
 
 def in_order(answer: Answer) -> list[NDArray[Any]]:
-    """Return the arrays of an answer in the order of the outputs."""
     return list(answer.values()) if isinstance(answer, dict) else [answer]
 
 

@@ -181,6 +181,5 @@ def _value(graph: Graph, tensor: str, region: Rect, name: str) -> onnx.ValueInfo
 
 
 def in_one_piece(graph: Graph) -> TileGraph:
-    """Write the whole network as one tile."""
     whole = {name: graph.shape(name).whole for name in graph.outputs}
     return tile_graph(graph, graph.nodes, whole_regions(graph, graph.nodes), [graph.input], whole)

@@ -304,7 +304,6 @@ def as_is_reason(graph: Graph) -> str:
 
 
 def as_is_sentence(graph: Graph) -> str:
-    """Say the same as a sentence, and what was measured there."""
     part = next(filter(None, map(part_of, graph.nodes)), None)
     if part is None:
         return ""

@@ -81,7 +81,6 @@ class Chains:
 
     @classmethod
     def best(cls, several: Sequence[Chains]) -> Chains:
-        """Return the chains of several that no other beats."""
         seconds, usd = (
             np.concatenate(figures, axis=-1)
             for figures in ([chains.seconds for chains in several], [chains.usd for chains in several])

@@ -53,7 +53,6 @@ class _GangChoices:
     pairs: NDArray[np.int64]
 
     def works(self, memory: int, grid: int) -> list[StageWork]:
-        """Return the stages of one of them."""
         pair = self.pairs[memory, grid]
         first = self.first_stages[self.firsts[pair]].work
         return [

@@ -288,7 +288,6 @@ def kind_of(operator: str) -> Kind:
 
 
 def convolution_kind(weight: Sequence[int], groups: int) -> Kind:
-    """Return the kind of a convolution with a constant weight of this shape."""
     outputs, inputs, *window = weight
     if not _runs_in_nchwc(outputs, inputs, groups):
         return Kind.OTHER_CONVOLUTION
@@ -337,7 +336,6 @@ class _LayoutPlanner:
         self._activations: dict[str, str] = {}
 
     def plan(self) -> _LayoutPlan:
-        """Return the layout plan."""
         for node in self._graph.nodes:
             if self._writes_nchwc(node):
                 self._nchwc.add(node.output)

@@ -105,7 +105,6 @@ def choices_of(chain: Chain) -> list[Choice]:
 
 
 def gangs_of(chain: Chain) -> tuple[range, ...]:
-    """Return the numbers of the stages that are gangs in a chain."""
     counts = [len(choices) for choices in steps_of(chain)]
     return tuple(range(stop - count, stop) for count, stop in zip(counts, accumulate(counts), strict=True) if count > 1)
 
@@ -154,7 +153,6 @@ def _held(
 
 
 def steps_of(chain: Chain) -> Iterator[list[Choice]]:
-    """Yield the stages of each step of a chain: one, or those of a gang."""
     grid = 0
     for edge, memory in chain.steps:
         candidate = edge.stage

@@ -56,7 +56,6 @@ def storable_within(graph: Graph, max_loss: float) -> frozenset[str]:
 
 
 def rounded_up(loss: float) -> float:
-    """Round a loss up to one digit."""
     unit = 10.0 ** math.floor(math.log10(loss)) if loss else 1.0
     return math.ceil(round(loss / unit, 9)) * unit
 

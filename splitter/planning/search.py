@@ -80,7 +80,6 @@ class Goal:
         return self.most_seconds == self.most_usd == self.most_cold_seconds == float("inf")
 
     def holds(self, seconds: float, usd: float) -> bool:
-        """Return whether the bounds are kept."""
         return seconds <= self.most_seconds * (1 + _SLACK) and usd <= self.most_usd * (1 + _SLACK)
 
 
@@ -107,7 +106,6 @@ class Search:
         return (edge for vertex in self._vertices for edge in self._into.get(vertex, ()))
 
     def only(self, allowed: Callable[[Edge], bool]) -> Search:
-        """Return the search over some of its edges."""
         return Search(filter(allowed, self.edges), self._first, self._last, *self._shape)
 
     @property
@@ -165,12 +163,10 @@ class Search:
 
     @cached_property
     def fastest(self) -> Chain | None:
-        """The chain with the least seconds."""
         return self.shortest(1.0, 0.0)
 
     @cached_property
     def cheapest(self) -> Chain | None:
-        """The chain with the least dollars."""
         return self.shortest(0.0, 1.0)
 
     @cached_property
@@ -275,7 +271,6 @@ class _Labels:
 
     @classmethod
     def first(cls) -> _Labels:
-        """Return the empty chain."""
         zero, none = np.zeros(1), np.zeros(1, int)
         return cls(0, 0, zero, zero, [None], none, none, [], none)
 
@@ -299,7 +294,6 @@ class _Labels:
         return self.only(np.flatnonzero(kept))
 
     def only(self, chosen: np.ndarray) -> _Labels:
-        """Return the selected chains."""
         return _Labels(
             self.path,
             self.grid,
@@ -313,7 +307,6 @@ class _Labels:
         )
 
     def chain(self, index: int) -> Chain:
-        """Return one chain with its steps."""
         steps, labels, at = [], self, index
         while (edge := labels.edges[labels.edge[at]]) is not None:
             steps.append((edge, int(labels.memory[at])))

@@ -53,7 +53,6 @@ class InputAccess:
 
     @cached_property
     def elements(self) -> Floats:
-        """How many values each tile reads."""
         return self.channels * _products(self.rows[1] - self.rows[0], self.cols[1] - self.cols[0])
 
     def pieces(self, height: int, width: int, grids: Sequence[Grid]) -> Floats:
@@ -420,7 +419,6 @@ class _StageAxis:
         return self._interned.sizes(self._walk.targets[tensor])
 
     def is_target(self, tensor: str) -> bool:
-        """Return whether a tensor is one of the stage's outputs."""
         return tensor in self._walk.targets
 
     def is_in_parts(self, tensor: str) -> bool:

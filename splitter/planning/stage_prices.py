@@ -40,7 +40,6 @@ class CandidateStage:
 
     @property
     def start(self) -> int:
-        """The first of its nodes."""
         return self.work.start
 
     @property
@@ -55,11 +54,9 @@ class CandidateStage:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """How many tasks it has, for each of an edge's rows."""
         return (self.work.grid.tiles,) * len(self.fit.memory_mb)
 
     def works(self, _memory: int, _grid: int) -> list[StageWork]:
-        """Return its work, whatever its memory and the grid before it."""
         return [self.work]
 
 
@@ -69,7 +66,6 @@ def fits_inline(size: float) -> bool:
 
 
 def values_read(work: StageWork) -> Floats:
-    """Return how many values each task of a stage reads."""
     return np.asarray(sum(reading.elements for reading in work.accesses))
 
 

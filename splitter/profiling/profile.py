@@ -99,7 +99,6 @@ class Task:
 
     @property
     def works(self) -> list[Work]:
-        """The work of the task."""
         return tile_works(self.graph, self.nodes, self.regions, self.inputs, self.outputs)
 
     def model(self) -> onnx.ModelProto:
@@ -190,7 +189,6 @@ class Repetitions:
 
     @property
     def best(self) -> float:
-        """The shortest."""
         return min(self.times)
 
 
@@ -202,7 +200,6 @@ def timed(session: ort.InferenceSession, given: Mapping[str, NDArray[Any]]) -> f
 
 
 def given_to(session: ort.InferenceSession, batch: int = 1) -> dict[str, NDArray[np.float32]]:
-    """Return noise for a session's inputs."""
     rng = np.random.default_rng(0)
     return {
         tensor.name: rng.standard_normal((batch, *tensor.shape[1:]), dtype=np.float32)

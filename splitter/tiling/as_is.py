@@ -16,7 +16,6 @@ def part_of(node: Node) -> AsIsPart | None:
 
 
 def runs_as_it_is(node: Node) -> bool:
-    """Return whether a node is a part that runs as it is, or one of its results."""
     return node.kind in (AS_IS, AS_IS_OUTPUT)
 
 
@@ -48,7 +47,6 @@ class AsIsOutput(Rule):
         return None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append an Identity of the result."""
         builder.append("Identity", [_result(tile.inputs[0], tile.node.attributes[NUMBER])], tile.node.output)
 
 

@@ -50,7 +50,6 @@ class InternedSpans:
         return known
 
     def sizes(self, spans: Spans) -> Integers:
-        """Return how many rows each span has."""
         known = self._sizes.get(id(spans))
         if known is None:
             known = self._sizes[id(spans)] = self.one(spans[1] - spans[0])

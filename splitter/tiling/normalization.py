@@ -105,7 +105,6 @@ class _Writer:
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def write(self, norm: _Norm) -> None:
-        """Append a normalisation."""
         shape, name = self.graph.shapes[norm.source], norm.output
         values = (1, shape[1], 1, 1)
         mean = self._pooled(norm, norm.source, "mean")
@@ -146,7 +145,6 @@ class _Writer:
         return name
 
     def done(self) -> Graph:
-        """Return the graph of what was collected."""
         used = {name for node in self.nodes for name in node.inputs}
         weights = {name: value for name, value in (self.graph.weights | self.weights).items() if name in used}
         return replace(

@@ -76,7 +76,6 @@ class OnnxBuilder:
         return output
 
     def constant(self, name: str, value: NDArray[Any]) -> str:
-        """Add a constant of the tile's own and return its name."""
         name = self.own_name(name)
         self.constants[name] = value
         return name
@@ -88,7 +87,6 @@ class OnnxBuilder:
         return name
 
     def weight(self, name: str) -> str:
-        """Return a whole weight."""
         if name in self._graph.half:
             self.half.add(name)
         self.weights[name] = self._graph.weights[name]

@@ -30,7 +30,6 @@ ReceptiveField = Callable[[Spans], Spans]
 
 
 def spans_of(parts: Sequence[Span]) -> Spans:
-    """Return spans as one array."""
     return np.array([[part.start for part in parts], [part.stop for part in parts]])
 
 

@@ -53,7 +53,6 @@ class TileOperator:
 
     @property
     def read(self) -> InputRegion:
-        """What the operator reads of its first input."""
         return self.reads[self.node.inputs[0]]
 
 
@@ -73,7 +72,6 @@ class Rule:
         return same_rows if size > 1 and (vector or graph.axes(source) is not None) else all_rows(size)
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
-        """Append the operator to a tile's graph."""
         builder.append(tile.node.kind, tile.inputs, tile.node.output, tile.node.attributes)
 
 
@@ -84,7 +82,6 @@ def extent(graph: Graph, tensor: str, axis: int) -> int:
 
 
 def append_slice(builder: OnnxBuilder, source: str, output: str, axis: int, span: Span) -> str:
-    """Append a Slice of one axis and return its output."""
     values = {"starts": span.start, "stops": span.stop, "axes": axis}
     constants = [builder.constant(f"{output}.{name}", np.array([value])) for name, value in values.items()]
     return builder.append("Slice", [source, *constants], output)

@@ -50,7 +50,6 @@ class SizeGraphs:
         return rows, cols
 
     def of(self, size: tuple[int, int]) -> Graph:
-        """Return the graph of an image's size."""
         graph = self.network.checked(size)
         if not any(graph is made_graph for made_graph in self.made):
             self.made.append(graph)
@@ -76,7 +75,6 @@ class SizeGraphs:
         return self.tile_of(self.at(residues), *found)
 
     def tile_of(self, graph: Graph, row: WindowKind, col: WindowKind) -> WindowTile | PassTile:
-        """Return the tile of a window of rows and one of columns of an image's graph."""
         regions = {name: Rect(span, col.rows[name]) for name, span in row.rows.items()}
         made = {name: Rect(span, col.made[name]) for name, span in row.made.items()}
         number = self.network.network.number

@@ -64,7 +64,6 @@ class AnySizeNetwork:
         return self.on(self.graph, ROW_AXIS), self.on(self.graph, COL_AXIS)
 
     def on(self, graph: Graph, axis: int) -> NetworkAxis:
-        """Return an axis of an image's graph."""
         return NetworkAxis(graph, axis, self.known[axis - ROW_AXIS], in_units=self.network.number is not None)
 
     @property

@@ -46,7 +46,6 @@ class WindowKind:
     made: dict[str, Span]
 
     def at(self, units: int, known: Strides) -> WindowKind:
-        """Return the window of this kind that begins after so many units."""
         rows, made = (
             {name: span.moved((units - self.units) * known.of(name)) for name, span in spans.items()}
             for spans in (self.rows, self.made)
@@ -67,7 +66,6 @@ class NetworkAxis:
     in_units: bool = False
 
     def extent(self, tensor: str) -> int:
-        """Return the rows of a tensor."""
         return extent(self.graph, tensor, self.axis)
 
     @cached_property
@@ -77,12 +75,10 @@ class NetworkAxis:
 
     @cached_property
     def units(self) -> int:
-        """How many whole units all of the outputs have."""
         return min(self.extent(name) // self.known.of(name) for name in self.graph.outputs)
 
     @property
     def unit_written(self) -> int:
-        """What a unit makes of what windows write."""
         return 1 if self.in_units else self.known.of(self.graph.output)
 
     @property
@@ -92,7 +88,6 @@ class NetworkAxis:
 
     @property
     def result(self) -> int:
-        """What all windows write."""
         return self.units if self.in_units else self.extent(self.graph.output)
 
     def moving(self, window: WindowKind) -> Iterator[tuple[str, Span]]:
@@ -100,13 +95,11 @@ class NetworkAxis:
         return ((name, span) for name, span in window.rows.items() if self.known.rates[name])
 
     def written(self, window: WindowKind) -> Span:
-        """Return what a window writes."""
         if not self.in_units:
             return window.made[self.graph.output]
         return Span(window.units, min(span.stop // self.known.of(name) for name, span in window.made.items()))
 
     def windows(self, units: Sequence[Units]) -> list[WindowKind]:
-        """Return the windows that make units of all outputs."""
         made = {
             name: [Span(start * of, self.extent(name) if stop is None else stop * of) for start, stop in units]
             for name, of in ((name, self.known.of(name)) for name in self.graph.outputs)

@@ -153,7 +153,6 @@ class _Making:
         return cut, choice
 
     def any_size(self, sizes: AnySize, wanted: WindowRequest) -> tuple[WindowTiles, WindowChoice]:
-        """Return windows by rules, for images of any size."""
         self.progress("finding what shifts with the image")
         network, *passes = any_size_networks(self.network, sizes)
         choice = choose_windows(network.graph, network.known, self.budget, wanted.side)

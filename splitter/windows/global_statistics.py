@@ -152,7 +152,6 @@ class _Cut:
         """Of each map that statistics are of, or of its bins, which."""
 
     def write(self, node: Node) -> None:
-        """Write an operator."""
         graph = self._graph
         inputs = graph.activations(node)
         fixed = all(name in self._fixed for name in inputs)

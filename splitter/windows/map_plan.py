@@ -83,11 +83,9 @@ class WindowTile:
 
     @property
     def read(self) -> Rect:
-        """The form of what it reads."""
         return read_form(self.graph, self.regions)
 
     def write(self) -> TileGraph:
-        """Return the tile's graph."""
         graph = self.graph
         written = dict(zip(graph.outputs, self.written, strict=True))
         return inlined(reading_tile(graph, self.regions, written), self.own)
@@ -105,7 +103,6 @@ class WindowTiles:
 
     @cached_property
     def graphs(self) -> list[TileGraph]:
-        """The tiles' graphs."""
         return [tile.write() for tile in self.tiles]
 
 

@@ -85,18 +85,15 @@ class PassTile:
 
     @property
     def channels(self) -> int:
-        """The channels of the network's map."""
         [tensor] = self.graph.output_tensors
         return prod(tensor.dims[:-2])
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """The statistics of the pass."""
         return tuple(statistic for statistic in self.graph.statistics if statistic.number == self.number)
 
     @property
     def read(self) -> Rect:
-        """The form of what it reads."""
         return read_form(self.graph, self.regions)
 
     @property
@@ -111,7 +108,6 @@ class PassTile:
         return sum(statistic.values.partial_size for statistic in self.statistics) + kept
 
     def write(self) -> TileGraph:
-        """Return the tile's graph."""
         return inlined(self._with_partial_result(reading_tile(self.graph, self.regions, self.parts)), self.own)
 
     def _owned(self, builder: OnnxBuilder, source: str, part: str) -> OwnedElements | None:

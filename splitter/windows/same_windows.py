@@ -131,7 +131,6 @@ class GraphNumbers:
         self._known: dict[bytes, int] = {}
 
     def of(self, tile: TileGraph) -> int:
-        """Return the number of a graph."""
         parts = [node.SerializeToString() for node in tile.nodes]
         parts += [value.SerializeToString() for value in (*tile.inputs, *tile.outputs)]
         for name, value in tile.constants.items():

@@ -137,7 +137,6 @@ class _Flow:
     left: dict[_Vertex, dict[_Vertex, int]] = field(default_factory=dict)
 
     def add(self, start: _Vertex, end: _Vertex, capacity: int) -> None:
-        """Add an edge."""
         self.left.setdefault(start, {})[end] = self.left.get(start, {}).get(end, 0) + capacity
         self.left.setdefault(end, {}).setdefault(start, 0)
 

@@ -136,6 +136,5 @@ class _Session:
         self._session = session_of(tile.model({_WEIGHTS: file}), options)
 
     def run(self, names: Sequence[str], inputs: Mapping[str, Array]) -> list[Array]:
-        """Return the outputs of these names."""
         values: list[Array] = self._session.run(names, inputs)
         return values

@@ -40,7 +40,6 @@ class AccountQuotas:
 
     @classmethod
     def of_quotas(cls, facts: AwsFacts, known_by: str) -> AccountQuotas:
-        """Return an account with all that the facts' quotas allow."""
         return cls(facts.functions.memory_max, facts.functions.concurrency, known_by)
 
     @classmethod

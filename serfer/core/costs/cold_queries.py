@@ -34,7 +34,6 @@ class ColdPrice(PlanPrice):
 
     @property
     def environments(self) -> int:
-        """How many environments the query starts."""
         return sum(stage.tasks for stage in self.stages)
 
 

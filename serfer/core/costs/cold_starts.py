@@ -54,7 +54,6 @@ class ColdStart:
 
     @property
     def billed_seconds(self) -> float:
-        """Seconds of its parts that are billed as an invocation's are."""
         return self.seconds - (self.process if self.restored else 0.0)
 
 

@@ -173,12 +173,10 @@ class StageLoad:
 
     @property
     def tasks(self) -> int:
-        """The number of tasks of the stage."""
         return int(self.parallel_s.shape[-1])
 
     @property
     def stored(self) -> Traffic:
-        """The tasks' store traffic."""
         return Traffic(self.bytes_read, self.ranges, self.bytes_written)
 
     def through(self, platform: Platform) -> list[tuple[Traffic, StoreFacts]]:
@@ -318,7 +316,6 @@ class GangEnds:
         return cls(reading.max(axis=-1), writing.max(axis=-1), load.driver_seconds(platform), load.usd(platform))
 
     def each(self, count: int) -> GangEnds:
-        """Return the same with one axis of so many values."""
         fields = (self.reading_s, self.writing_s, self.carrying_s, self.usd)
         return GangEnds(*(np.broadcast_to(field, (count,)) for field in fields))
 
@@ -381,7 +378,6 @@ class Latency:
 
     @property
     def mean(self) -> float:
-        """Return the expected latency."""
         return self.least + self.step * float(np.arange(len(self.probability)) @ self.probability)
 
     def quantile(self, share: float) -> float:
@@ -459,12 +455,10 @@ class GangPrice(StagePrice):
 
     @property
     def billed_gb_s(self) -> float:
-        """GB-seconds that are paid for."""
         return self.memory_mb / _MB_PER_GB * self.billed_s
 
     @property
     def waiting_gb_s(self) -> float:
-        """GB-seconds that are paid for waiting."""
         return self.memory_mb / _MB_PER_GB * self.waiting_s
 
 
@@ -490,7 +484,6 @@ class PlanPrice:
 
     @property
     def usd(self) -> float:
-        """Dollars of all stages."""
         return sum(stage.usd for stage in self.stages)
 
     @property
@@ -767,7 +760,6 @@ class Burst:
 
 
 def price_burst(query: PlanPrice, queries: int, functions: LambdaFacts) -> Burst:
-    """Price a burst of like queries."""
     busy = queries * sum(stage.billed_s for stage in query.stages)
     return Burst(
         queries,

@@ -204,7 +204,6 @@ class Profile:
     coefficients_ns: Mapping[str, Measure] = field(metadata={"key": "prices_ns"})
 
     def ns(self, counts: Counts) -> float:
-        """Return nanoseconds of an operator with these counts."""
         return sum([value * self.coefficients_ns[name] for name, value in counts.items()])
 
 

@@ -25,7 +25,6 @@ def vcpus(memory_mb: Floats | float, memory_per_vcpu: float) -> Floats:
 
 
 def threads(memory_mb: float, memory_per_vcpu: float) -> int:
-    """Return on how many threads a worker of so much memory computes."""
     return max(1, math.ceil(memory_mb / memory_per_vcpu))
 
 

@@ -117,7 +117,6 @@ def as_answer(outputs: Mapping[str, NDArray[Any]]) -> Answer:
 
 
 def joined(answers: Sequence[Answer]) -> Answer:
-    """Return the answers to several batches as one."""
     first = answers[0]
     if not isinstance(first, Mapping):
         return np.concatenate(answers)

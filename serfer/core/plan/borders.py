@@ -37,7 +37,6 @@ class Member:
 
     @property
     def stages(self) -> list[int]:
-        """The stages in which it has a tile."""
         return [stage for stage in self.gang.stages if self.tile < len(self.plan.stages[stage].tiles)]
 
     @cached_property
@@ -87,7 +86,6 @@ class Member:
 
 
 def members(plan: Plan, gang: Gang) -> int:
-    """Return how many members a gang has: its invocations for one query."""
     return plan.stages[gang.start].grid.tiles
 
 

@@ -60,7 +60,6 @@ def answer_digest(plan: Plan) -> str:
 
 
 def dump_plan(plan: Plan) -> str:
-    """Write a plan as the text of plan.json."""
     return json.dumps(_executed(plan), indent=1, ensure_ascii=False) + "\n"
 
 

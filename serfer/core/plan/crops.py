@@ -31,7 +31,6 @@ class CropAxis:
 
     @classmethod
     def of(cls, axis: AxisWindows, unit: int) -> Self:
-        """Return the axis of an image with such windows."""
         return cls(axis.size, axis.result, axis.step, unit, axis.reach)
 
     def compared(self, part: Span, rows: int) -> Span:

@@ -71,7 +71,6 @@ class DetectionHead:
             raise PlanError(f"max_boxes should be 1 to {_MOST_BOXES:,}, not {self.max_boxes}")
 
     def in_words(self) -> str:
-        """Say what it is."""
         classes = f" of {self.classes} classes" if self.classes else ""
         overlaps = "" if self.max_iou == 1 else f", none over {self.max_iou:g} of the union with a better one"
         return (

@@ -27,7 +27,6 @@ _STAGE = re.compile(rf"stage-\d+(/(weights-\d+\.bin|{_GRAPH}))?")
 
 
 def stage_directory(stage: int) -> str:
-    """Return the name of a stage's directory."""
     return f"stage-{stage}"
 
 

@@ -85,17 +85,14 @@ class Shape:
 
     @classmethod
     def vector(cls, length: int) -> Shape:
-        """Return the shape of a vector: a map of one row."""
         return cls(1, 1, length, flat=True)
 
     @property
     def elements(self) -> int:
-        """Number of values for one image."""
         return self.channels * self.height * self.width
 
     @property
     def whole(self) -> Rect:
-        """The rectangle of the whole map."""
         return Rect.whole(self.height, self.width)
 
     def of(self, rect: Rect, batch: int) -> tuple[int, ...]:
@@ -199,7 +196,6 @@ class Piece:
 
     @property
     def cell_numbers(self) -> list[int]:
-        """The numbers of its cells in the other tile's object."""
         return [number for part in self.ranges for number in range(part.first, part.first + len(part.cells))]
 
 
@@ -247,7 +243,6 @@ class Function:
 
     @property
     def files(self) -> tuple[Artefact, ...]:
-        """Its files in the plan directory."""
         return (self.weights, *self.graphs)
 
     @property
@@ -330,7 +325,6 @@ class Gang:
 
     @property
     def stages(self) -> range:
-        """The numbers of its stages."""
         return range(self.start, self.stop)
 
     @property

@@ -50,7 +50,6 @@ class SideSizes:
 
     @property
     def varies(self) -> bool:
-        """Whether there is more than one."""
         return self.least < self.most
 
     def floor(self, size: float) -> int:
@@ -153,7 +152,6 @@ class Steps:
             raise PlanError(f"steps of {self.size} multiples from {self.shift} on are not possible")
 
     def of(self, units: int) -> int:
-        """Return how many steps there are in so many multiples."""
         return (units + self.shift) // self.size
 
 
@@ -172,7 +170,6 @@ class AxisForm:
     column_steps: Steps = field(default=_EACH, metadata=LATER)
 
     def at(self, units: Size) -> int:
-        """Return the size of the axis."""
         rows, columns = self.row_steps.of(units[0]), self.column_steps.of(units[1])
         return self.constant + self.by_rows * rows + self.by_columns * columns + self.by_area * rows * columns
 

@@ -44,7 +44,6 @@ class MapStatistics:
 
     @property
     def partial_size(self) -> int:
-        """How many values a partial result has."""
         return 1 + self.channels * len(self.kinds)
 
 

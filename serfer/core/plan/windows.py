@@ -52,7 +52,6 @@ class AxisWindow:
 
     @property
     def computed(self) -> Span:
-        """What its tile computes of the result."""
         return self.made or self.written
 
 
@@ -287,11 +286,9 @@ class StatisticsPass:
 
     @property
     def partial_size(self) -> int:
-        """How many values a partial result has."""
         return sum(map_.partial_size for map_ in self.maps)
 
     def of(self, height: int, width: int) -> ImageWindows:
-        """Return the windows of an image of a size that the plan is for."""
         if self.rules is not None:
             axes = self.rules.of(height, width)
             if axes is None:
@@ -382,7 +379,6 @@ class Windows:
 
     @property
     def first(self) -> ImageWindows:
-        """The windows of the first of the images."""
         return ImageWindows(self.heights[0], self.widths[0], self.tiles)
 
     def of(self, height: int, width: int, name: str = "the image") -> ImageWindows:
@@ -438,12 +434,10 @@ class ImageWindows:
 
     @property
     def height(self) -> int:
-        """Rows of the result."""
         return self.rows.result
 
     @property
     def width(self) -> int:
-        """Columns of the result."""
         return self.cols.result
 
     def __len__(self) -> int:

@@ -124,7 +124,6 @@ class Application:
     format: int = FORMAT
 
     def versions(self, network: str) -> list[NetworkVersion]:
-        """Return the versions of a network, the oldest first."""
         return [entry for entry in self.networks if entry.network == network]
 
     def version(self, network: str, number: int) -> NetworkVersion:

@@ -38,12 +38,10 @@ class Figure:
 
     @classmethod
     def measured(cls, value: float) -> Figure:
-        """Return a measured figure."""
         return cls(value, Source.MEASURED)
 
     @classmethod
     def predicted(cls, value: float) -> Figure:
-        """Return a predicted figure."""
         return cls(value, Source.PREDICTED)
 
 

@@ -89,7 +89,6 @@ class Header:
         return turned[..., :: -1 if down else 1, :: -1 if across else 1]
 
     def value(self, stored: float) -> float:
-        """Return the value as which a stored one is read."""
         return self._white - stored if self.inverted else stored
 
     @property

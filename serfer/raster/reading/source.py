@@ -200,7 +200,6 @@ class RasterSource:
                 yield Rect(Span(top, min(top + down, height)), Span(left, min(left + across, width)))
 
     def value(self, stored: float) -> float:
-        """Return the value as which one that is stored is read."""
         return self._header.value(stored)
 
     def read_masked(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:

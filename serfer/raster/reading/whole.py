@@ -57,7 +57,6 @@ class Scratch:
         return self._row[0] * self._row[1] * self._dtype.itemsize
 
     def strip_rows(self) -> int:
-        """Return how many rows are decoded at a time."""
         return max(1, _STRIP_BYTES // self._row_bytes)
 
     def append(self, pixels: NDArray[Any]) -> None:
@@ -76,7 +75,6 @@ class Scratch:
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     def close(self) -> None:
-        """Close the file, which deletes it."""
         self._file.close()
 
 
@@ -90,7 +88,6 @@ def decode_by_strips(dataset: Any, header: Header, scratch: Scratch) -> None:  #
 
 
 def decode_jpeg(file: BinaryIO, header: Header, scratch: Scratch) -> None:
-    """Decode a JPEG by Pillow."""
     (height, width), rows = header.size, scratch.strip_rows()
     with _pillow(file) as image:
         image.load()

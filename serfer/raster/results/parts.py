@@ -113,7 +113,6 @@ class ResultParts:
 
     @property
     def count(self) -> int:
-        """How many parts the result has."""
         return len(self.rects)
 
     def done(self) -> set[int]:
@@ -288,7 +287,6 @@ class ResultParts:
             ) from error
 
     def path(self, number: int) -> Path:
-        """Return the file of a part."""
         row, col = divmod(number, self.array.cols.count)
         return self.directory / f"c.0.0.{row}.{col}"
 

@@ -52,7 +52,6 @@ def first_answer(chain: Chain, platform: Platform) -> float:
 
 
 def expected_seconds(warm_s: float, cold_s: float, platform: Platform) -> float:
-    """Return the expected seconds of a query, of which the platform's share is cold."""
     share = platform.cold_share
     if share in (0, 1):  # the other may be infinite
         return cold_s if share else warm_s

@@ -121,11 +121,6 @@ class ResultPlace:
         return self.key("zarr.json")
 
     @property
-    def old_manifest_key(self) -> str:
-        """The key of the manifest of a result that was kept before results were zarr arrays."""
-        return f"{self._prefix}:manifest"
-
-    @property
     def chunks_ttl(self) -> float:
         """The time to live of its chunks, in seconds."""
         return self.ttl + RESULT_MARGIN_S

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from serfer.control.offline.throttle import Thresholds
 from serfer.core.costs.aws import AwsFacts
@@ -20,7 +20,7 @@ from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.image_job import Mapper, MapWatcher
 from serfer.mapping.image_list import map_items
 from serfer.mapping.many_images import ManyImages, ManyReport
-from serfer.mapping.options import MapOptions, NoData
+from serfer.mapping.options import MapOptions
 from serfer.mapping.report import MapProgress, MapReport
 from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
@@ -56,32 +56,13 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
     out: Path | str | None = None,
     *,
     network: Any = None,  # noqa: ANN401 - as MapNetwork.model, or one
-    bands: tuple[int, ...] = (),
-    full_scale: float | None = None,
-    no_data: NoData = "auto",
-    no_data_bands: Literal["all", "any"] = "all",
-    dtype: str | None = None,
-    min_score: float | None = None,
-    max_iou: float | None = None,
-    one_file: bool = False,
-    compression: Literal["deflate", "zstd", "none"] = "deflate",
-    concurrency: int | None = None,
-    max_cost_usd: float | None = None,
-    force: bool = False,
-    overwrite: bool = False,
-    restart: bool = False,
-    parts: str | None = None,
-    work: str | None = None,
-    yield_to: Sequence[str] = (),
-    yield_utilisation: float = _DEFAULT.yield_utilisation,
-    yield_latency: float = _DEFAULT.yield_latency,
-    check: bool = True,
     store: str | None = None,
     workers: str | None = None,
     driver: str = "push",
     object_store: str | None = None,
     stack: str | None = None,
     settings: Settings | None = None,
+    **options: Any,  # noqa: ANN401 - as `MapOptions`
 ) -> MapReport:
     """Run a map plan's network over an image, window by window, and write the result.
 
@@ -95,34 +76,13 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         network: in place of a plan an ONNX file, "module.py:factory", "timm:NAME", "torchvision:NAME" or an nn.Module,
             or a `serfer.MapNetwork`, which says more of it. Its plan is made, for images of any size or else for this
             one's, and kept in the cache: the next map finds it there.
-        bands: the image's bands that are the network's channels, from 1; all of them, unless given.
-        full_scale: the value that counts as 255 does in a picture of 8 bits; by default the largest of the image's
-            type, and 1.0 for floating point.
-        no_data: the image's value for pixels that hold none: its own ("auto"), a number, or "none" if all count.
-        no_data_bands: "all" if a pixel holds no data where all the network's bands have that value, "any" if one is
-            enough.
-        dtype: the result's type, where the network's output is of whole numbers.
-        min_score: the least score of a detector's boxes, in place of the plan's.
-        max_iou: the most of their union that two boxes of a class may share, in place of the plan's.
-        one_file: several outputs of one size and type are the bands of one file.
-        compression: of a TIFF: "deflate", "zstd" or "none".
-        concurrency: windows in flight.
-        max_cost_usd: dollars that may be spent, with what is in flight at its predicted price.
-        force: start even if more than that is predicted.
-        overwrite: replace a result that exists.
-        restart: throw away what an earlier run has computed.
-        parts: where finished windows are kept until the result is written; by default RESULT.parts.
-        work: the folder of the maps that passes over an image keep for later ones; by default that of the parts.
-        yield_to: URLs of running services: no window starts while one of them has more online load than the next two.
-        yield_utilisation: the share in use, of what answers a service's queries, above which no window starts.
-        yield_latency: the latency of its queries, as a multiple of their profile, above which no window starts.
-        check: compare the result with the network on parts of the image, for a few seconds, before it is written.
         store: as `serfer.open`.
         workers: as `serfer.open`.
         driver: as `serfer.open`.
         object_store: as `serfer.open`.
         stack: as `serfer.open`.
         settings: instead of those of the environment.
+        options: the fields of `serfer.MapOptions`, such as `overwrite=True`.
 
     Raises:
         InputError: the image, the plan, the parts of an earlier run or the result's place do not go together.
@@ -132,32 +92,16 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
             of parts of the image; what is done is kept.
         UnavailableError: the disk is full, or S3, the store or the functions cannot be reached.
     """
-    options = MapOptions(
-        bands=tuple(bands),
-        full_scale=full_scale,
-        no_data=no_data,
-        no_data_bands=no_data_bands,
-        dtype=dtype,
-        min_score=min_score,
-        max_iou=max_iou,
-        one_file=one_file,
-        compression=compression,
-        concurrency=concurrency,
-        max_cost_usd=max_cost_usd,
-        force=force,
-        overwrite=overwrite,
-        restart=restart,
-        parts=parts,
-        work=work,
-        yield_to=tuple(yield_to),
-        yield_utilisation=yield_utilisation,
-        yield_latency=yield_latency,
-        check=check,
-    )
+    if unknown := options.keys() - {field.name for field in fields(MapOptions)}:
+        raise UsageError(f"serfer.map has no option {', '.join(sorted(unknown))}: see serfer.MapOptions")
+    named: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
+    }
+    chosen = MapOptions(**named)
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, [image], out, settings, workers_of(workers, stack))
     opening = Opening(directory, store, workers, driver, object_store, stack)
-    with open_mapper(opening, options, Silent(), settings) as mapper:
+    with open_mapper(opening, chosen, Silent(), settings) as mapper:
         return mapper.map(image, out)
 
 

@@ -81,17 +81,5 @@ class MapOptions:
     def values(self) -> dict[str, Any]:
         """Return, of JSON's types, the options that change the result's values."""
         no_data = self.no_data if isinstance(self.no_data, str) else str(float(self.no_data))
-        any_band = {} if self.no_data_bands == "all" else {"no_data_bands": self.no_data_bands}
-        given = {"one_file": self.one_file or None, "min_score": self.min_score, "max_iou": self.max_iou}
-        later = {name: value for name, value in given.items() if value is not None}
-        return (
-            any_band
-            | later
-            | {
-                "bands": [*self.bands],
-                "full_scale": self.full_scale,
-                "no_data": no_data,
-                "dtype": self.dtype,
-                "compression": self.compression,
-            }
-        )
+        names = ("full_scale", "no_data_bands", "dtype", "min_score", "max_iou", "one_file", "compression")
+        return {"bands": [*self.bands], "no_data": no_data, **{name: getattr(self, name) for name in names}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serfer.results.manifest import ResultManifest, planned_manifest
-from serfer.results.results import OlderResultError, Results, npy_bytes
+from serfer.results.results import Results, npy_bytes
 from serfer.results.stored import StoredResult
 
-__all__ = ["OlderResultError", "ResultManifest", "Results", "StoredResult", "npy_bytes", "planned_manifest"]
+__all__ = ["ResultManifest", "Results", "StoredResult", "npy_bytes", "planned_manifest"]

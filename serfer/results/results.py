@@ -22,10 +22,6 @@ from serfer.storage.store import Store
 Array = NDArray[Any]
 
 
-class OlderResultError(ResultGoneError):
-    """A result was kept by an older version of SerFer, whose format is not read."""
-
-
 class Results:
     """Results of a store, which its owner closes; `clock` gives seconds since the epoch.
 
@@ -54,8 +50,7 @@ class Results:
         """Return the manifest of an owner's result.
 
         Raises:
-            ResultGoneError: it has expired, was deleted, is another owner's, or never was whole; OlderResultError
-                of one of an older version.
+            ResultGoneError: it has expired, was deleted, is another owner's, or never was whole.
             ResultDamagedError: the manifest is not what was written.
             InputError: `owner` or `result` cannot be one.
         """
@@ -119,11 +114,6 @@ class Results:
             yield reader.read(strip)
 
     def _gone(self, place: ResultPlace) -> ResultGoneError:
-        if self._store.exists([place.old_manifest_key])[0]:
-            return OlderResultError(
-                f"result {place.id} was kept by an older version, whose format is not read: run it again; what is "
-                "stored of it expires by itself"
-            )
         return ResultGoneError(
             f"there is no result {place.id}: it has expired, was deleted, is not yours, or has never been whole"
         )

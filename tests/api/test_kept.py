@@ -6,7 +6,6 @@ import itertools
 import secrets
 import time
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -215,16 +214,6 @@ def test_a_chunk_that_is_gone_is_never_one(serve, store):
     url, manifest = serve(), put_result(store, OUTPUTS)
     broken(store, manifest, "0/c/0/0/1/1", "gone")
     assert httpx.get(f"{url}/v2/results/{manifest.id}/zarr/0/c/0/0/1/1").status_code == 503
-
-
-@pytest.mark.who_may
-def test_an_older_versions_result_is_not_found_and_its_owner_is_told_what_to_do(serve, store):
-    url, manifest = serve(), put_result(store, OUTPUTS)
-    place = replace(manifest.place, id=ABSENT)
-    store.put(place.old_manifest_key, b"its own format", 60)
-    reply = httpx.get(f"{url}/v2/results/{ABSENT}")
-    assert reply.status_code == 404
-    assert "kept by an older version, whose format is not read: run it again" in reply.json()["error"]
 
 
 def test_unknown_parameters_are_refused_by_name(serve, store):

@@ -83,18 +83,6 @@ def test_parts_are_chunks_of_an_array_that_zarr_opens(tmp_path):
         np.testing.assert_array_equal(stored[:][0, :, rows].transpose(1, 0, 2), values)
 
 
-def test_what_an_older_version_began_is_refused_by_name_and_can_be_thrown_away(tmp_path):
-    folder = tmp_path / "result.tif.parts"
-    folder.mkdir()
-    for name in ("job.json", "00000000.values", "00000012.values", "lock"):
-        (folder / name).write_bytes(b"{}")
-    with pytest.raises(InputError, match=r"older version began.*map again \(--restart"):
-        parts_of(tmp_path)
-    assert len([*folder.iterdir()]) == 4
-    ResultParts.discard(folder)
-    assert not folder.exists()
-
-
 @pytest.mark.two_at_once
 def test_several_threads_put_at_once(tmp_path):
     with parts_of(tmp_path, count=40) as parts:

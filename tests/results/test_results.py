@@ -123,11 +123,6 @@ class TestOverMemory(ResultsContract):
         with pytest.raises(ResultDamagedError, match="another result"):
             results.read(LOCAL_OWNER, other.id)
 
-    def test_what_an_older_version_kept_is_refused_by_name(self, store, results):
-        store.put(PLACE.old_manifest_key, b"its own format", 60)
-        with pytest.raises(ResultGoneError, match=r"older version.*run it again"):
-            results.read(LOCAL_OWNER, PLACE.id)
-
     @pytest.mark.parametrize("owner", ["", "..", "LOCAL", "a" * 7, "a" * 65, "local:", "a" * 32 + "\n"])
     def test_owners_and_ids_become_keys_only_if_sound(self, results, owner):
         with pytest.raises(InputError, match="owner"):

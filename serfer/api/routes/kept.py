@@ -24,7 +24,7 @@ from serfer.api.results.downloads import ChunkedFile
 from serfer.api.routes.openapi import FILE, inference_errors
 from serfer.core.errors import ResultGoneError
 from serfer.core.zarr import ChunkedArray
-from serfer.results import OlderResultError, ResultManifest, npy_bytes
+from serfer.results import ResultManifest, npy_bytes
 
 NPY = "application/x-npy"  # not registered with IANA; SageMaker's clients and containers call it so
 OCTETS = "application/octet-stream"
@@ -63,8 +63,6 @@ class Keeping:
             raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT)
         try:
             return self.kept, await asyncio.to_thread(self.kept.results.read, owner_id(request), result_id)
-        except OlderResultError as error:
-            raise Problem(HTTPStatus.NOT_FOUND, str(error)) from None
         except ResultGoneError:
             raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT) from None
 

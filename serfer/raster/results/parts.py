@@ -40,7 +40,6 @@ from serfer.raster.durable import FULL, TEMPORARY, sync_folder, write_durably
 DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "float64")
 _LOCK, UPLOAD, ASSEMBLED, _WRITTEN = "lock", "upload.json", "result", "written"
 _PART = re.compile(r"c\.0\.0\.([0-9]{1,9})\.([0-9]{1,9})", re.ASCII)
-_OLD_JOB, _OLD_PART = "job.json", re.compile(r"[0-9]{8,}\.values")  # of the format before
 _JOB, _MEASURED = "attributes.job.", "measured"
 _MOST_SHOWN = 60
 _BLOCK = 1 << 20
@@ -315,14 +314,13 @@ def reserved(directory: Path, name: str) -> Iterator[None]:
 
 
 def _ours(name: str) -> bool:
-    known = {METADATA, _OLD_JOB, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN}
-    parts = _PART.fullmatch(name) or _OLD_PART.fullmatch(name)
-    return name in known or bool(parts) or (name.startswith(".") and name.endswith(TEMPORARY))
+    known = {METADATA, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN}
+    return name in known or bool(_PART.fullmatch(name)) or (name.startswith(".") and name.endswith(TEMPORARY))
 
 
 def _delete(directory: Path) -> None:
     """Delete what is ours; the directory, too, if nothing else is in it."""
-    last = (_WRITTEN, METADATA, _OLD_JOB)  # they say what the others are
+    last = (_WRITTEN, METADATA)  # they say what the others are
     for path in sorted(directory.iterdir(), key=lambda path: path.name in last):
         if _ours(path.name) and path.name != _LOCK:
             path.unlink()
@@ -368,14 +366,9 @@ def _locked(directory: Path, name: str = "") -> int:
 def _forget_if_empty(directory: Path) -> None:
     """Delete zarr.json where nothing of the job was ever kept, so that another one may use the directory."""
     names = {path.name for path in directory.iterdir()}
-    if names <= {_LOCK, METADATA, _OLD_JOB}:
+    if names <= {_LOCK, METADATA}:
         for name in names - {_LOCK}:
             (directory / name).unlink()
-    elif _OLD_JOB in names:
-        raise InputError(
-            f"{directory} holds the parts of a map that an older version began, whose format is not read: map again "
-            "(--restart throws them away), or write to another result"
-        )
 
 
 def _agree(path: Path, job: dict[str, Any]) -> None:

@@ -34,13 +34,16 @@ from serfer.splitter.plan_dir.assemble import PackageOverflowError, assemble
 from serfer.splitter.plan_dir.check import check_exact
 from serfer.splitter.plan_dir.output_directory import appearing_whole
 from serfer.splitter.planning.cold.plan import ColdOffer, cold_environments, cold_offer
-from serfer.splitter.planning.explanation import as_is_sentence
-from serfer.splitter.planning.one_function import in_one_function
+from serfer.splitter.planning.explanation import alternative, as_is_sentence, describe, why_nothing_fits
+from serfer.splitter.planning.limits import WeightStorage
 from serfer.splitter.planning.optional import optional
-from serfer.splitter.planning.planner import Decision
+from serfer.splitter.planning.planner import Decision, choices_of, prepare
+from serfer.splitter.planning.search import BALANCED
 from serfer.splitter.planning.split_options import Budget, SplitOptions
 from serfer.splitter.profiling.measured_part import with_measured_part
+from serfer.splitter.tiling.cuts import Cut
 from serfer.splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
+from serfer.splitter.tiling.grids import ONE, GridChoice
 from serfer.splitter.time_left import TimeLeft
 
 _CHECK_BATCH = 2
@@ -417,3 +420,19 @@ def _check_batch(source: Source, sample: Array) -> Array:
     """Return two different images, to detect a network that takes only one image or mixes them."""
     noise = np.random.default_rng(1).standard_normal((_CHECK_BATCH - 1, *sample.shape[1:]), dtype=np.float32)
     return np.concatenate([sample[:1], source.like_images(noise)])
+
+
+def in_one_function(graph: Graph, budget: Budget, places: tuple[str, ...]) -> Decision:
+    """Return the decision for one task that computes the whole network, with the best of the budget's memory sizes.
+
+    `places` are where it may have its weights. Raises ModelError where no function holds it.
+    """
+    cuts = (Cut(0, (graph.input,)), Cut(len(graph.nodes), graph.outputs))
+    grids, storage = GridChoice((ONE,)), WeightStorage(places=places)
+    search = prepare(graph, cuts, grids, None, budget, storage)
+    chain = search.best(BALANCED) if search.fastest else None
+    if chain is None:
+        raise ModelError(why_nothing_fits(graph, cuts, grids, None, budget, storage))
+    why = f"As given, {describe(chain)}: nothing else was looked for."
+    listed = (alternative(chain, budget.platform, chosen=True),)
+    return Decision(graph, cuts, choices_of(chain), why=why, alternatives=listed)

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from serfer.core.box_grid import without_overlaps_by_cells
 from serfer.core.costs.sessions import set_threads
+from serfer.core.crc32c import crc32c
 from serfer.core.detections import Boxes
-from serfer.core.errors import PlanError
+from serfer.core.errors import AlteredPieceError, PlanError, UsageError
 from serfer.core.frame_decoder import COLUMNS, FrameDecoder, Head
 from serfer.core.geometry import Rect
 from serfer.core.plan import DetectionHead, MapBoxes, Plan
+from serfer.core.zarr import CRC_BYTES, ChunkedArray
 from serfer.mapping.box_files import BoxedImage, write_boxes
-from serfer.mapping.box_parts import BoxParts
 from serfer.mapping.options import MapOptions
 from serfer.mapping.output import ResultForm
 from serfer.mapping.report import MapResult
@@ -26,6 +27,9 @@ from serfer.plan_directory import file_sha256
 from serfer.raster import RasterSource, ResultParts, check_free, publish
 
 Size = tuple[int, int]
+_ROW_BYTES = COLUMNS * 8
+MOST_CANDIDATES = 2_000_000
+"""Candidate boxes of an image at most: 112 MB."""
 
 
 def head_of(boxes: MapBoxes, options: MapOptions) -> DetectionHead:
@@ -149,3 +153,44 @@ def chosen(parts: BoxParts, head: DetectionHead, size: tuple[int, int]) -> Boxes
     corners = np.clip(boxes.corners, 0, [width, height, width, height])
     seen = np.asarray((corners[:, :2] < corners[:, 2:]).all(axis=1))
     return replace(boxes, corners=corners)[seen]
+
+
+class BoxParts(ResultParts):
+    """A directory of tables (K, COLUMNS) float64 of boxes, one for each window; otherwise as `ResultParts`."""
+
+    @classmethod
+    def metadata(cls, array: ChunkedArray) -> dict[str, Any]:
+        """Return what zarr.json says: a group, for tables of several sizes are not an array."""
+        edges = [[*axis.edges] for axis in (array.rows, array.cols)]
+        return {"zarr_format": 3, "node_type": "group", "attributes": {"serfer": {"boxes": COLUMNS, "edges": edges}}}
+
+    def put_table(self, number: int, table: NDArray[np.float64]) -> None:
+        """Keep the boxes of a window; raises UsageError where they are too many with the others."""
+        if self.kept_bytes() + table.nbytes > MOST_CANDIDATES * _ROW_BYTES:
+            raise UsageError(
+                f"more than {MOST_CANDIDATES:,} boxes have at least the least score: give a higher --min-score, with "
+                "--restart"
+            )
+        data = np.ascontiguousarray(table, "<f8").tobytes()
+        self.put_bytes(number, data + crc32c(data).to_bytes(CRC_BYTES, "little"))
+
+    def kept_bytes(self) -> int:
+        return sum(self.path(number).stat().st_size - CRC_BYTES for number in self.done())
+
+    def table(self, number: int) -> NDArray[np.float64]:
+        """Return the boxes of a window; raises AlteredPieceError where they are gone or altered."""
+        with self.dropping(number):
+            return self._read(number)
+
+    def _check(self, number: int) -> None:
+        self._read(number)
+
+    def _read(self, number: int) -> NDArray[np.float64]:
+        path = self.path(number)
+        if path.stat().st_size > MOST_CANDIDATES * _ROW_BYTES + CRC_BYTES:
+            raise AlteredPieceError
+        data = path.read_bytes()
+        values, check = data[:-CRC_BYTES], data[-CRC_BYTES:]
+        if len(check) != CRC_BYTES or len(values) % _ROW_BYTES or crc32c(values).to_bytes(CRC_BYTES, "little") != check:
+            raise AlteredPieceError
+        return np.frombuffer(values, "<f8").reshape(-1, COLUMNS)

@@ -20,14 +20,13 @@ from serfer.core.plan.image_normalisation import ImageStatistics
 from serfer.core.plan.windows import Windows
 from serfer.core.units import FLOAT_BYTES
 from serfer.mapping.comparison import NotComparedError, Whole, compare
-from serfer.mapping.engine import MapTask, Outcome
+from serfer.mapping.engine import MapTask, Outcome, Spending
 from serfer.mapping.estimate import Estimate, WindowPrices
-from serfer.mapping.input import WindowInput
+from serfer.mapping.input import WindowInput, padded
 from serfer.mapping.job import Job, all_done, identity_of, what_is_left, what_is_wrong
 from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
-from serfer.mapping.padding import padded
 from serfer.mapping.passes import ImagePasses
 from serfer.mapping.report import MapProgress, MapReport, MapResult
 from serfer.mapping.results import (
@@ -37,7 +36,6 @@ from serfer.mapping.results import (
     result_files,
     result_paths,
 )
-from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
 from serfer.pipeline.pipeline import Pipeline
 from serfer.raster import RasterSource, ResultParts, open_raster

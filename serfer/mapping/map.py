@@ -16,13 +16,13 @@ from serfer.core.errors import UsageError
 from serfer.mapping.boxes import decoder_of
 from serfer.mapping.chosen_plan import chosen_plan
 from serfer.mapping.comparison import whole_of
+from serfer.mapping.engine import Spending
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.image_job import Mapper, MapWatcher
 from serfer.mapping.image_list import map_items
 from serfer.mapping.many_images import ManyImages, ManyReport
 from serfer.mapping.options import MapOptions
 from serfer.mapping.report import MapProgress, MapReport
-from serfer.mapping.spending import Spending
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import service_loads
 from serfer.pipeline.pipeline import Pipeline

@@ -13,8 +13,7 @@ from serfer.raster.limits import RasterLimits
 from serfer.raster.reading.source import RasterSource, open_raster
 from serfer.raster.results.options import ResultOptions
 from serfer.raster.results.parts import ResultParts
-from serfer.raster.results.result import check_free, check_result, publish, write_result
-from serfer.raster.results.space import check_space
+from serfer.raster.results.result import check_free, check_result, check_space, publish, write_result
 
 __all__ = [
     "Georeference",

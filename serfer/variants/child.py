@@ -67,7 +67,7 @@ class BatchFigures:
 class InstanceFigures:
     """What was measured: the device, the time to load, batches by size (as text), the accuracy (None without images).
 
-    `measured_on` are the instruction sets that it was measured with (serfer/core/variants/instruction_sets.py); `busy`
+    `measured_on` are the instruction sets that it was measured with (serfer/core/variants/variant.py); `busy`
     is how many processes were running or waiting for a processor in the minute before (the load average).
     """
 

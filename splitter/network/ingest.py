@@ -17,19 +17,17 @@ import numpy as np
 import onnx
 import onnxscript.optimizer
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper, shape_inference
+from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference
 from onnxscript import ir
 from onnxscript.ir.passes.common import RemoveUnusedNodesPass
 
 from serfer.core.errors import ModelError
 from serfer.core.plan import OutputTensor
-from serfer.splitter.network import half_floats
 from serfer.splitter.network.canonicalize import plain, with_explicit_windows, with_free_batch, without_identities
 from serfer.splitter.network.description import Reduction
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.graph import Graph, Node, Weights, needed_for
 from serfer.splitter.network.group_norms import with_plain_group_norms
-from serfer.splitter.network.half_floats import widened
 from serfer.splitter.network.max_unpool import with_local_unpooling
 from serfer.splitter.network.onnx_models import run_once
 from serfer.splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
@@ -55,6 +53,10 @@ _IMAGES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _USUAL_STRIDE = 32
 _MOST_OPTIMIZED = 512 * 512
 """Values up to which the optimizer itself stores a constant; a larger one it would compute and throw away."""
+ROUNDING = 1e-2
+"""How far fp16's roundings may take a network's answer, relative to the range of its logits."""
+_KINDS = frozenset({"to", "dtype", "output_dtype"})
+"""The attributes that name a type."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ def plain_network(
             f"{instead_of(whole, (height, width))}"
         ) from error
     graph = with_batch_first(without_identities(with_own_scales(_read(light), moved)))
-    rounding = half_floats.ROUNDING * wide.rounded
+    rounding = ROUNDING * wide.rounded
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
     given = names or tuple(value.name for value in light.proto.graph.output)
@@ -421,3 +423,47 @@ def _check_dependence(graph: Graph, nodes: Sequence[Node]) -> None:
     if constant:
         whose = "output" if len(graph.outputs) == 1 else f"output {constant[0]!r}"
         raise ModelError(f"the model's {whose} does not depend on its input")
+
+
+@dataclass(frozen=True)
+class WideModel:
+    """A model in float32, the constants whose values are fp16 numbers, and whether roundings to fp16 were left out."""
+
+    model: ExternalWeightsModel
+    half: frozenset[str] = frozenset()
+    rounded: bool = False
+
+
+def widened(model: ExternalWeightsModel) -> WideModel:
+    """Return the model with float32 in place of fp16, if it computes in fp16 rather than only storing weights in it."""
+    graph = model.proto.graph
+    given = any(value.type.tensor_type.elem_type == TensorProto.FLOAT16 for value in model.inputs)
+    if not given and not any(_rounds(node) for node in graph.node):
+        return WideModel(model)
+    proto = onnx.ModelProto()
+    proto.CopyFrom(model.proto)
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT
+    for tensor in proto.graph.initializer:
+        _widen(tensor)
+    for attribute in (attribute for node in proto.graph.node for attribute in node.attribute):
+        if attribute.name in _KINDS and attribute.i == TensorProto.FLOAT16:
+            attribute.i = TensorProto.FLOAT
+        elif attribute.type == AttributeProto.TENSOR:
+            _widen(attribute.t)
+    half = frozenset(name for name, value in model.large.items() if value.dtype == np.float16)
+    large = {name: value.astype(np.float32) if name in half else value for name, value in model.large.items()}
+    return WideModel(replace(model, proto=proto, large=large), half, rounded=True)
+
+
+def _rounds(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Cast" and any(
+        item.name == "to" and item.i == TensorProto.FLOAT16 for item in node.attribute
+    )
+
+
+def _widen(tensor: TensorProto) -> None:
+    if tensor.data_type == TensorProto.FLOAT16:
+        value = numpy_helper.to_array(tensor).astype(np.float32)
+        tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))

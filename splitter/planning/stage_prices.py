@@ -10,12 +10,12 @@ from itertools import product
 
 import numpy as np
 
-from serfer.core.costs.cost_model import Floats, Platform, StageLoad, Traffic, stage_price
+from serfer.core.costs.aws import LambdaFacts
+from serfer.core.costs.cost_model import Floats, Platform, StageLoad, Traffic, billed_usd, stage_price
 from serfer.core.geometry import Grid
 from serfer.core.plan import CACHE, INLINE, OBJECTS, PATHS, Shape
-from serfer.core.units import FLOAT_BYTES, MIB
+from serfer.core.units import FLOAT_BYTES, MIB, MS_PER_S
 from serfer.splitter.network.graph import Graph
-from serfer.splitter.planning.data_path import ObjectStoreTradeoff
 from serfer.splitter.planning.limits import Fit
 from serfer.splitter.planning.search import Edge
 from serfer.splitter.planning.stage_costs import InputAccess, StageWork
@@ -28,6 +28,7 @@ ON_CACHE, ON_INLINE, ON_OBJECTS = (PATHS.index(path) for path in (CACHE, INLINE,
 
 Rank = tuple[int, int, int]
 """What precedes time and money, integers, less is better: lost precision, work not spread as requested, work."""
+_ROUNDING = 1e-6  # of a millisecond: bills are rounded to less before they are rounded up
 
 
 @dataclass(frozen=True)
@@ -192,3 +193,49 @@ class StagePrices:
             objects=through(ON_OBJECTS) if any(ON_OBJECTS in pair for pair in pairs) else None,
             crops=0.0 if work.start else read,
         )
+
+
+@dataclass(frozen=True)
+class ObjectStoreTradeoff:
+    """The object store compared with the first: what a request takes and costs more, and what a byte costs less."""
+
+    functions: LambdaFacts
+    request_s: float
+    range_s: float
+    put_usd: float
+    get_usd: float
+    byte_usd: float
+
+    @classmethod
+    def on(cls, platform: Platform) -> ObjectStoreTradeoff | None:
+        """Return the trade-off of a platform, or None where it has no object store."""
+        near, far = platform.store, platform.objects
+        if far is None:
+            return None
+        return cls(
+            platform.functions,
+            far.request_latency - near.request_latency,
+            far.range_latency - near.range_latency,
+            far.price_put - near.price_put,
+            far.price_get - near.price_get,
+            near.price_byte - far.price_byte,
+        )
+
+    @property
+    def bounded(self) -> bool:
+        """Whether the two bounds hold: nothing but the bytes may be in its favour."""
+        return min(self.request_s, self.range_s, self.put_usd, self.get_usd) >= 0
+
+    def most_saved_writing(self, tasks: int, size: float, memory_mb: int) -> float:
+        """Return the most dollars that `tasks` with so much memory or more save who write `size` bytes together."""
+        return size * self.byte_usd - tasks * (self.put_usd + self._waiting(self.request_s, memory_mb))
+
+    def most_saved_reading(self, tasks: int, ranges: int, size: float, memory_mb: int) -> float:
+        """Return the same for tasks that read `size` bytes together, each in so many ranges or more."""
+        waiting = self._waiting(self.request_s + ranges * self.range_s, memory_mb)
+        return size * self.byte_usd - tasks * (ranges * self.get_usd + waiting)
+
+    def _waiting(self, seconds: float, memory_mb: int) -> float:
+        """Price the least that a bill of whole milliseconds grows by."""
+        whole = math.floor(seconds * MS_PER_S - _ROUNDING) if seconds else 0
+        return float(billed_usd(memory_mb, max(whole, 0) / MS_PER_S, self.functions))

@@ -18,7 +18,7 @@ from serfer.core.geometry import Rect, Span
 from serfer.core.plan import DetectionHead
 from serfer.mapping import box_parts
 from serfer.mapping.box_files import GEOGRAPHIC, IN_PIXELS, BoxedImage, write_boxes
-from serfer.mapping.padding import PaddedSource
+from serfer.mapping.input import PaddedSource
 from serfer.raster import Georeference, open_raster
 from tests.mapping.detectors import save
 from tests.raster.files import UTM, WHERE, pixels, write

@@ -17,7 +17,7 @@ from serfer.core.plan import sealed
 from serfer.core.plan.crops import CropAxis
 from serfer.core.plan.windows import ImageWindows
 from serfer.mapping import image_job
-from serfer.mapping.places import places_of
+from serfer.mapping.comparison import places_of
 from serfer.mapping.results import RasterTarget
 from serfer.plan_directory import load_plan, write_plan
 from tests.mapping.networks import Network

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.windows import AxisWindow, AxisWindows
+from serfer.mapping.engine import Spending
 from serfer.mapping.no_data import Gaps, Place, Sampling, missing_written
-from serfer.mapping.spending import Spending
 
 
 def test_what_is_in_flight_counts_against_the_ceiling():

@@ -8,7 +8,7 @@ import rasterio
 
 import serfer as package
 from serfer.core.errors import IncompleteMapError, TaskFailedError
-from serfer.mapping.spending import Spending
+from serfer.mapping.engine import Spending
 from serfer.pipeline.pipeline import Pipeline
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.raster.files import UTM, WHERE, pixels, write

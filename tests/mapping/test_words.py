@@ -9,8 +9,8 @@ import pytest
 from serfer.cli.shared import map_display
 from serfer.cli.shared.map_display import MapDisplay
 from serfer.core.errors import PlanError, UnavailableError
+from serfer.mapping.engine import Spending
 from serfer.mapping.report import MapProgress
-from serfer.mapping.spending import Spending
 from serfer.pipeline.pipeline import Pipeline
 from serfer.raster import ResultParts
 from serfer.raster.georeference import Georeference

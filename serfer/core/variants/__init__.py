@@ -26,10 +26,12 @@ from serfer.core.variants.application import (
     NetworkVersion,
     Release,
     Validation,
+    check_application,
+    check_variant,
 )
-from serfer.core.variants.instruction_sets import CUDA, INSTRUCTION_SETS, caution, instruction_sets_in
-from serfer.core.variants.soundness import check_application, check_variant
 from serfer.core.variants.variant import (
+    CUDA,
+    INSTRUCTION_SETS,
     PRECISIONS,
     Accuracy,
     Figure,
@@ -39,6 +41,8 @@ from serfer.core.variants.variant import (
     Source,
     Variant,
     VariantState,
+    caution,
+    instruction_sets_in,
 )
 
 __all__ = [

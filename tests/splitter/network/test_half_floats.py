@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
-from serfer.splitter.network.half_floats import ROUNDING
+from serfer.splitter.network.ingest import ROUNDING
 from serfer.splitter.network.source import load
 from serfer.splitter.plan_dir import check
 from serfer.splitter.split import split

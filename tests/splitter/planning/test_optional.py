@@ -32,8 +32,8 @@ def a_bug(*_arguments, **_options):
         (gang_chains.GangChains, "works", "the search for gangs"),
         (gang_chains.GangStages, "add_tail", "the search for gangs"),
         (bounds.StepBounds, "stages", "a bound of the search"),
-        (package_fit, "alternatives", "the list of alternatives"),
-        (package_fit, "why", "the explanation"),
+        (package_fit, "list_alternatives", "the list of alternatives"),
+        (package_fit, "explain_choice", "the explanation"),
         (package_fit, "_deployment_options", "the list of deployments"),
         (build, "cold_offer", "the choice of a cold plan"),
     ],
@@ -63,7 +63,7 @@ def test_what_the_planner_says_on_purpose_is_no_bug(tmp_path, monkeypatch, survi
     def refuse(*_arguments):
         raise ModelError("no head")
 
-    monkeypatch.setattr(package_fit, "alternatives", refuse)
+    monkeypatch.setattr(package_fit, "list_alternatives", refuse)
     net = Net(3, 8, 8)
     path = tmp_path / "net.onnx"
     path.write_bytes(net.model(net.linear(net.flat("x"), 192, 5)).SerializeToString())

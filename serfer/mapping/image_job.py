@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import IncompleteMapError, InputError, PlanError, SerferError, UsageError
 from serfer.core.frame_decoder import FrameDecoder
+from serfer.core.geometry import Rect
 from serfer.core.plan import Plan
-from serfer.core.plan.image_normalisation import ImageStatistics
+from serfer.core.plan.image_normalisation import ImageNormalisation, ImageStatistics
 from serfer.core.plan.windows import Windows
-from serfer.core.units import FLOAT_BYTES
+from serfer.core.units import FLOAT_BYTES, MIB
 from serfer.mapping.comparison import NotComparedError, Whole, compare
 from serfer.mapping.engine import MapTask, Outcome, Spending
 from serfer.mapping.estimate import Estimate, WindowPrices
 from serfer.mapping.input import WindowInput, padded
 from serfer.mapping.job import Job, all_done, identity_of, what_is_left, what_is_wrong
-from serfer.mapping.measuring import measure
 from serfer.mapping.no_data import NO_PLACE, Gaps
 from serfer.mapping.options import MapOptions
 from serfer.mapping.passes import ImagePasses
@@ -41,7 +44,11 @@ from serfer.pipeline.pipeline import Pipeline
 from serfer.raster import RasterSource, ResultParts, open_raster
 from serfer.raster.place import parse_place
 from serfer.raster.results.parts import reserved
+from serfer.raster.statistics import Values, moments, percentiles
 from serfer.system import give_back
+
+_BLOCK_BYTES = 4 * MIB
+_READERS = 2  # of blocks that are decoded while others are counted
 
 
 def no_decoder() -> FrameDecoder:
@@ -398,3 +405,73 @@ def _window_bytes(plan: Plan, source: RasterSource, window_input: WindowInput) -
     )
     stored = read * source.bands * np.dtype(source.dtype).itemsize
     return stored + 5 * read * plan.input.channels * value_bytes + 3 * FLOAT_BYTES * written
+
+
+def measure(
+    source: RasterSource, gaps: Gaps, how: ImageNormalisation, progress: Callable[[int], None]
+) -> ImageStatistics:
+    """Return the statistics of an image's pixels that hold data, of the bands that the network takes.
+
+    `progress` is called with the pixels that were read, again from 0 where there are several passes. Raises InputError
+    for values that are not finite, and what `RasterSource.read` raises.
+    """
+    bands = gaps.bands
+    groups = len(bands) if how.per_channel else 1
+    counted = 0
+
+    def passes() -> Iterator[Values]:
+        nonlocal counted
+        counted, done = 0, 0
+        for rect, (pixels, missing) in _read_ahead(source, gaps):
+            kept = [pixels[band][~missing] if missing.any() else pixels[band].ravel() for band in bands]
+            _check_finite(source, bands, kept)
+            counted += kept[0].size  # pixels, whatever the number of bands
+            done += rect.area
+            progress(done)
+            yield kept if how.per_channel else [np.concatenate(kept)]
+
+    if how.percentiles is None:
+        mean, std = moments(passes, groups)
+        return how.by_moments(counted, *_known(counted, mean, std))
+    found = percentiles(passes, source.dtype, groups, how.percentiles)
+    return how.by_percentiles(counted, *_known(counted, found))
+
+
+def _known(counted: int, *found: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Return what was found, 0 for an image without data, of which no window is computed."""
+    return [values if counted else np.zeros_like(values) for values in found]
+
+
+def _read_ahead(source: RasterSource, gaps: Gaps) -> Iterator[tuple[Rect, tuple[NDArray[Any], NDArray[np.bool_]]]]:
+    """Yield each block of an image with its pixels and which of them are missing, the next ones being decoded."""
+
+    def read(rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        pixels, masked = source.read_masked(rect) if gaps.mask else (source.read(rect), None)
+        return pixels, gaps.missing(pixels, masked)[0]
+
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="serfer-measure") as threads:
+        waiting: deque[tuple[Rect, Future[tuple[NDArray[Any], NDArray[np.bool_]]]]] = deque()
+        try:
+            for rect in source.blocks(_BLOCK_BYTES):
+                waiting.append((rect, threads.submit(read, rect)))
+                if len(waiting) > _READERS:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+
+def _check_finite(source: RasterSource, bands: tuple[int, ...], kept: Values) -> None:
+    if np.dtype(source.dtype).kind != "f":
+        return
+    for band, values in zip(bands, kept, strict=True):
+        if not np.isfinite(values).all():
+            raise InputError(
+                f"{source.name} has values in band {band + 1} that are NaN or infinite and do not count as without "
+                "data, so that it cannot be normalised by all of its pixels: name the value with --no-data, such as "
+                "--no-data nan, or mask these pixels"
+            )

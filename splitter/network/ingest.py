@@ -28,11 +28,11 @@ from serfer.splitter.network.description import Reduction
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.graph import Graph, Node, Weights, needed_for
 from serfer.splitter.network.group_norms import with_plain_group_norms
+from serfer.splitter.network.interpolation import with_moved_scales, with_own_scales
 from serfer.splitter.network.max_unpool import with_local_unpooling
 from serfer.splitter.network.onnx_models import run_once
 from serfer.splitter.network.outputs import MOST_OUTPUTS, default_names, numpy_type
 from serfer.splitter.network.reductions import reduced
-from serfer.splitter.network.resize_sizes import with_moved_scales, with_own_scales
 from serfer.splitter.network.size_hints import instead_of
 from serfer.splitter.network.sliding_window import floor_pads, pool_scale
 from serfer.splitter.network.transpose_sinking import with_batch_first

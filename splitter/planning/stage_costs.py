@@ -30,9 +30,8 @@ from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.cuts import Cut
 from serfer.splitter.tiling.global_pooling import with_grid
 from serfer.splitter.tiling.grids import ONE, can_part
-from serfer.splitter.tiling.interned_spans import InternedSpans
 from serfer.splitter.tiling.receptive_field import Spans, spans_of
-from serfer.splitter.tiling.regions import AxisNode, AxisWalk, axis_node, input_region
+from serfer.splitter.tiling.regions import AxisNode, AxisWalk, InternedSpans, axis_node, input_region
 from serfer.splitter.tiling.tiling_rule import extent
 
 _Sizes = NDArray[np.int64]

@@ -9,15 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import Padding
 from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, Graph, Node
 from serfer.splitter.tiling import operators
-from serfer.splitter.tiling.interned_spans import InternedSpans
-from serfer.splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, spans_of
+from serfer.splitter.tiling.receptive_field import ReceptiveField, Spans, all_rows, clipped, hull, spans_of
 from serfer.splitter.tiling.tiling_rule import InputRegion, extent
 
 Regions = dict[str, Rect]
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -171,3 +174,52 @@ def whole_regions(graph: Graph, nodes: Iterable[Node]) -> Regions:
 def tile_macs(graph: Graph, nodes: Iterable[Node], regions: Regions) -> int:
     """Count the multiply-accumulates of one image in a tile, halo included."""
     return sum(operators.macs(graph, node, regions[node.output].area) for node in nodes)
+
+
+class InternedSpans:
+    """Returns the same array for equal spans, sizes and views; arguments are arrays that it has returned."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[tuple[tuple[int, ...], bytes], Integers] = {}
+        self._read: dict[tuple[ReceptiveField, int | None, int], Spans] = {}
+        self._hulls: dict[tuple[int, int], Spans] = {}
+        self._sizes: dict[int, Integers] = {}
+        self._views: dict[tuple[int, ...], Integers] = {}
+
+    def one(self, array: Integers) -> Integers:
+        """Return the array that stands for all equal ones; it stays alive with this object."""
+        return self._arrays.setdefault((array.shape, array.tobytes()), array)
+
+    def read(self, field: ReceptiveField, size: int | None, out: Spans) -> Spans:
+        """Return what spans of an operator's output read of an input, clipped to `size` rows, None for all."""
+        key = field, size, id(out)
+        known = self._read.get(key)
+        if known is None:
+            rows = field(out)
+            known = self._read[key] = self.one(rows if size is None else clipped(rows, size))
+        return known
+
+    def hull(self, one: Spans, other: Spans) -> Spans:
+        """Return, for each tile, the smallest span that contains both."""
+        if one is other:
+            return one
+        key = id(one), id(other)
+        known = self._hulls.get(key)
+        if known is None:
+            known = self._hulls[key] = self.one(hull(one, other))
+        return known
+
+    def sizes(self, spans: Spans) -> Integers:
+        known = self._sizes.get(id(spans))
+        if known is None:
+            known = self._sizes[id(spans)] = self.one(spans[1] - spans[0])
+        return known
+
+    def views(self, several: Sequence[Spans]) -> Integers:
+        """Return several spans of each tile, relative to its first one's first row: an array (tiles, spans, 2)."""
+        key = tuple(map(id, several))
+        known = self._views.get(key)
+        if known is None:
+            relative = np.array(several) - several[0][0]
+            known = self._views[key] = self.one(np.ascontiguousarray(relative.transpose(2, 0, 1)))
+        return known

@@ -47,10 +47,9 @@ from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.regions import Regions, tile_macs
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.network_at_sizes import Network
-from serfer.splitter.windows.pass_windows import PassTile, pass_spans
+from serfer.splitter.windows.pass_windows import PassTile, pass_spans, read_form, reading_tile
 from serfer.splitter.windows.position import place_of, placed
 from serfer.splitter.windows.positions import is_positioned, told_where
-from serfer.splitter.windows.reading_tiles import read_form, reading_tile
 from serfer.splitter.windows.same_windows import GraphNumbers, check_alike, inlined, weights_by_size
 from serfer.splitter.windows.strides import Strides, check_shifts
 from serfer.splitter.windows.whole_tile import whole_tile

@@ -13,20 +13,20 @@ from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan.statistics import MAX, MEAN, MIN, SUM, VARIANCE, partial_form
-from serfer.splitter.network.graph import NCHW, Axes, Bins, Graph, Statistic
-from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name
+from serfer.splitter.network.graph import NCHW, STATISTICS, Axes, Bins, Graph, Statistic
+from serfer.splitter.plan_dir.emit import TileGraph, input_name, output_name, tile_graph
 from serfer.splitter.tiling.by_position import Place, append_bins
 from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import Regions
 from serfer.splitter.tiling.tiling_rule import extent
 from serfer.splitter.windows.owned_elements import OwnedElements
-from serfer.splitter.windows.reading_tiles import read_form, reading_tile
 from serfer.splitter.windows.same_windows import inlined
+from serfer.splitter.windows.sections import read_maps
 from serfer.splitter.windows.strides import Strides
 from serfer.splitter.windows.window_kinds import AxisSpans, owned, spans_that_make
 
@@ -34,6 +34,7 @@ _NUMBER = "the window's number"
 _PARTIAL = "serfer.partial"
 _BATCH = f"{_PARTIAL}.batch"
 _REDUCTIONS = {MEAN: "ReduceMean", VARIANCE: "ReduceSum", SUM: "ReduceSum", MAX: "ReduceMax", MIN: "ReduceMin"}
+_PACKED = "serfer.packed"
 
 
 def pass_spans(graph: Graph, axis: int, known: Strides, step: int) -> AxisSpans:
@@ -217,3 +218,62 @@ def _reduced(builder: OnnxBuilder, source: str, axes: Axes, kind: str, name: str
         along = builder.constant(f"{name}.axis{number}", np.array([axis]))
         source = builder.append(kind, [source, along], f"{name}.{number}", {"keepdims": 1})
     return source
+
+
+def read_form(graph: Graph, regions: Regions) -> Rect:
+    """Return the form of what a tile reads: a rectangle of the image, or the form of several maps' values."""
+    maps = read_maps(graph)
+    if maps == (graph.input,):
+        return regions[graph.input]
+    size = sum(graph.shape(name).channels * regions[name].area for name in maps)
+    return Rect.whole(*partial_form(size, graph.shape(graph.input).channels))
+
+
+def reading_tile(graph: Graph, regions: Regions, outputs: Mapping[str, Rect]) -> TileGraph:
+    """Return the graph of a tile from what it reads, and what windows are told besides."""
+    maps = read_maps(graph)
+    told = {STATISTICS: graph.shape(STATISTICS).whole} if STATISTICS in graph.shapes else {}
+    tile = tile_graph(graph, graph.nodes, {**regions, **told}, [*maps, *told], outputs)
+    return tile if maps == (graph.input,) else _packed(tile, graph, regions, maps)
+
+
+def _packed(tile: TileGraph, graph: Graph, regions: Regions, maps: tuple[str, ...]) -> TileGraph:
+    """Return a tile's graph with the values of the maps that it reads as its first input, in their order."""
+    builder = OnnxBuilder(graph)
+    parts = [f"{_PACKED}.map{number}" for number in range(len(maps))]
+    flat_form = builder.constant(f"{_PACKED}.form", np.array([0, -1]))
+    flat = builder.append("Reshape", [input_name(0), flat_form], f"{_PACKED}.flat")
+    axis = builder.constant(f"{_PACKED}.axis", np.array([1]))
+    start = 0
+    for part, name in zip(parts, maps, strict=True):
+        shape = graph.shape(name).of(regions[name], batch=0)  # 0: as many images as there are
+        stop = start + graph.shape(name).channels * regions[name].area
+        ends = [builder.constant(f"{part}.{what}", np.array([at])) for what, at in (("start", start), ("stop", stop))]
+        values = builder.append("Slice", [flat, *ends, axis], f"{part}.values")
+        builder.append("Reshape", [values, builder.constant(f"{part}.form", np.array(shape))], part)
+        start = stop
+    names = {input_name(number): part for number, part in enumerate(parts)}
+    statistics = {input_name(len(maps)): input_name(1)}
+    form = read_form(graph, regions)
+    packed: list[str | int | None] = ["N", graph.shape(graph.input).channels, form.rows.size, form.cols.size]
+    return replace(
+        tile,
+        nodes=(*builder.nodes, *(_with_input_names(node, names | statistics) for node in tile.nodes)),
+        constants=tile.constants | builder.constants,
+        inputs=(
+            helper.make_tensor_value_info(input_name(0), TensorProto.FLOAT, packed),
+            *(_called(value, input_name(1)) for value in tile.inputs[len(maps) :]),
+        ),
+    )
+
+
+def _with_input_names(node: NodeProto, names: Mapping[str, str]) -> NodeProto:
+    node.input[:] = [names.get(name, name) for name in node.input]
+    return node
+
+
+def _called(value: ValueInfoProto, name: str) -> ValueInfoProto:
+    named = ValueInfoProto()
+    named.CopyFrom(value)
+    named.name = name
+    return named

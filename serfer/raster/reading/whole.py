@@ -27,8 +27,7 @@ from serfer.core.geometry import Rect
 from serfer.raster.durable import FULL
 from serfer.raster.georeference import Georeference
 from serfer.raster.limits import MIB, RasterLimits
-from serfer.raster.reading.directory import ORIENTATION
-from serfer.raster.reading.header import ORIENTATIONS, Header
+from serfer.raster.reading.header import ORIENTATION, ORIENTATIONS, Header
 
 _STRIP_BYTES = 8 * MIB  # decoded at a time
 _INTERLACED = 28  # the byte of a PNG that says so

@@ -3,8 +3,8 @@
 import numpy as np
 
 from serfer.splitter.network.sliding_window import Window
-from serfer.splitter.tiling.interned_spans import InternedSpans
 from serfer.splitter.tiling.receptive_field import clipped, hull, under
+from serfer.splitter.tiling.regions import InternedSpans
 
 
 def test_equal_spans_are_one_array_and_equal_their_rules():

@@ -6,13 +6,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
-    "splitter": (("splitter",), 22_300),
-    "core": (("serfer/core",), 10_200),
+    "splitter": (("splitter",), 22_200),
+    "core": (("serfer/core",), 10_150),
     "api": (("serfer/api",), 10_000),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
     "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 6_050),
     "cost": (("serfer/cost", "serfer/sim"), 2_850),
-    "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_750),
+    "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_500),
     "pipeline": (("serfer/pipeline", "serfer/wiring"), 4_150),
     "cli": (("serfer/cli",), 7_300),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_600),
@@ -22,9 +22,9 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 109_000),
 }
 SINGLE = 4_300  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 106_650
+PRODUCT = 106_200
 PAGE = 2_433  # JavaScript, CSS and HTML
-DOCUMENTS = 168_100  # words below docs/
+DOCUMENTS = 167_700  # words below docs/
 CHANGELOG = 25_000  # bytes
 
 

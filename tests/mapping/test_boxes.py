@@ -16,7 +16,6 @@ from serfer.core.errors import ModelError, PlanError, UsageError
 from serfer.core.frame_decoder import FrameDecoder, Head
 from serfer.core.geometry import Rect, Span
 from serfer.core.plan import DetectionHead
-from serfer.mapping import box_parts
 from serfer.mapping.box_files import GEOGRAPHIC, IN_PIXELS, BoxedImage, write_boxes
 from serfer.mapping.input import PaddedSource
 from serfer.raster import Georeference, open_raster
@@ -220,7 +219,7 @@ def test_windows_without_data_have_no_boxes(serfer, detector_plan, tmp_path):
 
 
 def test_more_candidates_than_memory_holds_are_refused_with_the_option(serfer, command, tmp_path, monkeypatch):
-    monkeypatch.setattr(box_parts, "MOST_CANDIDATES", 100)
+    monkeypatch.setattr("serfer.mapping.boxes.MOST_CANDIDATES", 100)
     refused = serfer(*command, tmp_path / "boxes.json")
     assert refused.code == 2
     assert "more than 100 boxes have at least the least score: give a higher --min-score" in refused.err

@@ -19,10 +19,10 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_700),
     "sam": (("sam",), 6_100),
     "bench and study": (("bench",), 37_200),
-    "tests": (("tests",), 109_000),
+    "tests": (("tests",), 108_950),
 }
 SINGLE = 4_300  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 106_200
+PRODUCT = 106_050
 PAGE = 2_433  # JavaScript, CSS and HTML
 DOCUMENTS = 167_700  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from serfer.control.offline.interference import WINDOW_S, Interference
-from serfer.control.offline.occupancy import Occupancy
+from serfer.control.throttle import WINDOW_S, Interference, Occupancy
 from serfer.pipeline.function_load import FunctionLoad
 from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.result import Result

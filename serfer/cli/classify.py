@@ -45,7 +45,7 @@ from serfer.cli.shared.options import (
 )
 from serfer.cli.shared.report import print_report
 from serfer.cli.shared.terminal import complain, err, out
-from serfer.control.offline.throttle import Thresholds
+from serfer.control.throttle import Thresholds
 from serfer.core.errors import ImageError, SerferError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import ImageLimits

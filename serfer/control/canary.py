@@ -72,7 +72,6 @@ class ConductCounter:
         self._failed = 0
 
     def answer(self, latency_ms: float) -> None:
-        """Count an answer."""
         self._answered[bucket_of(latency_ms)] += 1
 
     def fail(self) -> None:
@@ -81,12 +80,10 @@ class ConductCounter:
 
     @property
     def conduct(self) -> Conduct:
-        """What was counted."""
         return Conduct(tuple(self._answered), self._failed)
 
 
 def bucket_of(latency_ms: float) -> int:
-    """Return the bucket of a latency."""
     if latency_ms <= 1.0:
         return 0
     return min(BUCKETS - 1, math.ceil(math.log2(latency_ms) * _STEPS))

@@ -13,7 +13,8 @@ are the next batch: under light load no query waits for others, and under heavy 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from serfer.control.batching import MS_PER_S, Profile
@@ -148,3 +149,73 @@ def _gathered(
         batch.append(number)
         images = together
     return tuple(batch), images
+
+
+WINDOW_S = 10.0
+"""Seconds; INFaaS's workers report every two."""
+
+
+class BusyWindow:
+    """Busy times within the last `window_s` seconds; times are in seconds and never go back."""
+
+    def __init__(self, opened: float, window_s: float = WINDOW_S) -> None:
+        self._opened = opened
+        self._window_s = window_s
+        self._spans: deque[tuple[float, float]] = deque()  # [begin, end), one after the other
+
+    def add(self, began: float, ended: float) -> None:
+        """Note a busy time that has ended, and began after those before."""
+        self._spans.append((began, ended))
+        while self._spans[0][1] <= ended - self._window_s:
+            self._spans.popleft()
+
+    def share(self, now: float, running_since: float | None = None) -> float:
+        """Return the share from 0 to 1, with the busy time that runs.
+
+        Before a window has passed it is of the time until now. Another thread may call it while times are added.
+        """
+        begin = max(now - self._window_s, self._opened)
+        if now <= begin:
+            return 0.0
+        spans = [*tuple(self._spans), *([(running_since, now)] if running_since is not None else [])]
+        busy_s = sum(max(0.0, min(ended, now) - max(began, begin)) for began, ended in spans)
+        return min(1.0, busy_s / (now - begin))
+
+
+# Residency: which networks an instance unloads so that another one has room (INFaaS, section 3.3).
+#
+# The memory of networks is bounded. Those that compute or have queries waiting stay; of the others the least recently
+# used go first, and none whose going is not needed.
+
+
+@dataclass(frozen=True)
+class Occupant:
+    """A network in memory: its bytes, when it was last used, in seconds on any one clock, and whether it must stay."""
+
+    name: str
+    size: int
+    last_used: float
+    busy: bool
+
+
+def victims(size: int, occupants: Iterable[Occupant], bound: int) -> tuple[str, ...] | None:
+    """Return the networks to unload so that one of `size` bytes fits into `bound`, in the order of their last use.
+
+    None where it does not fit even without all that may go: then none should.
+    """
+    known = sorted(occupants, key=lambda occupant: (occupant.last_used, occupant.name))
+    excess = sum(occupant.size for occupant in known) + size - bound
+    idle = [occupant for occupant in known if not occupant.busy]
+    if sum(occupant.size for occupant in idle) < excess:
+        return None
+    chosen: list[Occupant] = []
+    for occupant in idle:
+        if excess <= 0:
+            break
+        chosen.append(occupant)
+        excess -= occupant.size
+    for occupant in reversed(chosen[:]):  # a large one may have made a smaller one's going needless
+        if occupant.size <= -excess:
+            chosen.remove(occupant)
+            excess += occupant.size
+    return tuple(occupant.name for occupant in chosen)

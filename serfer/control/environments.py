@@ -68,7 +68,6 @@ class Environments:
             self._count -= self._used.popleft()[1]
 
     def _take(self, count: int) -> None:
-        """Take out so many of those that were used last, or all."""
         while count and self._used:
             when, there = self._used.pop()
             taken = min(there, count)

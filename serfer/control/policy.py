@@ -149,12 +149,10 @@ class ProvisioningPlan:
 
 
 def on_demand(kind: InstanceType, count: int, reason: str) -> ProvisioningPlan:
-    """Return a plan of so many instances of one type, on demand."""
     return ProvisioningPlan((InstanceCount(kind.name, Market.ON_DEMAND, count),) if count else (), reason)
 
 
 def fleet_of(kind: InstanceType, booting: int, serving: int) -> tuple[InstanceGroup, ...]:
-    """Return the groups of a fleet of one type, on demand."""
     states = ((InstanceState.BOOTING, booting), (InstanceState.SERVING, serving))
     return tuple(InstanceGroup(kind.name, Market.ON_DEMAND, state, count) for state, count in states if count)
 

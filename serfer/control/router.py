@@ -180,7 +180,9 @@ class Router:
                 best[endpoint.kind, endpoint.batch] = endpoint
         if len(best) == 1:
             return next(iter(best.values()))
-        return min(best.values(), key=lambda each: self.wait_ms(each.waiting, images, each.kind, each.batch))
+        return min(
+            best.values(), key=lambda endpoint: self.wait_ms(endpoint.waiting, images, endpoint.kind, endpoint.batch)
+        )
 
     def _in_time(self, endpoint: Endpoint, images: int) -> bool:
         return self.wait_ms(endpoint.waiting, images, endpoint.kind, endpoint.batch) <= self.scenario.slo_ms

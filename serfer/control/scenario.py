@@ -58,7 +58,6 @@ class CpuCredits:
 
     @property
     def earned(self) -> float:
-        """Credits a second."""
         return self.per_hour / S_PER_HOUR
 
     @property
@@ -167,7 +166,6 @@ class Scenario:
 
     @property
     def instance(self) -> InstanceType:
-        """The first instance type."""
         return self.instances[0]
 
     def kind(self, name: str) -> InstanceType:

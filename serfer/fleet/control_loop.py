@@ -126,8 +126,6 @@ class ControlLoop(Loop):
         return part in self.duties and not self.duties[part].done()
 
     def _begin(self, part: str, duty: Callable[[], Awaitable[None]]) -> None:
-        """Begin a duty, errors of which are troubles of its part."""
-
         async def begun() -> None:
             with self.troubles.survived(part):
                 await duty()

@@ -65,26 +65,26 @@ class Status:
     @property
     def wanted(self) -> int:
         """The number of instances wanted."""
-        return sum(one.wanted for one in self.types.values())
+        return sum(status.wanted for status in self.types.values())
 
     @property
     def on(self) -> int:
         """The number of instances that are paid for."""
-        return sum(one.on for one in self.types.values())
+        return sum(status.on for status in self.types.values())
 
     @property
     def serving(self) -> int:
         """The number of instances that this driver uses."""
-        return sum(one.serving for one in self.types.values())
+        return sum(status.serving for status in self.types.values())
 
     @property
     def instances_usd(self) -> float:
         """The instances' dollars of the last hour."""
-        return sum(one.hour_usd for one in self.types.values())
+        return sum(status.hour_usd for status in self.types.values())
 
     def counts(self) -> tuple[bool, Mapping[Purchase, TypeStatus]]:
         """Return what a change of is worth a line in the log: all but dollars."""
-        return self.leads, {bought: replace(one, hour_usd=0.0) for bought, one in self.types.items()}
+        return self.leads, {bought: replace(status, hour_usd=0.0) for bought, status in self.types.items()}
 
 
 class ObservedFleet:
@@ -123,7 +123,13 @@ class ObservedFleet:
         state = self._state()
         if state is None:
             return ()
-        total = Counter({one.kind: one.count for one in state.interruptions if one.kind in self._types})
+        total = Counter(
+            {
+                interruption.kind: interruption.count
+                for interruption in state.interruptions
+                if interruption.kind in self._types
+            }
+        )
         known = total if self._interrupted is None else self._interrupted
         new, self._interrupted = total - known, known | total  # an older version's drivers leave them out of the record
         return tuple(Interruption(kind, count) for kind, count in sorted(new.items()))
@@ -164,7 +170,7 @@ class Controller(FleetLoop):
     ) -> None:
         scenario = pool.router.scenario
         bought = [Purchase(scenario.instance.name), *provisioners]  # the scenario's first type first
-        boot_s = {one: scenario.kind(one.kind).boot_s for one in bought}
+        boot_s = {purchase: scenario.kind(purchase.kind).boot_s for purchase in bought}
         sizes = partial(BatchSizes, scenario, connect)
         super().__init__(
             registry, Provisioning(provisioners, boot_s, connect, admits, ends, sizes), "pool trouble", timing

@@ -62,7 +62,6 @@ class InFlight:
         return most
 
     def counted(self, driver: Driver) -> Driver:
-        """Return a driver whose queries are counted."""
         return _CountingDriver(driver, self)
 
     def change(self, by: int) -> None:

@@ -66,7 +66,9 @@ class Leader:
         self._reconcilers = {bought: Reconciler(boot_s[bought], bought) for bought in self._provisioners}
         self._listed = _by_purchase(known, next(iter(boot_s), Purchase("")))
         self._sizes = provisioning.sizes(known)
-        self._interruptions = Counter({one.kind: one.count for one in fleet.interruptions} if fleet else {})
+        self._interruptions = Counter(
+            {interruption.kind: interruption.count for interruption in fleet.interruptions} if fleet else {}
+        )
         for bought, reconciler in self._reconcilers.items():
             reconciler.adopt(self._listed.get(bought, ()), now)
 
@@ -75,7 +77,7 @@ class Leader:
 
         Raises what a provisioner raises.
         """
-        members = await asyncio.gather(*(each.members() for each in self._provisioners.values()))
+        members = await asyncio.gather(*(provisioner.members() for provisioner in self._provisioners.values()))
         listed = tuple(
             FleetMember(member.name, member.url, InstanceState.BOOTING, bought.kind, bought.market)
             for bought, there in zip(self._provisioners, members, strict=True)
@@ -132,7 +134,9 @@ class Leader:
 
     async def _look(self) -> tuple[dict[Purchase, list[Member]], list[BaseException]]:
         """Return the members of each type whose provisioner answers, and the others' errors."""
-        looks = await asyncio.gather(*(each.members() for each in self._provisioners.values()), return_exceptions=True)
+        looks = await asyncio.gather(
+            *(provisioner.members() for provisioner in self._provisioners.values()), return_exceptions=True
+        )
         members, failures = {}, []
         for bought, there in zip(self._provisioners, looks, strict=True):
             if isinstance(there, BaseException):
@@ -187,7 +191,7 @@ def _by_purchase(members: Iterable[FleetMember], first: Purchase) -> dict[Purcha
 
 async def end_instances(provisioners: Iterable[Provisioner], patience_s: float) -> None:
     """Stop every instance, and wait for at most `patience_s` until all are gone; raises UnavailableError."""
-    await asyncio.gather(*(_end_all(each, patience_s) for each in provisioners))
+    await asyncio.gather(*(_end_all(provisioner, patience_s) for provisioner in provisioners))
 
 
 async def _end_all(provisioner: Provisioner, patience_s: float) -> None:

@@ -41,7 +41,6 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether this candidate leads now."""
         return self._clock() < self._leads_until
 
     def proposal(self, read: Lease | None) -> Lease:

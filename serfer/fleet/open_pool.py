@@ -259,7 +259,6 @@ def _inside(pools: Path) -> list[Path]:
 
 
 def remove_empty(*directories: Path) -> None:
-    """Remove those directories that are empty and there."""
     for directory in directories:
         with contextlib.suppress(OSError):
             directory.rmdir()

@@ -97,7 +97,6 @@ class RollingSum:
         self._slices: deque[list[float]] = deque()  # [begin, sum]
 
     def add(self, now: float, value: float) -> None:
-        """Add a value as of now."""
         begin = now - now % _SLICE_S
         if not self._slices or self._slices[-1][0] < begin:
             self._slices.append([begin, 0.0])
@@ -138,8 +137,8 @@ class Latencies:
 def of_all(windows: Iterable[LatencyWindow]) -> LatencyWindow:
     """Return the window of several drivers; its 99th percentile is the largest of theirs, which bounds that of all."""
     listed = list(windows)
-    answered, late = sum(one.answered for one in listed), sum(one.late for one in listed)
-    return LatencyWindow(answered, late, max((one.p99_ms for one in listed), default=0.0))
+    answered, late = sum(window.answered for window in listed), sum(window.late for window in listed)
+    return LatencyWindow(answered, late, max((window.p99_ms for window in listed), default=0.0))
 
 
 class Pool:
@@ -198,7 +197,7 @@ class Pool:
 
     def use(self, instances: Iterable[ServingInstance]) -> None:
         """Send queries to these instances, and to no others; queries in flight may finish."""
-        members = {each.name: each for each in instances}
+        members = {instance.name: instance for instance in instances}
         for name, endpoint in list(self._endpoints.items()):
             endpoint.listed = name in members and _is_of(endpoint, members[name])
             if not endpoint.listed and not endpoint.waiting:
@@ -352,7 +351,6 @@ class Pool:
 
 
 def _is_of(endpoint: _Endpoint, listed: ServingInstance) -> bool:
-    """Return whether an endpoint is a listed instance, at the same address and of the same type."""
     return (endpoint.client.url, endpoint.purchase) == (listed.url.rstrip("/"), listed.purchase)
 
 

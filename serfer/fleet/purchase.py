@@ -22,7 +22,6 @@ class Purchase:
 
 
 def purchases_of(scenario: Scenario) -> list[Purchase]:
-    """Return all that a scenario has a price for."""
     return [
         Purchase(kind.name, market)
         for kind in scenario.instances

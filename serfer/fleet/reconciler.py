@@ -113,7 +113,6 @@ class Reconciler:
         return Actions(start, stop, tuple(self._listed(member) for member in members), self._interrupted)
 
     def _look(self, now: float, members: Sequence[Member], ready: Mapping[str, bool]) -> None:
-        """Note what is there, and which of it does not work."""
         self._compare(now, [member.name for member in members])
         for member in members:
             known = self._known[member.name]

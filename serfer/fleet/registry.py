@@ -124,9 +124,7 @@ class Load(Protocol):
     """What a driver tells the others of itself."""
 
     @property
-    def driver(self) -> str:
-        """The driver's name, which no other one has."""
-        ...
+    def driver(self) -> str: ...
 
 
 L = TypeVar("L", bound=Load)
@@ -243,14 +241,12 @@ class DriverRegistry(ABC, Generic[L]):
         return tuple(entry for entry in others if now - changed[entry.load.driver][1] <= TTL_S)
 
     def _joining(self, record: Record[L]) -> Record[L]:
-        """Return what is written where this driver joins."""
         return record
 
     def _joined(self, record: Record[L]) -> None:
         """Note that what `_joining` returned last was written."""
 
     def _leaving(self, record: Record[L]) -> Record[L]:
-        """Return what is left where this driver leaves."""
         return record
 
     @abstractmethod
@@ -378,8 +374,11 @@ def _fleet(value: Any) -> FleetState | None:  # noqa: ANN401
         return None
     if any(not 0 <= member.batch <= MAX_BATCH for member in fleet.members):
         return None
-    kinds = [*(member.kind for member in fleet.members), *(one.kind for one in fleet.interruptions)]
-    if not (_bounded(fleet.wanted, *(one.count for one in fleet.interruptions)) and all(map(_is_kind, kinds))):
+    kinds = [*(member.kind for member in fleet.members), *(interruption.kind for interruption in fleet.interruptions)]
+    if not (
+        _bounded(fleet.wanted, *(interruption.count for interruption in fleet.interruptions))
+        and all(map(_is_kind, kinds))
+    ):
         return None
     urls = [member.url for member in fleet.members if member.url is not None]
     right = _words([fleet.leader, *(member.name for member in fleet.members)]) and all(map(_URL.fullmatch, urls))

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from serfer.control.busy_window import BusyWindow
+from serfer.control.dispatch import BusyWindow
 
 MAX_HELD = 1024 * 1024 * 1024  # bytes of images, as float32, that may wait
 

@@ -20,8 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.busy_window import BusyWindow
-from serfer.control.dispatch import Batching, QueuedQuery, ServiceTimeEstimator, choose, predicted_lateness_s
+from serfer.control.dispatch import (
+    Batching,
+    BusyWindow,
+    QueuedQuery,
+    ServiceTimeEstimator,
+    choose,
+    predicted_lateness_s,
+)
 from serfer.core.errors import DeadlineError, OverloadedError, TaskFailedError, UnavailableError
 from serfer.core.http_messages import EngineSignals
 from serfer.core.plan import Plan

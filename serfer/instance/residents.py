@@ -20,8 +20,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from serfer.control.dispatch import Batching, ServiceTimeEstimator
-from serfer.control.residency import Occupant, victims
+from serfer.control.dispatch import Batching, Occupant, ServiceTimeEstimator, victims
 from serfer.core.errors import NetworkLoadError, OverloadedError
 from serfer.core.http_messages import InstanceState, ModelState, ModelStatus
 from serfer.drivers.driver import RequestContext

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from serfer.control.offline.throttle import Thresholds
+from serfer.control.throttle import Thresholds
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.mapping.boxes import decoder_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from serfer.control.offline.throttle import Thresholds
+from serfer.control.throttle import Thresholds
 from serfer.core.errors import UsageError
 
 NoData = float | Literal["auto", "none"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Condition, Event, Thread
 
-from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad, Thresholds
+from serfer.control.throttle import PERIOD_S, OfflineThrottle, OnlineLoad, Thresholds
 from serfer.core.errors import SerferError
 from serfer.offline.load_source import LoadSource
 

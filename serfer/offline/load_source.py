@@ -11,7 +11,7 @@ from typing import Annotated, Protocol
 
 from yarl import URL
 
-from serfer.control.offline.throttle import OnlineLoad
+from serfer.control.throttle import OnlineLoad
 from serfer.core.dataclass_codec import Bounds, structure
 from serfer.core.errors import InputError, UnavailableError, UsageError
 

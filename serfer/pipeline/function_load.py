@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from serfer.control.offline.occupancy import Occupancy
+from serfer.control.throttle import Occupancy
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.offline import MOST_JOBS, OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.online_load import LoadMonitor
 from serfer.api.service import Service
-from serfer.control.offline.throttle import OnlineLoad
+from serfer.control.throttle import OnlineLoad
 from serfer.core.errors import ImageError, ImageTooLargeError
 from serfer.settings import Settings
 from serfer.storage import open_store

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.control.policies import make_policy
-from serfer.control.policies.break_even import BreakEven
-from serfer.control.policies.robustness_budget import competitive_ratio
+from serfer.control.policies.break_even import BreakEven, competitive_ratio
 from serfer.control.policies.ski_rental import SkiRental
 from serfer_bench.study.policies.clairvoyant import optimum_usd
 from tests.control.worlds import LONG, QPS, at_once, fleet, rows, scenario, seen, steps, up_to_its_price, with_boots

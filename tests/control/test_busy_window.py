@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.busy_window import BusyWindow
+from serfer.control.dispatch import BusyWindow
 
 
 def test_busy_times_count_within_the_window_alone():

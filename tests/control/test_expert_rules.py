@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
-from serfer.control.policies.capacity_levels import lambda_units, levels_of
-from serfer.control.policies.expert_rules import PLAIN, SIZES, ExpertRules
-from serfer.control.policies.ski_rental import SkiRental
-from serfer.control.policies.work_function import WorkFunction
+from serfer.control.policies.break_even import PLAIN, SIZES, ExpertRules
+from serfer.control.policies.ski_rental import SkiRental, WorkFunction, lambda_units, levels_of
 from serfer.control.policy import on_demand
 from tests.control.worlds import QPS, rows, scenario, steps, with_boots
 

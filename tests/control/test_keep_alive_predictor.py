@@ -2,7 +2,7 @@
 
 import random
 
-from serfer.control.policies.keep_alive_predictor import BOOT_TICKS, KeepAlivePredictor
+from serfer.control.policies.windows_guess import BOOT_TICKS, KeepAlivePredictor
 
 FULL, NOTHING = 13.0, 0.0
 CLOCK = 480  # ticks up to which lengths are distinguished

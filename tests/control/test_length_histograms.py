@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies.length_histograms import LengthHistogram, hazards
+from serfer.control.policies.windows_guess import LengthHistogram, hazards
 
 MOST = 40
 SEEN = st.lists(st.integers(0, 2 * MOST), max_size=60)

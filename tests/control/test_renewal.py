@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies.length_histograms import hazards
-from serfer.control.policies.renewal import BURST, QUIET, best_actions
+from serfer.control.policies.windows_guess import BURST, QUIET, best_actions, hazards
 
 CHANCE = st.floats(0.0, 1.0)
 RESTART = 1e-7  # how much of the average is the first ticks' instead of all ticks'

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from serfer.control.residency import Occupant, victims
+from serfer.control.dispatch import Occupant, victims
 
 
 def occupants_of(*rows):

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies.capacity_levels import lambda_units
-from serfer.control.policies.robustness_budget import RobustnessBudget, competitive_ratio
-from serfer.control.policies.ski_rental import SkiRental
+from serfer.control.policies.break_even import RobustnessBudget, competitive_ratio
+from serfer.control.policies.ski_rental import SkiRental, lambda_units
 from serfer_bench.study.policies.clairvoyant import optimum_usd
 from tests.control.worlds import QPS, rows, scenario, seen, steps
 

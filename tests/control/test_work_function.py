@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies.work_function import WorkFunction
+from serfer.control.policies.ski_rental import WorkFunction
 
 COSTS = st.one_of(st.just(0), st.integers(0, 400))  # exact sums: two sums that are rounded may differ at an end
 STEPS = st.lists(st.tuples(COSTS, COSTS), max_size=60)  # what a level costs in a step: on, off

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from serfer.control.offline.throttle import PERIOD_S, OnlineLoad
+from serfer.control.throttle import PERIOD_S, OnlineLoad
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.offline.gate import OfflineGate
 from tests import bugs

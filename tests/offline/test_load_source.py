@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.offline.throttle import OnlineLoad
+from serfer.control.throttle import OnlineLoad
 from serfer.core.errors import InputError, SerferError, UnavailableError, UsageError
 from serfer.local.server import free_port
 from serfer.offline.load_source import service_loads

@@ -63,13 +63,13 @@ class IntegerProgram:
         return ScalingPlan(changes, _reason(seen, changes, short), short_qps=short)
 
     def _costs(self) -> Floats:
-        usd = np.array([each.usd_per_s for each in self._variants])
-        load = np.array([each.load_s for each in self._variants])
+        usd = np.array([variant.usd_per_s for variant in self._variants])
+        load = np.array([variant.load_s for variant in self._variants])
         return np.concatenate([usd * (1 + self._options.unpredictability * load), -usd])
 
     def _most(self, seen: LoadObservation) -> float:
         """Return the greatest throughput that can be added, in queries/s."""
-        qps = np.array([each.qps for each in self._variants])
+        qps = np.array([variant.qps for variant in self._variants])
         solution = self._solve(seen, np.concatenate([-qps, qps]), None)
         return float(qps @ (solution[: len(qps)] - solution[len(qps) :])) if solution is not None else 0.0
 
@@ -77,8 +77,8 @@ class IntegerProgram:
         """Return `up` and `down` of each variant, rounded; None where there is no solution."""
         from scipy.optimize import Bounds, milp  # noqa: PLC0415 - as above
 
-        running = np.array([seen.running.get(each.name, 0) for each in self._variants], dtype=float)
-        meets = np.array([each.latency_ms <= seen.slo_ms for each in self._variants])
+        running = np.array([seen.running.get(variant.name, 0) for variant in self._variants], dtype=float)
+        meets = np.array([variant.latency_ms <= seen.slo_ms for variant in self._variants])
         upper = np.concatenate([np.where(meets, self._enough(seen), 0.0), running])
         constraints = self._constraints(seen, running, wanted)
         found = milp(
@@ -98,7 +98,7 @@ class IntegerProgram:
     def _enough(self, seen: LoadObservation) -> Floats:
         """Return how many instances of each variant would take the whole load: more are of no use."""
         wanted = seen.rate * self._options.slack_threshold
-        return np.ceil(wanted / np.array([each.qps for each in self._variants])) + 1
+        return np.ceil(wanted / np.array([variant.qps for variant in self._variants])) + 1
 
     def _constraints(self, seen: LoadObservation, running: Floats, wanted: float | None) -> list[Any]:
         from scipy.optimize import LinearConstraint  # noqa: PLC0415 - as above

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.policies.capacity_levels import level_loads, levels_of
+from serfer.control.policies.ski_rental import level_loads, levels_of
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, paid_for
 from serfer.control.scenario import Scenario
 

@@ -25,7 +25,7 @@ from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
 from serfer.applications.scaling.controller import VariantFleet
 from serfer.applications.served import FunctionsPlace
-from serfer.control.offline.throttle import OnlineLoad
+from serfer.control.throttle import OnlineLoad
 from serfer.core.variants import Variant
 from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool

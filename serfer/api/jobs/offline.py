@@ -23,7 +23,7 @@ from serfer.api.admission import Places
 from serfer.api.http.problems import Problem, problem_of
 from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner
-from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad
+from serfer.control.throttle import PERIOD_S, OfflineThrottle, OnlineLoad
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, MissingKeyError, SerferError
 from serfer.storage.store import Store

@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
-from serfer.control.offline.interference import WINDOW_S
+from serfer.control.throttle import WINDOW_S
 
 
 class Load(BaseModel):

@@ -39,7 +39,7 @@ from serfer.cli.shared.options import (
     WorkersOption,
 )
 from serfer.cli.shared.terminal import complain, uninterrupted
-from serfer.control.offline.throttle import Thresholds
+from serfer.control.throttle import Thresholds
 from serfer.core.errors import IncompleteMapError, SerferError, UsageError
 
 if TYPE_CHECKING:

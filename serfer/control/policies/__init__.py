@@ -88,7 +88,6 @@ def buys_several_types(name: str) -> bool:
 
 
 def _fault_of(plan: object, kinds: set[str]) -> str | None:
-    """Return what is wrong with a plan, in words."""
     if not isinstance(plan, ProvisioningPlan):
         return f"{type(plan).__name__}, not a ProvisioningPlan"
     if not isinstance(plan.instances, tuple) or not all(isinstance(group, InstanceCount) for group in plan.instances):

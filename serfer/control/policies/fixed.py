@@ -22,7 +22,6 @@ class Serverless:
         del scenario
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Want none."""
         del seen
         return ProvisioningPlan((), "everything on lambda")
 

@@ -54,7 +54,6 @@ class TargetTracking:
         return on_demand(self._kind, self._wanted, f"{self._rate:.1f} queries/s in the last minute")
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Go on from what is there."""
         self._wanted = max(1, on_demand_in(fleet, self._kind))
 
     def _point(self, rate: float, minutes: int) -> None:

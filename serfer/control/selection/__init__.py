@@ -11,10 +11,8 @@ from __future__ import annotations
 
 from serfer.control.selection.catalogue import Catalogue
 from serfer.control.selection.places import FUNCTIONS, PlaceState, States
-from serfer.control.selection.plugged_in import DEFAULT, make_selector
-from serfer.control.selection.select import InfaasSelector, Selector, draw_of
+from serfer.control.selection.select import DEFAULT, InfaasSelector, Selector, draw_of, make_selector, worth_warming
 from serfer.control.selection.states import THRESHOLDS, StateTracker, Thresholds, VariantSignals, next_state
-from serfer.control.selection.warming import worth_warming
 
 __all__ = [
     "DEFAULT",

@@ -54,12 +54,12 @@ class Live:
         """Look each variant's places up."""
         self.nearest: dict[Key, int] = {}
         self.places = tuple(states.by_variant.get(row.name, row.unseen) for row in rows)
-        self.active = np.array([each.active is not None for each in self.places])
-        self.inactive = np.array([each.inactive is not None for each in self.places])
-        self.loaded = np.array([each.loaded is not None for each in self.places])
+        self.active = np.array([place.active is not None for place in self.places])
+        self.inactive = np.array([place.inactive is not None for place in self.places])
+        self.loaded = np.array([place.loaded is not None for place in self.places])
         at = list(zip(rows, self.places, strict=True))
         self.latency_ms = np.array([row.latency_ms if each.loaded else row.loaded_ms for row, each in at])
-        self.load = np.array([each.loaded.least_load if each.loaded else 0.0 for each in self.places])
+        self.load = np.array([place.loaded.least_load if place.loaded else 0.0 for place in self.places])
         self.weight = np.array([row.qps * each.loaded.weight if each.loaded else 0.0 for row, each in at])
 
     def keep_nearest(self, key: Key, at: int) -> int:
@@ -92,11 +92,9 @@ class Catalogue:
         self._live: tuple[States, Live] | None = None
 
     def __len__(self) -> int:
-        """Return the number of variants."""
         return len(self.rows)
 
     def __contains__(self, name: object) -> bool:
-        """Return whether a variant has that name."""
         return name in self._by_name
 
     def live(self, states: States) -> Live:
@@ -136,7 +134,6 @@ class Catalogue:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return names in words, the first of them where they are many."""
     every = sorted(names)
     more = f" and {len(every) - _NAMED} more" if len(every) > _NAMED else ""
     return ", ".join(every[:_NAMED]) + more

@@ -41,8 +41,7 @@ class Ranking:
     __slots__ = ("_cumulated", "least_load", "names", "weight")
 
     def __init__(self, places: Iterable[tuple[PlaceState, float]]) -> None:
-        """Rank places with their weights; there is at least one."""
-        ranked = sorted(places, key=lambda each: (each[0].load, each[0].place))
+        ranked = sorted(places, key=lambda place: (place[0].load, place[0].place))
         self.names = tuple(place.place for place, _ in ranked)
         self.least_load = ranked[0][0].load
         self._cumulated = tuple(accumulate(weight for _, weight in ranked))
@@ -64,14 +63,13 @@ class VariantPlaces:
     __slots__ = ("active", "admitted", "inactive", "loaded")
 
     def __init__(self, places: Sequence[PlaceState]) -> None:
-        """Divide places by state."""
-        active = [each for each in places if each.state == VariantState.ACTIVE]
-        inactive = [each for each in places if each.state == VariantState.INACTIVE]
-        loaded = [each for each in places if each.state != VariantState.INACTIVE]
-        self.admitted = sum(each.admitted for each in active) / len(active) if active else 0.0
-        self.active = Ranking((each, each.admitted * _spare(each.load)) for each in active) if active else None
-        self.inactive = Ranking((each, _spare(each.load)) for each in inactive) if inactive else None
-        self.loaded = Ranking((each, 1 / _moderate(each.load)) for each in loaded) if loaded else None
+        active = [place for place in places if place.state == VariantState.ACTIVE]
+        inactive = [place for place in places if place.state == VariantState.INACTIVE]
+        loaded = [place for place in places if place.state != VariantState.INACTIVE]
+        self.admitted = sum(place.admitted for place in active) / len(active) if active else 0.0
+        self.active = Ranking((place, place.admitted * _spare(place.load)) for place in active) if active else None
+        self.inactive = Ranking((place, _spare(place.load)) for place in inactive) if inactive else None
+        self.loaded = Ranking((place, 1 / _moderate(place.load)) for place in loaded) if loaded else None
 
 
 class States:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from serfer.control.selection.catalogue import Catalogue, Live, Mask
-from serfer.control.selection.places import States
+from serfer.control.selection.places import FUNCTIONS, States
 from serfer.core.variants import Objectives, Selection, SelectionReason
+from serfer.plug_ins import load
 
 _BELOW_ONE: Final = 1.0 - 2**-53
 
@@ -168,3 +170,60 @@ def _missed(at: int, asked: Objectives, catalogue: Catalogue, latency_ms: float)
 def _positions(mask: Mask) -> list[int]:
     positions: list[int] = mask.nonzero()[0].tolist()
     return positions
+
+
+DEFAULT: Final = "infaas"
+_MAX_PLACE: Final = 500  # characters
+
+
+def make_selector(name: str) -> Selector:
+    """Return a selector: built in, plugged in by the entry point group `serfer.selectors`, or MODULE:Class.
+
+    Raises UsageError for an unknown name, and for what is not a class with `get_variant` that is made without
+    arguments.
+    """
+    plug_in = load("selector", "serfer.selectors", name, ("get_variant",), {DEFAULT: InfaasSelector})
+    selector: Selector = plug_in.make(checks={"get_variant": _fault_of})
+    return selector
+
+
+def _fault_of(selection: object, _asked: object, catalogue: Catalogue, *_: object) -> str | None:
+    if not isinstance(selection, Selection):
+        return f"{type(selection).__name__}, not a Selection"
+    if selection.variant not in catalogue:
+        return f"variant {selection.variant!r:.80}, which the catalogue has not"
+    if not isinstance(selection.reason, SelectionReason):
+        return f"the reason {selection.reason!r:.80}, not a SelectionReason"
+    if not isinstance(selection.place, str) or len(selection.place) > _MAX_PLACE:
+        return "a place that is not a short text"
+    if not isinstance(selection.missed, dict):
+        return f"what it misses as {type(selection.missed).__name__}, not a dictionary"
+    return None
+
+
+# Which inactive variants of functions are worth a warm-up, so that cheaper ones take over from those that are active.
+#
+# Case I never leaves an active variant that meets the objectives (INFaaS, 4.1), and the paper's case II moves the load
+# to a cheaper one because instances cost by the hour. Functions cost by the query: one that is idle costs nothing, and
+# a cheaper one is worth having as soon as the queries of a minute would have saved what its warm-up costs.
+
+
+def worth_warming(asked: Mapping[Objectives, int], catalogue: Catalogue, states: States) -> list[str]:
+    """Return the variants to warm up, for queries by their objectives and how many there lately were.
+
+    A warm-up is taken to cost what a query does, and in proportion for the time that loading takes.
+    """
+    live, found = catalogue.live(states), []
+    for objectives, queries in asked.items():
+        if objectives.variant is not None:
+            continue
+        meeting = np.flatnonzero(catalogue.meeting(objectives))  # in the order of dollars
+        active = meeting[live.active[meeting]]
+        if not active.size or active[0] == meeting[0]:
+            continue
+        cheap, used = catalogue.rows[meeting[0]], catalogue.rows[active[0]]
+        places = live.places[meeting[0]].inactive
+        is_cold = places is not None and FUNCTIONS in places.names
+        if is_cold and queries * (used.usd - cheap.usd) > cheap.usd * cheap.loaded_ms / max(cheap.latency_ms, 1.0):
+            found.append(cheap.name)
+    return list(dict.fromkeys(found))

@@ -68,7 +68,6 @@ class WarmLevels:
 
     @property
     def busy(self) -> int:
-        """How many levels are busy."""
         return self._busy
 
     def observe(self, now_s: float, busy: int) -> Change:
@@ -83,7 +82,6 @@ class WarmLevels:
         return Change(tuple(ended), first)
 
     def wanted(self, now_s: float) -> int:
-        """Return how many levels are busy, or to be warm."""
         idle = [level.idle for level in self._levels[self._busy :]]
         return self._busy + sum(windows.warm_at(now_s - since) for since, windows in (one for one in idle if one))
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from serfer.control.windows.hybrid import HybridHistogram
-from serfer.control.windows.lsth import LongShortHistogram
+from serfer.control.windows.histograms import HybridHistogram, LongShortHistogram
 from serfer.control.windows.windows import MOST_S, FixedKeepAlive, WindowPolicy, Windows
 from serfer.core.errors import UsageError
 from serfer.plug_ins import load, unchecked

@@ -65,6 +65,5 @@ class FixedKeepAlive:
         """Do nothing."""
 
     def windows(self, now_s: float) -> Windows:
-        """Return the same windows always."""
         del now_s
         return self._windows

@@ -122,7 +122,7 @@ class AutoScalingProvisioner:
 
     def _members(self) -> list[Member]:
         group = self._described()
-        there = {each["InstanceId"]: _state(each) for each in _instances(group)}
+        there = {instance["InstanceId"]: _state(instance) for instance in _instances(group)}
         booting = sorted(name for name, state in there.items() if state == "booting")
         for name in booting[max(0, len(booting) - _replacing(group)) :]:
             del there[name]
@@ -161,7 +161,7 @@ class AutoScalingProvisioner:
         """End an instance if it is one of this group's, for AWS would end any other group's as well."""
         with self._capacity:
             group = self._described()
-            found = next((each for each in _instances(group) if each["InstanceId"] == name), None)
+            found = next((instance for instance in _instances(group) if instance["InstanceId"] == name), None)
             if found is None or _is_ending(found) or _replacing(group):
                 return False
             if self._at_min_size(group, name):
@@ -201,7 +201,7 @@ class AutoScalingProvisioner:
             # By a filter, since ids that EC2 does not know yet would be an error otherwise.
             ids = [{"Name": "instance-id", "Values": unknown[start : start + _MAX_IDS]}]
             response = self._call("ec2", "describe_instances", Filters=ids)
-            for each in (one for some in response["Reservations"] for one in some["Instances"]):
+            for each in (instance for some in response["Reservations"] for instance in some["Instances"]):
                 if address := each.get("PrivateIpAddress"):
                     self._addresses[each["InstanceId"]] = address
         self._addresses = {name: address for name, address in self._addresses.items() if name in names}
@@ -271,7 +271,7 @@ def _lifecycle(instance: Mapping[str, Any]) -> str:
 
 def _staying(group: Mapping[str, Any]) -> int:
     """Return how many of a group's instances are there and are not about to end."""
-    return sum(_state(each) != "draining" for each in _instances(group))
+    return sum(_state(instance) != "draining" for instance in _instances(group))
 
 
 def _replacing(group: Mapping[str, Any]) -> int:
@@ -281,7 +281,7 @@ def _replacing(group: Mapping[str, Any]) -> int:
 
 def _instances(group: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the instances of a group that run or are about to, or to end."""
-    return [each for each in group["Instances"] if not each["LifecycleState"].startswith(_NO_MEMBERS)]
+    return [instance for instance in group["Instances"] if not instance["LifecycleState"].startswith(_NO_MEMBERS)]
 
 
 def _connect(service: str, region: str | None) -> Any:  # noqa: ANN401 - a client of botocore's, untyped

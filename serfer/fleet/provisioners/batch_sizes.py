@@ -59,20 +59,20 @@ class BatchSizes:
         for member in listed:
             if not ready.get(member.name):
                 self._of.pop(member.name, None)
-        staying = [one for one in listed if one.state in (InstanceState.BOOTING, InstanceState.SERVING)]
-        staying.sort(key=lambda one: one.state is not InstanceState.SERVING)
-        sizes = assign([self._known(one.name).asked for one in staying], plan.batches(bought.kind, bought.market))
+        staying = [member for member in listed if member.state in (InstanceState.BOOTING, InstanceState.SERVING)]
+        staying.sort(key=lambda member: member.state is not InstanceState.SERVING)
+        sizes = assign([self._known(member.name).asked for member in staying], plan.batches(bought.kind, bought.market))
         kind = self._scenario.kind(bought.kind)
         await asyncio.gather(
             *(
-                self._ask(one, size, plan.window_s(kind, size, self._scenario.slo_ms))
-                for one, size in zip(staying, sizes, strict=True)
-                if one.state is InstanceState.SERVING
-                and ready.get(one.name)
-                and size not in (_UNKNOWN, self._known(one.name).asked)
+                self._ask(member, size, plan.window_s(kind, size, self._scenario.slo_ms))
+                for member, size in zip(staying, sizes, strict=True)
+                if member.state is InstanceState.SERVING
+                and ready.get(member.name)
+                and size not in (_UNKNOWN, self._known(member.name).asked)
             )
         )
-        return tuple(replace(one, batch=self._known(one.name).has) for one in listed)
+        return tuple(replace(member, batch=self._known(member.name).has) for member in listed)
 
     def keep(self, names: Iterable[str]) -> None:
         """Forget the instances that are gone."""

@@ -172,7 +172,6 @@ def _member(path: Path, record: _Record) -> Member:
 
 
 def _write(path: Path, record: _Record) -> None:
-    """Write a record, whole or not at all."""
     scratch = path.with_suffix(".new")
     scratch.write_text(json.dumps(asdict(record)), encoding="utf-8")
     scratch.replace(path)

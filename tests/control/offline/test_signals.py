@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.offline.interference import BLOCK, WINDOW_S, Interference
-from serfer.control.offline.occupancy import HORIZON_S, Occupancy
+from serfer.control.throttle import BLOCK, HORIZON_S, WINDOW_S, Interference, Occupancy
 
 ms = st.floats(1, 1000)
 

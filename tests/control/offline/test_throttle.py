@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.offline.throttle import PERIOD_S, OfflineThrottle, OnlineLoad, Thresholds
+from serfer.control.throttle import PERIOD_S, OfflineThrottle, OnlineLoad, Thresholds
 from serfer.core.errors import UsageError
 
 MOST = 8

@@ -1,7 +1,7 @@
 """A cheaper variant of functions is warmed up when the queries of a minute would pay for it, and not before."""
 
 from serfer.control.selection import FUNCTIONS, Catalogue, PlaceState, States
-from serfer.control.selection.warming import worth_warming
+from serfer.control.selection.select import worth_warming
 from serfer.core.variants import Objectives, VariantState
 from tests.applications.worlds import variant
 

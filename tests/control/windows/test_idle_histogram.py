@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.windows.idle_histogram import BINS, RANGE_S, SLOTS, IdleHistogram
+from serfer.control.windows.histograms import BINS, RANGE_S, SLOTS, IdleHistogram
 
 DAY = 86400.0
 IDLE = st.floats(0.0, 2 * RANGE_S)

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.control.windows import Windows, window_policies
-from serfer.control.windows.hybrid import STANDARD
-from serfer.control.windows.idle_histogram import RANGE_S, IdleHistogram
-from serfer.control.windows.lsth import LongShortHistogram, LsthOptions, mixed
+from serfer.control.windows.histograms import RANGE_S, STANDARD, IdleHistogram, LongShortHistogram, LsthOptions, mixed
 from serfer.control.windows.windows import MOST_S
 from serfer.core.errors import InputError, UsageError
 
@@ -175,7 +173,7 @@ def test_windows_of_ones_own_are_used_and_checked(tmp_path):
 
 
 def test_an_entry_point_gives_windows_a_name(monkeypatch):
-    entry = EntryPoint("mine", "serfer.control.windows.hybrid:HybridHistogram", "serfer.windows")
+    entry = EntryPoint("mine", "serfer.control.windows.histograms:HybridHistogram", "serfer.windows")
     monkeypatch.setattr("serfer.plug_ins.entry_points", lambda group: EntryPoints([entry]).select(group=group))
     policy = window_policies("mine")()
     assert (policy.name, policy.windows(0.0)) == ("mine", STANDARD)

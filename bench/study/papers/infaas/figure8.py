@@ -30,7 +30,7 @@ import typer
 from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
-from serfer.control.offline.throttle import Thresholds
+from serfer.control.throttle import Thresholds
 from serfer.core.errors import UnavailableError
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import RowsOption, plan_of

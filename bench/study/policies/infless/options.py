@@ -60,15 +60,19 @@ def function_of(
 ) -> Function:
     """Return a function with every configuration that keeps its SLO; `rounded` takes equation 1 as it is printed."""
     made = []
-    for one in _configurations(sizes):
-        seconds = exec_s(network, one, offset)
-        if not keeps_slo(seconds, slo_s, one.batch):
+    for configuration in _configurations(sizes):
+        seconds = exec_s(network, configuration, offset)
+        if not keeps_slo(seconds, slo_s, configuration.batch):
             continue
-        rates = exact_range(seconds, slo_s, one.batch)
-        if rounded and one.batch > 1:
-            rates = whole_batches(seconds, slo_s, one.batch)
+        rates = exact_range(seconds, slo_s, configuration.batch)
+        if rounded and configuration.batch > 1:
+            rates = whole_batches(seconds, slo_s, configuration.batch)
         if 0 < rates.up >= rates.low:
-            made.append(Option(one, seconds, rates.low, rates.up, sizes.units(one.cores, one.share)))
+            made.append(
+                Option(
+                    configuration, seconds, rates.low, rates.up, sizes.units(configuration.cores, configuration.share)
+                )
+            )
     return Function(name, network, slo_s, tuple(made))
 
 

@@ -38,7 +38,7 @@ class OpenFaasPlus(Uniform):
         windows: Callable[[], WindowPolicy] | None = None,
     ) -> None:
         super().__init__(functions, servers, keep_alive_s=keep_alive_s, windows=windows)
-        self._options = [fixed_option(one.network, INSTANCE, sizes, offset=offset) for one in functions]
+        self._options = [fixed_option(function.network, INSTANCE, sizes, offset=offset) for function in functions]
 
     def option(self, function: int, rate: float) -> Option:
         """Return the one kind of instance."""

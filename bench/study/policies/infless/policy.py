@@ -129,7 +129,7 @@ class Infless:
 
     def _warm(self, now_s: float) -> list[int]:
         """Return how many instances of each function are to be warm without load now, by windows."""
-        return [one.wanted(now_s) - one.busy for one in self._levels] or [0] * len(self._of)
+        return [level.wanted(now_s) - level.busy for level in self._levels] or [0] * len(self._of)
 
     def _prewarm(self, now_s: float) -> tuple[Instance, ...]:
         """Let windows learn what serves, and start what they want beyond that, as long as there is room."""
@@ -164,8 +164,8 @@ class Infless:
             return 0.0
         known = self.functions[function]
         plan = schedule(known, residual, self.servers, self._chooser, batch_first=self._batch_first)
-        for each in plan.launches:
-            one = self._registry.launch(function, each.option, each.placement)
+        for launch in plan.launches:
+            one = self._registry.launch(function, launch.option, launch.placement)
             self._of[function].add(one)
             launched.append(one)
         return plan.unplaced

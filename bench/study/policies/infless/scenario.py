@@ -75,7 +75,7 @@ class Profile:
     @cached_property
     def network(self) -> Part:
         """The operators, combined."""
-        known = {one.name: one for one in self.operators}
+        known = {operator.name: operator for operator in self.operators}
         if not self.graph:
             return Chain(self.operators)
         return Chain([Branches([Chain([known[name] for name in branch]) for branch in part]) for part in self.graph])
@@ -125,45 +125,45 @@ class ClusterScenario:
 
     def __post_init__(self) -> None:
         _check_count("servers", self.servers)
-        if sum(one.count for one in self.servers) > _MAX_SERVERS:
+        if sum(server.count for server in self.servers) > _MAX_SERVERS:
             raise InputError(f"servers: there are at most {_MAX_SERVERS:,}")
         for name in ("batches", "cores", "shares"):
             if not 1 <= len(getattr(self.cluster, name)) <= _MAX_SIZES:
                 raise InputError(f"cluster.{name} has 1 to {_MAX_SIZES} values")
-        _check_names("profiles", [one.name for one in self.profiles])
-        _check_names("functions", [one.name for one in self.functions])
+        _check_names("profiles", [profile.name for profile in self.profiles])
+        _check_names("functions", [function.name for function in self.functions])
         for number, one in enumerate(self.profiles):
             _check_profile(f"profiles[{number}]", one)
-        known = {one.name for one in self.profiles}
+        known = {profile.name for profile in self.profiles}
         for number, each in enumerate(self.functions):
             if each.profile not in known:
                 raise InputError(f"functions[{number}].profile: there is no {each.profile!r:.60} among [[profiles]]")
 
     def new_servers(self) -> Servers:
         """Return the cluster, idle."""
-        each = chain.from_iterable([(one.cores, one.gpus)] * one.count for one in self.servers)
+        each = chain.from_iterable([(server.cores, server.gpus)] * server.count for server in self.servers)
         return Servers(each, self.cluster.sizes)
 
     def new_functions(self) -> list[Function]:
         """Return the functions with the configurations that keep their SLO."""
-        networks = {one.name: one.network for one in self.profiles}
+        networks = {profile.name: profile.network for profile in self.profiles}
         facts = self.policy
         return [
             function_of(
-                one.name,
-                networks[one.profile],
-                one.slo_ms / MS_PER_S,
+                function.name,
+                networks[function.profile],
+                function.slo_ms / MS_PER_S,
                 self.cluster.sizes,
                 offset=facts.offset,
                 rounded=facts.rounded_rates,
             )
-            for one in self.functions
+            for function in self.functions
         ]
 
     @property
     def server_usd_per_hour(self) -> list[float]:
         """The price of each server."""
-        return list(chain.from_iterable([one.usd_per_hour] * one.count for one in self.servers))
+        return list(chain.from_iterable([server.usd_per_hour] * server.count for server in self.servers))
 
     def warnings(self) -> list[str]:
         """Return a sentence for each function that no configuration serves within its SLO."""
@@ -200,8 +200,8 @@ def _check_names(where: str, names: Sequence[str]) -> None:
 
 
 def _check_profile(where: str, profile: Profile) -> None:
-    _check_names(f"{where}.operators", [one.name for one in profile.operators])
-    known = {one.name for one in profile.operators}
+    _check_names(f"{where}.operators", [operator.name for operator in profile.operators])
+    known = {operator.name for operator in profile.operators}
     for number, part in enumerate(profile.graph):
         if not part or not all(part):
             raise InputError(f"{where}.graph[{number}] has one branch or more, each with an operator")

@@ -82,7 +82,7 @@ def schedule(
     groups = _by_batch(function.options) if batch_first else [list(function.options)]
     searches = [_Search(group, function, servers, chooser) for group in groups if group]
     while rate > _SERVED:
-        found = next((each for one in searches if (each := one.next(rate)) is not None), None)
+        found = next((each for search in searches if (each := search.next(rate)) is not None), None)
         if found is None:
             break
         launches.append(found)
@@ -101,7 +101,7 @@ class _Search:
 
     def __init__(self, options: list[Option], function: Function, servers: Servers, chooser: Chooser) -> None:
         self._options = sorted(options, key=lambda one: one.low)  # those that a rate fills are the first ones
-        self._best = max(one.efficiency for one in function.options)
+        self._best = max(option.efficiency for option in function.options)
         self._servers, self._chooser = servers, chooser
         self._filled = 0
         self._heap: list[tuple[float, State, Option]] | None = None
@@ -126,11 +126,11 @@ class _Search:
         if self._heap is None:
             return
         free, found, highest = self._servers.units(state), None, 0.0
-        for one in self._options[: self._filled]:
-            if has_room(state, one.configuration.cores, one.configuration.share):
-                score = self._chooser.score(one, self._best, free)
+        for option in self._options[: self._filled]:
+            if has_room(state, option.configuration.cores, option.configuration.share):
+                score = self._chooser.score(option, self._best, free)
                 if found is None or score > highest:
-                    found, highest = one, score
+                    found, highest = option, score
         if found is not None:
             heappush(self._heap, (-highest, state, found))
 

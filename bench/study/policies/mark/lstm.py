@@ -106,12 +106,12 @@ class LstmWeights:
     def to_bytes(self) -> bytes:
         """Return the file that `read_lstm` reads."""
         file = io.BytesIO()
-        arrays = {one.name: np.asarray(getattr(self, one.name)) for one in fields(self)}
+        arrays = {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
         np.savez(file, allow_pickle=False, version=np.asarray(VERSION), **arrays)
         return file.getvalue()
 
 
-_NAMES: Final = ("version", *(one.name for one in fields(LstmWeights)))
+_NAMES: Final = ("version", *(field.name for field in fields(LstmWeights)))
 
 
 def read_lstm(path: Path) -> LstmWeights:
@@ -146,7 +146,7 @@ def _read(data: bytes) -> LstmWeights:
     version, window = map(int, whole)
     if version != VERSION:
         raise InputError(f"it is of version {version}, this SerFer reads {VERSION}")
-    if any(one.dtype.kind != "f" for one in arrays.values()):
+    if any(array.dtype.kind != "f" for array in arrays.values()):
         raise InputError("its weights are floats")
     return LstmWeights(window, **{name: one.astype(np.float64) for name, one in arrays.items()})
 

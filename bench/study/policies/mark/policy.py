@@ -131,7 +131,7 @@ class Mark:
     def purchases(self) -> list[Key]:
         """The types and markets that plans may have."""
         stand_ins = [(self._stand_in.name, Market.ON_DEMAND)] if self._stand_in else []
-        return [*dict.fromkeys([*(one.key for one in self._candidates), self._backup, *stand_ins])]
+        return [*dict.fromkeys([*(candidate.key for candidate in self._candidates), self._backup, *stand_ins])]
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
         """Plan where a unit is over, launch backups where queries are late, and keep what was planned for a while."""
@@ -227,7 +227,7 @@ class Mark:
 
     def _counts(self, wanted: Counter[Key]) -> tuple[InstanceCount, ...]:
         """Return the instances by type and market, the candidates' first."""
-        keys = dict.fromkeys([*(one.key for one in self._candidates), *wanted])
+        keys = dict.fromkeys([*(candidate.key for candidate in self._candidates), *wanted])
         return tuple(InstanceCount(*key, wanted[key]) for key in keys if wanted[key])
 
 

@@ -53,7 +53,7 @@ def fill(forecast: Floats, candidates: Sequence[Candidate], running: Mapping[Key
     """
     need = np.array(forecast, dtype=np.float64)
     left, plan = Counter(dict(running)), Counter[Key]()
-    least = _ROUNDING * max(one.capacity for one in candidates)
+    least = _ROUNDING * max(candidate.capacity for candidate in candidates)
     while need.size and need[0] > least:
         over = np.flatnonzero(need <= least)
         span = need[: over[0]] if over.size else need

@@ -43,11 +43,13 @@ class Standby:
         for group in seen.fleet:
             if group.state is InstanceState.LEAVING:
                 self._leaving[group.kind] += group.count
-        gone = Counter({one.kind: one.count for one in seen.interruptions})
+        gone = Counter({interruption.kind: interruption.count for interruption in seen.interruptions})
         return (self._leaving + gone) - before
 
 
 def _serve(fleet: Iterable[InstanceGroup], planned: Mapping[tuple[str, Market], int]) -> bool:
     """Return whether as many spot instances serve as are planned."""
-    serving = sum(one.count for one in fleet if one.market is Market.SPOT and one.state is InstanceState.SERVING)
+    serving = sum(
+        group.count for group in fleet if group.market is Market.SPOT and group.state is InstanceState.SERVING
+    )
     return serving >= sum(count for (_, market), count in planned.items() if market is Market.SPOT)

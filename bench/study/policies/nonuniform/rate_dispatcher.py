@@ -48,7 +48,7 @@ def shares(rate: float, targets: Sequence[Target], scenario: Scenario) -> Shares
 
     Above R_max each gets r_up, and the rest is left; before any rate is known, in proportion to r_up.
     """
-    ranges = [_range_of(one, scenario) for one in targets]
+    ranges = [_range_of(target, scenario) for target in targets]
     rates = dispatch(rate, [(one, 1) for one in ranges]).rates if rate > 0 else tuple(one.up for one in ranges)
     if sum(rates) <= 0:
         rates = tuple(one.up for one in ranges)
@@ -93,7 +93,7 @@ class RateDispatcher:
         return None if turn == REST else next((place for place in order if admits(place)), None)
 
     def _update(self, targets: Sequence[Target]) -> None:
-        key = tuple((one.name, one.kind, one.batch) for one in targets)
+        key = tuple((target.name, target.kind, target.batch) for target in targets)
         if key == self._key:
             return
         self._key = key

@@ -41,7 +41,6 @@ class NetworkDemand:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What it is the demand of."""
         return self.network, self.variant
 
 
@@ -65,7 +64,6 @@ class Demanding:
         return [_joined(of, sum(part.rate for part in of) * _FEW) for of in parts.values()]
 
     def _of_one(self, objectives: Objectives) -> tuple[NetworkDemand, ...]:
-        """Return what one query a second is the demand of."""
         found = self._known.get(objectives)
         if found is None:
             if len(self._known) >= _KEPT:
@@ -100,7 +98,6 @@ class Demanding:
 
 
 def total(drivers: Iterable[Iterable[NetworkDemand]]) -> dict[tuple[str, str], NetworkDemand]:
-    """Return the demand of all drivers, by network and variant."""
     parts: dict[tuple[str, str], list[NetworkDemand]] = {}
     for own in drivers:
         for each in own:
@@ -109,12 +106,10 @@ def total(drivers: Iterable[Iterable[NetworkDemand]]) -> dict[tuple[str, str], N
 
 
 def _times(one: NetworkDemand, rate: float) -> NetworkDemand:
-    """Return the demand of so many queries a second."""
     return replace(one, rate=rate, functions_usd=one.functions_usd * rate, stranded=one.stranded * rate)
 
 
 def _meets(variant: Variant, asked: Objectives) -> bool:
-    """Return whether a variant meets objectives where it is loaded."""
     return (
         (asked.network is None or variant.network == asked.network)
         and (asked.latency_ms is None or variant.latency_ms.value <= asked.latency_ms)

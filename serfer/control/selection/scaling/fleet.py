@@ -77,7 +77,7 @@ class FleetScaler:
         if self._resumed:
             return
         self._resumed = True
-        for pool, count in Counter(one.pool for one in seen.instances if not one.leaves).items():
+        for pool, count in Counter(instance.pool for instance in seen.instances if not instance.leaves).items():
             if pool in self._worth:
                 self._worth[pool].resume(count)
 
@@ -167,7 +167,7 @@ class FleetScaler:
         for pool, terms in self._pools.items():
             if terms.fixed:
                 continue
-            staying = [one for one in seen.instances if one.pool == pool and not one.leaves]
+            staying = [instance for instance in seen.instances if instance.pool == pool and not instance.leaves]
             least, more = sum(one.name not in spare for one in staying), slot.elsewhere[pool]
             count = max(least, more + sum(one.serves for one in staying)) if more else least
             if pool in triggers and not more:
@@ -192,7 +192,7 @@ class FleetScaler:
         To keep an idle instance for that long costs as much as to start it again: the rule of ski rental.
         """
         now, staying = slot.seen.now_s, Counter(slot.staying)
-        idle = [one for one in slot.seen.instances if one.serves and slot.is_idle(one)]
+        idle = [instance for instance in slot.seen.instances if instance.serves and slot.is_idle(instance)]
         self._idle_since = {one.name: self._idle_since.get(one.name, now) for one in idle}
         spare = set()
         for one in reversed(idle):  # the youngest first
@@ -207,22 +207,23 @@ class FleetScaler:
 def _triggers(slot: Slot) -> Mapping[str, str]:
     """Return the pools to which INFaaS' triggers add an instance; none while one has nothing to do, or boots."""
     workers, free = [], set()
-    for one in slot.seen.instances:
-        if one.leaves:
+    for instance in slot.seen.instances:
+        if instance.leaves:
             continue
-        if one.serves and slot.is_idle(one):
-            free.add(one.pool)
-        utilisation = {"the device": one.utilisation}
-        if one.memory_mb:
-            utilisation["memory"] = slot.used_mb(one) / one.memory_mb
-        states = {f"{key[0]} {key[1]}": copy.state for key, copy in one.copies.items() if copy.status == "loaded"}
-        workers.append(WorkerObservation(one.name, one.pool or _ANY, utilisation, states, boots=one.boots))
+        if instance.serves and slot.is_idle(instance):
+            free.add(instance.pool)
+        utilisation = {"the device": instance.utilisation}
+        if instance.memory_mb:
+            utilisation["memory"] = slot.used_mb(instance) / instance.memory_mb
+        states = {f"{key[0]} {key[1]}": copy.state for key, copy in instance.copies.items() if copy.status == "loaded"}
+        workers.append(
+            WorkerObservation(instance.name, instance.pool or _ANY, utilisation, states, boots=instance.boots)
+        )
     added = {"" if kind == _ANY else kind: why for kind, why in plan_workers(workers).add.items()}
     return {pool: why for pool, why in added.items() if pool not in free}
 
 
 def _reasons(slot: Slot, groups: list[NetworkGroup]) -> dict[str, str]:
-    """Return the reasons of each application's networks in one line."""
     reasons: dict[str, list[str]] = {}
     for group in groups:
         said = slot.reasons.get(group.key, "")

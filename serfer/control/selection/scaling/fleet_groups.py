@@ -37,7 +37,6 @@ class NetworkGroup:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What tells it from others."""
         return self.application, *self.demand.key
 
     @property
@@ -92,12 +91,12 @@ class NetworkGroup:
     def saturated_qps(self, instances: Iterable[InstanceSeen]) -> float:
         """Return what copies and half a copy more answer by their profiles if all are at their peak, otherwise 0."""
         qps, count = 0.0, 0
-        for one in instances:
-            key = self.counted(one)
+        for instance in instances:
+            key = self.counted(instance)
             if key is None:
                 continue
-            copy = one.copies[key]
-            is_full = copy.state == VariantState.OVERLOADED or one.utilisation > WORKERS.utilisation
+            copy = instance.copies[key]
+            is_full = copy.state == VariantState.OVERLOADED or instance.utilisation > WORKERS.utilisation
             if copy.status != "loaded" or not is_full:
                 return 0.0
             qps, count = qps + self.costs[key[1]].qps, count + 1
@@ -116,7 +115,7 @@ def groups_of(seen: FleetObservation, pools: Mapping[str, PoolTerms]) -> list[Ne
     for (application, _), variant in seen.variants.items():
         if variant.place is Place.INSTANCE and pool_of(variant, pools) is not None:
             by_network.setdefault((application, variant.network), []).append(variant)
-    there = {key for one in seen.instances for key, copy in one.copies.items() if copy.there}
+    there = {key for instance in seen.instances for key, copy in instance.copies.items() if copy.there}
     groups = []
     for (application, network), variants in sorted(by_network.items(), key=lambda each: each[0]):
         asked = {key: each for key, each in seen.demand.get(application, {}).items() if key[0] == network}
@@ -160,7 +159,7 @@ def _group(
 
 def _good_enough(variants: list[Variant], demand: NetworkDemand) -> list[Variant]:
     """Return the variants that meet the strictest objectives, without dollars and then accuracy where none does."""
-    accurate = [each for each in variants if each.least_accuracy >= demand.min_accuracy]
+    accurate = [variant for variant in variants if variant.least_accuracy >= demand.min_accuracy]
     bound = demand.max_cost_usd
     cheap = [each for each in accurate if bound is None or each.usd.value <= bound]
     for found in (cheap, accurate):

@@ -22,7 +22,7 @@ class Slot:
     ) -> None:
         self.seen = seen
         self.worth = worth
-        self.staying = Counter(one.pool for one in seen.instances if not one.leaves)
+        self.staying = Counter(instance.pool for instance in seen.instances if not instance.leaves)
         self.load: list[tuple[str, Key]] = []
         self.unload: list[tuple[str, Key]] = []
         self.elsewhere: Counter[str] = Counter()
@@ -36,10 +36,10 @@ class Slot:
     def keep(self, group: NetworkGroup) -> None:
         """Count what a network's demand uses as needed, so that it keeps its room."""
         self._groups.append(group)
-        for one in self.seen.instances:
-            key = group.counted(one)
+        for instance in self.seen.instances:
+            key = group.counted(instance)
             if key is not None:
-                self._room.need(one, key)
+                self._room.need(instance, key)
                 if not group.named:
                     self.desired[key] += 1
 
@@ -101,9 +101,9 @@ class Slot:
         The slower one goes later, once the faster one is loaded.
         """
         gained, names = 0.0, []
-        for one in self.seen.instances:
-            key = group.counted(one) if one.serves else None
-            if key is None or gained >= short_qps or one.copies[key].status == "loading":
+        for instance in self.seen.instances:
+            key = group.counted(instance) if instance.serves else None
+            if key is None or gained >= short_qps or instance.copies[key].status == "loading":
                 continue
             now = group.costs[key[1]].qps
             faster = [
@@ -111,12 +111,12 @@ class Slot:
                 for each in group.eligible
                 if each.qps > now
                 and each.latency_ms <= group.demand.slo_ms
-                and group.pools[each.name] == one.pool
-                and self._room.fits(one, (group.application, each.name))
+                and group.pools[each.name] == instance.pool
+                and self._room.fits(instance, (group.application, each.name))
             ]
             if faster:
                 best = max(faster, key=lambda each: (each.qps, each.name))
-                self._load(one, (group.application, best.name))
+                self._load(instance, (group.application, best.name))
                 gained += best.qps - now
                 names.append(best.name)
         return gained, names
@@ -138,12 +138,12 @@ class Slot:
     def _remove(self, group: NetworkGroup, key: Key) -> bool:
         """Unload a copy at the instance that needs least else, the youngest of them."""
         having = [
-            one
-            for one in self.seen.instances
-            if group.counted(one) == key
-            and one.copies[key].status == "loaded"
-            and not self._pools[one.pool].fixed
-            and (one.name, key) not in self.unload
+            instance
+            for instance in self.seen.instances
+            if group.counted(instance) == key
+            and instance.copies[key].status == "loaded"
+            and not self._pools[instance.pool].fixed
+            and (instance.name, key) not in self.unload
         ]
         if not having or not self._can_go(key):
             return False
@@ -160,11 +160,11 @@ class Slot:
             if group.application != key[0] or key[1] not in group.costs or not group.demand.rate:
                 continue
             loaded = 0.0
-            for one in self.seen.instances:
-                counted = group.counted(one)
-                if counted is None or (one.name, counted) in self.unload or one.leaves:
+            for instance in self.seen.instances:
+                counted = group.counted(instance)
+                if counted is None or (instance.name, counted) in self.unload or instance.leaves:
                     continue
-                if one.copies[counted].status != "loaded":
+                if instance.copies[counted].status != "loaded":
                     return False
                 loaded += group.costs[counted[1]].qps
             if loaded - group.costs[key[1]].qps < group.demand.rate * self._slack:
@@ -175,15 +175,15 @@ class Slot:
         """Unload copies beside a faster one of the same network that is loaded, once no query uses them any more."""
         if group.named:
             return
-        for one in self.seen.instances:
-            key = group.counted(one)
-            if key is None or one.copies[key].status != "loaded" or (one.name, key) in self.unload:
+        for instance in self.seen.instances:
+            key = group.counted(instance)
+            if key is None or instance.copies[key].status != "loaded" or (instance.name, key) in self.unload:
                 continue
-            for other in sorted(group.every & one.copies.keys() - {key}):
-                copy = one.copies[other]
+            for other in sorted(group.every & instance.copies.keys() - {key}):
+                copy = instance.copies[other]
                 quiet = not copy.waiting and (copy.idle_s is None or copy.idle_s >= _QUIET_S)
-                if copy.status == "loaded" and quiet and not self._room.is_needed(one, other):
-                    self.unload.append((one.name, other))
+                if copy.status == "loaded" and quiet and not self._room.is_needed(instance, other):
+                    self.unload.append((instance.name, other))
 
     def is_idle(self, one: InstanceSeen) -> bool:
         """Whether an instance has nothing that is needed, and nothing to do."""

@@ -32,9 +32,8 @@ class GreedyScaler:
     """Replicates or upgrades when headroom is short, and removes or downgrades what was not needed for T_v slots."""
 
     def __init__(self, variants: Sequence[InstanceCosts], options: ScalingOptions = OPTIONS) -> None:
-        """Prepare variants."""
         self._variants = tuple(variants)
-        self._by_name = {each.name: each for each in variants}
+        self._by_name = {variant.name: variant for variant in variants}
         self._options = options
         self._waited: dict[str, int] = {}
 

@@ -12,7 +12,7 @@ class Room:
 
     def __init__(self, instances: Sequence[InstanceSeen]) -> None:
         self._instances = instances
-        self._needed: dict[str, set[Key]] = {one.name: set() for one in instances}
+        self._needed: dict[str, set[Key]] = {instance.name: set() for instance in instances}
 
     def need(self, one: InstanceSeen, key: Key) -> None:
         """Count a variant as needed at an instance."""
@@ -23,11 +23,9 @@ class Room:
         self._needed[one.name].discard(key)
 
     def is_needed(self, one: InstanceSeen, key: Key) -> bool:
-        """Whether a variant is needed at an instance."""
         return key in self._needed[one.name]
 
     def needed(self, one: InstanceSeen) -> int:
-        """How many variants are needed at an instance."""
         return len(self._needed[one.name])
 
     def used_mb(self, one: InstanceSeen) -> float:
@@ -45,8 +43,12 @@ class Room:
     def best(self, key: Key, pool: str, allowed: Callable[[InstanceSeen], bool]) -> InstanceSeen | None:
         """Return the least used serving instance of a pool that has room, the oldest of equals; None without one."""
         free = [
-            one
-            for one in self._instances
-            if one.serves and one.pool == pool and allowed(one) and not self.is_needed(one, key) and self.fits(one, key)
+            instance
+            for instance in self._instances
+            if instance.serves
+            and instance.pool == pool
+            and allowed(instance)
+            and not self.is_needed(instance, key)
+            and self.fits(instance, key)
         ]
         return min(free, key=lambda one: (round(one.utilisation, 1), self.needed(one)), default=None)

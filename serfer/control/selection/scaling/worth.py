@@ -2,7 +2,7 @@
 
 The paper has no functions beside its workers, and no rule for workers to go. Here functions can answer, so an instance
 is only worth its price where functions would cost more. Each instance that the demand could fill is a capacity level of
-the work-function algorithm (serfer/control/policies/work_function.py): it is worth it once functions have cost as much
+the work-function algorithm (serfer/control/policies/ski_rental.py): it is worth it once functions have cost as much
 more as its start does, and no longer once it has been dearer by that much.
 """
 
@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from serfer.control.policies.work_function import WorkFunction
+from serfer.control.policies.ski_rental import WorkFunction
 from serfer.control.scenario import S_PER_HOUR
 
 _MOST_LEVELS: Final = 256
@@ -31,7 +31,6 @@ class InstanceWorth:
 
     @property
     def count(self) -> int:
-        """How many instances are worth their price."""
         return max(self._stranded, sum(self._levels.on))
 
     def resume(self, count: int) -> None:
@@ -50,7 +49,6 @@ class InstanceWorth:
         self._levels.advance((usd_per_s - share * each_usd) * elapsed_s for share in priced)
 
     def _set_price(self, usd_per_hour: float) -> None:
-        """Restart at another price, with what is on."""
         if usd_per_hour == self._price:
             return
         on, self._price = sum(self._levels.on), usd_per_hour

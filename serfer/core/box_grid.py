@@ -112,7 +112,6 @@ class _Grids:
                 yield ones[over], others[over]
 
     def _ranges(self, block: _Indices) -> Iterator[tuple[_Level, _Indices, _Indices, _Indices]]:
-        """Yield levels, boxes of the block, and the range of the level's boxes that are near each, not empty."""
         corners = self.boxes.corners[block]
         centres, halves = (corners[:, :2] + corners[:, 2:]) / 2, (corners[:, 2:] - corners[:, :2]).clip(0) / 2
         own = _level_of(2 * halves.max(axis=1, initial=0))

@@ -209,5 +209,4 @@ def _fields(kind: type) -> dict[str, tuple[str, Any]]:
 
 @cache
 def _later(kind: type) -> dict[str, Any]:
-    """Return the defaults of the fields that are left out where they have them, by name."""
     return {field.name: field.default for field in fields(kind) if field.metadata.get("later")}

@@ -38,7 +38,6 @@ class Rect:
 
     @classmethod
     def whole(cls, height: int, width: int) -> Rect:
-        """Return the rectangle that covers a map of height x width."""
         return cls(Span(0, height), Span(0, width))
 
     @property

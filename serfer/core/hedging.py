@@ -30,11 +30,9 @@ class HedgeBudget:
         self._left = float(_HANDFUL)
 
     def earn(self, tasks: int = 1) -> None:
-        """Add what so many tasks that answered allow."""
         self._left = min(self._left + _SHARE * tasks, _HANDFUL + _SHARE * _REMEMBERED)
 
     def spend(self) -> bool:
-        """Take one duplicate out of the budget, if there is one left."""
         if self._left < 1:
             return False
         self._left -= 1
@@ -53,7 +51,6 @@ class LearntHedging:
         self._budget = HedgeBudget()
 
     def learn(self, stage: int, seconds: float) -> None:
-        """Take the time of a task that answered."""
         recent, ordered = self._times.setdefault(stage, (deque(), []))
         recent.append(seconds)
         insort(ordered, seconds)
@@ -62,12 +59,10 @@ class LearntHedging:
         self._budget.earn()
 
     def late_after(self, stage: int) -> float | None:
-        """Return after how many seconds a task of a stage is late; None if that is unknown."""
         _, ordered = self._times.get(stage, ((), []))
         if len(ordered) < _KNOWN:
             return None
         return late_after_s(ordered[int(QUANTILE * len(ordered))])
 
     def spend(self) -> bool:
-        """Take one duplicate out of the budget, if there is one left."""
         return self._budget.spend()

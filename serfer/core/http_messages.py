@@ -167,7 +167,6 @@ class JobStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether it will change no more."""
         return self.status not in ("queued", "running")
 
 

@@ -70,7 +70,6 @@ def input_key(query: str, tile: int) -> str:
 
 
 def inbox_key(query: str, stage: int, tile: int) -> str:
-    """Return the key of the inbox of a member of the gang that begins with a stage."""
     return f"{output_key(query, stage, tile)}:in"
 
 
@@ -122,7 +121,6 @@ class ResultPlace:
 
     @property
     def chunks_ttl(self) -> float:
-        """The time to live of its chunks, in seconds."""
         return self.ttl + RESULT_MARGIN_S
 
     def key(self, path: str) -> str:

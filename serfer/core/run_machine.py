@@ -227,9 +227,7 @@ class Hedging(Protocol):
         """Return after how many seconds a task of a stage is late; None if that is unknown."""
         ...
 
-    def spend(self) -> bool:
-        """Take one duplicate out of the budget, if there is one left."""
-        ...
+    def spend(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -380,7 +378,6 @@ class StageRun:
 
     @property
     def reports(self) -> list[Report]:
-        """Reports so far, in tile order."""
         return [tile.report for tile in self.tiles if tile.report]
 
 

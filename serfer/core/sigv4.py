@@ -73,7 +73,6 @@ def sign(
 
 @functools.lru_cache(maxsize=8)
 def _key(secret: str, scope: str) -> bytes:
-    """Derive the signing key, which is the same for a whole day."""
     key = f"AWS4{secret}".encode()
     for part in scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")

@@ -87,7 +87,6 @@ class Task:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of tensors in its payload, before encoding."""
         crop = self.crop.data if self.crop else None
         return sum(len(data) for data in (crop, *self.parts) if data)
 
@@ -189,7 +188,6 @@ def decode_task(event: Any) -> Task:  # noqa: ANN401 - whatever an invoker sent
 
 
 def is_shared(event: Any) -> bool:  # noqa: ANN401 - whatever an invoker sent
-    """Return whether a payload claims to be of a shared invocation."""
     return isinstance(event, dict) and "tasks" in event
 
 
@@ -362,7 +360,6 @@ def decode_warm_up(event: Any) -> WarmUp | None:  # noqa: ANN401 - whatever an i
 
 
 def encode_warmed(answer: WarmUpAnswer) -> dict[str, Any]:
-    """Write the answer to a warm-up request as a Lambda response."""
     return {"warm": answer._asdict()}
 
 
@@ -392,7 +389,6 @@ def unpack_result(data: Buffer) -> Report | TaskError:
 
 
 def encode_report(report: Report) -> dict[str, str]:
-    """Pack a report into a Lambda response."""
     return {"report": _pack(_report_to_plain(report)).decode("ascii")}
 
 

@@ -97,7 +97,6 @@ class ChunkedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the output, images first."""
         return (self.images, *self.dims)
 
     @property
@@ -110,7 +109,6 @@ class ChunkedArray:
 
     @property
     def planes(self) -> int:
-        """How many maps of one channel of one image there are."""
         return self.images * self.channels
 
     @property
@@ -129,7 +127,6 @@ class ChunkedArray:
                 yield Chunk(path, Rect(Span(*rows), Span(*cols)))
 
     def metadata(self) -> dict[str, Any]:
-        """Return what zarr.json says of it."""
         little: dict[str, Any] = {"configuration": {"endian": "little"}} if self.item_bytes > 1 else {}
         sized = {"sized_by": self.sized_by, "axis": self.axis} if self.sized_by else {}
         edges = [list(axis.edges) for axis in ((self.cols,) if self.flat else (self.rows, self.cols))]

@@ -36,7 +36,6 @@ class BoxedImage:
 
     @property
     def geographic(self) -> bool:
-        """Whether its pixels have longitude and latitude."""
         return self.georeference.crs is not None and self.georeference.transform is not None
 
     def label(self, index: int) -> str:

@@ -78,7 +78,6 @@ class BoxFile:
     overwrite: bool
 
     def open(self, identity: dict[str, object]) -> ResultParts:
-        """Open the candidates of the windows that are done."""
         return BoxParts.create_or_resume(self.directory, identity, self.form.array)
 
     def check(self, *, overwrite: bool) -> None:

@@ -229,7 +229,6 @@ class _Output:
 
     @property
     def of_floats(self) -> bool:
-        """Whether its values are floating-point numbers, and no classes."""
         return self.scores is None
 
     @property
@@ -239,7 +238,6 @@ class _Output:
 
     @property
     def wrong(self) -> bool:
-        """Whether it differs by more than rounding does."""
         return self.error > TOLERANCE or self.other_classes > 0
 
     @property

@@ -92,7 +92,6 @@ class MapTask:
         return self.gaps.possible and (self.reads_image or self.number is None)
 
     def vector(self, window: ImageWindow) -> bytes:
-        """Return what a window is told of the image besides its pixels."""
         plan = self.pipeline.plan.windows
         statistics = self.statistics if self.number is None else told(self.statistics, window)
         return plan.vector(statistics, window) if plan else b""
@@ -257,7 +256,6 @@ class Engine:
         return Rect(_hull([rect.rows for rect in covered]), _hull([rect.cols for rect in covered]))
 
     def _read(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-        """Return pixels, and those that a mask hides where it counts."""
         source = self._task.source
         return source.read_masked(rect) if self._task.gaps.mask else (source.read(rect), None)
 

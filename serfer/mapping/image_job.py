@@ -270,7 +270,6 @@ class Mapper:
             raise
 
     def _ratio(self, measured: float, predicted: float) -> float | None:
-        """Return the dollars measured since those, relative to what was predicted for them."""
         now, then = self.spending.measured
         return (now - measured) / (then - predicted) if then > predicted else None
 
@@ -290,7 +289,6 @@ class Mapper:
         return found
 
     def places(self, out: str) -> list[str]:
-        """Return where the files of a result will be."""
         return result_paths(self.plan, out, self.options)
 
     def _task(self, job: Job, parts: Sequence[ResultParts]) -> MapTask:

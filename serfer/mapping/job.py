@@ -145,7 +145,6 @@ def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
 
 
 def all_done(parts: Sequence[ResultParts]) -> set[int]:
-    """Return the windows of which every file has its part."""
     return set.intersection(*(part.done() for part in parts))
 
 
@@ -183,7 +182,6 @@ def what_is_left(report: MapReport, job: Job) -> str:
 
 
 def what_is_wrong(report: MapReport, job: Job) -> str:
-    """Say of a map that differs from the network how far, where, and what to do."""
     found = report.compared
     assert found is not None and found.worst_window is not None  # noqa: S101, PT018 - as it is wrong
     written = job.windows[found.worst_window].written

@@ -187,7 +187,6 @@ class PassFiles:
         return ResultParts.create_or_resume(self.kept[number], identity, self._array(number))
 
     def _array(self, kept: int) -> ChunkedArray:
-        """Return the form of a kept map: its chunks are what windows keep of it."""
         number = next(
             pass_number for pass_number in range(len(self.windows.passes)) if kept in self.windows.kept_by(pass_number)
         )

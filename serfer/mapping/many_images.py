@@ -224,7 +224,6 @@ class Manifest:
 
 
 def result_check(files: Sequence[str]) -> str:
-    """Return what tells a result, of these files, from another one, empty where one of them is not there."""
     checks = [_file_check(file) for file in files]
     return " ".join(checks) if all(checks) else ""
 

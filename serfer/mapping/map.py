@@ -182,7 +182,6 @@ class Opening:
         self._pipeline: Pipeline | None = None
 
     def pipeline(self, settings: Settings) -> Pipeline:
-        """Return the pipeline, opened at the first call."""
         if self._pipeline is None:
             self._pipeline = open_pipeline(
                 self.directory,
@@ -201,7 +200,6 @@ class Opening:
         return load.throttled if load else 0
 
     def close(self) -> None:
-        """Close the pipeline, if it was opened."""
         if self._pipeline is not None:
             self._pipeline.close()
 

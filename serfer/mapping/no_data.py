@@ -61,7 +61,6 @@ class Place:
         return None if rows is None or cols is None else cls(rows, cols)
 
     def covered(self, window: ImageWindow, size: tuple[int, int]) -> Rect:
-        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
         (height, width), read, written = size, window.read, window.written
         return Rect(self.rows.hull(written.rows, read.rows, height), self.cols.hull(written.cols, read.cols, width))
 
@@ -93,7 +92,6 @@ class Gaps:
 
     @property
     def possible(self) -> bool:
-        """Whether a pixel may hold no data."""
         return self.mask or self.alpha is not None or any(value is not None for value in self.no_data)
 
     def missing(

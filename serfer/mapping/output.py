@@ -91,11 +91,9 @@ class ResultForm:
         return part
 
     def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
-        """Return which of a window's pixels have no data, where `missing` ones of `read`, all they cover, have none."""
         return missing_written(missing, read, self.windows[number].written, self._known_place)
 
     def covered(self, number: int, size: tuple[int, int]) -> Rect:
-        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
         return self._known_place.covered(self.windows[number], size)
 
     @property
@@ -104,7 +102,6 @@ class ResultForm:
         return self.place
 
     def empty_part(self, number: int) -> NDArray[Any]:
-        """Return the part of a window all of whose pixels have no data."""
         written = self.windows[number].written
         shape = self.array.channels, written.rows.size, written.cols.size
         return np.full(shape, self.no_data, self.array.dtype)

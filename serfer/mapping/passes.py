@@ -37,11 +37,9 @@ class PartialTarget:
     kept: Sequence[ResultParts]
 
     def covered(self, number: int, _size: tuple[int, int]) -> Rect:
-        """Return the pixels that a window reads."""
         return self.windows[number].read
 
     def empty(self, _missing: NDArray[np.bool_], _read: Rect, _number: int) -> NDArray[np.bool_]:
-        """Return that there is something in every window."""
         return np.zeros(1, np.bool_)
 
     def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], _empty: NDArray[np.bool_] | None) -> None:
@@ -129,7 +127,6 @@ class ImagePasses:
         return statistics
 
     def _known(self) -> NDArray[np.float32]:
-        """Return the statistics before the first pass."""
         windows = self._files.windows
         return np.zeros(windows.statistics, np.float32)
 

@@ -48,7 +48,6 @@ class MapProgress:
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left, at the rate so far."""
         missing = self.windows - self.resumed - self.done - self.failed
         return missing / self.rate if self.rate else None
 

@@ -60,9 +60,7 @@ class MapFile(Protocol):
         """Return a warning where there may be no room for the file; raises UnavailableError for no room for parts."""
         ...
 
-    def target(self, parts: ResultParts) -> MapTarget:
-        """Return what keeps what windows give."""
-        ...
+    def target(self, parts: ResultParts) -> MapTarget: ...
 
     def write(self, out: str, parts: ResultParts, source: RasterSource, size: Size, *, overwrite: bool) -> int | None:
         """Write the file, of an image of a size, to a place; return how many boxes are in it, None for maps."""
@@ -84,11 +82,9 @@ class ResultFile:
         return ResultParts.create_or_resume(self.directory, identity, self.form.array)
 
     def check(self, *, overwrite: bool) -> None:
-        """Refuse what could not be written; raises UsageError, InputError."""
         check_result(self.out, self.form.array, self._options(overwrite=overwrite))
 
     def space(self, parts: ResultParts) -> str | None:
-        """Return a warning where there may be no room for the file; raises UnavailableError for no room for parts."""
         return check_space(parts, self.out)
 
     def target(self, parts: ResultParts) -> MapTarget:
@@ -114,11 +110,9 @@ class RasterTarget:
     parts: ResultParts
 
     def covered(self, number: int, size: tuple[int, int]) -> Rect:
-        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
         return self.form.covered(number, size)
 
     def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
-        """Return which of a window's pixels have no data, where `missing` ones of `read`, all they cover, have none."""
         return self.form.empty(missing, read, number)
 
     def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> None:
@@ -130,7 +124,6 @@ class RasterTarget:
 
 
 def is_there(file: MapFile) -> bool:
-    """Return whether a file stands at a result's place."""
     where = parse_place(file.out)
     return isinstance(where, Path) and where.is_file()
 

@@ -77,7 +77,6 @@ class OfflineGate:
             return True
 
     def leave(self) -> None:
-        """Note that a task has ended."""
         with self._changed:
             self._running -= 1
             self._changed.notify_all()

@@ -48,7 +48,6 @@ class ServiceLoad:
 
     @property
     def name(self) -> str:
-        """The service's host and port."""
         return self.url.authority
 
     def read(self) -> OnlineLoad:

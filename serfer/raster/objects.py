@@ -81,7 +81,6 @@ class Bucket:
         return self.bytes_at(0, count)
 
     def bytes_at(self, start: int, count: int) -> bytes:
-        """Return bytes of an object from a position within it on."""
         with self._errors("read"):
             part = f"bytes={start}-{start + count - 1}"
             said = self._client.get_object(Bucket=self.place.bucket, Key=self.place.key, Range=part)

@@ -104,7 +104,6 @@ class _Search:
 
 
 def _ordered(values: NDArray[Any]) -> NDArray[Any]:
-    """Return unsigned keys of the values' size that are in the values' order."""
     if values.dtype.kind == "u":
         return values
     keys = np.ascontiguousarray(values).view(f"u{values.itemsize}")

@@ -143,7 +143,6 @@ def _check_length(length: int) -> None:
 
 
 def _check(manifest: ResultManifest) -> None:
-    """Refuse a manifest by whose numbers nothing could be allocated or read."""
     try:
         _ = manifest.place
     except SerferError as error:

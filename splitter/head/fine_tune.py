@@ -179,7 +179,6 @@ class _Network:
         return (slice(start, start + self._most) for start in range(0, count, self._most))
 
     def layer(self) -> Linear:
-        """Return the layer on scaled features as it is now."""
         return Linear(self._weight.detach().numpy().copy(), self._bias.detach().numpy().copy())
 
 

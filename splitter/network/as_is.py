@@ -126,7 +126,6 @@ class Result:
 
     @property
     def size_name(self) -> str:
-        """The name of the result that is its size, where that depends on the image."""
         return f"{self.name}{SIZE}"
 
 

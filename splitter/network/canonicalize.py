@@ -236,7 +236,6 @@ def _plain_resize(rewriter: Rewriter, node: Node, sides: tuple[Interpolation, In
 
 
 def _pixel_shuffle(rewriter: Rewriter, node: Node) -> bool:
-    """Write Reshape, Transpose, Reshape as the DepthToSpace or SpaceToDepth that they are."""
     graph = rewriter.graph
     makers = {other.output: other for other in rewriter.nodes[-2:]}
     move = makers.get(node.inputs[0])
@@ -323,7 +322,6 @@ def _concat(rewriter: Rewriter, node: Node) -> bool:
 
 
 def _grid_sample(rewriter: Rewriter, node: Node) -> bool:
-    """Repeat a constant grid for each image of a batch: it has one."""
     graph = rewriter.graph
     source, grid = node.inputs
     if grid not in graph.weights or graph.weights[grid].ndim != MAP_RANK or source in graph.weights:

@@ -113,7 +113,6 @@ def is_boxes(text: str) -> bool:
 
 
 def _candidates(tensors: _Tensors, shape: Shape, labels: int) -> list[DetectionHead]:
-    """Return what the outputs may be, the most likely first."""
     return [*_of_several(tensors), *(head for tensor in tensors for head in _of_one(tensor, shape, labels))]
 
 

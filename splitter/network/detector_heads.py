@@ -204,7 +204,6 @@ def _decoder(
 
 
 def trunk_of(source: Source, parts: DetectorParts) -> Source:
-    """Return the source of a detector's trunk, whose outputs are the maps of its heads."""
     trunk, sized = parts.trunk(source.onnx), source.sized
     session = session_of(ir.to_proto(trunk.whole()))
     name = trunk.inputs[0].name

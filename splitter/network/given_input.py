@@ -195,7 +195,6 @@ def _described(rewrite: _Rewrite) -> GivenInput:
 
 
 def _axes_of_images(rewrite: _Rewrite, sizes: Sequence[int]) -> str:
-    """Return where images have their channels: by the first operators that say so, or by their number."""
     readers = list(rewrite.first_readers())
     fixed_first = sizes[1] in _CHANNELS and sizes[3] not in (0, *_CHANNELS)
     if not fixed_first and any(_permutation(node) == _TO_FIRST for node in readers):
@@ -253,7 +252,6 @@ class _Rewrite:
 
     @property
     def kind(self) -> int:
-        """The image's ONNX type."""
         return int(self.input.type.tensor_type.elem_type)
 
     @property
@@ -334,7 +332,6 @@ class _Rewrite:
                 node.input[:] = [image]
 
     def take_batch(self, batch: int) -> None:
-        """Take a batch from the input, and from the shapes that name it."""
         self._forget_shapes()
         self.input.type.tensor_type.shape.dim[0].dim_value = 1
         for number, node in enumerate(self.graph.node):

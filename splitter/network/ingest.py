@@ -416,7 +416,6 @@ def _without_dead_nodes(graph: Graph, second: dict[str, Node]) -> Graph:
 
 
 def _check_dependence(graph: Graph, nodes: Sequence[Node]) -> None:
-    """Refuse outputs that no operator computes from the input."""
     computed = {graph.input}
     computed.update(node.output for node in nodes if computed & {*graph.activations(node)})
     constant = [name for name in graph.outputs if name not in computed]

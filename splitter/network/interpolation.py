@@ -68,7 +68,6 @@ class Interpolation:
         return result
 
     def cut(self, outputs: int) -> Interpolation:
-        """Return the first output rows alone."""
         return replace(self, first=self.first[:outputs], stop=self.stop[:outputs], weights=self.weights[:outputs])
 
     def read(self, out: Span) -> Span:

@@ -45,7 +45,6 @@ def with_local_unpooling(model: onnx.ModelProto) -> None:
 
 
 def _even_maps(model: onnx.ModelProto) -> set[str]:
-    """Return the tensors whose rows and columns are known to be even."""
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     sides = {
         value.name: [dim.dim_value for dim in value.type.tensor_type.shape.dim][2:]

@@ -104,7 +104,6 @@ def _open(value: onnx.ValueInfoProto, axes: Sequence[bool]) -> None:
 
 
 def _second(side: SideSizes) -> int:
-    """Return the size after the least one, which is that itself where there is no other."""
     return min(side.most, side.least + side.multiple)
 
 
@@ -137,7 +136,6 @@ def _form(sizes: InputSizes, shapes: _Shapes, number: int, axis: int, rounded: b
 
 
 def _probed(side: SideSizes, sizes: InputSizes, other: int) -> int:
-    """Return the size of a side at which sizes of the other one are compared: not the least, which may be empty."""
     return side.floor(min(side.least + _AT * side.multiple, sizes.most_pixels // other))
 
 

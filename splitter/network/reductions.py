@@ -143,7 +143,6 @@ def of_one_class(answer: Answer) -> bool:
 
 
 def of_probabilities(graph: Graph) -> bool:
-    """Return whether all of a network's outputs are what sigmoids make."""
     made = {node.output: node.kind for node in graph.nodes}
     return all(made.get(name) == "Sigmoid" for name in graph.outputs)
 

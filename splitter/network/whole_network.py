@@ -144,7 +144,6 @@ def image_by_image(run: Run, tensors: Sequence[OutputTensor], *, any_size: bool 
 
 
 def _whole(value: NDArray[Any], tensor: OutputTensor) -> NDArray[Any]:
-    """Return one image's output without an axis for images."""
     return value[0] if value.ndim > len(tensor.dims) and len(value) == 1 else value
 
 

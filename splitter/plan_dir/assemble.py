@@ -251,7 +251,6 @@ def _in_words(gang: Gang, grid: Grid, price: GangPrice) -> str:
 
 
 def _compute(part: _StagePart, tile: _TilePart, profiles: Profiles) -> dict[str, float]:
-    """Return a tile's predicted compute in milliseconds on one vCPU, for the fields of Tile."""
     outputs = dict(zip(part.outputs, tile.outputs, strict=True))
     works = tile_works(part.graph, part.nodes, tile.regions, part.inputs, outputs)
     parts = [(profiles.run_s, 0.0), *(profiles.parts(work) for work in works)]

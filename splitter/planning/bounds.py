@@ -78,7 +78,6 @@ class OneFunction:
 
 
 def _is_above(middle: tuple[float, float], left: tuple[float, float], right: tuple[float, float]) -> bool:
-    """Return whether a point is on or above the line between two others."""
     return (middle[1] - left[1]) * (right[0] - left[0]) >= (right[1] - left[1]) * (middle[0] - left[0])
 
 
@@ -115,7 +114,6 @@ class StepBounds:
         return self._with_sides(spans, self._stages(work, spans, grid.tiles))
 
     def gangs(self, spans: _Spans, grid: Grid) -> tuple[Floats, Floats]:
-        """Return those of chains that have a gang of such nodes on a grid."""
         granted = vcpus(self._memory, self._platform.functions.memory_per_vcpu)
         serial, parallel = _of(self._by_rows, spans, grid.tiles)
         none = np.zeros((len(spans), 1, grid.tiles))

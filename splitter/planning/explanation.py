@@ -179,7 +179,6 @@ def explain_choice(
 
 
 def _weighed(chosen: Alternative, cold_share: float) -> str:
-    """Say what warm and cold queries take, which the objective weighed, and whether their share is assumed."""
     if not cold_share or chosen.warm_ms is None or chosen.cold_ms is None:
         return "warm"
     assumed = ", as assumed" if cold_share == COLD_SHARE else ""

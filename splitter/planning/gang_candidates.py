@@ -117,7 +117,6 @@ def _is_window(node: Node) -> bool:
 
 
 def _narrowest(graph: Graph, made: Mapping[str, int], tensor: str) -> str:
-    """Return the tensor of the fewest values from which a tensor follows row by row, the last of those."""
     least = tensor
     while tensor in made:
         node = graph.nodes[made[tensor]]

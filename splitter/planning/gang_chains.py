@@ -187,7 +187,6 @@ class GangStages:
         return crossing
 
     def _layout(self, tensor: str) -> tuple[Shape, bool]:
-        """Return a tensor's shape, and whether it is what tiles have pooled: what its parts depend on."""
         node = self.graph.nodes[self._made[tensor]] if tensor in self._made else None
         return self.graph.shape(tensor), node is not None and node.kind == operators.TILE_POOL
 
@@ -219,7 +218,6 @@ def exchange_of(halos: Iterable[Floats], tiles: int) -> Exchange:
 
 
 def _overlaps(read: Spans, parts: Spans) -> Floats:
-    """Return how many rows each reader (first axis) reads of each part (second axis)."""
     first = np.maximum(read[0][:, None], parts[0][None, :])
     last = np.minimum(read[1][:, None], parts[1][None, :])
     return np.asarray(np.maximum(last - first, 0), dtype=float)

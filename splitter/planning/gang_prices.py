@@ -74,11 +74,9 @@ class CandidateGang:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """How many members it has, for each of an edge's rows."""
         return tuple(choices.chains.stages.grid.tiles for choices, _ in self.sizes)
 
     def works(self, memory: int, grid: int) -> list[StageWork]:
-        """Return the stages of one of them after a grid, as numbers."""
         choices, number = self.sizes[memory]
         return choices.works(number, grid)
 
@@ -218,7 +216,6 @@ class GangPrices:
         return seconds, usd + colds[:, :, None, None]
 
     def _cold_usd(self, grid: Grid, ends: Sequence[_GangEnd], start: int) -> Floats:
-        """Return the dollars of gangs' cold starts, in the share of the queries that are cold: (ends, memories)."""
         memory = np.array(self._memory_mb, dtype=float)
         priced = [end.fit.starts_usd(grid.tiles, memory, self._platform, start) for end in ends]
         return np.array([np.zeros(len(memory)) if usd is None else usd for usd in priced])
@@ -248,7 +245,6 @@ class GangPrices:
         return np.flatnonzero((possible & unbeaten).any(axis=(1, 2)))
 
     def _gang_ends(self, start: int, chains: GangChains, object_cuts: Container[int]) -> list[_GangEnd]:
-        """Return how gangs from a cut may end: where, on one tile or not, and by which path their output goes."""
         grid, ends = chains.stages.grid, list[_GangEnd]()
         for number, stop in enumerate(chains.ends):
             fit = self._limits.of_gang(start, stop) if (start, stop) in self._gangs.spans[grid] else None
@@ -299,7 +295,6 @@ class GangPrices:
 
 
 def _moved(tasks: int, path: int, moved: Traffic) -> StageLoad:
-    """Return the load of tasks that only move something, along a path."""
     none = np.zeros(tasks)
     stored = moved if path == ON_CACHE else Traffic(none, none, none)
     return StageLoad(

@@ -49,7 +49,6 @@ class Choice:
 
     @property
     def inline(self) -> bool:
-        """Whether its outputs travel inline, with the driver."""
         return self.path == INLINE
 
 
@@ -100,7 +99,6 @@ def prepare(  # noqa: PLR0913 - what a user may choose
 
 
 def choices_of(chain: Chain) -> list[Choice]:
-    """Return a chain's stages, each with its memory and predictions."""
     return [choice for choices in steps_of(chain) for choice in choices]
 
 

@@ -76,7 +76,6 @@ class Goal:
 
     @property
     def has_no_limits(self) -> bool:
-        """Whether any chain keeps the bounds."""
         return self.most_seconds == self.most_usd == self.most_cold_seconds == float("inf")
 
     def holds(self, seconds: float, usd: float) -> bool:
@@ -102,7 +101,6 @@ class Search:
 
     @property
     def edges(self) -> Iterator[Edge]:
-        """Every edge, by the position where it stops."""
         return (edge for vertex in self._vertices for edge in self._into.get(vertex, ()))
 
     def only(self, allowed: Callable[[Edge], bool]) -> Search:
@@ -110,7 +108,6 @@ class Search:
 
     @property
     def ends(self) -> tuple[Vertex, tuple[Vertex, ...]]:
-        """The first vertex, and the last ones."""
         return self._first, self._last
 
     @cached_property

@@ -72,7 +72,6 @@ class SplitOptions:
 
     @property
     def goal(self) -> Goal:
-        """The objective and bounds of the search."""
         return replace(
             OBJECTIVES[self.objective],
             most_seconds=float("inf") if self.slo_ms is None else self.slo_ms / MS_PER_S,
@@ -116,7 +115,6 @@ class Budget:
 
     @property
     def platform(self) -> Platform:
-        """Return where the plan's functions and its stores are."""
         return Platform.over(self.facts, self.store, self.cold_share)
 
 

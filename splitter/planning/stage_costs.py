@@ -136,7 +136,6 @@ class StageEnumerator:
         self._at_cut = {cut.position: cut for cut in cuts}
 
     def whole(self, left: Cut, right: Cut) -> StageWork:
-        """Return the stage between two cuts as one task."""
         start, stop = left.position, right.position
         reads = [name for name in left.tensors if any(start <= at < stop for at in self._graph.readers.get(name, ()))]
         writes = [name for name in right.tensors if self._made_at[name] >= start]

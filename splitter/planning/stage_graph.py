@@ -155,7 +155,6 @@ class StageGraph:
         return self._allowed(gang_grids(self.grids.requested, self.budget.gang_width))
 
     def _allowed(self, grids: Iterable[Grid]) -> tuple[Grid, ...]:
-        """Return the grids, each once, that have no more tiles than a stage may have."""
         most = self.budget.most_tiles(chosen=not (self.grids.requested or self.grids.per_stage))
         return tuple(grid for grid in dict.fromkeys(grids) if grid.tiles <= most or grid == ONE)
 
@@ -244,7 +243,6 @@ class StageGraph:
         return range(1, self.stages + 1) if self.stages else (0,)
 
     def _belongs(self, layer: int, candidate: _Candidate) -> bool:
-        """Return whether a stage has the grid requested for its position."""
         wanted = self.grids.per_stage
         return not wanted or (isinstance(candidate, CandidateStage) and candidate.work.grid == wanted[layer - 1])
 

@@ -45,12 +45,10 @@ class CandidateStage:
 
     @property
     def stop(self) -> int:
-        """The node after its last."""
         return self.work.stop
 
     @property
     def memory_mb(self) -> tuple[int, ...]:
-        """The memory sizes of an edge's rows."""
         return self.fit.memory_mb
 
     @property
@@ -149,7 +147,6 @@ class StagePrices:
 
     @cached_property
     def _known_pieces(self) -> dict[tuple[Shape, bytes, bytes], Floats]:
-        """Pieces by what they depend on: networks repeat their blocks."""
         return {}
 
     def _data_paths(self, work: StageWork, object_cuts: Container[int]) -> list[tuple[int, int]]:

@@ -40,7 +40,6 @@ def with_measured_part(graph: Graph, sample: NDArray[np.float32]) -> Graph:
 
 
 def _written(graph: Graph, node: Node, sample: NDArray[np.float32], directory: Path) -> tuple[Path, Path]:
-    """Write the part's model, and what it reads of an image."""
     part: AsIsPart = node.attributes[PART]
     reads, weights = graph.activations(node), WeightsFile(_WEIGHTS, _constants(graph, node), frozenset())
     weights.write(directory / _WEIGHTS)
@@ -67,7 +66,6 @@ def _constants(graph: Graph, node: Node) -> Weights:
 
 
 def _batched(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
-    """Return an input or output of the Scan by that of its body."""
     dims = [dim.dim_value or dim.dim_param for dim in value.type.tensor_type.shape.dim]
     return helper.make_tensor_value_info(name, value.type.tensor_type.elem_type, [1, *dims])
 

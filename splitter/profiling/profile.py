@@ -279,7 +279,6 @@ class _Window:
 
 
 def _windows(model: onnx.ModelProto) -> dict[str, _Window]:
-    """Return the windows of a model's operators, by their names and by those of what may run inside them."""
     windows: dict[str, _Window] = {}
     for node in model.graph.node:
         attributes = {item.name: helper.get_attribute_value(item) for item in node.attribute}

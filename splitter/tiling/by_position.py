@@ -85,7 +85,6 @@ class LinearResize:
 
     @property
     def ratio(self) -> Fraction:
-        """By how much what is read moves from one row to the next."""
         if self.aligned:
             return Fraction(self.inputs - 1, max(1, self.outputs - 1))
         return Fraction(self.inputs, self.outputs)
@@ -142,7 +141,6 @@ class ResizeByPosition(Resize):
 
 
 def linear_resize(graph: Graph, node: Node, axis: int) -> LinearResize:
-    """Return what a linear Resize does along ROW_AXIS or COL_AXIS."""
     aligned = node.attributes.get("coordinate_transformation_mode") == b"align_corners"
     return LinearResize(extent(graph, node.inputs[0], axis), extent(graph, node.output, axis), aligned)
 

@@ -161,7 +161,6 @@ def given_axes(graph: Graph, node: Node) -> Collection[int] | None:
 
 
 def attribute_axis(default: int) -> Along:
-    """Return what finds the one axis that an operator's attribute names."""
     return lambda graph, node: [int(node.attributes.get("axis", default)) % rank(graph, node)]
 
 

@@ -62,7 +62,6 @@ def _norm_of(graph: Graph, node: Node) -> _Norm | None:
 
 
 def _grouped(graph: Graph, unfold: Node) -> _Norm | None:
-    """Return group normalisation as exporters write it: Reshape to (N, groups, values) and back."""
     node = _maker(graph, unfold.inputs[0], "InstanceNormalization")
     fold = _maker(graph, node.inputs[0], "Reshape") if node else None
     if node is None or fold is None:

@@ -27,7 +27,6 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """The name of the constant that holds just these."""
         return _MARK.join((self.base, str(self.axis), str(self.span.start), str(self.span.stop)))
 
     def of(self, value: NDArray[Any]) -> NDArray[Any]:
@@ -81,7 +80,6 @@ class OnnxBuilder:
         return name
 
     def own_name(self, name: str) -> str:
-        """Return a name that is not used by a tensor of the network."""
         while name in self._graph.weights or name in self._graph.shapes:
             name += ".tile"
         return name

@@ -228,7 +228,6 @@ def macs(graph: Graph, node: Node, positions: int) -> int:
 
 
 def _summed(graph: Graph, node: Node) -> int:
-    """Return how many products each value of a matrix product is the sum of."""
     left = node.inputs[0]
     shape = graph.shapes[left] if left in graph.shapes else graph.weights[left].shape
     return int(shape[0 if node.attributes.get("transA", 0) else -1])

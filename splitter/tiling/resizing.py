@@ -115,7 +115,6 @@ def _mix(builder: OnnxBuilder, tile: TileOperator) -> None:
 
 
 def banded_product(builder: OnnxBuilder, source: str, output: str, side: tuple[int, Interpolation, Span, Span]) -> str:
-    """Append products of a few rows each with what they read, and join them."""
     axis, taps, out, have = side
     parts = even_parts(out.size, -(-out.size // MOST_ROWS))
     names = []

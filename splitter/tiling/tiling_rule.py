@@ -76,7 +76,6 @@ class Rule:
 
 
 def extent(graph: Graph, tensor: str, axis: int) -> int:
-    """Return how many rows (or columns) an activation has."""
     shape = graph.shape(tensor)
     return shape.height if axis == ROW_AXIS else shape.width
 
@@ -88,7 +87,6 @@ def append_slice(builder: OnnxBuilder, source: str, output: str, axis: int, span
 
 
 def join_spans(builder: OnnxBuilder, source: str, output: str, axis: int, spans: Sequence[Span]) -> str:
-    """Append Slices of several spans of one axis, joined in their order, and return the output."""
     if len(spans) == 1:
         return append_slice(builder, source, output, axis, spans[0])
     parts = [append_slice(builder, source, f"{output}.run{number}", axis, span) for number, span in enumerate(spans)]

@@ -45,7 +45,6 @@ class SizeGraphs:
 
     @property
     def first(self) -> tuple[NetworkAxis, NetworkAxis]:
-        """Rows and columns of the first residue."""
         rows, cols = (next(iter(axes.values())) for axes in self.axes)
         return rows, cols
 
@@ -65,7 +64,6 @@ class SizeGraphs:
         return graph
 
     def tile(self, row: WindowKind, col: WindowKind, past: tuple[int, int] | None = None) -> WindowTile | PassTile:
-        """Return the tile of a kind of rows and one of columns, of images of a residue where they say none."""
         residues, found = [], []
         for number, (kind, axes) in enumerate(zip((row, col), self.axes, strict=True)):
             residues.append(kind.past if kind.past is not None else past[number] if past else next(iter(axes)))

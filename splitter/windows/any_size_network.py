@@ -55,12 +55,10 @@ class AnySizeNetwork:
 
     @property
     def graph(self) -> Graph:
-        """The network on a large image."""
         return self.checked((self.base + self.past, self.base + self.past))
 
     @property
     def large(self) -> tuple[NetworkAxis, NetworkAxis]:
-        """Rows and columns of the large image."""
         return self.on(self.graph, ROW_AXIS), self.on(self.graph, COL_AXIS)
 
     def on(self, graph: Graph, axis: int) -> NetworkAxis:
@@ -68,7 +66,6 @@ class AnySizeNetwork:
 
     @property
     def known(self) -> tuple[Strides, Strides]:
-        """The units of rows and of columns."""
         return self.rows, self.cols
 
     def axis(self, size: tuple[int, int], axis: int) -> NetworkAxis:
@@ -196,7 +193,6 @@ def base_size(wanted: AnySize) -> int:
 
 
 def check_extents(graph: Graph, axis: NetworkAxis, units: int) -> None:
-    """Refuse a graph whose tensors are not as long as an axis's, but for so many units."""
     for node in axis.graph.nodes:
         wanted = axis.extent(node.output) + units * axis.known.of(node.output)
         if node.output not in graph.shapes or extent(graph, node.output, axis.axis) != wanted:

@@ -70,7 +70,6 @@ class NetworkAxis:
 
     @cached_property
     def size(self) -> int:
-        """The image's pixels along it."""
         return self.extent(self.graph.input)
 
     @cached_property
@@ -120,7 +119,6 @@ class NetworkAxis:
         ]
 
     def ruled(self, windows: AxisWindows) -> list[WindowKind]:
-        """Return the windows that a rule has along the axis, as the network has them."""
         spans = [window.computed for window in windows.windows]
         of = self.unit_written
         return self.windows(
@@ -235,7 +233,6 @@ def _least(axis: NetworkAxis, first: Sequence[WindowKind], last: Sequence[Window
 
 
 def _placed(rule: AxisRule, axes: Mapping[int, NetworkAxis]) -> AxisRule:
-    """Return the rule with where results start, which may differ from residue to residue."""
     ends = []
     for end in rule.ends:
         axis = axes[end.residue]

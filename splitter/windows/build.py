@@ -249,7 +249,6 @@ def crossing(windows: ImageWindows) -> list[int]:
 
 
 def _check_other(network: Network, example: Array) -> list[str]:
-    """Do the same for a size that is not the first, unless the network does not take it in small."""
     try:
         network.source.run(example)
     except Exception:  # noqa: BLE001 - the user's own code may raise anything

@@ -108,7 +108,6 @@ class _Side:
         return max(end.least, end.residue - (end.residue - self.wanted) // rule.unit * rule.unit)
 
     def larger(self, length: int) -> int:
-        """Return the pixels of an image that has parts of a length."""
         return length if self.axis.reach is None else length + self.unit
 
 
@@ -138,7 +137,6 @@ def _tells(
 def _compared(
     part: Rect, one: Array, other: Array, size: Size, sides: tuple[_Side, _Side], unit: int, number: int
 ) -> tuple[Rect, Rect]:
-    """Return where a part's output lies in that of the whole image, and what of it is the same there."""
     axes = []
     for side, pixels, result in zip(sides, size, other.shape[2:], strict=True):
         axis = side.axis.of_output(number)

@@ -52,7 +52,6 @@ class Detector:
         return height, width
 
     def written(self, plan: Plan, directory: Path) -> Plan:
-        """Write the decoder beside the graphs of a plan, and return the plan with it."""
         path = directory / DECODER
         path.write_bytes(self.parts.decoder.SerializeToString())
         height, width = self.decoder.size
@@ -96,7 +95,6 @@ def detector_of(source: Source, channels: int, description: Description) -> Dete
 
 
 def _frame(source: Source) -> _Size:
-    """Return the size that a file fixes for its images, or the usual one."""
     dims = [dim.dim_value for dim in source.onnx.inputs[0].type.tensor_type.shape.dim[2:]]
     return (dims[0] or _FRAME, dims[1] or _FRAME) if len(dims) == 2 else (_FRAME, _FRAME)  # noqa: PLR2004 - rows, columns
 

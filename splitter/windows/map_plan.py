@@ -175,7 +175,6 @@ def _placed(network: Network, windows: AxisWindows, image: _Image, axis: int) ->
 
 @contextmanager
 def naming(size: _Size, sizes: Sequence[_Size]) -> Iterator[None]:
-    """Say of which of several sizes a ModelError is."""
     try:
         yield
     except ModelError as error:
@@ -253,7 +252,6 @@ def _numbers(cells: Sequence[Sequence[WindowTile | PassTile]], *, one_image: boo
 
 
 def _renumbered(kinds: AxisKinds, numbers: Iterator[int]) -> AxisWindows:
-    """Return the windows along an axis with the plan's numbers of their kinds, the next ones."""
     own = [next(numbers) for _ in kinds.examples]
     windows = tuple(replace(window, kind=own[window.kind]) for window in kinds.windows.windows)
     return replace(kinds.windows, windows=windows)

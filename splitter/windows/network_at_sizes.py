@@ -39,7 +39,6 @@ class Network:
 
     @property
     def section(self) -> Section:
-        """What the part reads and keeps."""
         if not self.sections:
             return Section()
         return self.sections[-1 if self.number is None else self.number]

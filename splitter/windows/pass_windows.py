@@ -104,7 +104,6 @@ class PassTile:
 
     @property
     def _size(self) -> int:
-        """The values of its output, without the zeros behind them."""
         kept = sum(self.graph.shape(name).channels * self.parts[name].area for name in self.keeps)
         return sum(statistic.values.partial_size for statistic in self.statistics) + kept
 
@@ -230,7 +229,6 @@ def read_form(graph: Graph, regions: Regions) -> Rect:
 
 
 def reading_tile(graph: Graph, regions: Regions, outputs: Mapping[str, Rect]) -> TileGraph:
-    """Return the graph of a tile from what it reads, and what windows are told besides."""
     maps = read_maps(graph)
     told = {STATISTICS: graph.shape(STATISTICS).whole} if STATISTICS in graph.shapes else {}
     tile = tile_graph(graph, graph.nodes, {**regions, **told}, [*maps, *told], outputs)
@@ -238,7 +236,6 @@ def reading_tile(graph: Graph, regions: Regions, outputs: Mapping[str, Rect]) ->
 
 
 def _packed(tile: TileGraph, graph: Graph, regions: Regions, maps: tuple[str, ...]) -> TileGraph:
-    """Return a tile's graph with the values of the maps that it reads as its first input, in their order."""
     builder = OnnxBuilder(graph)
     parts = [f"{_PACKED}.map{number}" for number in range(len(maps))]
     flat_form = builder.constant(f"{_PACKED}.form", np.array([0, -1]))

@@ -88,12 +88,10 @@ def _of_common_sizes(parts: Sequence[WindowTiles]) -> tuple[WindowTiles, list[Wi
 
 
 def _pixels(cut: WindowTiles, choice: WindowChoice) -> int:
-    """Return the pixels of the image that a side of the map's windows stands for."""
     return choice.step * cut.windows.stride // cut.windows.stride_written
 
 
 def _joined(cut: WindowTiles, made: Sequence[WindowTiles], sections: Sequence[Section] = ()) -> WindowTiles:
-    """Return the windows of a map behind passes, whose tiles come behind the map's."""
     if not made:
         return cut
     tiles, passes, kept = [*cut.tiles], list[StatisticsPass](), list[str]()

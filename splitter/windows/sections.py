@@ -74,7 +74,6 @@ def sections_of(graph: Graph, count: int, prices: Prices) -> tuple[Section, ...]
 
 
 def _depths(graph: Graph) -> dict[str, int]:
-    """Return of each activation after how many passes it can be computed."""
     depths = {graph.input: 0}
     for node in graph.nodes:
         before = [depths[name] for name in graph.activations(node) if name != STATISTICS]
@@ -154,7 +153,6 @@ class _Flow:
         return {*before}
 
     def _before(self) -> dict[_Vertex, _Vertex]:
-        """Return of each vertex that can be reached by edges with capacity left the one before it."""
         before: dict[_Vertex, _Vertex] = {_SOURCE: _SOURCE}
         queue = deque[_Vertex]([_SOURCE])
         while queue and _SINK not in before:

@@ -40,7 +40,6 @@ class Strides:
     stride: int
 
     def of(self, tensor: str) -> int:
-        """Return how many rows of a tensor the stride makes."""
         return int(self.rates[tensor] * self.stride)
 
     def finest(self, tensors: Sequence[str]) -> str:

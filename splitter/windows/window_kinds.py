@@ -53,7 +53,6 @@ class AxisSpans:
         return len(self.shapes)
 
     def span(self, tensor: str, window: int) -> Span:
-        """Return the rows of a tensor that a window computes, or reads."""
         return Span(*self.rows[tensor][:, window].tolist())
 
 
@@ -117,7 +116,6 @@ def owned(tensor: str) -> str:
 def _selections(
     graph: Graph, axis: int, spans: Mapping[str, Spans], shifts: Mapping[str, NDArray[np.int64]]
 ) -> list[Shape]:
-    """Return, for each window, the rows that each selection takes for it, relative to where the window's output is."""
     windows: list[Shape] = [()] * len(shifts[graph.output])
     for node in graph.nodes:
         if node.kind != "Gather":

@@ -32,7 +32,6 @@ class AccountQuotas:
 
     @classmethod
     def new(cls, facts: AwsFacts) -> AccountQuotas:
-        """Return a new account, which is assumed where nothing is known."""
         functions = facts.functions
         known_by = "assumed until serfer doctor --aws has looked or --account says otherwise"
         memory_mb = min(functions.memory_new_account, functions.memory_max)

@@ -85,7 +85,6 @@ class ColdChoice:
 
     @classmethod
     def of(cls, plan: Plan, cold: Plan, platform: Platform, memory_mb: int | None = None) -> ColdChoice:
-        """Price both plans of a directory."""
         whole, split = (price_cold(made, platform, memory_mb) for made in (plan, cold))
         facts = platform.functions
         return cls(whole, split, warm_up_usd(whole, facts), facts.concurrency)
@@ -97,7 +96,6 @@ class ColdChoice:
 
     @property
     def times_earlier(self) -> float:
-        """How many times earlier the cold plan answers."""
         return self.whole.seconds / self.split.seconds
 
     def burst(self, queries: int) -> tuple[ColdBurst, ColdBurst]:

@@ -49,7 +49,6 @@ class ColdStart:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all parts, one after another."""
         return self.process + self.fetching + self.sessions
 
     @property

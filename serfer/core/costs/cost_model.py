@@ -143,7 +143,6 @@ class StageLoad:
     weights_in: str = ZIP
 
     def cold_start(self, platform: Platform) -> ColdStart:
-        """Predict the parts of a cold start of one of its tasks."""
         return cold_start(self.weight_bytes, self.weights_in, platform.functions, snapstart=platform.snapstart)
 
     def placed(self, platform: Platform) -> StageLoad:
@@ -406,7 +405,6 @@ def latency(
 
 
 def _slowest(tasks: int, steps: float) -> Floats:
-    """Return the distribution of the slowest of n exponential tails, each with a mean of so many steps."""
     times = np.arange(math.ceil((math.log(tasks) + 16) * steps) + 1) / steps
     return np.diff(np.exp(tasks * np.log1p(-np.exp(-times[1:]))), prepend=0.0)
 
@@ -540,7 +538,6 @@ def _with_starts(
 
 
 def price_gang(load: GangLoad, memory_mb: int, platform: Platform) -> GangPrice:
-    """Price one query in a gang, in warm environments."""
     outer, members = load.outer.placed(platform), load.outer.tasks
     compute, ends = load.compute(memory_mb, platform), GangEnds.of(load.outer, platform)
     priced = [exchange.price(platform) for exchange in load.exchanges]
@@ -675,7 +672,6 @@ _Written = tuple[int, int]
 
 
 def _cells_read(several: Iterable[Iterable[Piece]]) -> dict[_Written, set[int]]:
-    """Return the numbers of the cells that pieces have of each tile before them."""
     cells: dict[_Written, set[int]] = {}
     for pieces in several:
         for piece in pieces:

@@ -242,7 +242,6 @@ class Profiles:
         return self._parts(work, 1, _SAVED_IN_PARTS)
 
     def seconds(self, work: Work, vcpus: float = 1.0, batch: int = 1) -> float:
-        """Predict an operator's time."""
         return float(compute_seconds(*self.parts(work, batch), vcpus))
 
     def _parts(self, work: Work, batch: int, without: frozenset[str] = frozenset()) -> tuple[float, float]:
@@ -321,5 +320,4 @@ def _check_names(where: str, names: AbstractSet[str], expected: AbstractSet[str]
 
 
 def shipped_profiles(safety: float = 0.0) -> Profiles:
-    """Return the profiles that ship with SerFer."""
     return parse_profiles(files("serfer.core.costs").joinpath("profiles.json").read_text(encoding="utf-8"), safety)

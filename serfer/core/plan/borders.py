@@ -46,7 +46,6 @@ class Member:
 
     @cached_property
     def awaited(self) -> dict[int, frozenset[Source]]:
-        """Whose borders each of its stages reads."""
         return {
             stage: frozenset(
                 (piece.stage, piece.tile)
@@ -63,7 +62,6 @@ class Member:
 
     @cached_property
     def received(self) -> dict[Source, tuple[int, ...]]:
-        """The cells of each border that it gets, as Border has them."""
         return {
             source: border.cells
             for source in sorted({source for sources in self.awaited.values() for source in sources})

@@ -31,7 +31,6 @@ def stage_directory(stage: int) -> str:
 
 
 def weights_file(function: int) -> str:
-    """Return the name of a function's weights in its stage's directory."""
     return f"weights-{function}.bin"
 
 

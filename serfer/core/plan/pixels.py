@@ -109,7 +109,6 @@ def whole_numbers(dtype: str) -> range | None:
 
 
 def as_they_are(preprocess: Preprocess) -> bool:
-    """Return whether pixels become an input as they are."""
     return (preprocess.scale, {*preprocess.mean}, {*preprocess.std}) == (1, {0}, {1})
 
 

@@ -127,12 +127,10 @@ class InputSizes:
         return itertools.product((self.rows.least, self.rows.most), (self.columns.least, self.columns.most))
 
     def check(self, size: Size) -> None:
-        """Raise InputError for a size that is not one of them."""
         if size not in self:
             raise InputError(f"an input of {size[0]} x {size[1]} is not one that this plan takes: it takes {self}")
 
     def units(self, size: Size) -> Size:
-        """Return a size divided by the multiples of its sides."""
         return size[0] // self.rows.multiple, size[1] // self.columns.multiple
 
     def __str__(self) -> str:
@@ -175,7 +173,6 @@ class AxisForm:
 
     @property
     def varies(self) -> bool:
-        """Whether it depends on the input's size."""
         return bool(self.by_rows or self.by_columns or self.by_area)
 
 
@@ -187,6 +184,5 @@ class PlanSizes:
     outputs: tuple[tuple[AxisForm, ...], ...]
 
     def dims(self, output: int, size: Size) -> tuple[int, ...]:
-        """Return one image's shape of an output for an input of a size."""
         units = self.input.units(size)
         return tuple(form.at(units) for form in self.outputs[output])

@@ -143,7 +143,6 @@ def _check_detection(plan: Plan) -> None:
 
 
 def _check_boxes(plan: Plan) -> None:
-    """Refuse boxes of a plan that has no maps of heads, or a frame that no decoder has."""
     boxes = plan.boxes
     if boxes is None:
         return
@@ -170,7 +169,6 @@ def _check_file(plan: Plan) -> None:
 
 
 def _check_sizes(plan: Plan) -> None:
-    """Refuse sizes of a plan that is not one task, or of outputs that are not the plan's at its largest size."""
     sizes = plan.sizes
     if plan.preprocess:
         plan.preprocess.check_sizes(sizes.input if sizes else None)

@@ -348,7 +348,6 @@ class Windows:
 
     @property
     def kept(self) -> tuple[KeptMap, ...]:
-        """The maps that passes keep, by their numbers."""
         return tuple(keep for pass_ in self.passes for keep in pass_.keeps)
 
     def kept_by(self, number: int) -> range:

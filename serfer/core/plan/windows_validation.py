@@ -78,13 +78,11 @@ def _check_rules(plan: Plan, windows: Windows, widest: int) -> None:
 
 
 def _check_tiles(plan: Plan, output: int, windows: Windows, rows: _Kinds, cols: _Kinds) -> None:
-    """Refuse kinds of rows and columns that meet where no tile is of their size."""
     for (row, down), (col, across) in product(rows.items(), cols.items()):
         _check_tile(plan, output, windows, windows.tiles[row][col], (down, across))
 
 
 def _kinds(one: StatisticsPass) -> Iterator[tuple[_Kinds, _Kinds]]:
-    """Yield what kinds of rows and of columns read that meet in a pass: by each of its rules, if it has any."""
     down, across = len(one.tiles), len(one.tiles[0])
     yield _kind_sizes(one.heights, down), _kind_sizes(one.widths, across)
     for side in one.rules.sides if one.rules else ():
@@ -92,7 +90,6 @@ def _kinds(one: StatisticsPass) -> Iterator[tuple[_Kinds, _Kinds]]:
 
 
 def _check_common(windows: Windows, one: StatisticsPass) -> None:
-    """Refuse a pass over other sizes of images than the map is for."""
     if (windows.rules is None) != (one.rules is None):
         raise PlanError(_OTHER_IMAGES)
     if windows.rules and one.rules and _takes(windows.rules) != _takes(one.rules):

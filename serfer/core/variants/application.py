@@ -147,7 +147,6 @@ class Application:
         return self.release(self.live) if self.live else None
 
     def variants(self, networks: Mapping[str, int]) -> Iterator[Variant]:
-        """Yield the variants of network versions, as a release or a canary has them."""
         for network, number in networks.items():
             yield from self.version(network, number).variants
 
@@ -260,7 +259,6 @@ class Application:
 
     @property
     def artefacts(self) -> frozenset[str]:
-        """The digests of all artefacts that the record refers to."""
         return frozenset(variant.artefact for network in self.networks for variant in network.variants)
 
     def _check_usable(self, networks: Mapping[str, int]) -> None:

@@ -163,7 +163,6 @@ class Selection:
 
     @property
     def meets(self) -> bool:
-        """Whether the variant meets every objective."""
         return not self.missed
 
 

@@ -85,7 +85,6 @@ class Header:
         return self.size[::-1] if self.orientation in TURNED else self.size
 
     def stored(self, rect: Rect) -> Rect:
-        """Return where a rectangle of the upright image is stored."""
         transposed, down, across = ORIENTATIONS[self.orientation]
         height, width = self.upright_size
         rows, cols = _flipped(rect.rows, height, flip=down), _flipped(rect.cols, width, flip=across)
@@ -262,7 +261,6 @@ def _pages(dataset: Any) -> int:  # noqa: ANN401 - rasterio's
 
 
 def _notes(dataset: Any, header: Header) -> tuple[str, ...]:  # noqa: ANN401 - rasterio's
-    """Say what of the image is left out, or read otherwise than it is stored."""
     notes = [f"it has {header.pages} pages: the first is read"] if header.pages > 1 else []
     stored = header.orientation_stored
     if stored != header.orientation:
@@ -285,7 +283,6 @@ def _notes(dataset: Any, header: Header) -> tuple[str, ...]:  # noqa: ANN401 - r
 
 
 def _bits(dataset: Any, dtype: str) -> int | None:  # noqa: ANN401 - rasterio's
-    """Return the bits of a sample where they are fewer than its unsigned type has."""
     said = str(dataset.tags(1, ns="IMAGE_STRUCTURE").get("NBITS", ""))
     kind = np.dtype(dtype)
     fewer = said.isdecimal() and kind.kind == "u" and 0 < int(said) < 8 * kind.itemsize

@@ -419,7 +419,6 @@ def _disk_errors(directory: Path, kept: str) -> Iterator[None]:
 
 
 def disk_error(directory: Path, kept: str, error: OSError) -> UnavailableError:
-    """Build the error for a disk that is full or fails."""
     if error.errno == errno.EFBIG:
         wrong, remedy = f"a file in {directory} would be larger than files may be here (ulimit -f)", "raise that limit"
     elif error.errno in FULL:

@@ -134,7 +134,6 @@ class ColdSearch:
         return _Earliest(np.full(self._most + 1, np.inf), [None] * (self._most + 1))
 
     def _path(self, found: Mapping[_State, _Earliest], state: _State, count: int) -> list[tuple[_ColdEdge, int]]:
-        """Return the stages of the earliest chain to a state, each with the grid before it."""
         steps: list[tuple[_ColdEdge, int]] = []
         while (last := found[state].last[count]) is not None:
             each, state = last

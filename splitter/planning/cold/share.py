@@ -43,7 +43,6 @@ def ready(edge: Edge, platform: Platform) -> Floats:
 
 
 def first_answer(chain: Chain, platform: Platform) -> float:
-    """Return the seconds of the first answer of a chain whose environments are all cold."""
     steps, grid = list[tuple[float, float]](), 0
     for edge, memory in chain.steps:
         steps.append((float(ready(edge, platform)[memory]), float(edge.seconds[memory, grid])))
@@ -242,7 +241,6 @@ class _ShareSearch:
         return {state: several.only(self._undominated(several, exact=exact)) for state, several in merged.items()}
 
     def _within(self, labels: _Labels, vertex: Vertex, state: _State, bound: float) -> NDArray[np.int64]:
-        """Return the labels that may become no worse than a bound, on the best that any completion has."""
         warm_left, usd_left, earliest = (least[vertex][state] for least in self._least)
         warm, usd = labels.warm + warm_left, labels.usd + usd_left
         ended = np.maximum(labels.ended + warm_left, earliest)

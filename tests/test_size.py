@@ -6,13 +6,13 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
-    "splitter": (("splitter",), 22_200),
-    "core": (("serfer/core",), 10_150),
+    "splitter": (("splitter",), 22_100),
+    "core": (("serfer/core",), 10_100),
     "api": (("serfer/api",), 10_000),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
     "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 6_050),
     "cost": (("serfer/cost", "serfer/sim"), 2_850),
-    "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_500),
+    "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_450),
     "pipeline": (("serfer/pipeline", "serfer/wiring"), 4_150),
     "cli": (("serfer/cli",), 7_300),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_600),
@@ -22,7 +22,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 108_950),
 }
 SINGLE = 4_300  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 106_050
+PRODUCT = 105_900
 PAGE = 2_433  # JavaScript, CSS and HTML
 DOCUMENTS = 167_700  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -189,15 +189,15 @@ def _dataclass(kind: Any, *, lenient: bool) -> _Builder:  # noqa: ANN401 - a dat
     def build(value: Any) -> Any:  # noqa: ANN401 - any JSON value
         given = _object(value).keys()
         if missing := required - given:
-            raise _MismatchError(f"lacks {_listed(missing)}")
+            raise _MismatchError(f"lacks {_join_keys(missing)}")
         if not lenient and (unknown := given - known.keys()):
-            raise _MismatchError(f"has unknown {_listed(unknown)}; known are {', '.join(known)}")
+            raise _MismatchError(f"has unknown {_join_keys(unknown)}; known are {', '.join(known)}")
         return kind(**{name: _at(key, builder, value[key]) for key, name, builder in builders if key in given})
 
     return build
 
 
-def _listed(keys: set[str]) -> str:
+def _join_keys(keys: set[str]) -> str:
     return ", ".join(map(repr, sorted(keys)))
 
 

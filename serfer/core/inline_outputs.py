@@ -52,7 +52,7 @@ def inline_stages(plan: Plan, batch: int, limit: int, *, gangs: bool = False) ->
     by_value: _Tiles = Counter()
     chosen = []
     for number, stage in enumerate(plan.stages):
-        together = by_value + _read(plan, number, batch, first)
+        together = by_value + _bytes_read(plan, number, batch, first)
         largest = max(*(stage.written(tile, batch) for tile in stage.tiles), *together.values(), 0)
         chosen.append(stage.inline and largest <= limit and number not in inside)
         if chosen[-1]:
@@ -60,7 +60,7 @@ def inline_stages(plan: Plan, batch: int, limit: int, *, gangs: bool = False) ->
     return tuple(chosen)
 
 
-def _read(plan: Plan, number: int, batch: int, first: Mapping[int, int]) -> _Tiles:
+def _bytes_read(plan: Plan, number: int, batch: int, first: Mapping[int, int]) -> _Tiles:
     """Count the bytes that each later task, as (stage, tile), reads of a stage; `first` has the first of its stages."""
     sizes: _Tiles = Counter()
     for later in range(number + 1, len(plan.stages)):

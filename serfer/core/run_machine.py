@@ -445,7 +445,7 @@ class Run:
             case TaskStarted(stage, tile, attempt):
                 actions = self._started_attempt(stage, tile, attempt, now)
             case TaskDone(stage, tile, attempt, report):
-                actions = self._answered(stage, tile, attempt, report, now)
+                actions = self._take_answer(stage, tile, attempt, report, now)
             case TaskFailed(stage, tile, attempt, failure):
                 actions = self._failed(stage, tile, attempt, failure, now)
             case TimePassed():
@@ -506,7 +506,7 @@ class Run:
     def _late_after(self, stage: int) -> float | None:
         return self._hedging.late_after(stage) if self._hedging else None
 
-    def _answered(self, stage: int, tile: int, attempt: int, report: Report, now: float) -> list[Action]:
+    def _take_answer(self, stage: int, tile: int, attempt: int, report: Report, now: float) -> list[Action]:
         run = self._open_tile(stage, tile, attempt)
         if run is None:
             return []

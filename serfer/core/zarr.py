@@ -166,12 +166,12 @@ def read_array(document: Any, where: str) -> ChunkedArray:  # noqa: ANN401 - any
     Raises ResultDamagedError that names `where` for anything else, before anything is allocated.
     """
     try:
-        return _read(document)
+        return _parse_document(document)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ResultDamagedError(f"{where} has no array that can be read: {error!r:.120}") from None
 
 
-def _read(document: Mapping[str, Any]) -> ChunkedArray:
+def _parse_document(document: Mapping[str, Any]) -> ChunkedArray:
     shape, dtype = _sizes(document["shape"]), document["data_type"]
     chunk = _sizes(document["chunk_grid"]["configuration"]["chunk_shape"])
     flat = len(shape) == _VECTOR

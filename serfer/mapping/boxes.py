@@ -179,12 +179,12 @@ class BoxParts(ResultParts):
     def table(self, number: int) -> NDArray[np.float64]:
         """Return the boxes of a window; raises AlteredPieceError where they are gone or altered."""
         with self.dropping(number):
-            return self._read(number)
+            return self._read_boxes(number)
 
     def _check(self, number: int) -> None:
-        self._read(number)
+        self._read_boxes(number)
 
-    def _read(self, number: int) -> NDArray[np.float64]:
+    def _read_boxes(self, number: int) -> NDArray[np.float64]:
         path = self.path(number)
         if path.stat().st_size > MOST_CANDIDATES * _ROW_BYTES + CRC_BYTES:
             raise AlteredPieceError

@@ -106,7 +106,7 @@ def compare(
     assert statistics is not None  # noqa: S101 - else it is not compared
     done = 0
     for place in places:
-        image, hidden = _read(job, place)
+        image, hidden = _read_part(job, place)
         if hidden is not None and hidden.all():
             continue
         try:
@@ -144,7 +144,7 @@ def _places(job: Job, windows: Windows, statistics: _Array | None) -> Sequence[R
     return places
 
 
-def _read(job: Job, place: Rect) -> tuple[_Array, NDArray[np.bool_] | None]:
+def _read_part(job: Job, place: Rect) -> tuple[_Array, NDArray[np.bool_] | None]:
     """Return a part of the image as the network takes it, and which of its pixels have no data."""
     pixels, masked = job.source.read_masked(place) if job.gaps.mask else (job.source.read(place), None)
     hidden = job.gaps.missing(pixels, masked)[0] if job.gaps.possible else None
@@ -168,13 +168,13 @@ def _outputs(job: Job, parts: Sequence[ResultParts]) -> Iterator[_Output]:
         for name in file.form.outputs:
             number = names.index(name)
             channels = job.plan.stages[0].outputs[number].channels
-            kept = _Kept(file.form.windows, own, first, channels, file.form.no_data)
+            kept = _StoredOutput(file.form.windows, own, first, channels, file.form.no_data)
             yield _Output(number, job.windows.of_output(number), kept, of_scores.get(name))
             first += channels
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _StoredOutput:
     """An output as windows made it, in some channels of the parts of a file; `no_data` stands for pixels without."""
 
     windows: ImageWindows
@@ -219,7 +219,7 @@ class _Output:
 
     number: int
     windows: ImageWindows
-    kept: _Kept
+    kept: _StoredOutput
     scores: int | None
     pixels: int = 0
     other_classes: int = 0

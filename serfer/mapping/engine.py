@@ -213,7 +213,7 @@ class Engine:
             task.spending.release(usd)
             for target in task.targets:
                 target.keep_empty(number)
-            self._done(None)
+            self._count_done(None)
             return
         try:
             result = self._query(taken.batch, window, usd)
@@ -233,13 +233,13 @@ class Engine:
             }
         for place, target in enumerate(task.targets):
             target.keep(number, outputs, None if taken.empty is None else taken.empty[place])
-        self._done(result.report.latency_ms)
+        self._count_done(result.report.latency_ms)
 
     def _input(self, number: int, window: ImageWindow) -> _Input:
         task, image, empty = self._task, None, None
         if task.reads_image or task.looks_for_gaps:
             looked_at = self._looked_at(number) if task.looks_for_gaps else window.read
-            pixels, masked = self._read(looked_at)
+            pixels, masked = self._read_window(looked_at)
             missing = self._missing(number, pixels, masked, looked_at) if task.looks_for_gaps else None
             empty = None if missing is None else [target.empty(missing, looked_at, number) for target in task.targets]
             if empty is not None and all(mask.all() for mask in empty):
@@ -255,7 +255,7 @@ class Engine:
         covered = [target.covered(number, self._task.source.size) for target in self._task.targets]
         return Rect(_hull([rect.rows for rect in covered]), _hull([rect.cols for rect in covered]))
 
-    def _read(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+    def _read_window(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
         source = self._task.source
         return source.read_masked(rect) if self._task.gaps.mask else (source.read(rect), None)
 
@@ -302,7 +302,7 @@ class Engine:
             else:
                 self._task.spending.settle(usd, measured)
 
-    def _done(self, latency_ms: float | None) -> None:
+    def _count_done(self, latency_ms: float | None) -> None:
         with self._guard:
             self._in_a_row = 0
             if latency_ms is None:

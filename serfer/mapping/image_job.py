@@ -238,7 +238,7 @@ class Mapper:
         watch(outcome, "writing the result")
         give_back()
         with self._saying_what_is_kept(job, parts, passes):
-            results = _written(job, parts, report.results, written)
+            results = _write_results(job, parts, report.results, written)
         return replace(report, results=results, seconds=time.monotonic() - started)
 
     def _compared(self, report: MapReport, job: Job, parts: Sequence[ResultParts], passes: ImagePasses) -> MapReport:
@@ -357,7 +357,7 @@ class Mapper:
         )
 
 
-def _written(
+def _write_results(
     job: Job, parts: Sequence[ResultParts], results: Sequence[MapResult], before: set[int]
 ) -> tuple[MapResult, ...]:
     """Write each result that was not written `before`, and return them with the boxes that they have."""
@@ -430,12 +430,12 @@ def measure(
 
     if how.percentiles is None:
         mean, std = moments(passes, groups)
-        return how.by_moments(counted, *_known(counted, mean, std))
+        return how.by_moments(counted, *_zero_if_none(counted, mean, std))
     found = percentiles(passes, source.dtype, groups, how.percentiles)
-    return how.by_percentiles(counted, *_known(counted, found))
+    return how.by_percentiles(counted, *_zero_if_none(counted, found))
 
 
-def _known(counted: int, *found: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+def _zero_if_none(counted: int, *found: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     """Return what was found, 0 for an image without data, of which no window is computed."""
     return [values if counted else np.zeros_like(values) for values in found]
 

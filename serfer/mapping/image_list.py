@@ -38,7 +38,7 @@ def map_items(images: Sequence[str], out: str, suffix: str) -> list[MapItem]:
     """
     items = []
     for given in images:
-        found = [*_named(given, out)]
+        found = [*_images_with_names(given, out)]
         if not found:
             raise InputError(f"{given} holds no images: nothing in it ends in {', '.join(IMAGE_SUFFIXES)}")
         items += [MapItem(image, _within(out, PurePosixPath(name).with_suffix(suffix))) for image, name in found]
@@ -51,7 +51,7 @@ def read_list(path: Path) -> list[str]:
     return [line for line in read_text(path, _MOST_LIST_BYTES).splitlines() if line.strip()]
 
 
-def _named(given: str, out: str) -> Iterator[tuple[str, str]]:
+def _images_with_names(given: str, out: str) -> Iterator[tuple[str, str]]:
     """Yield each image that is meant, with the name of its result within `out`, its own suffix still on."""
     where = parse_place(given)
     if isinstance(where, S3Place):

@@ -98,12 +98,12 @@ class PassFiles:
         """
         self._check_work()
         partial = [stack.enter_context(self._partial(number)) for number in range(len(self.windows.passes))]
-        return partial, [stack.enter_context(self._kept(number)) for number in range(len(self.windows.kept))]
+        return partial, [stack.enter_context(self._open_kept_map(number)) for number in range(len(self.windows.kept))]
 
     def left(self, *, mapped: bool) -> list[list[int]]:
         """Return the windows of each pass that are missing, without making anything; none is if all is `mapped`."""
         partial = [_there(place, self._partial, number) for number, place in enumerate(self.partial)]
-        kept = [_there(place, self._kept, number) for number, place in enumerate(self.kept)]
+        kept = [_there(place, self._open_kept_map, number) for number, place in enumerate(self.kept)]
         return self.missing(partial, kept, mapped=mapped)
 
     def missing(self, partial: Sequence[set[int]], kept: Sequence[set[int]], *, mapped: bool) -> list[list[int]]:
@@ -182,7 +182,7 @@ class PassFiles:
         array = ChunkedArray("statistics", "float32", dims, 1, one.partial_size, rows, cols, flat=False)
         return ResultParts.create_or_resume(self.partial[number], {**self.identity, "pass": number + 1}, array)
 
-    def _kept(self, number: int) -> ResultParts:
+    def _open_kept_map(self, number: int) -> ResultParts:
         identity = {**self.identity, "kept": number + 1}
         return ResultParts.create_or_resume(self.kept[number], identity, self._array(number))
 

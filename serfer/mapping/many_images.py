@@ -109,23 +109,23 @@ class ManyImages:
         try:
             for number, item in enumerate(items):
                 try:
-                    self._one(item, manifest, report)
+                    self._map_one(item, manifest, report)
                     in_a_row = 0
                 except IncompleteMapError as error:
-                    self._failed(item, manifest, report, error)
+                    self._note_failure(item, manifest, report, error)
                     if error.report.stopped:
                         report.at_ceiling = True
                         report.untried += [left.image for left in items[number + 1 :]]
                         break
                 except SerferError as error:
-                    self._failed(item, manifest, report, error)
+                    self._note_failure(item, manifest, report, error)
                     in_a_row = in_a_row + 1 if isinstance(error, UnavailableError) else 0
                     if in_a_row >= _UNAVAILABLE_IN_A_ROW:
                         report.untried += [left.image for left in items[number + 1 :]]
                         raise
                 except KeyboardInterrupt:
                     report.untried += [left.image for left in items[number:]]
-                    self._say_what_is_left(report, len(items))
+                    self._note_rest(report, len(items))
                     raise
         finally:
             report.cost_usd = self.mapper.spending.spent
@@ -133,14 +133,14 @@ class ManyImages:
         self._upload()
         return report
 
-    def _say_what_is_left(self, report: ManyReport, count: int) -> None:
+    def _note_rest(self, report: ManyReport, count: int) -> None:
         there = len(report.done) + report.skipped
         self.mapper.watcher.note(
             f"{there:,} of {count:,} images are mapped, those that are left are listed in {self.retry_path}: run the "
             "same command again, it goes on with them"
         )
 
-    def _one(self, item: MapItem, manifest: Manifest, report: ManyReport) -> None:
+    def _map_one(self, item: MapItem, manifest: Manifest, report: ManyReport) -> None:
         if self._is_done(item, manifest):
             report.skipped += 1
             return
@@ -158,7 +158,7 @@ class ManyImages:
         report.done.append(one)
         self.report(one)
 
-    def _failed(self, item: MapItem, manifest: Manifest, report: ManyReport, error: SerferError) -> None:
+    def _note_failure(self, item: MapItem, manifest: Manifest, report: ManyReport, error: SerferError) -> None:
         report.failed[item.image] = str(error)
         spent = error.report.cost_usd if isinstance(error, IncompleteMapError) else 0.0
         manifest.add(ManifestLine(item.image, item.result, "", 0.0, spent, error=str(error)))
@@ -201,7 +201,7 @@ class Manifest:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines = _read(path)
+        self._lines = _read_lines(path)
 
     def knows(self, image: str) -> bool:
         return image in self._lines
@@ -236,7 +236,7 @@ def _file_check(result: str) -> str:
     return f"sha256 {file_sha256(where)}" if where.is_file() else ""
 
 
-def _read(path: Path) -> dict[str, ManifestLine]:
+def _read_lines(path: Path) -> dict[str, ManifestLine]:
     if not path.exists():
         return {}
     lines = {}

@@ -75,7 +75,7 @@ class ImagePasses:
 
         All ends with the pass in which windows fail, or the dollars are spent.
         """
-        windows, statistics, outcome = self._files.windows, self._known(), Outcome()
+        windows, statistics, outcome = self._files.windows, self._initial_statistics(), Outcome()
         for number, (known, left) in enumerate(zip(windows.passes, self.missing(mapped=False), strict=True)):
             self._delete_unread(number)
             one = self._task(task, known.reads, statistics)
@@ -121,12 +121,12 @@ class ImagePasses:
         """Return the statistics of the whole image, empty where the network takes none; None where some are missing."""
         if any(len(parts.done()) < parts.count for parts in self._partial):
             return None
-        statistics = self._known()
+        statistics = self._initial_statistics()
         for number in range(len(self._partial)):
             self._add_up(number, statistics)
         return statistics
 
-    def _known(self) -> NDArray[np.float32]:
+    def _initial_statistics(self) -> NDArray[np.float32]:
         windows = self._files.windows
         return np.zeros(windows.statistics, np.float32)
 

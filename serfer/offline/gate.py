@@ -132,10 +132,10 @@ class OfflineGate:
 
     def _watch(self) -> None:
         while not self._closed.wait(PERIOD_S):
-            self.observe([_read(source) for source in self._sources])
+            self.observe([_read_load(source) for source in self._sources])
 
 
-def _read(source: LoadSource) -> OnlineLoad | None:
+def _read_load(source: LoadSource) -> OnlineLoad | None:
     try:
         return source.read()
     except SerferError:

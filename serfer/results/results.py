@@ -58,9 +58,9 @@ class Results:
         try:
             manifest = decode_manifest(self._store.get(place.manifest_key), place)
         except MissingKeyError:
-            raise self._gone(place) from None
+            raise self._gone_error(place) from None
         if manifest.expires <= self._clock():
-            raise self._gone(place)
+            raise self._gone_error(place)
         return manifest
 
     def arrays(self, manifest: ResultManifest) -> dict[str, Array]:
@@ -113,7 +113,7 @@ class Results:
         for strip in strips(output, strip_bytes):
             yield reader.read(strip)
 
-    def _gone(self, place: ResultPlace) -> ResultGoneError:
+    def _gone_error(self, place: ResultPlace) -> ResultGoneError:
         return ResultGoneError(
             f"there is no result {place.id}: it has expired, was deleted, is not yours, or has never been whole"
         )

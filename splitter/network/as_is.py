@@ -130,7 +130,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenTensor:
     """A tensor that a part reads: its shape for one image, the leading 1 left out, and its type around and inside."""
 
     name: str
@@ -152,7 +152,7 @@ class AsIsNodes:
 def as_is_nodes(
     model: ExternalWeightsModel,
     nodes: Sequence[onnx.NodeProto],
-    given: Sequence[Given],
+    given: Sequence[GivenTensor],
     results: Sequence[Result],
     reasons: Sequence[Reason] = (),
 ) -> AsIsNodes:
@@ -272,7 +272,7 @@ class _Glue:
         self.axes = numpy_helper.from_array(np.array([0]), "axes")
         self.constants: list[TensorProto] = []
 
-    def enter(self, tensor: Given) -> Iterator[onnx.NodeProto]:
+    def enter(self, tensor: GivenTensor) -> Iterator[onnx.NodeProto]:
         source, target = f"{tensor.name}.image", _INSIDE + tensor.name
         if tensor.kind != tensor.inside:
             yield helper.make_node("Cast", [source], [f"{source}.cast"], to=tensor.inside)

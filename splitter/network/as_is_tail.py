@@ -14,7 +14,7 @@ from onnx import TensorProto, shape_inference
 
 from serfer.core.errors import ModelError
 from serfer.core.plan.answers import Answer
-from serfer.splitter.network.as_is import IN_8_BITS, AsIsNodes, Given, Reason, as_is_nodes, names_read
+from serfer.splitter.network.as_is import IN_8_BITS, AsIsNodes, GivenTensor, Reason, as_is_nodes, names_read
 from serfer.splitter.network.description import Reduction
 from serfer.splitter.network.external_weights import ExternalWeightsModel
 from serfer.splitter.network.graph import Graph
@@ -95,7 +95,7 @@ class _Parts:
     whole: ExternalWeightsModel
     before: ExternalWeightsModel
     nodes: tuple[onnx.NodeProto, ...]
-    read: tuple[Given, ...]
+    read: tuple[GivenTensor, ...]
     reasons: tuple[Reason, ...]
 
     @classmethod
@@ -128,7 +128,7 @@ class _Parts:
             model,
             part_of(model, before, outputs),
             tuple(node for node in graph.node if id(node) in kept),
-            tuple(Given(name, tensors.shapes[name][1:]) for name in read),
+            tuple(GivenTensor(name, tensors.shapes[name][1:]) for name in read),
             tuple(dict.fromkeys(blocked.values())),
         )
 

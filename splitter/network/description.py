@@ -156,7 +156,7 @@ def read_preprocess(path: Path, *, resized: bool = True) -> Preprocess:
     It need not say how images are resized where they are not.
     """
     try:
-        table = tomllib.loads(_read(path, _MAX_PREPROCESS_BYTES))
+        table = tomllib.loads(_read_text(path, _MAX_PREPROCESS_BYTES))
     except (ValueError, RecursionError) as error:  # also raised for numbers of thousands of digits, and deep nesting
         raise InputError(f"{path} is not TOML: {error}") from error
     unknown = sorted(set(table) - set(_KEYS))
@@ -270,7 +270,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
     Names may repeat, as two of ImageNet's do. Empty lines at the end do not count.
     """
-    names = [line.strip() for line in _read(path, _MAX_LABELS_BYTES).rstrip().split("\n")]
+    names = [line.strip() for line in _read_text(path, _MAX_LABELS_BYTES).rstrip().split("\n")]
     for number, name in enumerate(names, 1):
         if any(unicodedata.category(char) == "Cc" for char in name):
             raise InputError(f"{path}, line {number} has a tab or another control character: write one name a line")
@@ -281,7 +281,7 @@ def read_labels(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _read(path: Path, most: int) -> str:
+def _read_text(path: Path, most: int) -> str:
     """Return a text file of at most `most` bytes, without a byte order mark."""
     try:
         if path.exists() and not path.is_file():

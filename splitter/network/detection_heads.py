@@ -75,7 +75,7 @@ class BoxOptions:
         thresholds that no head has.
         """
         found = [head for head in _candidates(tensors, shape, labels) if self.family in (None, head.family)]
-        found += [] if found or self.family is None else _said(self.family, tensors)
+        found += [] if found or self.family is None else _heads_of_family(self.family, tensors)
         if not found:
             raise ModelError(_unknown(self.family, tensors))
         head = with_classes(found[0], tensors, shape, labels)
@@ -158,7 +158,7 @@ def _of_one(tensor: OutputTensor, shape: Shape, labels: int) -> list[DetectionHe
     return [DetectionHead(name, (tensor.name,), max_iou=_ALL if name == END2END else MAX_IOU) for name in found]
 
 
-def _said(family: str, tensors: _Tensors) -> list[DetectionHead]:
+def _heads_of_family(family: str, tensors: _Tensors) -> list[DetectionHead]:
     """Return the head of a family that was named, for a size or strides that are not the usual ones."""
     if family in (NMS, SELECTED):
         return []

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from serfer.core.plan import SCORES, MapStatistics, OutputTensor, PlanSizes, Shape
 
-Given = TypeVarTuple("Given")
+Arguments = TypeVarTuple("Arguments")
 Answer = TypeVar("Answer")
 Weights = dict[str, NDArray[Any]]
 Axes = tuple[int, int]
@@ -160,17 +160,17 @@ class Graph:
         plain = len(self.shapes[tensor]) == VECTOR_RANK or self.axes(tensor) == NCHW
         return plain and len(self.shapes[tensor]) in (VECTOR_RANK, MAP_RANK) and tensor not in self.others
 
-    def once(self, question: Callable[[Graph, *Given], Answer], *given: *Given) -> Answer:
+    def once(self, question: Callable[[Graph, *Arguments], Answer], *given: *Arguments) -> Answer:
         """Return `question(self, *given)`, computed once: the search for stages asks again and again."""
         key = question, given
         try:
-            answer: Answer = self._known[key]
+            answer: Answer = self._cache[key]
         except KeyError:
-            answer = self._known[key] = question(self, *given)
+            answer = self._cache[key] = question(self, *given)
         return answer
 
     @cached_property
-    def _known(self) -> dict[Hashable, Any]:
+    def _cache(self) -> dict[Hashable, Any]:
         return {}
 
 

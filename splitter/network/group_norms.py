@@ -62,7 +62,7 @@ def _with_channels_scaled(node: onnx.NodeProto) -> _Written:
         ("Reshape", [bias, name("channels")], name("bias"), {}),
         ("Add", [name("scaled"), name("bias")], node.output[0], {}),
     ]
-    return _written(node, steps, values)
+    return _write_norm(node, steps, values)
 
 
 def _with_groups_scaled(node: onnx.NodeProto) -> _Written:
@@ -75,7 +75,7 @@ def _with_groups_scaled(node: onnx.NodeProto) -> _Written:
         ("Shape", [source], name("size"), {}),
         ("Reshape", [name("normal"), name("size")], node.output[0], {}),
     ]
-    return _written(node, steps, {"groups": np.array([0, groups, -1])})
+    return _write_norm(node, steps, {"groups": np.array([0, groups, -1])})
 
 
 def _attributes(node: onnx.NodeProto) -> tuple[int, float]:
@@ -83,7 +83,7 @@ def _attributes(node: onnx.NodeProto) -> tuple[int, float]:
     return attributes["num_groups"], attributes.get("epsilon", 1e-5)
 
 
-def _written(node: onnx.NodeProto, steps: Sequence[_Step], values: dict[str, NDArray[Any]]) -> _Written:
+def _write_norm(node: onnx.NodeProto, steps: Sequence[_Step], values: dict[str, NDArray[Any]]) -> _Written:
     output, whole = node.output[0], node.name or node.output[0]
     nodes = [
         helper.make_node(

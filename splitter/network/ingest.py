@@ -105,7 +105,7 @@ def plain_network(
             f"the model cannot be read at an input of {height} x {width}: {_first_line(error)}"
             f"{instead_of(whole, (height, width))}"
         ) from error
-    graph = with_batch_first(without_identities(with_own_scales(_read(light), moved)))
+    graph = with_batch_first(without_identities(with_own_scales(_read_graph(light), moved)))
     rounding = ROUNDING * wide.rounded
     graph = replace(graph, half=wide.half & graph.weights.keys(), rounding=rounding)
     check_batch(graph)
@@ -323,7 +323,7 @@ def _values(model: onnx.ModelProto) -> _Values:
     return _Values({value.name: _static_shape(value) for value in values}, frozenset(others))
 
 
-def _read(light: ExternalWeightsModel) -> Graph:
+def _read_graph(light: ExternalWeightsModel) -> Graph:
     model = light.proto
     weights = light.large | {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     values = _values(model)

@@ -38,7 +38,7 @@ def with_local_unpooling(model: onnx.ModelProto) -> None:
             continue
         zero = numpy_helper.from_array(np.zeros((), np.float32), f"{node.output[0]}.zero")
         graph.initializer.append(zero)
-        nodes.extend(_written(node, pool, zero.name))
+        nodes.extend(_write_unpool(node, pool, zero.name))
     del graph.node[:]
     graph.node.extend(nodes)
     _forget_places(graph)
@@ -62,7 +62,7 @@ def _is_local(node: onnx.NodeProto) -> bool:
     return plain and whole and dense and attributes.get("kernel_shape") == attributes.get("strides") == _WINDOW
 
 
-def _written(node: onnx.NodeProto, pool: onnx.NodeProto, zero: str) -> list[onnx.NodeProto]:
+def _write_unpool(node: onnx.NodeProto, pool: onnx.NodeProto, zero: str) -> list[onnx.NodeProto]:
     source, maximum, output = pool.input[0], pool.output[0], node.output[0]
     nodes: list[onnx.NodeProto] = []
 

@@ -64,9 +64,9 @@ class SizeGuards:
         given = dict(
             zip(self.symbols, map(sympy.Integer, size), strict=True)
         )  # xreplace asks for no assumptions, as subs
-        return next((self._said(guard) for guard in self.conditions if not guard.xreplace(given)), None)
+        return next((self._describe_condition(guard) for guard in self.conditions if not guard.xreplace(given)), None)
 
-    def _said(self, condition: Any) -> str:  # noqa: ANN401 - sympy has no types
+    def _describe_condition(self, condition: Any) -> str:  # noqa: ANN401 - sympy has no types
         import sympy  # noqa: PLC0415 - as above
         from torch.utils._sympy.printers import PythonPrinter  # noqa: PLC0415 - how torch prints guards
 

@@ -144,7 +144,7 @@ def load(
     if getattr(model, "training", False):
         raise ModelError("the module is in training mode: call its eval() first")
     name = type(model).__name__.lower()
-    return _from_module(model, _given(example), name, "given by the caller", any_size=any_size)
+    return _from_module(model, _check_example(example), name, "given by the caller", any_size=any_size)
 
 
 def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:
@@ -156,7 +156,7 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_i
         return _from_file(Path(text), example, any_size=any_size, as_is=as_is)
     path, separator, factory = text.rpartition(":")
     if separator and path.endswith(".py"):
-        given = _given(example)  # said before the file's imports, which may take long
+        given = _check_example(example)  # said before the file's imports, which may take long
         module = call_factory(Path(path), factory)
         source, example = _from_module(module, given, factory, f"from {Path(path).name}", any_size=any_size)
         return replace(source, name=Path(path).stem), example  # a function is called make, or network, in any project
@@ -186,7 +186,7 @@ def _unknown(text: str) -> str:
     )
 
 
-def _given(example: Array | None) -> Array:
+def _check_example(example: Array | None) -> Array:
     if example is None:
         raise ModelError(
             "the size of this model's input is not known: give --size HEIGHTxWIDTH (in Python an example, (N, C, H, W) "
@@ -200,13 +200,13 @@ def _given(example: Array | None) -> Array:
 def _from_zoo(entry: zoo.ZooModel, example: Array | None) -> tuple[Source, Array]:
     if example is None:
         example = np.random.default_rng(0).standard_normal((1, 3, entry.size, entry.size), dtype=np.float32)
-    source, example = _from_module(entry.build(), _given(example), entry.name, entry.weights)
+    source, example = _from_module(entry.build(), _check_example(example), entry.name, entry.weights)
     labels = zoo.imagenet_labels()
     return replace(source, preprocess=entry.preprocess, labels=labels, activation=entry.activation), example
 
 
 def _from_library(model: NamedModel, example: Array | None, *, any_size: Size | None) -> tuple[Source, Array]:
-    shape = None if example is None else _given(example).shape
+    shape = None if example is None else _check_example(example).shape
     network = build(model, None if shape is None else (shape[1], shape[2], shape[3]))
     if example is None:
         example = np.random.default_rng(0).standard_normal((1, *network.shape), dtype=np.float32)
@@ -561,7 +561,7 @@ def mean_matrix(size: int, outputs: int) -> Array:
 def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_is: bool) -> tuple[Source, Array]:
     _check_size(path)
     try:
-        model = _checked(path)
+        model = _check_file(path)
     except Exception as error:  # the checker and the reader raise many kinds, for directories too
         why = str(error).partition("\n")[0]
         if lacking := _lacking_weights(path, why):
@@ -579,9 +579,9 @@ def _from_file(path: Path, example: Array | None, *, any_size: Size | None, as_i
     unread = ""
     keeps_opset = as_is and with_usual_input(model)[0] is model
     if opset < _MIN_SCAN_OPSET or (opset < MIN_OPSET and not keeps_opset):
-        model, unread = _upgraded(path, model, opset)
+        model, unread = _upgrade_opset(path, model, opset)
     model, given = with_usual_input(model)
-    example = _given(_example_of(path, model) if example is None else given.as_images(example))
+    example = _check_example(_example_of(path, model) if example is None else given.as_images(example))
     example = given.like_images(example)
     light, run = _with_channels(model, example), _runner(path, given, model)
     if any_size:
@@ -605,7 +605,7 @@ def channels_of(path: Path) -> int | None:
     return next((dim.dim_value for dim in _dims(model)[1:2]), 0) or None
 
 
-def _checked(path: Path) -> ExternalWeightsModel:
+def _check_file(path: Path) -> ExternalWeightsModel:
     """Read an ONNX file, whose operators may be in any order, as ONNX Runtime's fp16 converter leaves them.
 
     GroupNormalization may be that of opset 18 to 20, and inputs and outputs may lack a shape: ONNX Runtime runs these
@@ -681,7 +681,7 @@ def _check_size(path: Path) -> None:
         raise ModelError(f"{path} is larger than 2 GB; save its weights as external data")
 
 
-def _upgraded(path: Path, model: ExternalWeightsModel, opset: int) -> tuple[ExternalWeightsModel, str]:
+def _upgrade_opset(path: Path, model: ExternalWeightsModel, opset: int) -> tuple[ExternalWeightsModel, str]:
     """Return a model at the opset that is read here; or itself, which can run as it is, and why it cannot be."""
     try:
         return replace(model, proto=onnx.version_converter.convert_version(model.proto, OPSET)), ""

@@ -18,7 +18,7 @@ from serfer.splitter.network.as_is import (
     IN_8_BITS,
     SIZE,
     AsIsNodes,
-    Given,
+    GivenTensor,
     Reason,
     Result,
     Varying,
@@ -62,7 +62,7 @@ def whole_network(
     part = as_is_nodes(
         light,
         light.proto.graph.node,
-        [Given(image.name, shape[1:], inside=tensor.elem_type)],
+        [GivenTensor(image.name, shape[1:], inside=tensor.elem_type)],
         results,
         reasons,
     )

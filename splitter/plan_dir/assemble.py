@@ -316,14 +316,14 @@ def _layouts(parts: Sequence[_StagePart]) -> list[Layout]:
     return [
         lay_out(
             [tile.outputs for tile in part.tiles],
-            [_wanted(reader, tile, part.outputs) for reader in parts[number + 1 :] for tile in reader.tiles]
+            [_rects_read(reader, tile, part.outputs) for reader in parts[number + 1 :] for tile in reader.tiles]
             or [{index: part.graph.shape(name).whole for index, name in enumerate(part.outputs)}],
         )
         for number, part in enumerate(parts)
     ]
 
 
-def _wanted(reader: _StagePart, tile: _TilePart, outputs: Sequence[str]) -> Wanted:
+def _rects_read(reader: _StagePart, tile: _TilePart, outputs: Sequence[str]) -> Wanted:
     reads = dict(zip(reader.inputs, tile.inputs, strict=True))
     return {number: reads[name] for number, name in enumerate(outputs) if name in reads}
 

@@ -15,7 +15,7 @@ from serfer.splitter.plan_dir.weights import WeightsFile
 
 
 @dataclass(frozen=True)
-class Written:
+class StageFiles:
     """A stage's functions, their weights files, and the path of each tile's graph."""
 
     functions: tuple[Function, ...]
@@ -23,7 +23,7 @@ class Written:
     graphs: tuple[str, ...]
 
 
-def write_functions(tiles: Sequence[TileGraph], groups: Sequence[Sequence[int]], directory: Path) -> Written:
+def write_functions(tiles: Sequence[TileGraph], groups: Sequence[Sequence[int]], directory: Path) -> StageFiles:
     """Write a stage's weights files, one for each group of tiles, and graphs; tiles of one shape share a graph."""
     directory.mkdir()
     functions, files, graphs = [], [], [""] * len(tiles)
@@ -41,7 +41,7 @@ def write_functions(tiles: Sequence[TileGraph], groups: Sequence[Sequence[int]],
             graphs[tile] = artefacts[path].path
         functions.append(Function(artefact(directory / file.name, directory.parent), tuple(artefacts.values())))
         files.append(file)
-    return Written(tuple(functions), tuple(files), tuple(graphs))
+    return StageFiles(tuple(functions), tuple(files), tuple(graphs))
 
 
 def half_weights(tiles: Sequence[TileGraph]) -> frozenset[str]:

@@ -56,12 +56,12 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
         missed = (fastest.seconds - goal.most_seconds) * MS_PER_S
         return ModelError(
             f"--slo-ms {_ms(goal.most_seconds)} is out of reach by {missed:.1f} ms: the fastest plan is predicted at "
-            f"{_predicted(fastest)}"
+            f"{_describe_prediction(fastest)}"
         )
     if cheapest.usd > goal.most_usd:
         return ModelError(
             f"--max-cost-usd {goal.most_usd:g} is out of reach by {cheapest.usd - goal.most_usd:.3g} dollars: the "
-            f"cheapest plan is predicted at {_predicted(cheapest)}"
+            f"cheapest plan is predicted at {_describe_prediction(cheapest)}"
         )
     cheapest = search.best(replace(COST, most_seconds=goal.most_seconds))
     quickest = search.best(replace(LATENCY, most_usd=goal.most_usd))
@@ -69,8 +69,8 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
         raise AssertionError("each bound alone can be kept")
     return ModelError(
         f"--slo-ms {_ms(goal.most_seconds)} and --max-cost-usd {goal.most_usd:g} contradict each other: within the "
-        f"first the cheapest plan is predicted at {_predicted(cheapest)}, within the second the fastest at "
-        f"{_predicted(quickest)}"
+        f"first the cheapest plan is predicted at {_describe_prediction(cheapest)}, within the second the fastest at "
+        f"{_describe_prediction(quickest)}"
     )
 
 
@@ -167,10 +167,12 @@ def explain_choice(
     among = "of all plans that fit"
     if constraints.fixed:
         among = f"of the plans that fit with what was given ({'; '.join(constraints.fixed)})"
-    first = f"{chosen.stages} has {wanted} {among}: {mine}, predicted, {_weighed(chosen, budget.cold_share)}."
-    left = [f"The planner chose {_listed(constraints.chosen)}."] if constraints.fixed else []
+    first = (
+        f"{chosen.stages} has {wanted} {among}: {mine}, predicted, {_describe_cold_share(chosen, budget.cold_share)}."
+    )
+    left = [f"The planner chose {_join_names(constraints.chosen)}."] if constraints.fixed else []
     whole = [other for other in others if other.tasks == 1 and not other.chosen]
-    beaten = [_compared(chosen, other) for other in whole]
+    beaten = [_compare_with(chosen, other) for other in whole]
     if constraints.fixed and any(_beats(other, chosen) for other in whole):
         beaten.append("This plan loses to that in both, because of what was given.")
     safety = f", plus {profiles.safety:.0%} for safety" if profiles.safety else ""
@@ -178,7 +180,7 @@ def explain_choice(
     return " ".join([first[:1].upper() + first[1:], *left, *beaten, source])
 
 
-def _weighed(chosen: Alternative, cold_share: float) -> str:
+def _describe_cold_share(chosen: Alternative, cold_share: float) -> str:
     if not cold_share or chosen.warm_ms is None or chosen.cold_ms is None:
         return "warm"
     assumed = ", as assumed" if cold_share == COLD_SHARE else ""
@@ -194,7 +196,7 @@ def store_sentence(choices: Sequence[Choice]) -> str:
     return f" What stage {' and '.join(numbers)} hand{'s' if len(numbers) == 1 else ''} on goes to the object store."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
@@ -207,7 +209,7 @@ def _is_better(other: Alternative, chosen: Alternative) -> bool:
     return other.ms < chosen.ms and other.usd < chosen.usd
 
 
-def _compared(chosen: Alternative, other: Alternative) -> str:
+def _compare_with(chosen: Alternative, other: Alternative) -> str:
     seconds, usd = other.ms / MS_PER_S, other.usd
     times, dollars = _times(other.ms / chosen.ms), _times(usd / chosen.usd)
     verdict = f"takes {times} times as long and costs {dollars} times as much ({_price(seconds, usd)})"
@@ -268,7 +270,7 @@ def faster_in_half(chosen: Chain, other: Chain, option: str) -> str:
     """Name a plan in fp16 where it is faster or cheaper than the chosen one, and the option that would allow it."""
     if other.seconds >= chosen.seconds and other.usd >= chosen.usd:
         return ""
-    return f" Weights stay in fp32 by default: with fp16 allowed ({option}) it would be {_predicted(other)}."
+    return f" Weights stay in fp32 by default: with fp16 allowed ({option}) it would be {_describe_prediction(other)}."
 
 
 def starts_sooner_in_half(graph: Graph, chain: Chain, storage: WeightStorage, budget: Budget, option: str) -> str:
@@ -315,7 +317,7 @@ def as_is_sentence(graph: Graph) -> str:
     return " ".join(parts)
 
 
-def _predicted(chain: Chain) -> str:
+def _describe_prediction(chain: Chain) -> str:
     return f"{_price(chain.seconds, chain.usd)} ({describe(chain)})"
 
 

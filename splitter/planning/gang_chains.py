@@ -168,7 +168,7 @@ class GangStages:
         """
         if not self._in_parts(access.tensor):
             return np.zeros((self.grid.tiles, self.grid.tiles)), True
-        rows, cols = self._parts(access.tensor)
+        rows, cols = self._tile_spans(access.tensor)
         down, across = _overlaps(access.rows, rows), _overlaps(access.cols, cols)
         read = access.channels * np.einsum("ab,cd->acbd", down, across).reshape(self.grid.tiles, self.grid.tiles)
         crossing = read - np.diag(np.diag(read))
@@ -182,7 +182,10 @@ class GangStages:
         crossing = np.zeros((self.grid.tiles, self.grid.tiles))
         if not self._in_parts(access.tensor):
             return crossing
-        own = access.channels * np.multiply.outer(*(stop - start for start, stop in self._parts(access.tensor))).ravel()
+        own = (
+            access.channels
+            * np.multiply.outer(*(stop - start for start, stop in self._tile_spans(access.tensor))).ravel()
+        )
         crossing[0, 1:] = own[1:]
         return crossing
 
@@ -192,11 +195,11 @@ class GangStages:
 
     def _in_parts(self, tensor: str) -> bool:
         """Return whether each tile has a part of a tensor: vectors and maps smaller than the grid have fewer parts."""
-        rows, cols = self._parts(tensor)
+        rows, cols = self._tile_spans(tensor)
         counts = rows.shape[1], cols.shape[1]
         return not self.graph.shape(tensor).flat and counts == (self.grid.rows, self.grid.cols)
 
-    def _parts(self, tensor: str) -> tuple[Spans, Spans]:
+    def _tile_spans(self, tensor: str) -> tuple[Spans, Spans]:
         """Return the rows and columns of a tensor that each row and column of tiles has."""
         if tensor not in self._known_parts:
             shape, pooled = self._layout(tensor)

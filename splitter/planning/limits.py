@@ -88,13 +88,13 @@ class FunctionLimits:
         """Return how the functions of a stage hold it, or None where they cannot."""
         if work.grid.columns and self.storage.apart:
             return self._held_apart(work.start, work.stop, work.grid)
-        return self._held(work.start, work.stop, work.grid if work.grid.columns else None)
+        return self._find_place(work.start, work.stop, work.grid if work.grid.columns else None)
 
     def of_gang(self, start: int, stop: int) -> Fit | None:
         """Return how the one function of a gang of nodes [start, stop) holds it, or None where it cannot."""
-        return self._held(start, stop, None)
+        return self._find_place(start, stop, None)
 
-    def _held(self, start: int, stop: int, columns: Grid | None) -> Fit | None:
+    def _find_place(self, start: int, stop: int, columns: Grid | None) -> Fit | None:
         """Return the first way to hold nodes [start, stop), whose functions may share them by columns."""
         whole = self._weight_bytes(start, stop)
         for place, half in self._ways:

@@ -122,7 +122,7 @@ def gangs_of_runs(
     kept, gangs, start = [*choices], list[range](), 0
     while start < len(choices):
         stop, held = start + 1, (choices[start].memory_mb, choices[start].weights_in)
-        while stop < len(choices) and (longer := _held(graph, choices[start : stop + 1], budget, half, places)):
+        while stop < len(choices) and (longer := _gang_memory(graph, choices[start : stop + 1], budget, half, places)):
             stop, held = stop + 1, longer
         if stop - start > 1:
             gangs.append(range(start, stop))
@@ -132,7 +132,7 @@ def gangs_of_runs(
     return kept, tuple(gangs)
 
 
-def _held(
+def _gang_memory(
     graph: Graph, run: Sequence[Choice], budget: Budget, half: Container[str], places: Sequence[str]
 ) -> tuple[int, str] | None:
     """Return the MB of a gang of some stages, and the place of its weights, or None where they cannot be one."""

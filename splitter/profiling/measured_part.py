@@ -33,13 +33,13 @@ def with_measured_part(graph: Graph, sample: NDArray[np.float32]) -> Graph:
     if node is None:
         return graph
     with tempfile.TemporaryDirectory() as directory:
-        seconds, peak = measured(*_written(graph, node, sample, Path(directory)))
+        seconds, peak = measured(*_write_part(graph, node, sample, Path(directory)))
     part = replace(node.attributes[PART], measured=Measured(seconds, peak))
     known = replace(node, attributes={**node.attributes, PART: part})
     return replace(graph, nodes=tuple(known if other is node else other for other in graph.nodes))
 
 
-def _written(graph: Graph, node: Node, sample: NDArray[np.float32], directory: Path) -> tuple[Path, Path]:
+def _write_part(graph: Graph, node: Node, sample: NDArray[np.float32], directory: Path) -> tuple[Path, Path]:
     part: AsIsPart = node.attributes[PART]
     reads, weights = graph.activations(node), WeightsFile(_WEIGHTS, _constants(graph, node), frozenset())
     weights.write(directory / _WEIGHTS)

@@ -130,7 +130,7 @@ class Reshape(Rule):
     def axes(self, graph: Graph, node: Node) -> Axes | None:
         """Return where the rows and columns go, if they stay apart from everything else."""
         axes = _common(graph, node) if len(graph.activations(node)) == 1 else None
-        return _kept(graph.shapes[node.inputs[0]], axes, graph.shapes[node.output]) if axes else None
+        return _axes_after_reshape(graph.shapes[node.inputs[0]], axes, graph.shapes[node.output]) if axes else None
 
     def write(self, builder: OnnxBuilder, tile: TileOperator) -> None:
         output = tile.node.output
@@ -140,7 +140,7 @@ class Reshape(Rule):
         builder.append("Reshape", [tile.inputs[0], builder.constant(f"{output}.shape", np.array(shape))], output)
 
 
-def _kept(before: Sequence[int], axes: Axes, after: Sequence[int]) -> Axes | None:
+def _axes_after_reshape(before: Sequence[int], axes: Axes, after: Sequence[int]) -> Axes | None:
     """Return where a reshape puts rows and columns: as many values must lie before, between and behind them."""
     first, second = sorted(axes)
     pairs = list(combinations(range(1, len(after)), VECTOR_RANK))

@@ -32,14 +32,14 @@ class AxisInput:
 
     def read_by(self, span: Span) -> tuple[Span, Span]:
         """Return the rows that one span of the output reads, with the padding and clipped to the map."""
-        if span not in self._known:
+        if span not in self._cache:
             rows = self.field(spans_of([span]))
             full, inside = (Span(*spans[:, 0].tolist()) for spans in (rows, clipped(rows, self.size)))
-            self._known[span] = full, inside
-        return self._known[span]
+            self._cache[span] = full, inside
+        return self._cache[span]
 
     @cached_property
-    def _known(self) -> dict[Span, tuple[Span, Span]]:
+    def _cache(self) -> dict[Span, tuple[Span, Span]]:
         return {}
 
 

@@ -152,7 +152,7 @@ def _has_certain_sizes(network: Network, side: int) -> bool:
 
 
 def _networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork, ...]:
-    base, (past, graph) = base_size(wanted), _taken(network, wanted)
+    base, (past, graph) = base_size(wanted), _find_size_taken(network, wanted)
     parts = [network, *(replace(network, number=number) for number in range(passes_of(graph)))]
     known = [part.strides(part.checked((base + past, base + past))) for part in parts]
     units = [lcm(wanted.multiple, *(strides.stride for strides in axis)) for axis in zip(*known, strict=True)]
@@ -168,7 +168,7 @@ def _networks(network: Network, wanted: AnySize) -> tuple[AnySizeNetwork, ...]:
     )
 
 
-def _taken(network: Network, wanted: AnySize) -> tuple[int, Graph]:
+def _find_size_taken(network: Network, wanted: AnySize) -> tuple[int, Graph]:
     """Return by how many pixels a square image is larger than the base size which the network takes, and its graph."""
     base, first = base_size(wanted), None
     for past in range(0, _MOST_PAST * wanted.multiple, wanted.multiple):

@@ -93,7 +93,7 @@ def build_map_plan(
         labels=description.labels or source.labels,
     )
     network = Network.of(source, description.reduction)
-    made = _Making(network, large, small, example, budget, progress)
+    made = _WindowPlanner(network, large, small, example, budget, progress)
     if source.preprocess:
         reference = network.of_maps(small)
         check_channels(source.preprocess, reference.shape(reference.input))
@@ -115,7 +115,7 @@ def build_map_plan(
 
 
 @dataclass(frozen=True)
-class _Making:
+class _WindowPlanner:
     """A network whose windows are cut and checked, and an `example` image of a `small` size."""
 
     network: Network
@@ -208,7 +208,7 @@ def _check(network: Network, example: Array) -> list[str]:
     height, width = example.shape[2:]
     graph = network.of_maps((height, width))
     expected = _check_reading(network, graph, example)
-    notes = [_one_class("a random image, on which windows were checked,")] if of_one_class(expected) else []
+    notes = [_one_class_note("a random image, on which windows were checked,")] if of_one_class(expected) else []
     try:
         cut = windows_in_memory(network, (height, width), _SMALL_WINDOW)
     except ModelError:
@@ -228,7 +228,7 @@ def _check_rules(network: Network, cut: WindowTiles, example: Array) -> list[str
         image = network.source.like_images(_example(example.shape[1], size))
         expected = _check_reading(network, network.of_maps(size), image)
         if of_one_class(expected):
-            notes.append(_one_class("a random image, on which windows were checked,"))
+            notes.append(_one_class_note("a random image, on which windows were checked,"))
         sessions, chosen = WindowSessions(cut), crossing(cut.windows.of(*size))
         _compare(sessions.map(image, sessions.statistics_of([image]), chosen=chosen), cut, size, expected, chosen)
     return notes
@@ -287,7 +287,7 @@ def _same(graph: Graph, got: Answer, expected: Answer) -> bool:
     return found.exact or (found.same_top and of_probabilities(graph) and same_before_sigmoid(got, expected))
 
 
-def _one_class(image: str) -> str:
+def _one_class_note(image: str) -> str:
     """Return the note for classes of windows and of the whole that agree whatever their scores."""
     return (
         f"the network gives {image} one class everywhere, so that the comparison says little: make a plan without "

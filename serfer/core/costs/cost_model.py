@@ -591,11 +591,11 @@ def plan_load(plan: Plan, number: int) -> StageLoad:
     """
     stage = plan.stages[number]
     paths = [step.path for step in plan.stages]
-    crops = _each(_pixels(tile, plan.input) if not number else 0 for tile in stage.tiles)
+    crops = _to_floats(_pixels(tile, plan.input) if not number else 0 for tile in stage.tiles)
     cache, carried, objects = (_traffic(stage, paths, path) for path in (CACHE, INLINE, OBJECTS))
     return StageLoad(
-        serial_s=_each(explained(tile.serial_ms) for tile in stage.tiles) / MS_PER_S,
-        parallel_s=_each(explained(tile.parallel_ms) for tile in stage.tiles) / MS_PER_S,
+        serial_s=_to_floats(explained(tile.serial_ms) for tile in stage.tiles) / MS_PER_S,
+        parallel_s=_to_floats(explained(tile.parallel_ms) for tile in stage.tiles) / MS_PER_S,
         bytes_read=cache.bytes_read,
         ranges=cache.ranges,
         bytes_written=cache.bytes_written,
@@ -629,9 +629,9 @@ def gang_load(plan: Plan, gang: Gang) -> GangLoad:
             for read_cells in read
         ]
         return Traffic(
-            _each(sum(_cell_bytes(plan, key, cells) for key, cells in written.items()) for written in outside),
-            _each(sum(map(_runs, written.values())) for written in outside),
-            _each(
+            _to_floats(sum(_cell_bytes(plan, key, cells) for key, cells in written.items()) for written in outside),
+            _to_floats(sum(map(_runs, written.values())) for written in outside),
+            _to_floats(
                 sum(
                     stage.written(stage.tiles[member])
                     for number, stage in zip(gang.stages, stages, strict=True)
@@ -641,7 +641,7 @@ def gang_load(plan: Plan, gang: Gang) -> GangLoad:
             ),
         )
 
-    crops = _each(_pixels(tile, plan.input) if not gang.start else 0 for tile in stages[0].tiles)
+    crops = _to_floats(_pixels(tile, plan.input) if not gang.start else 0 for tile in stages[0].tiles)
     cache, carried, objects = (through(path) for path in (CACHE, INLINE, OBJECTS))
     compute = np.zeros((2, len(stages), len(members)))
     for row, stage in enumerate(stages):
@@ -714,7 +714,7 @@ def _union(one: Mapping[_Written, set[int]], other: Mapping[_Written, set[int]])
     return {key: one.get(key, set()) | other.get(key, set()) for key in (*one, *other)}
 
 
-def _each(values: Iterable[float]) -> Floats:
+def _to_floats(values: Iterable[float]) -> Floats:
     return np.fromiter(values, dtype=float)
 
 
@@ -729,9 +729,9 @@ def _traffic(stage: Stage, paths: Sequence[str], path: str) -> Traffic:
         for tile in stage.tiles
     ]
     return Traffic(
-        _each(map(sum, ranges)),
-        _each(map(len, ranges)),
-        _each(stage.written(tile) if stage.path == path else 0 for tile in stage.tiles),
+        _to_floats(map(sum, ranges)),
+        _to_floats(map(len, ranges)),
+        _to_floats(stage.written(tile) if stage.path == path else 0 for tile in stage.tiles),
     )
 
 

@@ -231,7 +231,7 @@ class Profiles:
         """Return seconds that threads do not shorten, and seconds that n threads divide by n."""
         key = work, batch
         if key not in self._known:
-            self._known[key] = self._parts(work, batch)
+            self._known[key] = self._serial_and_parallel(work, batch)
         return self._known[key]
 
     def least(self, work: Work) -> tuple[float, float]:
@@ -239,12 +239,14 @@ class Profiles:
 
         It grows with the work: the cache is no matter, nor are the map's edges.
         """
-        return self._parts(work, 1, _SAVED_IN_PARTS)
+        return self._serial_and_parallel(work, 1, _SAVED_IN_PARTS)
 
     def seconds(self, work: Work, vcpus: float = 1.0, batch: int = 1) -> float:
         return float(compute_seconds(*self.parts(work, batch), vcpus))
 
-    def _parts(self, work: Work, batch: int, without: frozenset[str] = frozenset()) -> tuple[float, float]:
+    def _serial_and_parallel(
+        self, work: Work, batch: int, without: frozenset[str] = frozenset()
+    ) -> tuple[float, float]:
         """Return `parts` of a work, some counts left out."""
         if work.measured_s:
             return self._shared(self.kinds[work.kind], batch * work.measured_s * _NS)

@@ -459,14 +459,14 @@ class ImageWindows:
     def own(self, number: int) -> Rect:
         """Return the pixels that a window reads and none after it along either axis: each pixel read is one's own."""
         row, col = divmod(number, len(self.cols.windows))
-        return Rect(_own(self.rows.windows, row), _own(self.cols.windows, col))
+        return Rect(_own_span(self.rows.windows, row), _own_span(self.cols.windows, col))
 
     def __iter__(self) -> Iterator[ImageWindow]:
         """Yield the windows in order."""
         return (self[number] for number in range(len(self)))
 
 
-def _own(windows: tuple[AxisWindow, ...], number: int) -> Span:
+def _own_span(windows: tuple[AxisWindow, ...], number: int) -> Span:
     read = windows[number].read
     if number + 1 == len(windows):
         return read

@@ -179,15 +179,15 @@ def instruction_sets_in(cpuinfo: str) -> tuple[str, ...]:
 def caution(measured_on: Sequence[str], here: Sequence[str]) -> str:
     """Return why an accuracy in 8 bits that was measured elsewhere may be another here; empty where it is not."""
     if not measured_on:
-        return f"on which processor its accuracy was measured is not known, this one has {_listed(here)}"
+        return f"on which processor its accuracy was measured is not known, this one has {_join_names(here)}"
     if not here:
-        return f"its accuracy was measured with {_listed(measured_on)}, what this processor has is not known"
+        return f"its accuracy was measured with {_join_names(measured_on)}, what this processor has is not known"
     lacks = [known for known in measured_on if known not in here]
     adds = [known for known in here if known not in measured_on]
-    differs = [*([f"lacks {_listed(lacks)}"] if lacks else []), *([f"adds {_listed(adds)}"] if adds else [])]
+    differs = [*([f"lacks {_join_names(lacks)}"] if lacks else []), *([f"adds {_join_names(adds)}"] if adds else [])]
     own = " and ".join(differs)
-    return f"its accuracy was measured with {_listed(measured_on)}, this processor {own}" if own else ""
+    return f"its accuracy was measured with {_join_names(measured_on)}, this processor {own}" if own else ""
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names) or "none that are known"

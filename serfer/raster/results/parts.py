@@ -313,7 +313,7 @@ def reserved(directory: Path, name: str) -> Iterator[None]:
         os.close(lock)
 
 
-def _ours(name: str) -> bool:
+def _is_part_file(name: str) -> bool:
     known = {METADATA, _LOCK, UPLOAD, ASSEMBLED, _WRITTEN}
     return name in known or bool(_PART.fullmatch(name)) or (name.startswith(".") and name.endswith(TEMPORARY))
 
@@ -322,7 +322,7 @@ def _delete(directory: Path) -> None:
     """Delete what is ours; the directory, too, if nothing else is in it."""
     last = (_WRITTEN, METADATA)  # they say what the others are
     for path in sorted(directory.iterdir(), key=lambda path: path.name in last):
-        if _ours(path.name) and path.name != _LOCK:
+        if _is_part_file(path.name) and path.name != _LOCK:
             path.unlink()
     (directory / _LOCK).unlink()
     if not any(directory.iterdir()):
@@ -337,7 +337,7 @@ def _make(directory: Path) -> None:
     except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{str(directory)!r} cannot hold the parts of a result: {reason}") from error
-    if strange := next((name for name in names if not _ours(name)), None):
+    if strange := next((name for name in names if not _is_part_file(name)), None):
         raise InputError(f"{directory} is not a directory of result parts: it holds {strange!r}; name another one")
 
 

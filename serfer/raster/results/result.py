@@ -97,7 +97,7 @@ def publish(place: str | Path, parts: ResultParts, write: Callable[[Path], None]
     if missing := {*range(parts.count)} - parts.done():
         raise _missing(parts, missing)
     try:
-        _written(parse_place(place), parts, write, overwrite=overwrite)
+        _write_result(parse_place(place), parts, write, overwrite=overwrite)
     except AlteredPieceError:
         raise _missing(parts, parts.verify()) from None
 
@@ -109,7 +109,7 @@ def _missing(parts: ResultParts, missing: set[int]) -> UnavailableError:
     )
 
 
-def _written(where: Path | S3Place, parts: ResultParts, write: Callable[[Path], None], *, overwrite: bool) -> None:
+def _write_result(where: Path | S3Place, parts: ResultParts, write: Callable[[Path], None], *, overwrite: bool) -> None:
     if isinstance(where, S3Place):
         file = parts.directory / f".{ASSEMBLED}{TEMPORARY}"
         with _temporary(file, parts):

@@ -472,7 +472,6 @@ class Admission:
         self._departed = self._learnt = now
 
     def _rate_at_most(self) -> float | None:
-        """Return the rate if queries take no longer than the last ones did; None where none has ended lately."""
         if not self.turns.took or self._clock() - self.turns.ended > _STALE_S:
             return None
         return self.in_flight / max(median(self.turns.took), 1e-6)

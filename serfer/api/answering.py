@@ -28,7 +28,7 @@ class Question:
     asked: ApplicationQuery | None
 
 
-async def answer(
+async def run_question(
     service: Service, question: Question, images: Sequence[Upload], runs: Callable[[Plan], None] = lambda _: None
 ) -> tuple[ServiceResult, ServedReport]:
     """Return the answer of a query, and its report; `runs` is told on which plan it runs.

@@ -150,7 +150,6 @@ def make_app(
 
 
 def _kept(service: Service, settings: Settings, *, streams: bool) -> KeptResults | None:
-    """Return the results that a service keeps, None where it keeps none."""
     if service.results is None:
         return None
     return KeptResults(service.results, None if streams else settings.api_max_answer_bytes)

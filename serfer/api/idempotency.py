@@ -73,7 +73,6 @@ class IdempotencyStore:
         return _body(entry, key) if entry else None
 
     def _keep(self, key: IdempotencyKey, body: bytes) -> Reply:
-        """Set an answer unless another driver was first, and return the key's answer."""
         value = json.dumps(key.digest).encode() + b"\n" + body
         entry = set_once(self._coordination, _key(key), value, self._ttl_s)
         return Reply(body, replayed=False) if entry.value is value else Reply(_body(entry, key), replayed=True)

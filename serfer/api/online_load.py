@@ -110,8 +110,6 @@ class LoadMonitor:
 
 
 class _Counted(AbstractContextManager[None]):
-    """Adds one to a count within the context."""
-
     def __init__(self, change: Callable[[int], None]) -> None:
         self._change = change
 

@@ -225,7 +225,6 @@ class Service:
         self.admission.check(query.client, query.left_s)
 
     def _place(self, query: ServiceQuery) -> Place:
-        """Return a query's place, for as long as it is prepared and runs; raises as `check`."""
         if query.left_s <= 0:
             raise query.late("nothing was begun")
         return query.place or self.admission.place(query.client, query.left_s)
@@ -258,7 +257,6 @@ class Service:
         return answered, answered.result.kept
 
     async def _observed(self, query: ServiceQuery, work: Coroutine[Any, Any, ServiceResult]) -> ServiceResult:
-        """Await a query's answer, and note how it ended."""
         try:
             answered = await work
         except Problem:
@@ -310,7 +308,6 @@ class Service:
         run: Callable[[float], Awaitable[Result]],
         decoded: DecodedImages | None = None,
     ) -> ServiceResult:
-        """Wait for a turn, and run a query in the time that is left; a cancelled caller cancels it."""
         waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)
         admitted: float | None = None
         try:
@@ -388,7 +385,6 @@ class Service:
 
 
 def _known(state: Health | BaseException) -> Health:
-    """Return a model's health; raises what looking at it raised."""
     if isinstance(state, BaseException):
         raise state
     return state

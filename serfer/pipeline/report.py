@@ -33,12 +33,13 @@ def make_report(
     gangs = gang_starts(answer.stages)
     numbered = [*zip(plan.stages, answer.stages, reports, gangs, strict=True)]
     stages = tuple(_stage_report(number, *stage, answer) for number, stage in enumerate(numbered))
-    invoked = [
+    invoked = (
         task_usd(stage.memory_mb, report, facts)
         for number, (stage, _, of_stage, gang) in enumerate(numbered)
         if gang in (None, number)
         for report in of_stage
-    ]
+    )
+    waits = (stage.memory_mb / _MB_PER_GB * report.wait_ms for stage, report in zip(plan.stages, stages, strict=True))
     warm_ups = [invocation_usd(warm_up.memory_mb, warm_up.ms, facts) for warm_up in answer.overheads.warm_ups]
     return QueryReport(
         model=plan.model,
@@ -54,10 +55,7 @@ def make_report(
         retries=answer.overheads.retries,
         hedges=answer.overheads.hedges,
         restarts=answer.overheads.restarts,
-        wait_gb_s=sum(
-            stage.memory_mb / _MB_PER_GB * report.wait_ms / MS_PER_S
-            for stage, report in zip(plan.stages, stages, strict=True)
-        ),
+        wait_gb_s=sum(wait / MS_PER_S for wait in waits),
         disbanded=sum(any(tile.void for tile in run.tiles) for run in answer.stages),
         warm_ups=len(warm_ups),
         plan_reason=plan_reason,

@@ -60,7 +60,6 @@ class HostCheck:
 
 
 def _name(url: str) -> str:
-    """Return the host that a URL names, without its port; empty where there is none."""
     return _host(url) if len(url) <= _LONGEST_URL else ""  # strangers' headers are not kept
 
 

@@ -261,7 +261,6 @@ def _client(entry: Entry) -> Client:
 
 
 def _first(error: ValidationError) -> str:
-    """Return the first error and its place, without the value."""
     first = error.errors(include_input=False, include_context=False, include_url=False)[0]
     return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
 

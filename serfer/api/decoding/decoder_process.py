@@ -88,7 +88,6 @@ def run_fork_server(descriptor: int) -> None:
 
 
 def _start(descriptor: int, control: socket.socket) -> int:
-    """Fork a decoder that serves at a socket; return its process id."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -109,7 +108,6 @@ def _end(pid: int) -> int:
 
 
 def _serve(driver: socket.socket) -> None:
-    """Decode until the driver's end is closed."""
     for limit in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(limit, (0, 0))
     idle_bytes = address_space_bytes()

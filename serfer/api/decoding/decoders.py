@@ -231,7 +231,6 @@ class Decoders:
         return DecodedImages(pixels.whole, waited_s, busy_s, tuple(sizes))
 
     async def _run(self, job: Job, data: bytes, room: _Room) -> tuple[tuple[int, int], float]:
-        """Give a file to an idle decoder, or to another one; a decoder that did not answer is ended."""
         decoder = await self._idle_one() or await self._start()
         try:
             done = await decoder.decode(job, data, room)
@@ -310,7 +309,6 @@ class Decoders:
         return await asyncio.shield(self._in_a_thread(end))
 
     def _lost(self, name: str, status: int | None) -> Exception:
-        """Return what becomes of a request whose decoder ended by itself."""
         if status is None or status == -signal.SIGKILL:  # not by us: for want of memory, or by hand
             return UnavailableError("an image decoder was killed")
         if status == -signal.SIGPROF:

@@ -98,7 +98,6 @@ class ForkServer:
         return self._control
 
     def _stop(self) -> str:
-        """Close our end, wait until the server has ended, and return how it did."""
         if self._control is None or self._process is None:
             return "no process"
         self._control.close()

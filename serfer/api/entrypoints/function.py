@@ -122,8 +122,6 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
 
 
 class _NotLater:
-    """Refuses to answer later."""
-
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 

@@ -73,7 +73,6 @@ def _listening(url: str, ready: Instance) -> None:
 
 
 def _largest_batch(directory: Path) -> int | None:
-    """Return how many images the scenario of a plan directory has at once; None where there is no scenario."""
     path = directory / _SCENARIO
     if not path.is_file():
         return None

@@ -133,14 +133,12 @@ async def open_model(directory: Path, opening: Opening, settings: Settings, loop
 
 
 def _shared_store(opening: Opening, pipelines: Mapping[str, Pipeline]) -> Store | None:
-    """Return a store for the state that drivers share, None where it is the first model's."""
     if pipelines:
         return None
     return open_store(_store_url(opening))
 
 
 def _store_url(opening: Opening) -> str:
-    """Return the URL of the store that drivers of applications share."""
     return opening.choices.store or (opening.deployment.store if opening.deployment else "memory://")
 
 
@@ -183,7 +181,6 @@ def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
 
 
 def _concurrency(opening: Opening, settings: Settings) -> int:
-    """Return how many invocations of functions run at once, all drivers' together."""
     if opening.choices.workers == "aws":
         return settings.facts().functions.concurrency
     if opening.choices.workers == "inprocess":

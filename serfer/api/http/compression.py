@@ -57,7 +57,6 @@ def accepted(headers: Headers, size: int) -> str | None:
 
 
 def _refused(weight: str) -> bool:
-    """Return whether a weight, as in "gzip;q=0.0", is nought."""
     return weight.replace(" ", "").lower().rstrip("0").rstrip(".") in ("q=", "q=0")
 
 

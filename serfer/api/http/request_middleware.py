@@ -88,8 +88,6 @@ class RequestMiddleware:
 
 
 class _Exchange:
-    """A request and its response, as they pass."""
-
     __slots__ = (
         *("bytes_in", "bytes_out", "ended", "record", "scope", "started", "state", "status"),
         *("_careful", "_receive", "_send"),
@@ -149,7 +147,6 @@ def _waited_s(scope: Scope) -> float:
 
 
 def _request_id(scope: Scope) -> str:
-    """Return the id that a client chose, or make one."""
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return str(value, "ascii")

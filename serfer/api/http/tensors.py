@@ -99,7 +99,6 @@ class TensorForm:
         return sum(map(self._most, range(len(self.shape))))
 
     def _most(self, axes: int) -> int:
-        """Return the largest product of an image's first axes."""
         if self.sizes is None:
             return math.prod(self.shape[:axes])
         others = math.prod(size for axis, size in enumerate(self.shape[:axes]) if axis not in self.sides)
@@ -241,7 +240,6 @@ def encode_answer(
 
 
 def _encoded(wanted: WantedOutput, values: Array, labels: Sequence[str]) -> tuple[dict[str, Any], bytes]:
-    """Return an output's entry in the answer's JSON, and its binary data."""
     form = wanted.form
     if (wanted.classes or not wanted.binary) and not np.isfinite(values).all():
         raise NotFiniteError("the network's outputs for this input are not all finite numbers")
@@ -289,7 +287,6 @@ def _form(tensor: RequestTensor, signature: Signature) -> TensorForm:
 
 
 def _array(tensor: RequestTensor, form: TensorForm, most: int, raw: memoryview | None) -> Array:
-    """Return a tensor, (N, ...), from JSON or from the binary data `raw`."""
     where = f"input {form.name!r}"
     if tensor.datatype != form.datatype:
         raise _bad(f"{where} has datatype {shown(tensor.datatype)}: it should be {form.datatype}")
@@ -316,7 +313,6 @@ def _array(tensor: RequestTensor, form: TensorForm, most: int, raw: memoryview |
 
 
 def _shape(shape: Sequence[int], form: TensorForm, most: int) -> tuple[int, ...]:
-    """Return the shape of a tensor of 1 to `most` images."""
     if not form.takes(tuple(shape[1:])):
         given, own = str(shape[:8])[: 2 * _SHOWN], form.metadata().shape
         sizes = f" images of {form.sizes}" if form.sizes else ""
@@ -361,7 +357,6 @@ def _flat(data: object, shape: tuple[int, ...]) -> list[Any] | None:
 def _wanted(
     request: InferenceRequest, signature: Signature, taken: TensorForm, parameters: RequestParameters
 ) -> tuple[WantedOutput, ...]:
-    """Return the outputs that are wanted, in order: those that a request names, or all."""
     forms = {form.name: form for form in (*signature.also_gives, *signature.gives)}
     if not request.outputs:
         return tuple(WantedOutput(form, parameters.binary_data_output) for form in signature.given_with(taken))

@@ -87,7 +87,6 @@ async def read_images(request: Request, limits: ApiLimits, left_s: float = math.
 
 
 def _content_type(request: Request) -> str:
-    """Return the Content-Type of a request that has one, of a kind that is accepted."""
     values = request.headers.getlist("content-type")
     if len(values) > 1:
         raise Problem(400, "Content-Type is given more than once")
@@ -181,7 +180,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _clean(name: str | None, number: int) -> str:
-    """Return a file's name without what cannot be printed, or one by its number."""
     return _printable(name or "") or f"image {number}"
 
 

@@ -57,7 +57,6 @@ class JobImages:
 
     @cached_property
     def _bucket(self) -> tuple[S3Client, str]:
-        """The bucket, and the place's own prefix in it."""
         from botocore.session import Session  # noqa: PLC0415 - most services read no bucket
 
         from serfer.storage.s3.address import address, target  # noqa: PLC0415 - same

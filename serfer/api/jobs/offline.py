@@ -129,7 +129,6 @@ class OfflineJobs:
         await self._runner.close()
 
     async def _keep(self, owner: str, active: ActiveJob[OfflineRecord], lines: bytes) -> None:
-        """Keep a job's results unless it was deleted."""
         await active.write()
         if not active.lost:
             key = _key("job-lines", owner, active.record.id)
@@ -137,8 +136,6 @@ class OfflineJobs:
 
 
 class _Answers:
-    """The answers to a job's images, one after the other, as lines of JSON."""
-
     def __init__(
         self, job: OfflineJob, active: ActiveJob[OfflineRecord], load: Callable[[], OnlineLoad], period_s: float
     ) -> None:

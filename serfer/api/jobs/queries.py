@@ -184,14 +184,12 @@ class AsyncQueries:
         await self.runner.cancel(key)
 
     async def _known(self, identifier: str, owner: str) -> tuple[str, QueryRecord]:
-        """Return a query's key and record; raises Problem 404 where there is none, or another's."""
         key, record = await self._find(identifier, owner)
         if record is None:
             raise Problem(HTTPStatus.NOT_FOUND, "no such result: it was never requested, has expired, or was deleted")
         return key, record
 
     async def _find(self, identifier: str, owner: str) -> tuple[str, QueryRecord | None]:
-        """Return a query's key and its record, None where there is none."""
         key, earlier = _key(identifier, owner), _key(identifier, owner, _EARLIER)
         if record := await self.runner.find(key):
             return key, record

@@ -258,7 +258,6 @@ class Runner(Generic[R]):
 
 
 async def _end(job: ActiveJob[R], beating: asyncio.Task[None], state: JobState, problem: Problem | None) -> None:
-    """Write how a job has ended, after its last heartbeat."""
     beating.cancel()
     await asyncio.wait([beating])
     job.refresh()

@@ -110,8 +110,6 @@ class Metrics:
 
 
 class _Queries:
-    """The counters of queries."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         make = _Maker(registry)
         stage = ["model", "stage"]
@@ -208,8 +206,6 @@ class _ChildCache(dict[tuple[str, ...], _Metric], Generic[_Metric]):
 
 
 class _Maker:
-    """Makes metrics with labels in a registry."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 

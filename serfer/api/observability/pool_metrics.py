@@ -56,7 +56,6 @@ class PoolMetrics(Collector):
         )
 
     def _by_type(self) -> Iterator[Metric]:
-        """Yield instances and dollars by type and market."""
         instances = GaugeMetricFamily(
             "serfer_pool_type_instances",
             "Instances of a type and market that are wanted, that are on, and that serve this driver.",

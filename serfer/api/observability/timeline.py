@@ -86,7 +86,6 @@ def _tasks(answer: Answer, plan: Plan, facts: LambdaFacts, zero: float) -> Itera
 def _member_stage(
     place: tuple[int, int], gang: int, run: TileRun, memory_mb: int, facts: LambdaFacts, zero: float
 ) -> TaskTime:
-    """Return a stage's part of the invocation of the member that answered."""
     attempt, part = next(
         (attempt, part) for attempt in run.attempts for part in stage_times(attempt) if part.report is run.report
     )

@@ -78,7 +78,6 @@ class KeptResults:
         return self.store.link(key, max(1, min(LINKS_LAST_S, math.floor(kept.expires - now))))
 
     def _places(self, kept: ResultManifest, output: ChunkedArray, place: str) -> dict[str, int | str]:
-        """Return the parameters of an output: the bytes of its .npy file, and the paths of its array and of that."""
         size = npy_bytes(output)
         places: dict[str, int | str] = {
             "result_bytes": size,

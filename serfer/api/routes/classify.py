@@ -20,13 +20,13 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from serfer.api.admission import Held
-from serfer.api.answering import Question, answer
+from serfer.api.answering import Question, run_question
 from serfer.api.http.body import ApiLimits
 from serfer.api.http.direct_route import DirectRoute
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
-from serfer.api.idempotency import IdempotencyStore
+from serfer.api.idempotency import IdempotencyStore, Reply
 from serfer.api.jobs.queries import AsyncQueries, AsyncQuery, Watch
 from serfer.api.objectives import ObjectiveParameters, as_text, asked_of
 from serfer.api.observability.timeline import progress
@@ -131,7 +131,7 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
     async def classify(request: Request) -> Response:
         """Classify the images of one request, as one query."""
         parameters = ClassifyParameters.of(request)
-        return await _answered(routes, _parse(routes, request, parameters, Wanted(parameters.top_k, classes=True)))
+        return await _respond(routes, _parse(routes, request, parameters, Wanted(parameters.top_k, classes=True)))
 
     @router.post(
         "/predict",
@@ -149,7 +149,7 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
         parsed = _parse(routes, request, parameters, Wanted(parameters.top_k, parameters.min_score))
         parsed = replace(parsed, as_coco=parameters.form == "coco")
         _check_form(parsed)
-        return await _answered(routes, parsed)
+        return await _respond(routes, parsed)
 
     return router
 
@@ -184,13 +184,12 @@ def results_router(queries: AsyncQueries) -> APIRouter:
     return router
 
 
-async def _answered(routes: Classifying, parsed: _ClassifyRequest) -> Response:
-    """Return the response to a request whose body is yet to be read."""
+async def _respond(routes: Classifying, parsed: _ClassifyRequest) -> Response:
     routes.service.check(parsed.query)  # before the body is read
     images = await read_images(parsed.request, routes.limits, parsed.query.left_s)
     if wants_async(parsed.request):
-        return await _later(routes, parsed, images)
-    return await unless_gone(parsed.request, _now(routes, parsed, images))
+        return await _respond_later(routes, parsed, images)
+    return await unless_gone(parsed.request, _respond_now(routes, parsed, images))
 
 
 def _parse(routes: Classifying, request: Request, parameters: ClassifyParameters, wanted: Wanted) -> _ClassifyRequest:
@@ -233,28 +232,35 @@ def check_classifies(service: Service, name: str) -> None:
         )
 
 
-async def _now(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:
-    idempotency_key, headers = parsed.idempotency_key(images), {}
-    if idempotency_key is None:
-        body = await _answer(routes, parsed, images)
-    else:
-        reply = await routes.idempotency.first_answer(
-            idempotency_key, lambda _: _answer(routes, parsed, images), parsed.query.left_s
-        )
-        body, headers = reply.body, {"Idempotent-Replayed": "true"} if reply.replayed else {}
-    return TimelyResponse(parsed.query, body, "application/json", headers)
+async def _respond_now(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:
+    reply = await _reply_once(routes, parsed, images)
+    headers = {"Idempotent-Replayed": "true"} if reply.replayed else {}
+    return TimelyResponse(parsed.query, reply.body, "application/json", headers)
 
 
-async def _answer(
+async def _reply_once(
+    routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
+) -> Reply:
+    """Return the answer, which a request with the same idempotency key may have computed, or wait for."""
+    key = parsed.idempotency_key(images)
+    if key is None:
+        return Reply(await _compute_body(routes, parsed, images, watch), replayed=False)
+    return await routes.idempotency.first_answer(
+        key, lambda _: _compute_body(routes, parsed, images, watch), parsed.query.left_s
+    )
+
+
+async def _compute_body(
     routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
 ) -> bytes:
-    """Return the body of the answer, explained where `watch` follows the query."""
     query, state, place = parsed.query, parsed.request.state, _place_of_maps(routes, parsed, len(images))
     if watch or place:
         query = replace(query, context=replace(query.context, watch=watch, result=place))
     explain = parsed.explain or watch is not None
     question = Question(query, parsed.wanted, explain, parsed.asked)
-    state.answered, report = await answer(routes.service, question, images, lambda plan: setattr(state, "plan", plan))
+    state.answered, report = await run_question(
+        routes.service, question, images, lambda plan: setattr(state, "plan", plan)
+    )
     if state.answered.result.kept is not None:
         routes.keeping.metrics.result_kept(state.answered.result.kept.nbytes)
     if parsed.as_coco and isinstance(report, ServedPrediction):
@@ -296,7 +302,7 @@ def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -
     return pipeline.new_result(owner_id(parsed.request))
 
 
-async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:
+async def _respond_later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:
     query, idempotency_key = parsed.query, parsed.idempotency_key(images)
     if idempotency_key is not None:
         await routes.idempotency.check(idempotency_key)
@@ -305,7 +311,7 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
     held: Held = parsed.request.state.held
 
     async def work(watch: Watch) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(await _answer_once(routes, promised, images, idempotency_key, watch))
+        report: dict[str, Any] = json.loads((await _reply_once(routes, promised, images, watch)).body)
         return report
 
     def ended() -> None:
@@ -331,22 +337,6 @@ async def _later(routes: Classifying, parsed: _ClassifyRequest, images: Sequence
     location = f"/v1/results/{state['id']}"
     headers = {"Location": location, "Retry-After": "1", "Preference-Applied": "respond-async"}
     return JSONResponse(state, HTTPStatus.ACCEPTED, headers)
-
-
-async def _answer_once(
-    routes: Classifying,
-    parsed: _ClassifyRequest,
-    images: Sequence[Upload],
-    idempotency_key: IdempotencyKey | None,
-    watch: Watch,
-) -> bytes:
-    """Return the answer's body, which a request that waits for it, with the same key, gets as well."""
-    if idempotency_key is None:
-        return await _answer(routes, parsed, images, watch)
-    first = await routes.idempotency.first_answer(
-        idempotency_key, lambda _: _answer(routes, parsed, images, watch), parsed.query.left_s
-    )
-    return first.body
 
 
 def _progress_of(request: Request) -> Callable[[Sequence[StageRun]], Sequence[StageProgress]]:

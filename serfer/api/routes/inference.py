@@ -218,7 +218,6 @@ def infer_router(routes: Inferring, guards: Sequence[Any]) -> APIRouter:
 
 
 def _model(request: Request, service: Service) -> str:
-    """Return the model that a path names; raises Problem 404 for one that is not served, or for another version."""
     name = service.name(request.path_params["model"])
     _check_version(request, name)
     return name
@@ -261,7 +260,6 @@ class _Destination:
 
 
 async def _named(request: Request, service: Service) -> _Destination:
-    """Return what a path names; raises Problem 404 for what is not served."""
     called, applications = request.path_params["model"], service.applications
     application, _, network = called.partition(":")
     if applications is None or called in service.models or application not in applications.names:
@@ -278,7 +276,6 @@ async def _named(request: Request, service: Service) -> _Destination:
 
 
 def _network_of(side: Side, plan: Plan) -> str | None:
-    """Return the network whose variant a plan is."""
     return next((each.network for each in side.variants.values() if each.plan == plan.digest), None)
 
 
@@ -325,7 +322,6 @@ def _agree(
 
 
 async def _described(keeping: Keeping, query: ServiceQuery, inference: Inference, stored: ResultManifest) -> Response:
-    """Return what is said of a query's outputs that were kept."""
     names = [wanted.form.tensor or wanted.form.name for wanted in inference.wanted]
     said = await asyncio.to_thread(keeping.said, stored, names)
     identifier = {} if inference.id is None else {"id": inference.id}
@@ -364,7 +360,6 @@ async def _read(routes: Inferring, request: Request, signature: Signature) -> In
 
 
 def _header_length(request: Request) -> int | None:
-    """Return how many bytes of a request are JSON, None for all of them."""
     values = request.headers.getlist(_HEADER)
     if not values:
         return None

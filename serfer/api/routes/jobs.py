@@ -14,7 +14,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from serfer.api.answering import Question, answer
+from serfer.api.answering import Question, run_question
 from serfer.api.http.image_sniffing import check_format
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload
@@ -135,7 +135,6 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
 def _answerer(
     service: Service, images: JobImages, asking: _Asking, most_bytes: int
 ) -> Callable[[str], Awaitable[dict[str, Any]]]:
-    """Return what answers an image as a query, within the bounds of one."""
 
     async def answered(name: str) -> dict[str, Any]:
         data = await asyncio.to_thread(images.read, name, most_bytes)
@@ -144,7 +143,7 @@ def _answerer(
         query = ServiceQuery(asking.name, deadline, _ALLOWED_S, context, asking.client)
         question = Question(query, Wanted(asking.top_k, classes=True), explain=False, asked=asking.asked)
         with service.load.offline():
-            _, report = await answer(service, question, [Upload(name, data)])
+            _, report = await run_question(service, question, [Upload(name, data)])
         return report.as_dict()
 
     return answered

@@ -198,7 +198,6 @@ def models_router(service: Service) -> APIRouter:
 
 
 def _open_name(service: Service, name: str) -> str:
-    """Return the model, or the open variant of an application, that a path names; raises Problem 404 for others."""
     application, _, variant = name.partition(":")
     applications = service.applications
     if name in service.models or applications is None or application not in applications.names:
@@ -208,7 +207,6 @@ def _open_name(service: Service, name: str) -> str:
 
 
 def _check_open(applications: Applications, application: str, variant: str) -> None:
-    """Refuse a variant that the application does not have, or that is not open; raises Problem 404."""
     name = served_name(application, variant)
     if applications.pipelines.is_open(name):
         return
@@ -223,7 +221,6 @@ def _check_open(applications: Applications, application: str, variant: str) -> N
 
 
 def _listed(name: str, plan: Plan, *, default: bool) -> dict[str, Any]:
-    """Return a ListedModel's fields."""
     return {
         "name": name,
         "plan": plan.digest,

@@ -62,8 +62,6 @@ def page_router() -> APIRouter:
 
 
 class _File:
-    """A file of the page, and a tag that changes with its content."""
-
     def __init__(self, path: Path) -> None:
         self._content = path.read_bytes()
         self._headers = {**_HEADERS, "ETag": f'"{hashlib.sha256(self._content).hexdigest()[:32]}"'}

@@ -120,7 +120,6 @@ def _entries(service: Service, *, is_ready: bool) -> Iterator[IndexEntry]:
 
 
 async def _read(request: Request, routes: Holding, kind: type[_Body]) -> _Body:
-    """Read the body of a request, which may be empty."""
     body = await read_body(request, ApiLimits(_MOST_BYTES, body_timeout_s=routes.limits.body_timeout_s))
     try:
         return kind.model_validate_json(body or b"{}")

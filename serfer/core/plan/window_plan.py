@@ -22,6 +22,10 @@ def query_plan(plan: Plan, window: int | None) -> Plan:
         return plan
     if window is None:
         raise PlanError("this is a map plan, whose queries are windows of an image: use serfer map, or serfer.map")
+    return _tile_plan(plan, plan.windows, window)
+
+
+def _tile_plan(plan: Plan, windows: Windows, window: int) -> Plan:
     [stage] = plan.stages
     if not 0 <= window < len(stage.tiles):
         raise InputError(f"the map plan has no window of kind {window}")
@@ -36,7 +40,7 @@ def query_plan(plan: Plan, window: int | None) -> Plan:
         replace(tensor, dims=(*tensor.dims[:-2], result.height, result.width))
         for tensor, result in zip(plan.output_tensors, results, strict=True)
     )
-    if plan.windows.pass_of(window):
+    if windows.pass_of(window):
         dims = results[0].channels, results[0].height, results[0].width
         tensors = (OutputTensor("statistics", dims, OUTPUT_TYPES[0]),)
     return replace(

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
     "splitter": (("splitter",), 22_100),
     "core": (("serfer/core",), 10_100),
-    "api": (("serfer/api",), 10_000),
+    "api": (("serfer/api",), 9_950),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
     "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 6_050),
     "cost": (("serfer/cost", "serfer/sim"), 2_850),
@@ -22,8 +22,8 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 108_950),
 }
 SINGLE = 4_300  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 105_900
-PAGE = 2_433  # JavaScript, CSS and HTML
+PRODUCT = 105_850
+PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 165_500  # words below docs/
 CHANGELOG = 25_000  # bytes
 

@@ -20,7 +20,8 @@ import typer
 
 from serfer.api.auth.keys import KeyRing
 from serfer.api.entrypoints.serving import Address, Opening
-from serfer.api.observability.background_writer import BackgroundWriter
+from serfer.api.observability.background_log import BackgroundHandler
+from serfer.api.observability.logs import JsonFormatter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.service_options import ARGUMENTS, as_plans, least_concurrency, plans_of
@@ -233,9 +234,10 @@ class _Lines:
     """Lines for standard error, of this command, its drivers and its functions; a stuck reader stops none of them."""
 
     def __init__(self) -> None:
-        self._writer = BackgroundWriter(sys.stderr.fileno(), _dropped)
-        self.pass_on = self._writer.write
-        self.flush = self._writer.flush
+        handler = BackgroundHandler(sys.stderr.fileno())
+        handler.setFormatter(JsonFormatter())
+        self.pass_on = handler.enqueue
+        self.flush = handler.flush
 
     def say(self, text: str) -> None:
         """Write what happened."""
@@ -250,10 +252,6 @@ class _Lines:
             function, _, text = line.partition(": ")
             line = _line("info", "function", function=function, **_fields(text))
         self.pass_on(line)
-
-
-def _dropped(lines: int) -> str:
-    return _line("warning", "log lines dropped", lines=lines, message="standard error was not read")
 
 
 def _fields(text: str) -> dict[str, Any]:

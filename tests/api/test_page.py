@@ -12,6 +12,7 @@ import pytest
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.routes import page
+from serfer.api.routes.page import list_routes
 
 FILES = Path(page.__file__).with_name("page")
 PATHS = ("/", "/docs", "/page/app.js", "/page/style.css", "/page/icon.svg")
@@ -94,13 +95,22 @@ def test_nothing_but_the_pages_files_is_served(lasting_http):
         assert answer.headers["content-type"] == "application/problem+json"
 
 
-@pytest.mark.parametrize("name", ["index.html", "docs.html"])
-def test_pages_have_no_external_resources_or_inline_code(name):
-    parsed = PageParser((FILES / name).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("place", ["/", "/docs"])
+def test_pages_have_no_external_resources_or_inline_code(lasting_http, place):
+    parsed = PageParser(lasting_http.get(place).text)
     assert parsed.forbidden == []
     assert [place for place in parsed.places if re.match(r"[a-z]+:|//", place)] == []
     named = {place.removeprefix("page/") for place in parsed.places if place.startswith("page/")}
     assert named <= {file.name for file in FILES.iterdir()}
+
+
+def test_docs_lists_every_route_of_openapi(lasting_http):
+    text, paths = lasting_http.get("/docs").text, lasting_http.get("/openapi.json").json()["paths"]
+    assert paths
+    assert all(f"{method.upper()} <code>{path}</code>" in text for path, methods in paths.items() for method in methods)
+    for hostile in ("<script>", "<b>"):
+        schema = {"paths": {f"/{hostile}": {"get": {"summary": hostile}}}}
+        assert f"<code>/{hostile}" not in list_routes(schema)
 
 
 def test_modules_import_only_each_other():

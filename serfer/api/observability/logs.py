@@ -20,7 +20,7 @@ from http import HTTPStatus
 from typing import Any, TextIO
 
 from serfer.api.http.problems import Problem
-from serfer.api.observability.background_writer import BackgroundHandler
+from serfer.api.observability.background_log import BackgroundHandler
 from serfer.api.service import ServiceResult
 from serfer.core.errors import InputError, SerferError, UsageError
 

@@ -1,11 +1,13 @@
-"""The page at `/` and the one at /docs: plain files of this package, served with a strict content policy."""
+"""The page at `/`, plain files of this package, and the list of routes at /docs, with a strict content policy."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
+from html import escape
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -42,7 +44,7 @@ _HEADERS: Final = {
 def page_router() -> APIRouter:
     """Return the routes of the pages; their files are read now, once."""
     router = APIRouter(include_in_schema=False)
-    files = {path.name: _File(path) for path in sorted(_FILES.iterdir()) if path.suffix in _TYPES}
+    files = {path.name: _File(path.read_bytes(), path.suffix) for path in _FILES.iterdir() if path.suffix in _TYPES}
 
     @router.api_route("/", methods=["GET", "HEAD"])
     async def index(request: Request) -> Response:
@@ -50,7 +52,9 @@ def page_router() -> APIRouter:
 
     @router.api_route("/docs", methods=["GET", "HEAD"])
     async def docs(request: Request) -> Response:
-        return files["docs.html"].response(request)
+        if "docs" not in files:
+            files["docs"] = _File(list_routes(request.app.openapi()).encode(), ".html")
+        return files["docs"].response(request)
 
     @router.api_route("/page/{name}", methods=["GET", "HEAD"])
     async def part(request: Request, name: str) -> Response:
@@ -61,11 +65,38 @@ def page_router() -> APIRouter:
     return router
 
 
+def list_routes(schema: Mapping[str, Any]) -> str:
+    """Return a page of an OpenAPI document's routes: what each is for, its parameters and its answers."""
+    rows = "".join(_rows(schema))
+    return f"""<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>SerFer: API</title>
+<link rel="icon" href="page/icon.svg" type="image/svg+xml"><link rel="stylesheet" href="page/style.css"></head>
+<body><header class="top"><h1><img src="page/icon.svg" alt="" width="26" height="26">SerFer</h1>
+<nav aria-label="Service"><a href=".">Page</a> <a href="openapi.json">openapi.json</a></nav></header>
+<div class="panel routes"><table><caption>Routes of this service</caption>
+<thead><tr><th>Route</th><th>What it does</th><th>Parameters</th><th>Answers</th></tr></thead>
+<tbody>{rows}</tbody></table>
+</div></body></html>
+"""
+
+
+def _rows(schema: Mapping[str, Any]) -> Iterator[str]:
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            text = operation.get("description") or operation.get("summary", "")
+            parameters = ", ".join(parameter["name"] for parameter in operation.get("parameters", ()))
+            cells = (text, parameters, ", ".join(operation.get("responses", ())))
+            head = f'<th scope="row">{method.upper()} <code>{escape(path)}</code></th>'
+            yield f"<tr>{head}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>\n"
+
+
 class _File:
-    def __init__(self, path: Path) -> None:
-        self._content = path.read_bytes()
+    def __init__(self, content: bytes, suffix: str) -> None:
+        self._content = content
         self._headers = {**_HEADERS, "ETag": f'"{hashlib.sha256(self._content).hexdigest()[:32]}"'}
-        self._type = _TYPES[path.suffix]
+        self._type = _TYPES[suffix]
 
     def response(self, request: Request) -> Response:
         """Return the file, or that it has not changed."""

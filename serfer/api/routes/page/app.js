@@ -1,21 +1,17 @@
 // The page: a picture, a model or an application, and a key come in; a query goes out, is followed, and is shown.
 
-import { statesAt, why } from "./account.js";
 import { comparison, facts, findings, isWhole, selection, summary } from "./answer.js";
 import { pause, Problem, Service } from "./api.js";
 import { ApplicationPanel, networksText } from "./application.js";
 import { byId, bytes, duration, html, plural } from "./dom.js";
 import { ObjectiveFields } from "./objectives.js";
 import { Tiles } from "./tiles.js";
-import { shareBar, Timeline, timelineTable } from "./timeline.js";
 
 const KEY = "serfer-key";
-const REPLAY_MS = 4000; // for all of a query
 const MOST_RETRIES = 10;
 
 const service = new Service();
 const tiles = new Tiles({ picture: byId("picture"), strip: byId("stages"), note: byId("tiles-note"), table: byId("tiles-table") });
-const timeline = new Timeline(byId("timeline"), byId("detail"));
 const objectives = new ObjectiveFields(() => showVariantsPlan().catch(fail));
 const panel = new ApplicationPanel((name, signal) => service.application(name, signal), (found) => {
   application = found;
@@ -29,7 +25,6 @@ let application = null; // as GET /v1/applications/NAME describes it, where one 
 let file = null;
 let address = null; // of the picture, for this page alone
 let running = null; // an AbortController while a query is under way
-let shown = null; // the timeline that is on show
 
 const say = (text) => (byId("status").textContent = text);
 
@@ -169,11 +164,10 @@ const verb = () => (application || !model || model.classes ? "Classify" : model.
 
 /** Take an answer that is on show away: it was another picture's, or another model's. */
 function forgetAnswer() {
-  shown = null;
   say("");
   tiles.show(null);
   tiles.showBoxes(null);
-  byId("after").hidden = byId("replay").hidden = byId("raw-box").hidden = true;
+  byId("after").hidden = byId("raw-box").hidden = true;
   byId("progress").textContent = "";
   const { stages, predicted_ms: ms, tasks } = model ?? { stages: [], tasks: 0 };
   const plan = model ? `${plural(tasks, "task")} in ${plural(stages.length, "stage")}, ${duration(ms)} predicted when warm.` : "";
@@ -321,44 +315,7 @@ function showAnswer(report) {
   showComparison(report);
   byId("raw-box").hidden = false;
   byId("raw").textContent = JSON.stringify(report, null, 2);
-  if (report.timeline) showTimeline(report);
-}
-
-function showTimeline({ timeline: times, target, stages: ran }) {
-  shown = times;
-  const stages = model?.stages ?? ran;
-  byId("why").textContent = why(times, stages.map((stage) => stage.name), target);
-  byId("share").replaceChildren(...shareBar(times));
-  timeline.show(times, stages);
-  byId("timeline-table").replaceChildren(timelineTable(times));
-  byId("replay").hidden = !times.tasks.length;
-  byId("time").max = times.answered_ms;
-  showMoment(times.answered_ms);
-}
-
-/** Show what was done at a moment of the query, in ms. */
-function showMoment(moment) {
-  byId("time").value = moment;
-  byId("time").setAttribute("aria-valuetext", duration(moment));
-  byId("moment").textContent = duration(moment);
-  timeline.mark(moment);
-  if (!model) return;
-  const sizes = model.stages.map((stage) => stage.tasks);
-  tiles.show(shown.tasks.length ? statesAt(shown, sizes, moment) : sizes.map((size) => Array(size).fill("done")));
-}
-
-/** Run through the query again, slowly enough to watch; at once where motion is not wanted. */
-function replay() {
-  const [times, begun] = [shown, performance.now()];
-  if (still.matches) return showMoment(0);
-  tiles.follow();
-  const step = (now) => {
-    if (shown !== times) return;
-    const moment = Math.min(1, Math.max(0, now - begun) / REPLAY_MS) * times.answered_ms;
-    showMoment(moment);
-    if (moment < times.answered_ms) requestAnimationFrame(step);
-  };
-  requestAnimationFrame(step);
+  if (model) tiles.show(model.stages.map((stage) => Array(stage.tasks).fill("done")));
 }
 
 // ── what the page listens to ──────────────────────────────────────────────────────────────────────────────────────────
@@ -384,11 +341,9 @@ byId("ask").addEventListener("submit", (event) => {
   run();
 });
 byId("cancel").addEventListener("click", () => running?.abort());
-byId("play").addEventListener("click", replay);
 for (const [event, lit] of [["pointerover", true], ["pointerout", false]]) {
   byId("answer").addEventListener(event, ({ target }) => tiles.lightBox(target.closest("[data-box]")?.dataset.box, lit));
 }
-byId("time").addEventListener("input", (event) => showMoment(event.target.valueAsNumber));
 
 addEventListener("paste", (event) => choosePicture([...event.clipboardData.files].find((one) => one.type.startsWith("image/"))));
 addEventListener("dragover", (event) => {

@@ -1,11 +1,9 @@
-// An application beside the answer: its variants as pictures and a table, and its canary's trial; asked for again while it is seen.
+// An application beside the answer: its variants as a table, and its canary's trial; asked for again while it is seen.
 
 import { pause } from "./api.js";
 import { byId, count, duration, html, percent, perMillion, plural, table } from "./dom.js";
-import { Scatter, scatterLegend, stateText } from "./scatter.js";
 
 const REFRESH_MS = 2000;
-const HINT = "Point at a variant, or go from one to the next with the arrow keys, to see its numbers.";
 
 /** Networks with their versions: "small@1, other@2". */
 export const networksText = (networks) => Object.entries(networks).map(([name, version]) => `${name}@${version}`).join(", ");
@@ -35,11 +33,6 @@ export class ApplicationPanel {
   constructor(ask, told) {
     this.ask = ask;
     this.told = told;
-    const detail = byId("variant-detail");
-    this.scatters = [
-      new Scatter(byId("by-latency"), detail, { field: "latency_ms", title: "Accuracy against latency", written: (ms) => (ms ? duration(ms).replace(/\.0(?=\s)/, "") : "0") }),
-      new Scatter(byId("by-cost"), detail, { field: "cost_usd", title: "Accuracy against dollars a million queries", written: (usd) => perMillion(usd).replace(/\.00$/, "") }),
-    ];
   }
 
   /** Show an application from now on; null shows none. */
@@ -49,7 +42,6 @@ export class ApplicationPanel {
     byId("application-box").hidden = !application;
     if (!application) return;
     this.#watching = new AbortController();
-    byId("variant-detail").textContent = HINT;
     this.#show(application);
     this.#follow(application.name, this.#watching.signal);
   }
@@ -84,14 +76,7 @@ export class ApplicationPanel {
     const { name, release, networks, canary, taken_back: gone } = application;
     byId("application-title").textContent = `Application ${name}`;
     byId("application-note").textContent = `Release ${release}: ${networksText(networks)}. ${plural(application.table.length, "variant")}.`;
-    const rows = application.table.map((row, index) => {
-      const drawn = { ...row, number: index + 1, state: stateOf(row.places), places: placesText(row.places) };
-      return { ...drawn, text: rowText(drawn, this.#last) };
-    });
-    for (const scatter of this.scatters) scatter.show(rows, this.#last);
-    const without = rows.filter((row) => !row.accuracy).length;
-    byId("variants-note").textContent = without ? `${plural(without, "variant")} without a measured accuracy: only in the table.` : "";
-    byId("variants-legend").replaceChildren(scatterLegend(Boolean(canary)));
+    const rows = application.table.map((row, index) => ({ ...row, number: index + 1, state: stateOf(row.places), places: placesText(row.places) }));
     byId("variants-table").replaceChildren(variantsTable(rows, this.#last));
     byId("canary").replaceChildren(...(canary ? trial(canary) : []), ...(gone ? [takenBack(gone)] : []));
   }
@@ -106,22 +91,11 @@ function seen(signal) {
   });
 }
 
-function rowText(row, last) {
-  const words = [
-    `${row.number}, ${row.name}${row.release === "canary" ? ", canary" : ""}: ${row.state}${row.places ? ` (${row.places})` : ""}`,
-    row.accuracy ? `accuracy ${interval(row.accuracy)} of ${plural(row.accuracy.images, "picture")}` : "accuracy not measured",
-    `latency ${sourced(duration, row.latency_ms)}`,
-    `${sourced(perMillion, row.cost_usd)} for a million queries`,
-  ];
-  if (row.name === last) words.push("answered last");
-  return words.join(", ");
-}
-
 function variantsTable(rows, last) {
   const heads = ["Variant", "State", "Accuracy (95% interval)", "Latency", "A million queries", "Network", "Runs", "Loading", "Memory", "Throughput", "In this driver"];
   const cells = rows.map((row) => [
     html("span", {}, `${row.number} ${row.name}`, row.name === last ? html("span", { class: "strong" }, " · answered last") : null),
-    html("span", {}, stateText(row.state), row.places ? ` (${row.places})` : null),
+    `${row.state}${row.places ? ` (${row.places})` : ""}`,
     row.accuracy ? interval(row.accuracy) : "not measured",
     sourced(duration, row.latency_ms),
     sourced(perMillion, row.cost_usd),
@@ -132,7 +106,7 @@ function variantsTable(rows, last) {
     sourced((qps) => `${qps < 10 ? qps.toFixed(1) : count(qps)} queries/s`, row.qps),
     `${row.place === "functions" ? `${row.open ? "open" : "not open"}, ` : ""}${count(row.in_flight)} in flight`,
   ]);
-  const made = table("Variants, the cheapest first; the numbers are those of the pictures", heads, cells);
+  const made = table("Variants, the cheapest first", heads, cells);
   [...made.tBodies[0].rows].forEach((line, index) => line.classList.toggle("last", rows[index].name === last));
   return made;
 }

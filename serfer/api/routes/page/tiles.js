@@ -102,11 +102,6 @@ export class Tiles {
     this.#boxes[number]?.classList.toggle("lit", lit);
   }
 
-  /** Let the running stage be shown again. */
-  follow() {
-    this.#chosen = false;
-  }
-
   /** The stage to show before and after a query: the first that has tiles. */
   get #home() {
     return Math.max(0, (this.#model?.stages ?? []).findIndex((stage) => stage.spread === "map"));

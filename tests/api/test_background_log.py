@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from serfer.api.observability.background_writer import BackgroundHandler, BackgroundWriter
+from serfer.api.observability.background_log import BackgroundHandler
 from serfer.api.observability.logs import JsonFormatter
 from tests import bugs
 from tests.api.conftest import PATIENCE
@@ -39,6 +39,13 @@ def reader(pipe):
         yield lambda: file.readline().rstrip("\n")
 
 
+def writer_of(pipe, lost_line="lost {}".format):
+    """Return what keeps 50 lines, and says by `lost_line` how many more it has dropped."""
+    handler = BackgroundHandler(pipe[1], most=50)
+    handler.lost_line = lost_line
+    return handler
+
+
 def lines_and_losses(reader, losses):
     """Read all of MANY lines that were kept, and what is said of the rest, in one line or in several."""
     kept, said = [], []
@@ -54,8 +61,8 @@ def lost(line):
 
 
 def test_lines_that_are_not_read_keep_no_caller_waiting_and_are_counted(pipe, reader):
-    writer = BackgroundWriter(pipe[1], lambda lost: f"lost {lost}", most=50)
-    assert within_patience(lambda: [writer.write(f"{number} {LINE}") for number in range(MANY)])
+    writer = writer_of(pipe)
+    assert within_patience(lambda: [writer.enqueue(f"{number} {LINE}") for number in range(MANY)])
     kept, _ = lines_and_losses(reader, lost)
     numbers = [int(line.split()[0]) for line in kept]
     assert numbers == sorted(set(numbers))
@@ -63,46 +70,46 @@ def test_lines_that_are_not_read_keep_no_caller_waiting_and_are_counted(pipe, re
 
 
 def test_a_bug_in_telling_what_was_lost_loses_no_more(pipe, reader):
-    writer = BackgroundWriter(pipe[1], bugs.buggy, most=50)
-    assert within_patience(lambda: [writer.write(f"{number} {LINE}") for number in range(MANY)])
+    writer = writer_of(pipe, bugs.buggy)
+    assert within_patience(lambda: [writer.enqueue(f"{number} {LINE}") for number in range(MANY)])
     dropped = " log lines dropped (ZeroDivisionError('a bug'))"
     _, said = lines_and_losses(reader, lambda line: int(line.removesuffix(dropped)) if line.endswith(dropped) else 0)
     assert said
-    writer.write("the next")
+    writer.enqueue("the next")
     assert reader() == "the next"
 
 
 def test_lines_are_whole_and_in_order_again_after_a_loss(pipe, reader):
-    writer = BackgroundWriter(pipe[1], lambda lost: f"lost {lost}", most=50)
+    writer = writer_of(pipe)
     for _ in range(MANY):
-        writer.write(LINE)
+        writer.enqueue(LINE)
     kept, _ = lines_and_losses(reader, lost)
     assert {*kept} == {LINE}
-    writer.write("after")
+    writer.enqueue("after")
     assert reader() == "after"
 
 
 def test_what_waits_is_written_before_an_end(pipe):
-    writer = BackgroundWriter(pipe[1], str)
+    writer = BackgroundHandler(pipe[1])
     for number in range(30):
-        writer.write(str(number))
+        writer.enqueue(str(number))
     writer.flush()
     assert os.read(pipe[0], 65536).decode().split() == [str(number) for number in range(30)]
 
 
 def test_a_reader_that_is_gone_keeps_no_caller_waiting(pipe):
     os.close(pipe[0])
-    writer = BackgroundWriter(pipe[1], str, most=50)
+    writer = writer_of(pipe)
     for _ in range(MANY):
-        writer.write(LINE)
+        writer.enqueue(LINE)
     assert within_patience(writer.flush)
 
 
 def test_a_descriptor_that_does_not_block_is_waited_for(pipe, reader):
     os.set_blocking(pipe[1], False)
-    writer = BackgroundWriter(pipe[1], str)
+    writer = BackgroundHandler(pipe[1])
     for _ in range(MANY):
-        writer.write(LINE)
+        writer.enqueue(LINE)
     assert [reader() for _ in range(MANY)] == [LINE] * MANY
 
 

@@ -70,7 +70,7 @@ def parts(out: Path) -> list[Part]:
     turns = "bench instance turns --model alexnet --model squeezenet --rounds 2 --seconds 5 --device cuda"
     return [
         *gangs,
-        _part(out / "figures-9-and-11", "bench paper serfer --figure 9 --model alexnet --rounds 1 --device cuda", 90),
+        _part(out / "figures-9-and-11", "study paper serfer --figure 9 --model alexnet --rounds 1 --device cuda", 90),
         _part(out / "batches.toml", "study tune --model inception-v3 --slo-ms 600 --repeats 3 --device cuda", 60),
         _part(out / "two-networks", turns, 90),
     ]
@@ -81,7 +81,7 @@ def trial(out: Path) -> list[Part]:
     plan = out / "plan"
     quoted = shlex.quote(str(plan))
     networks = f"--plan one={quoted} --plan two={quoted}"
-    figures = f"bench paper serfer --figure 9 --plan {quoted} --rounds 1 --burst 8 --max-batch 4 --device cpu"
+    figures = f"study paper serfer --figure 9 --plan {quoted} --rounds 1 --burst 8 --max-batch 4 --device cpu"
     turns = f"bench instance turns {networks} --rounds 1 --load 0.3 --seconds 1 --device cpu"
     return [
         _part(out / "gangs-and-stages-of-2", f"bench gangs --model squeezenet --size 224 --rounds 1 {_SYSTEMS}", 100),

@@ -92,7 +92,7 @@ class TableChart:
 
 @dataclass(frozen=True)
 class Picture:
-    """A file of docs/pictures with charts below each other, or with who wins by tables of `bench planner surface`.
+    """A file of docs/pictures with charts below each other, or with who wins by tables of `study planner surface`.
 
     Axes of the same label are all logarithmic where their values together range far, or none of them is.
     """

@@ -95,7 +95,7 @@ def test_who_wins_is_drawn_from_tables_of_the_surface_alone(tmp_path):
     assert picture.shows([winners, details], tmp_path)
     other = replace(winners, body=[("net", "224", "1,000", "split")])
     assert not picture.shows([other, details], tmp_path)
-    with pytest.raises(InputError, match="not the tables of serfer bench planner surface"):
+    with pytest.raises(InputError, match="not the tables of serfer study planner surface"):
         picture.draw(TABLES, "modelled", tmp_path)
 
 

@@ -16,7 +16,7 @@ from serfer_bench.records.command import recorded, steps
 from serfer_bench.records.record import FOLDER, Figures, Layout, Record, commit_of, differences, digest, read_records
 
 ROOT = Path(__file__).parents[2]
-COMMAND = "serfer bench policies sharing --seconds 5 --rate 2"
+COMMAND = "serfer study policies sharing --seconds 5 --rate 2"
 PAGE = "# Page\n\nText.\n\n<!-- record: shared table: 1 -->\nold\n<!-- end -->\n\nMore.\n"
 TABLES_WITHOUT_A_RECORD = {
     ("bench.md", "Benchmarks: results, and how to repeat them"): "names commands",
@@ -150,7 +150,7 @@ def test_only_commands_of_serfer_run(checkout, command):
 
 def test_of_several_commands_all_are_run_and_the_last_ones_tables_recorded(checkout):
     several = Record(
-        f"serfer bench policies sharing --seconds 5 --rate 3 && {COMMAND}", "simulated", "", "", {"rule.py": ""}
+        f"serfer study policies sharing --seconds 5 --rate 3 && {COMMAND}", "simulated", "", "", {"rule.py": ""}
     )
     assert [row[0] for row in recorded(several, checkout).tables[0].rows] == ["2"] * 5
     failing = Record(f"serfer bench results --checkout nowhere && {COMMAND}", "simulated", "", "", {"rule.py": ""})
@@ -170,7 +170,7 @@ def test_of_several_commands_all_are_run_and_the_last_ones_tables_recorded(check
 def test_a_record_of_a_trace_that_is_not_here_is_skipped_and_stays_as_it_is(checkout, monkeypatch, command, check):
     monkeypatch.chdir(checkout)
     file = checkout / FOLDER / "shared.json"
-    file.write_text(file.read_text().replace(COMMAND, f"serfer bench {command}"))
+    file.write_text(file.read_text().replace(COMMAND, f"serfer study {command}"))
     assert results(checkout).exit_code == 0
     before = file.read_text()
     done = results(checkout, "--run", "shared", *check)
@@ -184,7 +184,7 @@ def test_a_record_without_the_trace_that_its_command_skips_is_written(checkout, 
     """As that of MMPP is, of MArk's costs, of which Twitter's are another record."""
     monkeypatch.chdir(checkout)
     (checkout / "few.csv").write_text("minute,requests\n0,3\n60,3\n")
-    command = "serfer bench paper infless --figure 16 --trace few.csv --policy 60"
+    command = "serfer study paper infless --figure 16 --trace few.csv --policy 60"
     record = recorded(Record(command, "simulated", "", "", {"rule.py": ""}), checkout)
     skips = replace(record, command=f"{command} --trace nasa_http_1995_per_minute.csv", date="")
     assert recorded(skips, checkout).tables == record.tables

@@ -11,7 +11,7 @@ POLICIES = pytest.mark.parametrize("bench", ["optimum", "halves"])
 
 def run(bench, folder, *loads):
     wanted = [word for load in loads for word in ("--load", load)]
-    return CliRunner().invoke(app, ["bench", "policies", bench, "--traces", str(folder), *wanted])
+    return CliRunner().invoke(app, ["study", "policies", bench, "--traces", str(folder), *wanted])
 
 
 @POLICIES

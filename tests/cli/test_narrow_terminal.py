@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 from dataclasses import dataclass
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-import serfer_bench.cli
 from serfer.cli.main import COMMANDS, app
 from serfer.cli.shared.display import columns
 from serfer.registry import open_registry
+from serfer_bench.cli import bench_app
+from serfer_bench.study.cli import study_app
 from tests.cli.terminal_host import END
 from tests.e2e.small import LABELS, split_small
 from tests.registry.records import application, network
@@ -129,20 +131,25 @@ CASES = {
         f"bench burst {LAMBDA} --rps 100 --seconds 0.2 --rounds 3 --out once", "bench compare once once"
     ),
     "bench stores": slow("bench stores --store memory:// --size 10 --rounds 2"),
-    "bench paper infaas --table 7": weekly("bench paper infaas --table 7"),
+    "study paper infaas --table 7": weekly("study paper infaas --table 7"),
     "bench overhead processor": weekly("bench overhead --plan {plan}", codes=(0, 2)),
 }
+
+
+GROUPS = ("serfer_bench.cli", "serfer_bench.study.cli.papers", "serfer_bench.study.cli.planner")
+APPS = {"bench": bench_app.info.cls.places, "study": study_app.info.cls.places}
 
 
 def benchmarks(places, above):
     """Return the names of benchmarks: of those with parts, of each part."""
     for name, (place, _) in places.items():
         module, _, attribute = place.partition(":")
-        group = getattr(serfer_bench.cli, attribute) if module == serfer_bench.cli.__name__ else None
+        group = getattr(import_module(module), attribute) if module in GROUPS else None
         yield from benchmarks(group.info.cls.places, f"{above} {name}") if group else (f"{above} {name}",)
 
 
-AS_OTHERS = {*benchmarks(serfer_bench.cli.COMMANDS, "bench")} - {*CASES}
+LONG = ("bench ", *(f"study {name}" for name in ("paper", "planner", "networks", "policies", "simulator", "measure")))
+AS_OTHERS = {name for above in APPS for name in benchmarks(APPS[above], above) if name.startswith(LONG)} - {*CASES}
 """Benchmarks of minutes: they print by serfer_bench.core.results, as those above, and nothing else may make a table."""
 
 
@@ -151,8 +158,8 @@ def commands():
     top = typer.main.get_command(app)
     context = top.make_context("serfer", ["--version"], resilient_parsing=True)
     for name in COMMANDS:
-        if name == "bench":
-            yield from benchmarks(serfer_bench.cli.COMMANDS, name)
+        if name in APPS:
+            yield from benchmarks(APPS[name], name)
             continue
         group = top.get_command(context, name)
         parts = group.list_commands(context) if hasattr(group, "list_commands") else ()

@@ -18,7 +18,7 @@ from tests.e2e.small import CLASSES, LABELS, SIZE
 
 COMMANDS = (
     *("classify", "split", "explain", "verify", "cost", "study profile", "doctor", "bench", "bench overhead"),
-    *("instance", "study tune", "study simulate", "bench instance", "bench route", "bench policies", "bench simulator"),
+    *("instance", "study tune", "study simulate", "bench instance", "bench route", "study policies", "study simulator"),
 )
 ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile"}
 FIELDS = {

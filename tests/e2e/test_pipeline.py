@@ -139,7 +139,7 @@ def test_a_report_has_the_cost_of_its_query(plan, settings, examples):
 
 
 def test_a_query_says_when_it_was_cut_with_the_cutting_in_it(plan, settings, monkeypatch):
-    """As `serfer bench paper serfer --figure 8` and traces show it."""
+    """As `serfer study paper serfer --figure 8` and traces show it."""
     cut = []
 
     def cutting(*given):

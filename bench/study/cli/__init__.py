@@ -35,5 +35,22 @@ study_app = group(
             "serfer_bench.study.cli.train_forecaster:train_forecaster",
             "Train MArk's forecaster on a load.",
         ),
+        "paper": (
+            "serfer_bench.study.cli.papers:paper",
+            "The evaluations of SerFer, MArk, INFaaS and INFless redone.",
+        ),
+        "planner": ("serfer_bench.study.cli.planner:planner", "Plans against others, weights' places, predictions."),
+        "networks": (
+            "serfer_bench.study.planner.networks:command",
+            "Split public architectures on 2x2 tiles; needs timm.",
+        ),
+        "policies": (
+            "serfer_bench.study.cli.planner:policies",
+            "Routing policies against the optimum, and against MArk tuned.",
+        ),
+        "simulator": (
+            "serfer_bench.study.policy_experiments.simulator:command",
+            "Hold the simulator against local runs, and time it.",
+        ),
     },
 )

@@ -66,7 +66,7 @@ def results(found: Sequence[FetchedTrace], traces: Mapping[str, PublicTrace], di
     """Return what became of each, and what the files are for."""
     records = ({**asdict(one), "licence": traces[one.name].licence} for one in found)
     body = [[one.name, one.state, traces[one.name].licence] for one in found]
-    notes = [f"serfer study simulate {directory}/NAME.csv; serfer bench policies --traces {directory}"]
+    notes = [f"serfer study simulate {directory}/NAME.csv; serfer study policies --traces {directory}"]
     return Results(records, [Table(["trace", "file", "licence"], body)], notes)
 
 

@@ -1,1 +1,1 @@
-"""The evaluations of the four papers redone, beside what they published: `serfer bench paper NAME`."""
+"""The evaluations of the four papers redone, beside what they published: `serfer study paper NAME`."""

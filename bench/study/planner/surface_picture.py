@@ -67,13 +67,13 @@ class _Shown:
 
 
 def won(tables: Sequence[Table]) -> list[Won]:
-    """Return who wins by the two tables of `serfer bench planner surface`; raises InputError for other tables."""
+    """Return who wins by the two tables of `serfer study planner surface`; raises InputError for other tables."""
     try:
         winners, details = tables
         bursts = sorted({_number(row[details.head.index("burst")]) for row in details.body})
         return [shown for row in winners.body for shown in _shown(dict(zip(winners.head, row, strict=True)), bursts)]
     except (KeyError, ValueError) as error:
-        raise InputError(f"these are not the tables of serfer bench planner surface: {error}") from error
+        raise InputError(f"these are not the tables of serfer study planner surface: {error}") from error
 
 
 def _shown(row: dict[str, str], bursts: Sequence[int]) -> Iterator[Won]:

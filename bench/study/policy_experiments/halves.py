@@ -1,4 +1,4 @@
-"""Policies against MArk tuned on the first half of each load, both judged on the second: `bench policies halves`.
+"""Policies against MArk tuned on the first half of each load, both judged on the second: `study policies halves`.
 
     first half ──> MArk's settings, one after the other: the cheapest cool-down, with and without the SLO monitor,
                    seasonal or LSTM forecasts (trained on it)

@@ -1,4 +1,4 @@
-"""The simulator against local runs, and its speed: `serfer bench simulator`.
+"""The simulator against local runs, and its speed: `serfer study simulator`.
 
 One local run calibrates; the simulation is compared with each of the others. Speeds are those of one core.
 """
@@ -88,7 +88,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Checked:
-    """The results of `serfer bench simulator`."""
+    """The results of `serfer study simulator`."""
 
     plan: str
     queries: int

@@ -1,4 +1,4 @@
-"""`serfer study simulate` and `serfer bench policies`, as users call them."""
+"""`serfer study simulate` and `serfer study policies`, as users call them."""
 
 import json
 import os
@@ -433,7 +433,7 @@ def test_bench_policies_runs_every_trace_and_scenario(tmp_path, monkeypatch):
     (tmp_path / "twitter_small.csv").write_text("minute,requests\n" + "".join(f"{n},{n % 7}\n" for n in range(60)))
     arguments = ("--traces", tmp_path, "--scenarios", tmp_path, "--load", "twitter", "--window-s", "120")
     some = ("--policy", "ski-rental", "--policy", "target-tracking-stepwise")
-    lines = CliRunner().invoke(app, ["bench", "policies", *map(str, (*arguments, *some)), "--json"]).stdout.splitlines()
+    lines = CliRunner().invoke(app, ["study", "policies", *map(str, (*arguments, *some)), "--json"]).stdout.splitlines()
     rows = [json.loads(line) for line in lines]
     assert [(one["trace"], one["scale"], one["policy"]) for one in rows] == [
         ("twitter_small", scale, policy) for scale in "SM" for policy in ("ski-rental", "target-tracking-stepwise")
@@ -459,7 +459,7 @@ def test_the_table_compares_with_target_tracking_and_sums_up(scenario):
 @pytest.mark.parametrize(("name", "fault"), [("", "--scenarios"), ("none", "by name: those are aws"), ("a/b", "a/b")])
 def test_bench_policies_refuses_folders_and_names_without_scenarios(tmp_path, monkeypatch, name, fault):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["bench", "policies", "--traces", str(tmp_path), "--scenarios", name or "."])
+    result = CliRunner().invoke(app, ["study", "policies", "--traces", str(tmp_path), "--scenarios", name or "."])
     assert isinstance(result.exception, InputError)
     assert fault in str(result.exception)
 

@@ -1,4 +1,4 @@
-"""`serfer bench paper NAME` finds the evaluation of each paper, by figure, table or section; the rest is weekly."""
+"""`serfer study paper NAME` finds the evaluation of each paper, by figure, table or section; the rest is weekly."""
 
 from functools import partial
 
@@ -7,7 +7,7 @@ import pytest
 from serfer.core.errors import ModelError, UsageError
 from tests.bench.running import rows, run
 
-paper = partial(rows, "bench", "paper")
+paper = partial(rows, "study", "paper")
 
 
 def test_serfer_reads_its_digits_before_it_trains(tmp_path):
@@ -24,7 +24,7 @@ def test_infaas_shows_every_system_under_every_load_with_what_was_published():
 @pytest.mark.parametrize("figure", [5, 7])
 def test_a_figure_whose_public_trace_is_not_here_is_left_out_by_name(tmp_path, figure):
     given = ["--figure", str(figure), "--trace", str(tmp_path / "twitter_2021-08_per_minute.csv")]
-    done = run("bench", "paper", "infaas", *given)
+    done = run("study", "paper", "infaas", *given)
     assert done.stdout == ""
     assert "skipped: twitter_2021-08_per_minute: not here; get them with serfer study fetch-traces" in done.stderr
 

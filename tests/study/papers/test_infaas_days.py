@@ -63,6 +63,6 @@ def test_the_command_shows_all_systems_and_networks_under_both_forms_of_the_day_
     monkeypatch.setattr(figure7, "_LOW", 5.0)
     monkeypatch.setattr(figure7, "_HIGH", 50.0)
     monkeypatch.setattr(figure7, "_QUERIES", 3000)
-    found = rows("bench", "paper", "infaas", "--figure", "7", "--trace", trace, "--day", "1", "--seeds", "2")
+    found = rows("study", "paper", "infaas", "--figure", "7", "--trace", trace, "--day", "1", "--seeds", "2")
     assert len(found) == 2 * 2 * 4 * 2
     assert {row["seed"] for row in found} == {0, 1}

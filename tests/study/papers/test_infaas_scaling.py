@@ -1,4 +1,4 @@
-"""`serfer bench paper infaas --section 4.2` on few loads: the heuristic is never cheaper than the programme."""
+"""`serfer study paper infaas --section 4.2` on few loads: the heuristic is never cheaper than the programme."""
 
 import json
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.weekly
 
 def test_the_heuristic_is_compared_with_the_programme_for_each_number_of_networks():
     drawn = ["--networks", "1", "--networks", "3", "--loads", "5"]
-    arguments = ["bench", "paper", "infaas", "--section", "4.2", *drawn, "--json"]
+    arguments = ["study", "paper", "infaas", "--section", "4.2", *drawn, "--json"]
     rows = [json.loads(line) for line in CliRunner().invoke(app, arguments).output.splitlines()]
     assert [(row["networks"], row["loads"]) for row in rows] == [(1, 5), (3, 5)]
     for row in rows:

@@ -1,4 +1,4 @@
-"""`serfer bench paper infaas --table 7` on few queries: every mix of states, beside the published figures."""
+"""`serfer study paper infaas --table 7` on few queries: every mix of states, beside the published figures."""
 
 import pytest
 from typer.testing import CliRunner
@@ -9,7 +9,7 @@ from tests.bench import running
 pytestmark = pytest.mark.weekly
 
 
-COMMAND = ("bench", "paper", "infaas", "--table", "7", "--queries", "100")
+COMMAND = ("study", "paper", "infaas", "--table", "7", "--queries", "100")
 
 
 def test_selections_are_timed_for_every_mix_of_states_beside_infaas():

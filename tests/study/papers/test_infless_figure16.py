@@ -38,19 +38,19 @@ def test_the_command_runs_traces_in_place_of_generated_loads_and_draws_them(tmp_
     trace, picture = tmp_path / "few.csv", tmp_path / "few.png"
     trace.write_text("minute,requests\n" + "".join(f"{minute},3\n" for minute in range(0, 3000, 30)))
     given = ["--trace", str(trace), "--seeds", "1", "--policy", "lsth", "--policy", "300", "--picture", str(picture)]
-    rows = running.rows("bench", "paper", "infless", "--figure", "16", *given)
+    rows = running.rows("study", "paper", "infless", "--figure", "16", *given)
     assert [row["load"] for row in rows] == ["few", "few"]
     assert rows[0]["cold"] < rows[1]["cold"] == 100
     assert picture.read_bytes().startswith(b"\x89PNG")
-    wrong = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", "--policy", "lsht"])
+    wrong = CliRunner().invoke(app, ["study", "paper", "infless", "--figure", "16", "--policy", "lsht"])
     assert wrong.exit_code != 0
 
 
 def test_a_public_trace_that_is_not_here_is_skipped_by_name(tmp_path):
     """Every command of a page runs without the traces."""
     gone = ["--trace", str(tmp_path / "infless_bursty.csv")]
-    result = running.run("bench", "paper", "infless", "--figure", "16", *gone)
+    result = running.run("study", "paper", "infless", "--figure", "16", *gone)
     assert result.stdout == ""
     assert "skipped: infless_bursty: not here; get them with serfer study fetch-traces infless_bursty" in result.stderr
-    typed = CliRunner().invoke(app, ["bench", "paper", "infless", "--figure", "16", "--trace", "mine.csv"])
+    typed = CliRunner().invoke(app, ["study", "paper", "infless", "--figure", "16", "--trace", "mine.csv"])
     assert typed.exit_code != 0

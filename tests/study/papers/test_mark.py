@@ -1,4 +1,4 @@
-"""`serfer bench paper mark`: its inputs are those of the paper's text, and the experiments show what the text says."""
+"""`serfer study paper mark`: its inputs are those of the paper's text, and the experiments show what the text says."""
 
 import numpy as np
 import pytest

@@ -33,7 +33,7 @@ ALL = (*BURSTS, *UNIFORM, *STEP_FUNCTIONS)
 SYSTEMS = sorted({name for load in ALL for name in load.systems})
 
 
-serfer = partial(running.rows, "bench", "paper", "serfer")
+serfer = partial(running.rows, "study", "paper", "serfer")
 
 
 def measured(system, images, *seconds, times=(), gap_s=0.0):

@@ -114,5 +114,5 @@ def test_the_break_even_says_from_where_on_splitting_wins():
 
 @pytest.mark.parametrize("command", ["gillis", "breakeven"])
 def test_an_unknown_store_is_refused(command):
-    result = CliRunner().invoke(app, ["bench", "planner", command, "--store", "tape"])
+    result = CliRunner().invoke(app, ["study", "planner", command, "--store", "tape"])
     assert "redis or s3" in str(result.exception)

@@ -1,4 +1,4 @@
-"""`serfer bench planner defaults` on a small network that no zip holds, where fetching takes long."""
+"""`serfer study planner defaults` on a small network that no zip holds, where fetching takes long."""
 
 from dataclasses import replace
 

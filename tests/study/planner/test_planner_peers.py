@@ -234,7 +234,7 @@ def test_vcpus_of_a_template_are_the_cheapest_of_all(name, most):
 
 @pytest.mark.slow
 def test_no_plan_of_theirs_for_vgg11_is_cheaper_than_ours_under_either_model():
-    found = CliRunner().invoke(app, ["bench", "planner", "peers", "--model", "vgg11", "--json"], catch_exceptions=False)
+    found = CliRunner().invoke(app, ["study", "planner", "peers", "--model", "vgg11", "--json"], catch_exceptions=False)
     rows = [json.loads(line) for line in found.stdout.splitlines()]
     fastest, slo_aware = ([row for row in rows if ("slo_s" in row) is aware] for aware in (False, True))
     models = "theirs", "ours"

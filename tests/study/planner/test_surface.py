@@ -1,4 +1,4 @@
-"""`serfer bench planner surface`: every way meets the objective that it is shown for, on a small network."""
+"""`serfer study planner surface`: every way meets the objective that it is shown for, on a small network."""
 
 import json
 from dataclasses import replace
@@ -145,7 +145,7 @@ def test_the_command_answers_for_a_network_of_ones_own_and_draws_who_wins(tmp_pa
     (tmp_path / "net.onnx").write_bytes(small_onnx().SerializeToString())
     options = ["--model", str(tmp_path / "net.onnx"), "--size", str(SIZE), "--burst", "1", "--burst", "50"]
     options += ["--cold-share", "0.1", "--slo-ms", "900", "--per-hour", "500"]
-    command = ["bench", "planner", "surface", *options, "--picture", str(tmp_path / "who.png"), "--json"]
+    command = ["study", "planner", "surface", *options, "--picture", str(tmp_path / "who.png"), "--json"]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -157,5 +157,5 @@ def test_the_command_answers_for_a_network_of_ones_own_and_draws_who_wins(tmp_pa
 def test_a_picture_of_an_unknown_format_is_refused_before_anything_is_planned(tmp_path):
     with pytest.raises(UsageError, match="should end in"):
         CliRunner().invoke(
-            app, ["bench", "planner", "surface", "--picture", str(tmp_path / "a.txt")], catch_exceptions=False
+            app, ["study", "planner", "surface", "--picture", str(tmp_path / "a.txt")], catch_exceptions=False
         )

@@ -1,4 +1,4 @@
-"""`serfer bench planner places` on a small network, of which a zip holds each half."""
+"""`serfer study planner places` on a small network, of which a zip holds each half."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`serfer bench policies halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
+"""`serfer study policies halves`: MArk is tuned on the first half of a load, and judged with others on the second."""
 
 import re
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_a_load_that_is_not_here_is_named_with_the_command_that_fetches_it(tmp_p
     (tmp_path / "two-types.toml").write_text(TOML)
     bench = "halves" if module is halves_command else "optimum"
     folders = ("--traces", str(tmp_path), "--scenarios", str(tmp_path))
-    done = CliRunner().invoke(app, ["bench", "policies", bench, *folders, "--load", "diurnal", "--load", "nasa"])
+    done = CliRunner().invoke(app, ["study", "policies", bench, *folders, "--load", "diurnal", "--load", "nasa"])
     assert done.exit_code == 0
     assert "skipped: nasa_http_1995_per_minute: not here; get them with serfer study fetch-traces" in done.stdout
 

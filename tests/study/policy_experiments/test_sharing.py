@@ -1,4 +1,4 @@
-"""`serfer bench policies sharing`: both rules of shared invocations on tasks whose batches are known."""
+"""`serfer study policies sharing`: both rules of shared invocations on tasks whose batches are known."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Figure 5 of INFaaS redone: 22 networks under a pressed day of Twitter's: `serfer bench paper infaas --figure 5`.
+"""Figure 5 of INFaaS redone: 22 networks under a pressed day of Twitter's: `serfer study paper infaas --figure 5`.
 
 From the paper (6.1): the architectures, the load (113,420 queries, 10 to 1,000 a second), the four popular networks
 with 80% of it and 50 ms, Zipf's law, 1.5 times the fastest CPU variant for the others; 5 CPU and 7 GPU workers for the

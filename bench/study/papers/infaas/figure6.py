@@ -1,4 +1,4 @@
-"""Figure 6 of INFaaS redone: ResNet50 on one worker under three loads: `serfer bench paper infaas --figure 6`.
+"""Figure 6 of INFaaS redone: ResNet50 on one worker under three loads: `serfer study paper infaas --figure 6`.
 
 From the paper: Table 2's three variants (latency, saturation, four of eight vCPUs, one of four Inferentia cores), the
 batch of 8 on the GPU, which takes the peak; prices of $0.031, $0.190 and $0.498 for a GB and second of CPU, Inferentia

@@ -1,4 +1,4 @@
-"""Figure 7 of INFaaS redone: two networks on shared GPUs (`serfer bench paper infaas --figure 7`).
+"""Figure 7 of INFaaS redone: two networks on shared GPUs (`serfer study paper infaas --figure 7`).
 
 From the paper (6.3.1): 80% of 75,000 queries between 50 and 500 a second for Inception-ResNetV2, the rest for
 MobileNetV1, variants of batch 1; Clipper+ has two GPUs with one network each, INFaaS begins with both on one and may

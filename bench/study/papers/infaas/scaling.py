@@ -1,4 +1,4 @@
-"""INFaaS' greedy heuristic beside its integer programme: `serfer bench paper infaas --section 4.2`.
+"""INFaaS' greedy heuristic beside its integer programme: `serfer study paper infaas --section 4.2`.
 
 Random applications of as many networks as are asked for, each with an SLO and a load of its own, which comes to rest.
 A network has a variant of a CPU, of Inferentia and of a GPU, and some with larger batches; their figures are

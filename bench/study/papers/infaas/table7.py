@@ -1,4 +1,4 @@
-"""How long a selection takes among many variants, for each mix of states: `serfer bench paper infaas --table 7`.
+"""How long a selection takes among many variants, for each mix of states: `serfer study paper infaas --table 7`.
 
 A measured query makes its draw from its id, reads the newest states, and selects variant and place, by INFaaS' policy
 (section 4.1). States change after every 1,000 queries; the one that lays new states out is among them, as it would be

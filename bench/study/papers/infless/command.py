@@ -1,4 +1,4 @@
-"""`serfer bench paper infless`: INFless' evaluation redone in simulations, beside its published figures."""
+"""`serfer study paper infless`: INFless' evaluation redone in simulations, beside its published figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted against measured time of whole networks by batch and threads: `serfer bench paper infless --figure 8`.
+"""Predicted against measured time of whole networks by batch and threads: `serfer study paper infless --figure 8`.
 
 A prediction is that of a cluster's scenario: the network's profile (study/policies/infless/measured.py), for so many
 cores, without the 10% that are added to it there. Networks run in a session as instances have them, until some runs

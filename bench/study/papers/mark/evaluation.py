@@ -1,4 +1,4 @@
-"""MArk's evaluation (ATC 2019, section 5) redone in the simulator: `serfer bench paper mark`.
+"""MArk's evaluation (ATC 2019, section 5) redone in the simulator: `serfer study paper mark`.
 
     cost           Twitter, 8 hours, and MMPP, 4 hours: SageMaker's dollars over MArk's, SLO, and figure 7's curve:
                    MMPP query by query, Twitter's dollars at the level of rates and the rest in windows

@@ -1,4 +1,4 @@
-"""SerFer's Tables 2 and 3, and its section 6.4: when to move from a GPU to functions (`bench paper serfer --table 3`).
+"""SerFer's Tables 2 and 3, and its section 6.4: when to move from a GPU to functions (`study paper serfer --table 3`).
 
 Arithmetic over what the paper printed, and over the cost model's predictions for the same network today; nothing runs.
 

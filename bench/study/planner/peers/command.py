@@ -1,4 +1,4 @@
-"""`serfer bench planner peers`: plans of Gillis's planner and of MPHB's beside ours, under both cost models."""
+"""`serfer study planner peers`: plans of Gillis's planner and of MPHB's beside ours, under both cost models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What Gillis's and MPHB's programs answered on 2026-11-28 (`recorded_plans.json`): results, not code of theirs.
 
 Gillis's at commit 2244da4, MPHB's at 37fed57, both with the coefficients of AWS Lambda and their own limits of memory,
-1,400 and 2,048 MB; networks as in networks.py. `serfer bench planner peers --checkout DIR --keep FILE` writes such a
+1,400 and 2,048 MB; networks as in networks.py. `serfer study planner peers --checkout DIR --keep FILE` writes such a
 file again.
 """
 

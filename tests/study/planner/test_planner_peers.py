@@ -1,15 +1,12 @@
 """Gillis's and MPHB's planners beside ours: the process that runs theirs, and who is cheaper under either model."""
 
-import json
 import math
 from importlib.resources import files
 from itertools import product
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.errors import InputError, SerferError
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.study.baselines.published_costs import GILLIS, PublishedCosts
@@ -21,6 +18,7 @@ from serfer_bench.study.planner.peers.programs import Stage, TheirPlan, in_their
 from serfer_bench.study.planner.peers.questions import FASTEST, Question
 from serfer_bench.study.planner.peers.recorded_plans import keep, recorded
 from serfer_bench.study.planner.peers.templates import TEMPLATES
+from tests.bench import running
 from tests.splitter.models import Net
 from tests.study.planner.test_published_costs import chain
 
@@ -234,8 +232,7 @@ def test_vcpus_of_a_template_are_the_cheapest_of_all(name, most):
 
 @pytest.mark.slow
 def test_no_plan_of_theirs_for_vgg11_is_cheaper_than_ours_under_either_model():
-    found = CliRunner().invoke(app, ["study", "planner", "peers", "--model", "vgg11", "--json"], catch_exceptions=False)
-    rows = [json.loads(line) for line in found.stdout.splitlines()]
+    rows = running.rows("study", "planner", "peers", "--model", "vgg11")
     fastest, slo_aware = ([row for row in rows if ("slo_s" in row) is aware] for aware in (False, True))
     models = "theirs", "ours"
     assert {(row["model"], row["program"]) for row in fastest} == set(product(models, ("Gillis", "MPHB")))

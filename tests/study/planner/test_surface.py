@@ -1,6 +1,5 @@
 """`serfer study planner surface`: every way meets the objective that it is shown for, on a small network."""
 
-import json
 from dataclasses import replace
 from itertools import pairwise
 
@@ -31,6 +30,7 @@ from serfer_bench.study.planner.ways_to_answer import (
     burst_ms,
     fleet,
 )
+from tests.bench.running import rows
 from tests.e2e.small import SIZE, small_onnx
 from tests.splitter.models import BUDGET, Net
 
@@ -145,10 +145,7 @@ def test_the_command_answers_for_a_network_of_ones_own_and_draws_who_wins(tmp_pa
     (tmp_path / "net.onnx").write_bytes(small_onnx().SerializeToString())
     options = ["--model", str(tmp_path / "net.onnx"), "--size", str(SIZE), "--burst", "1", "--burst", "50"]
     options += ["--cold-share", "0.1", "--slo-ms", "900", "--per-hour", "500"]
-    command = ["study", "planner", "surface", *options, "--picture", str(tmp_path / "who.png"), "--json"]
-    done = CliRunner().invoke(app, command)
-    assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = rows("study", "planner", "surface", *options, "--picture", tmp_path / "who.png")
     assert [(line["burst"], line["winner"]) for line in lines] == [(1, ONE_FUNCTION), (50, ONE_FUNCTION)]
     assert {ONE_FUNCTION, SNAPSTART, INSTANCE} <= lines[0]["ways"].keys()
     assert (tmp_path / "who.png").read_bytes().startswith(b"\x89PNG")

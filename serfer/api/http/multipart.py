@@ -1,20 +1,17 @@
-"""A form (multipart/form-data, RFC 7578) that has arrived whole, cut into its parts.
+"""A form (multipart/form-data, RFC 7578) that has arrived whole, cut into its parts by `multipart` in strict mode.
 
-Cutting is by `bytes.find` alone. python-multipart's parser (0.0.34) walks through some bodies byte by byte: 20 MiB of
-blanks after a boundary take 6 s of the event loop's time, 20 MiB of boundaries that no line's end follows 4 to 5 s
-(docs/adr/0043-forms-are-cut-without-a-parser.md). What is subtle, the quoting in headers, is left to that library.
+What is quoted in headers is read by the standard library's email package, as clients of all kinds write it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from email.message import Message
 
-from python_multipart.multipart import parse_options_header
+from multipart import MultipartError, MultipartSegment, PushMultipartParser
 
 from serfer.api.http.problems import Problem
 
-_END = b"\r\n"
-_MOST_HEAD = 8 * 1024  # bytes of a part's own headers
 _MOST_BOUNDARY = 70  # characters (RFC 2046, section 5.1.1)
 
 
@@ -29,29 +26,29 @@ class Part:
 
 def split_form(content_type: str, body: bytes, most: int) -> list[Part]:
     """Return a form's parts in order; raises Problem, 400 for what is not a form, 413 for more than `most` parts."""
-    mark = b"--" + boundary_of(content_type)
-    if not body.startswith(mark):
-        raise Problem(400, "the form does not begin with the boundary that Content-Type names")
     parts: list[Part] = []
-    at = len(mark)
-    while not body.startswith(b"--", at):
-        if len(parts) == most:
-            raise Problem(413, f"the form has more than {most} parts: a request takes {most} images at most")
-        head_end = body.find(_END + _END, at, at + _MOST_HEAD)
-        if head_end < 0 or not body.startswith(_END, at):
-            raise Problem(400, f"part {len(parts)} of the form is cut short, or has no headers of at most 8 KiB")
-        start = head_end + len(_END + _END)
-        end = body.find(_END + mark, start)
-        if end < 0:
-            raise Problem(400, f"part {len(parts)} of the form has no boundary after it: the form is cut short")
-        parts.append(part_of(body[at:head_end], body[start:end], len(parts)))
-        at = end + len(_END + mark)
+    chunks: list[bytes] = []
+    boundary = _boundary(content_type)
+    if not body.startswith(f"--{boundary}".encode()):
+        raise Problem(400, "the form does not begin with the boundary that Content-Type names")
+    try:
+        with PushMultipartParser(boundary, header_charset="latin-1", strict=True) as parser:
+            for event in parser.parse(body):
+                if isinstance(event, MultipartSegment):
+                    if len(parts) == most:
+                        raise Problem(413, f"the form has more than the {most} parts that a request may have")
+                    segment, chunks = event, []
+                elif event is not None:
+                    chunks.append(bytes(event))
+                else:
+                    parts.append(_part(segment, b"".join(chunks), len(parts)))
+    except MultipartError as error:
+        raise Problem(400, f"the form cannot be read: {error}, in part {len(parts)} or before it") from None
     return parts
 
 
-def boundary_of(content_type: str) -> bytes:
-    """Return the boundary that a form's Content-Type names; raises Problem 400."""
-    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+def _boundary(content_type: str) -> str:
+    boundary = _options(content_type)[1].get("boundary", "")
     if not 1 <= len(boundary) <= _MOST_BOUNDARY:
         raise Problem(
             400, f"Content-Type: multipart/form-data needs a boundary of 1 to {_MOST_BOUNDARY} characters: boundary=..."
@@ -59,16 +56,18 @@ def boundary_of(content_type: str) -> bytes:
     return boundary
 
 
-def part_of(head: bytes, data: bytes, number: int) -> Part:
-    """Build a part from its header lines and its content."""
-    lines = (line.partition(b":") for line in head.split(_END))
-    values = [value for name, _, value in lines if name.strip().lower() == b"content-disposition"]
-    kind, options = parse_options_header(values[0].strip()) if len(values) == 1 else (b"", {})
-    if kind != b"form-data" or b"name" not in options:
+def _part(segment: MultipartSegment, data: bytes, number: int) -> Part:
+    values = [value for name, value in segment.headerlist if name == "Content-Disposition"]
+    kind, options = _options(values[0]) if len(values) == 1 else ("", {})
+    if kind != "form-data" or "name" not in options:
         raise Problem(400, f'part {number} of the form lacks its header Content-Disposition: form-data; name="..."')
-    filename = options.get(b"filename")
-    return Part(_text(options[b"name"]), None if filename is None else _text(filename), data)
+    return Part(options["name"], options.get("filename"), data)
 
 
-def _text(value: bytes) -> str:
-    return value.decode("utf-8", errors="replace")
+def _options(header: str) -> tuple[str, dict[str, str]]:
+    """Return the value of a header, in lower case, and its options, unquoted."""
+    message = Message()
+    message["Content-Type"] = header
+    (kind, _), *options = message.get_params([("", "")])
+    values = ((name, value[-1] if isinstance(value, tuple) else value) for name, value in options)
+    return kind.lower(), {name: value.encode("latin-1", "replace").decode(errors="replace") for name, value in values}

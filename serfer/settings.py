@@ -68,7 +68,7 @@ class Settings(BaseSettings):
     max_image_pixels: int = Field(default=100_000_000, gt=0)
     """The largest image that commands and the Python API decode."""
     registry: str | None = Field(default=None, max_length=1024)
-    """The registry of applications: a directory, or `s3://BUCKET/PREFIX` of a versioned bucket (`--registry`)."""
+    """The registry of applications: a directory, or `s3://BUCKET/PREFIX` (`--registry`)."""
     results: str | None = None
     """The URL of the store of results: answers that the last stage's tiles write there, for their owner to keep; `none`
     keeps none.

@@ -21,7 +21,7 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.pipeline.warm import environments, ping_event
-from serfer.registry.records import APPLICATIONS
+from serfer.registry.records import document_name
 from serfer.sam.options import DAY_S, LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
 from serfer.sam.template import fragments
 from serfer.sam.template.fragments import Part
@@ -205,21 +205,24 @@ def _ping_variables(options: Options) -> Part:
     if options.pings is None:
         return {}
     minutes = options.pings.minutes
-    rate = f"rate({minutes} minute{'s' * (minutes > 1)})"
-    return {"ping_rate": rate, "ping": json.dumps(ping_event(options.pings.queries))}
+    return {
+        "ping_rate": f"rate({minutes} minute{'s' * (minutes > 1)})",
+        "ping": json.dumps(ping_event(options.pings.queries)),
+    }
 
 
 def _registry_variables(options: Options) -> Part:
-    """Return what drivers may do in the registry: a fleet's drivers also write the records of their applications."""
-    served = options.applications
-    if served is None:
+    if (served := options.applications) is None:
         return {}
-    documents = f"arn:${{AWS::Partition}}:s3:::{served.place}/documents/{APPLICATIONS}"
+    bucket, _, prefix = served.place.partition("/")
+    folders = [f"{prefix}/documents/{document_name(name)}/".lstrip("/") for name in served.names]
     return {
         "applications": ",".join(served.names),
         "registry": served.place,
         "registry_actions": ["s3:GetObject", "s3:PutObject"] if options.drivers == "fleet" else "s3:GetObject",
-        "registry_documents": [{"Fn::Sub": f"{documents}{name}.json"} for name in served.names],
+        "registry_bucket": bucket,
+        "registry_documents": [{"Fn::Sub": f"arn:${{AWS::Partition}}:s3:::{bucket}/{path}*"} for path in folders],
+        "registry_prefixes": folders,
     }
 
 

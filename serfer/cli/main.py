@@ -54,6 +54,7 @@ app_group = group(
         "restore": ("serfer.cli.registry.upkeep:restore", "Put an earlier version of a record in place of the last."),
         "delete": ("serfer.cli.registry.upkeep:delete", "Delete an application."),
         "gc": ("serfer.cli.registry.upkeep:gc", "Delete files that no application refers to."),
+        "import": ("serfer.cli.registry.upkeep:import_old", "Copy a registry of the format before 0.2 to a new place."),
     },
 )
 deploy_group = group(

@@ -1,7 +1,6 @@
-"""The registry: applications' records and the artefacts of their variants, in a directory or a versioned bucket of S3.
+"""The registry: applications' records and the artefacts of their variants, in a directory or a bucket of S3.
 
     applications/APP.json       the record of an application (serfer/core/variants), replaced by compare-and-set
-    submissions/ID.json         what was handed in over HTTP to be registered, and how far it is
     registrations/ID.json       what the registration of a network has done so far, and who works on it
     artefacts, by SHA-256       the files of plan directories, and their manifests; shared between variants
 
@@ -11,6 +10,7 @@ Nothing in it expires: `Registry.collect_garbage` deletes the artefacts that no 
 from __future__ import annotations
 
 from serfer.registry.garbage import CollectionReport
+from serfer.registry.importing import ImportReport, import_registry
 from serfer.registry.opening import check_apart, open_registry
 from serfer.registry.registration import (
     HEARTBEAT_S,
@@ -32,6 +32,7 @@ __all__ = [
     "CollectionReport",
     "Document",
     "DocumentVersion",
+    "ImportReport",
     "Latest",
     "Registration",
     "RegistrationRequest",
@@ -41,5 +42,6 @@ __all__ = [
     "Registry",
     "RegistryStore",
     "check_apart",
+    "import_registry",
     "open_registry",
 ]

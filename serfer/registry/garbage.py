@@ -32,6 +32,7 @@ def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float]
     """Delete artefacts and registrations; see the module's text. Raises InputError where a record cannot be read."""
     if not older_than_s >= 0:
         raise UsageError("garbage is older than a number of seconds, 0 or more")
+    store.delete_leftovers()
     entries = list(store.artefacts())
     registrations = _delete_registrations(store, older_than_s, unix())
     kept = _files(store, _references(store))

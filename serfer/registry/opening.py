@@ -1,4 +1,4 @@
-"""A registry by its URL."""
+"""A registry by its URL: a directory, or a prefix of a bucket of S3."""
 
 from __future__ import annotations
 
@@ -7,25 +7,30 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from serfer.core.errors import UsageError
+from obstore.exceptions import BaseError
+from obstore.store import LocalStore
+
+from serfer.core.errors import UnavailableError, UsageError
 from serfer.files import lies_inside
-from serfer.registry.directory import DirectoryStore
 from serfer.registry.registry import Registry
-from serfer.registry.store import RegistryStore
+from serfer.registry.store import MARK, PARTS, RegistryStore
 from serfer.s3 import is_bucket
 
 _PREFIX: Final = re.compile(r"|[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*){0,7}")
 _FORM: Final = "give a directory, or s3://BUCKET/PREFIX"
+_READ_S: Final = 20.0
 
 
 def open_registry(url: str, *, create: bool = True) -> Registry:
     """Open the registry in a directory (a path, or a file URL) or in S3 (s3://BUCKET/PREFIX).
 
     Where there is none, it is made if `create`. Raises UsageError for a URL that is malformed, a place that holds
-    something else, a bucket that keeps no versions or an S3 server that ignores conditions; UnavailableError where it
+    something else, a registry of another format or an S3 server that ignores conditions; UnavailableError where it
     cannot be reached, or is not there.
     """
-    return Registry(_open_store(url, create=create))
+    store = open_store(url, create=create)
+    store.open(create=create)
+    return Registry(store)
 
 
 def check_apart(url: str, store: str) -> None:
@@ -34,11 +39,12 @@ def check_apart(url: str, store: str) -> None:
         raise UsageError(f"the registry {url:.100} is inside the store of activations, where all expires: give another")
 
 
-def _open_store(url: str, *, create: bool) -> RegistryStore:
+def open_store(url: str, *, create: bool) -> RegistryStore:
+    """Return what reads and writes the objects of a registry's place, whose format is not looked at."""
     if not url or "\0" in url:
         raise UsageError(f"{url!r:.100} is not a registry: {_FORM}")
     if "://" not in url:
-        return DirectoryStore(Path(url).expanduser().absolute(), create=create)
+        return _in_directory(Path(url).expanduser().absolute(), create=create)
     parts = urlsplit(url)
     if (
         parts.scheme == "file"
@@ -46,10 +52,38 @@ def _open_store(url: str, *, create: bool) -> RegistryStore:
         and parts.path.startswith("/")
         and not (parts.query or parts.fragment)
     ):
-        return DirectoryStore(Path(unquote(parts.path)), create=create)
+        return _in_directory(Path(unquote(parts.path)), create=create)
     prefix = parts.path.strip("/")
     if parts.scheme == "s3" and is_bucket(parts.netloc) and _PREFIX.fullmatch(prefix) and not parts.query:
-        from serfer.registry.s3 import S3Store  # noqa: PLC0415 - only registries in S3 need botocore
-
-        return S3Store(parts.netloc, f"{prefix}/" if prefix else "", create=create)
+        return _in_bucket(parts.netloc, prefix)
     raise UsageError(f"{url!r:.100} is not a registry: {_FORM}")
+
+
+def _in_directory(root: Path, *, create: bool) -> RegistryStore:
+    """Open a directory, readable for its owner alone where it is made; raises UsageError for one of something else."""
+    try:
+        if not (root / MARK).exists():
+            if not create:
+                raise UnavailableError(f"there is no registry in {root}: serfer app register makes one")
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            foreign = [path.name for path in root.iterdir() if path.name != PARTS and not path.name.startswith(MARK)]
+            if foreign and not (root / MARK).exists():
+                raise UsageError(f"{root} is not empty and not a registry: give an empty or a new directory")
+            root.chmod(0o700)
+            (root / PARTS).mkdir(mode=0o700, exist_ok=True)
+        return RegistryStore(LocalStore(root), str(root), root)
+    except (OSError, BaseError) as error:
+        raise UnavailableError(f"the registry {root} cannot be used: {getattr(error, 'strerror', error)}") from error
+
+
+def _in_bucket(bucket: str, prefix: str) -> RegistryStore:
+    """Open a prefix of a bucket, whose address and credentials botocore finds."""
+    from botocore.session import Session  # noqa: PLC0415 - only registries in S3 need botocore
+
+    from serfer.storage.s3.address import Target, address  # noqa: PLC0415 - same
+    from serfer.storage.s3.client import open_bucket  # noqa: PLC0415 - same
+
+    session = Session()
+    where = address(Target(bucket, ""), session, "--registry")
+    objects = open_bucket(where, session, bucket, _READ_S, prefix=prefix or None)
+    return RegistryStore(objects, f"s3://{bucket}/{prefix}".rstrip("/"))

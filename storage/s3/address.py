@@ -63,7 +63,7 @@ def target(url: str) -> Target:
     return Target(parts.netloc, f"{prefix}/" if prefix else "", given.get("region"), given.get("endpoint"))
 
 
-def address(store: Target, session: Session) -> Address:
+def address(store: Target, session: Session, option: str = "--store") -> Address:
     """Resolve a bucket's address; region and endpoint come from the URL, else from botocore's own settings.
 
     Raises UsageError where there is no region, or the settings contradict each other.
@@ -81,12 +81,12 @@ def address(store: Target, session: Session) -> Address:
             parameters["UseDualStack"] = bool(session.get_config_variable("use_dualstack_endpoint"))
         resolved: Any = _endpoint_rules(session).resolve_endpoint(**parameters)
     except BotoCoreError as error:
-        raise UsageError(f"--store leads to no S3 address (region, endpoint, AWS_PROFILE): {error}") from error
+        raise UsageError(f"{option} leads to no S3 address (region, endpoint, AWS_PROFILE): {error}") from error
     scheme = resolved.properties["authSchemes"][0]
     express = scheme["name"] == "sigv4-s3express"
     if express and endpoint:
         raise UsageError(
-            f"{store.bucket} in --store is a directory bucket, which has no other endpoint than AWS's: unset "
+            f"{store.bucket} in {option} is a directory bucket, which has no other endpoint than AWS's: unset "
             "AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL, and leave endpoint= out"
         )
     return Address(resolved.url.rstrip("/"), scheme["signingRegion"], express)

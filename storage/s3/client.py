@@ -180,34 +180,6 @@ class S3Client:
         """Return the URL of a GET that is good for so many seconds."""
         return self._ask(lambda store: obstore.sign(store, "GET", name, timedelta(seconds=lifetime_s)))
 
-    def _opened(self, read_s: float) -> obstore.store.S3Store:
-        where = self.address
-        authority = str(self._session.get_config_variable("ca_bundle") or get_cert_path(verify=True))
-        try:
-            return obstore.store.S3Store(
-                self._bucket,
-                aws_endpoint_url_s3=where.url,
-                virtual_hosted_style_request=True,
-                region=where.region,
-                s3_express=where.sessions,
-                unsigned_payload=_is_safe(where.url),
-                credential_provider=self._keys,
-                client_options={
-                    "allow_http": True,
-                    "connect_timeout": timedelta(seconds=CONNECT_S),
-                    "read_timeout": timedelta(seconds=read_s),
-                    "timeout": _LONGEST,
-                    "user_agent": "serfer",
-                    "root_certificate": Path(authority).read_bytes(),
-                },
-                retry_config={"max_retries": 0},
-            )
-        except (BaseError, OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            raise StoreUnavailableError(
-                f"no client can be made for S3 at {where.url}: {reason}; check --store and AWS_CA_BUNDLE"
-            ) from error
-
     def _ask(
         self,
         request: Callable[[obstore.store.S3Store], _T],
@@ -215,7 +187,9 @@ class S3Client:
         read_s: float | None = None,
     ) -> _T:
         read_s = READ_S if read_s is None else read_s
-        store = self._stores.get(read_s) or self._stores.setdefault(read_s, self._opened(read_s))
+        if read_s not in self._stores:
+            self._stores[read_s] = open_bucket(self.address, self._session, self._bucket, read_s, self._keys)
+        store = self._stores[read_s]
 
         def attempt() -> _T:
             try:
@@ -241,6 +215,38 @@ class S3Client:
             return no_s3(self.address, Answer(200, b""))
         failed, passes = unreachable(self.address, text)
         return _TransientError(failed) if passes else failed
+
+
+def open_bucket(
+    where: Address, session: Session, bucket: str, read_s: float, keys: _Keys | None = None, prefix: str | None = None
+) -> obstore.store.S3Store:
+    """Return obstore's client of a bucket, or a prefix of it; raises StoreUnavailableError where none can be made."""
+    authority = str(session.get_config_variable("ca_bundle") or get_cert_path(verify=True))
+    try:
+        return obstore.store.S3Store(
+            bucket,
+            prefix=prefix,
+            aws_endpoint_url_s3=where.url,
+            virtual_hosted_style_request=True,
+            region=where.region,
+            s3_express=where.sessions,
+            unsigned_payload=_is_safe(where.url),
+            credential_provider=keys or _Keys(session),
+            client_options={
+                "allow_http": True,
+                "connect_timeout": timedelta(seconds=CONNECT_S),
+                "read_timeout": timedelta(seconds=read_s),
+                "timeout": _LONGEST,
+                "user_agent": "serfer",
+                "root_certificate": Path(authority).read_bytes(),
+            },
+            retry_config={"max_retries": 0 if keys else 2},  # S3Client has retries of its own
+        )
+    except (BaseError, OSError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise StoreUnavailableError(
+            f"no client can be made for S3 at {where.url}: {reason}; check --store and AWS_CA_BUNDLE"
+        ) from error
 
 
 def _found(result: "GetResult", *, read: bool) -> Found:

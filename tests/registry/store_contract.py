@@ -1,19 +1,45 @@
-"""What every backend of a registry has to do; subclasses give it as a fixture, `open_store`, which opens it again."""
+"""What every backend of a registry has to do; subclasses give its URL as a fixture."""
 
 import hashlib
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError
-from serfer.registry.store import MAX_DOCUMENT_BYTES
+from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError
+from serfer.registry import open_registry
+from serfer.registry.store import KEPT_VERSIONS, MAX_DOCUMENT_BYTES
 
 NAME = "applications/faces.json"
 NO_DIGEST = "0" * 64
 
 
+_WRITER = """
+import sys
+from pathlib import Path
+from serfer.registry import open_registry
+store, name, source = open_registry(sys.argv[1]).store, sys.argv[2], Path(sys.argv[3])
+print("ready", flush=True)
+number = 0
+while number < int(sys.argv[4]):
+    document = store.read(name)
+    content = (int(document.data.split()[0]) if document else 0) + 1
+    if store.compare_and_set(name, document and document.version, b"%d " % content + b"x" * 100_000):
+        number += 1
+    source.write_bytes(b"%d" % content * 50_000)
+    store.put_artefact(source)
+"""
+
+
 class RegistryStoreContract:
+    @pytest.fixture
+    def open_store(self, url):
+        return lambda: open_registry(url).store
+
     @pytest.fixture
     def store(self, open_store):
         return open_store()
@@ -107,6 +133,7 @@ class RegistryStoreContract:
             with pytest.raises(InputError, match="more than 999 bytes"):
                 read()
 
+    @pytest.mark.two_at_once
     def test_of_writers_at_once_exactly_one_wins_each_version(self, store, open_store):
         writers, rounds = 4, 5
         start = threading.Barrier(writers)
@@ -123,6 +150,47 @@ class RegistryStoreContract:
         with ThreadPoolExecutor(writers) as threads:
             assert list(threads.map(write, range(writers))) == list(range(writers))
         assert store.read(NAME).data == b"%d" % (writers * rounds)
+
+    @pytest.mark.two_at_once
+    def test_processes_at_once_lose_no_update(self, store, url, tmp_path):
+        writers = [
+            subprocess.Popen([sys.executable, "-c", _WRITER, url, NAME, tmp_path / f"{number}", "10"])
+            for number in range(3)
+        ]
+        assert [writer.wait(300) for writer in writers] == [0, 0, 0]
+        assert store.read(NAME).data.split()[0] == b"30"
+
+    @pytest.mark.killed
+    def test_a_writer_that_is_killed_leaves_whole_versions_and_artefacts(self, store, url, tmp_path):
+        seen = 0
+        for _ in range(6):
+            command = [sys.executable, "-c", _WRITER, url, NAME, tmp_path / "source", "1000000"]
+            writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+            assert writer.stdout.readline() == b"ready\n"
+            while (document := store.read(NAME)) is None or int(document.data.split()[0]) < seen + 5:
+                pass
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.wait(60)
+            writer.stdout.close()
+            document = open_registry(url).store.read(NAME)
+            assert len(document.data.split()[1]) == 100_000
+            seen = int(document.data.split()[0])
+            for entry in store.artefacts():
+                store.fetch_artefact(entry.digest, tmp_path / "back")
+        assert store.compare_and_set(NAME, document.version, b"1 ok")
+
+    @pytest.mark.two_at_once
+    def test_a_stale_writer_wins_no_number_that_old_versions_left_free(self, store, open_store):
+        stale, version = open_store(), store.compare_and_set(NAME, None, b"0")
+        before = stale._folder(f"documents/{NAME}")
+        for number in range(KEPT_VERSIONS + 1):
+            version = store.compare_and_set(NAME, version, b"%d" % number)
+        look, looks = stale._folder, [before]
+        stale._folder = lambda name: looks.pop() if looks else look(name)
+        with pytest.raises(UnavailableError, match="all the time"):
+            stale.compare_and_set(NAME, f"{1:012}", b"stale")
+        assert store.read(NAME).data == b"%d" % KEPT_VERSIONS
+        assert b"stale" not in [store.read_version(NAME, kept.version) for kept in store.versions(NAME)]
 
     @pytest.mark.parametrize("size", [0, 1, 3_000_000])
     def test_an_artefact_comes_back_by_its_digest(self, store, tmp_path, size):
@@ -185,3 +253,17 @@ class RegistryStoreContract:
         assert list(store.artefacts()) == []
         assert store.put_artefact(tmp_path / "a") == digest
         store.fetch_artefact(digest, tmp_path / "back")
+
+    @pytest.mark.two_at_once
+    def test_a_stale_put_of_an_artefact_that_was_deleted_since_sends_it_again(self, store, open_store, tmp_path):
+        (tmp_path / "a").write_bytes(b"a")
+        digest = store.put_artefact(tmp_path / "a")
+        stale = open_store()
+        looks, look = [stale._folder(f"artefacts/{digest}")], stale._folder
+        for _ in range(2):
+            store.put_artefact(tmp_path / "a")
+            assert store.delete_artefact(*store.artefacts())
+        stale._folder = lambda name: looks.pop() if looks else look(name)
+        assert stale.put_artefact(tmp_path / "a") == digest
+        store.fetch_artefact(digest, tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == b"a"

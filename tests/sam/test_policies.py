@@ -101,6 +101,7 @@ NAMED = (
     r"\$\{StoreBucket\.Arn\}/serfer/\*",  # the store's prefix in the store's bucket
     r"\$\{ResultsBucket\.Arn\}/results/\*",  # results that are kept for their owners
     r"\$\{WeightsBucket\.Arn\}/weights/\*",  # the objects of the bucket of weights
+    r"arn:.*:s3:::models/faces/documents/applications/(faces|pets)\.json/\*",  # the versions of a record
     r"arn:.*:execution:\$\{Machine[0-9a-f]{12}\.Name\}:\*",  # executions of one state machine
     # One group, in whose ARN Auto Scaling puts an id of its own.
     r"arn:.*:autoScalingGroup:\*:autoScalingGroupName/\$\{AWS::StackName\}-gpu-[0-9a-f]{12}(-spot)?",
@@ -130,6 +131,8 @@ WIDE_ELSEWHERE = {
     ("EndpointS3", "${StoreBucket.Arn}/serfer/*"): "the store's prefix in the store's bucket",
     ("EndpointS3", "${ResultsBucket.Arn}/results/*"): "results that are kept for their owners",
     ("EndpointS3", "${WeightsBucket.Arn}/weights/*"): "the objects of the bucket of weights",
+    ("EndpointS3", "/documents/applications/faces.json/*"): "the versions of a record",
+    ("EndpointS3", "/documents/applications/pets.json/*"): "the versions of a record",
 }
 
 
@@ -349,17 +352,22 @@ def test_drivers_read_their_applications_records_alone_and_a_fleets_drivers_repl
     ours = [
         (set(listed(one["Action"])), sorted(map(written, listed(one["Resource"]))))
         for one in statements(source["Resources"]["DriverRole"]["Properties"])
-        if one["Sid"] in {"Applications", "Registry"}
+        if one["Sid"] in {"Applications", "Registry", "RecordVersions"}
     ]
+    bucket = "arn:${AWS::Partition}:s3:::models"
     place = "arn:${AWS::Partition}:s3:::models/faces"
-    records = [f"{place}/documents/applications/{name}.json" for name in ("faces", "pets")]
+    records = [f"{place}/documents/applications/{name}.json/*" for name in ("faces", "pets")]
     changing = {"s3:PutObject"} if chosen[0] == "fleet" else set()
-    assert ours == [({"s3:GetObject"} | changing, records), ({"s3:GetObject"}, [f"{place}/registry.json"])]
+    assert ours == [
+        ({"s3:GetObject"} | changing, records),
+        ({"s3:GetObject"}, [f"{place}/registry.json"]),
+        ({"s3:ListBucket"}, [bucket]),
+    ]
     endpoint = source["Resources"].get("EndpointS3")
     assert (endpoint is None) == (chosen == ("function", "s3", "push"))
     if endpoint:
         passing = {one["Sid"] for one in endpoint["Properties"]["PolicyDocument"]["Statement"]}
-        assert {"Applications", "Registry"} <= passing
+        assert {"Applications", "Registry", "RecordVersions"} <= passing
 
 
 def permission(request):

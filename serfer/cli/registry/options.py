@@ -24,7 +24,7 @@ RegistryOption = Annotated[
         "registry",
         "--registry",
         metavar="URL",
-        help="The registry: a directory, or s3://BUCKET/PREFIX of a versioned bucket.",
+        help="The registry: a directory, or s3://BUCKET/PREFIX.",
         as_given=True,
     ),
 ]

@@ -1,4 +1,4 @@
-"""`serfer app fetch`, `gc`, `history`, `delete` and `restore`: looking after a registry of applications."""
+"""`serfer app fetch`, `gc`, `history`, `delete`, `restore` and `import`: looking after a registry of applications."""
 
 from __future__ import annotations
 
@@ -105,3 +105,14 @@ def restore(
     record = opened(registry).restore(application, version)
     live = record.live_release
     out.print(f"{record.name}: release {live.number} is live" if live else f"{record.name}: no release is live")
+
+
+def import_old(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="A registry that SerFer wrote before 0.2.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Where to copy it: a directory, or s3://BUCKET/PREFIX.")],
+) -> None:
+    """Copy a registry of the format before 0.2 to a new place; interrupted, it goes on when it is run again."""
+    from serfer.registry import import_registry  # noqa: PLC0415 - the command line starts fast
+
+    copied = import_registry(old, new)
+    out.print(plain(f"copied {copied.documents:,} records and {copied.artefacts:,} files to {new}"), soft_wrap=True)

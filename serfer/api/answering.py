@@ -10,7 +10,7 @@ from serfer.api.objectives import OPENING, is_cold, same_classes, selected
 from serfer.api.observability.timeline import served_prediction, served_report
 from serfer.api.results.document import place_of
 from serfer.api.service import Service, ServiceQuery, ServiceResult
-from serfer.applications.applications import ApplicationQuery, Choice, Run
+from serfer.applications.answering import ApplicationQuery, Choice, Run
 from serfer.core.http_messages import ServedReport
 from serfer.core.plan import Plan
 from serfer.core.report import PredictedImage, PredictedOutput
@@ -33,7 +33,7 @@ async def run_question(
 ) -> tuple[ServiceResult, ServedReport]:
     """Return the answer of a query, and its report; `runs` is told on which plan it runs.
 
-    Raises what `Service.predict` and `Applications.answer` raise.
+    Raises what `Service.predict` and `VariantAnswering.answer` raise.
     """
     data, names = [image.data for image in images], [image.name for image in images]
     used: dict[str, Pipeline] = {}  # a variant may be closed as soon as its query has ended
@@ -50,7 +50,7 @@ async def run_question(
     else:
         query = question.query
         runs_on = Run(lambda chosen: run(chosen.model), lambda: query.in_time(OPENING), is_cold, same_classes)
-        choice, answered = await service.applications.answer(question.asked, runs_on)
+        choice, answered = await service.applications.answering.answer(question.asked, runs_on)
     pipeline = used[choice.model if choice else question.query.model]
     plan, chosen = answered.result.plan or pipeline.plan, selected(choice) if choice else None
     report = served_report(answered, plan, pipeline.facts, explain=question.explain, selected=chosen)

@@ -11,7 +11,7 @@ from pydantic import Field
 from serfer.api.http.problems import Problem
 from serfer.api.http.query_parameters import QueryParameters
 from serfer.api.service import Service, ServiceResult
-from serfer.applications.applications import ApplicationQuery, Choice
+from serfer.applications.answering import ApplicationQuery, Choice
 from serfer.core.http_messages import SelectedVariant
 from serfer.core.variants import NAME, Objectives
 
@@ -71,7 +71,7 @@ def asked_of(service: Service, parameters: ObjectiveParameters, query: str) -> A
         )
     name = application or next(iter(applications.names), "")
     if name not in applications.names:
-        raise Problem(HTTPStatus.NOT_FOUND, applications.absent(name))
+        raise Problem(HTTPStatus.NOT_FOUND, applications.releases.why_absent(name))
     return ApplicationQuery(name, objectives, query)
 
 

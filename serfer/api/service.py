@@ -212,8 +212,8 @@ class Service:
             return self.default
         if requested is None or requested not in self.models:
             application = (requested or "").partition(":")[0]
-            if self.applications is not None and self.applications.is_deleted(application):
-                raise Problem(HTTPStatus.NOT_FOUND, self.applications.absent(application))
+            if self.applications is not None and self.applications.releases.is_deleted(application):
+                raise Problem(HTTPStatus.NOT_FOUND, self.applications.releases.why_absent(application))
             known = ", ".join(self.models) or "none, but applications (GET /v1/applications)"
             raise Problem(HTTPStatus.NOT_FOUND, f"no model {(requested or '')[:80]!r} here: there is {known}")
         return requested

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from serfer.applications.applications import MAX_APPLICATIONS, Applications, served_name
+from serfer.applications.applications import MAX_APPLICATIONS, Applications
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
-from serfer.applications.pipelines import AT, VariantPipelines
+from serfer.applications.pipelines import AT, VariantPipelines, served_name
 from serfer.applications.scaling.opening import open_fleet
 from serfer.applications.scaling.spec import InstancePool
 from serfer.applications.served import FunctionsPlace

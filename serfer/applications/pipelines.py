@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, MutableMapp
 from contextlib import contextmanager
 from typing import Final
 
+from serfer.control.selection import FUNCTIONS
 from serfer.core.errors import UsageError
 from serfer.core.variants import Variant
 from serfer.fleet.log_events import log_event
@@ -16,6 +17,12 @@ from serfer.pipeline.pipeline import Pipeline
 
 AT: Final = "@"
 """What stands between a variant's served name and its place, where that is an instance."""
+
+
+def served_name(application: str, variant: str, place: str = FUNCTIONS) -> str:
+    """Return the name under which a variant's pipeline is served, as a model: at an instance, with its place."""
+    name = f"{application}:{variant}"
+    return name if place == FUNCTIONS else f"{name}{AT}{place}"
 
 
 class VariantPipelines:

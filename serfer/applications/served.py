@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from serfer.applications.exchange import DriverEntry, ScalingDecision
 from serfer.applications.meters import DriverSignals, VariantMeter, functions_signals, in_use
+from serfer.applications.pipelines import served_name
 from serfer.applications.tables import Table
 from serfer.control.canary import Conduct, ConductCounter, Verdict, judge, total
 from serfer.control.selection import FUNCTIONS, States, StateTracker, VariantSignals, worth_warming
@@ -172,7 +173,7 @@ class ServedApplication:
         return DriverEntry(driver, 0, self._signals(), self._since, live, canary, self.own_demand, self.own_scaled)
 
     def look(self, others: Sequence[DriverEntry], instances: Callable[[str], Mapping[str, VariantSignals]]) -> None:
-        """Take note of what other drivers tell, and of the signals of a variant at instances: states, and the trial."""
+        """Take note of what other drivers tell, and of a variant's signals at `instances`, by its served name."""
         self.others = others
         self._meters = {
             name: meter for name, meter in self._meters.items() if name in self.table.variants or meter.in_flight
@@ -188,7 +189,7 @@ class ServedApplication:
             (name, FUNCTIONS): functions_signals(variant, seen, share) for name, (variant, seen) in on_functions.items()
         }
         for name in self.table.variants.keys() - on_functions.keys():
-            signals |= {(name, place): each for place, each in instances(name).items()}
+            signals |= {(name, place): each for place, each in instances(served_name(self.name, name)).items()}
         self.states = self._tracker.observe(signals)
         if self.table.trial is not None:
             self.trial = self._judged(self.table.trial, others)

@@ -10,17 +10,12 @@ import pytest
 
 from serfer.api.http.problems import problem_of
 from serfer.applications import applications as module
-from serfer.applications.applications import (
-    STILL_S,
-    ApplicationQuery,
-    Applications,
-    Run,
-    VariantUnavailableError,
-    served_name,
-)
+from serfer.applications import releases
+from serfer.applications.answering import ApplicationQuery, Run, VariantUnavailableError
+from serfer.applications.applications import STILL_S, Applications
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
-from serfer.applications.pipelines import VariantPipelines
+from serfer.applications.pipelines import VariantPipelines, served_name
 from serfer.applications.served import FunctionsPlace
 from serfer.control.selection import InfaasSelector
 from serfer.core.errors import (
@@ -106,14 +101,16 @@ class Driver:
         return Run(answer, opening, lambda _: False, lambda one, other: one == other)
 
     async def ask(self, query="q", **objectives):
-        return await self.applications.answer(ApplicationQuery("faces", Objectives(**objectives), query), self.run())
+        return await self.applications.answering.answer(
+            ApplicationQuery("faces", Objectives(**objectives), query), self.run()
+        )
 
     async def look_all(self):
         await self.applications._instances.look()
         await self.look()
 
     async def look(self):
-        await self.applications.look(self.applications.served("faces"))
+        await self.applications.look(self.applications.releases.find("faces"))
 
 
 @pytest.fixture
@@ -172,7 +169,7 @@ def test_unknown_applications_networks_and_variants_are_refused(driver):
             with pytest.raises(UsageError, match="other"):
                 await driver.ask(**asked)
         with pytest.raises(UsageError, match="dogs"):
-            driver.applications.choose(ApplicationQuery("dogs", Objectives(), "q"))
+            driver.applications.answering.choose(ApplicationQuery("dogs", Objectives(), "q"))
 
     asyncio.run(queries())
 
@@ -207,7 +204,7 @@ def test_a_variant_that_could_not_be_opened_comes_back_in_whichever_application_
 
     async def queries():
         await driver.applications.open()
-        served = [driver.applications.served(name) for name in ("faces", "pets")]
+        served = [driver.applications.releases.find(name) for name in ("faces", "pets")]
         for one in served:
             await driver.applications.look(one)
         without = ["cheap" in one.variants for one in served]
@@ -238,7 +235,7 @@ def test_a_query_that_no_variant_can_answer_is_refused_by_their_names_without_wh
 
     async def query():
         await driver.applications.open()
-        await driver.applications.change("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
+        await driver.applications.releases.change("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
         driver.broken.add("new")
         await driver.ask("query")
 
@@ -254,13 +251,13 @@ def test_a_cheaper_variant_takes_over_when_enough_queries_would_be_cheaper(drive
         driver.broken.add("cheap")
         await driver.applications.open()
         driver.broken.clear()
-        driver.applications._broken.clear()
+        driver.applications.releases._broken.clear()
         chosen = []
         for number in range(40):
             await driver.look()
             chosen.append((await driver.ask(f"query {number}"))[0].variant.name)
-            while driver.applications._working:
-                await asyncio.wait(driver.applications._working)
+            while driver.applications._warming:
+                await asyncio.wait(driver.applications._warming)
         return chosen
 
     chosen = asyncio.run(queries())
@@ -349,7 +346,7 @@ def test_a_client_that_allows_less_than_live_answers_take_does_not_have_a_canary
 def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached(driver, registry, monkeypatch):
     with_canary(registry)
     logged = []
-    monkeypatch.setattr(module, "log_event", lambda _, event, **__: logged.append(event))
+    monkeypatch.setattr(releases, "log_event", lambda _, event, **__: logged.append(event))
 
     async def queries():
         driver.failing.add("new")
@@ -408,14 +405,14 @@ def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registry):
             choices.append((await driver.ask(f"query {number}"))[0])
             for _ in range(50):
                 await asyncio.sleep(0)
-            while driver.applications._shadows:
-                await asyncio.wait(driver.applications._shadows)
+            while driver.applications.answering.copies:
+                await asyncio.wait(driver.applications.answering.copies)
         return choices
 
     choices = asyncio.run(queries())
     assert not any(choice.canary for choice in choices)
     assert driver.answered.count("new") == 5
-    served = driver.applications.served("faces")
+    served = driver.applications.releases.find("faces")
     assert (served.compared, served.agreed) == (5, 0)
 
 
@@ -432,7 +429,7 @@ def test_what_is_promoted_answers_after_the_next_look_and_what_is_gone_drains(dr
             return await run.answer(choice)
 
         held = asyncio.create_task(
-            driver.applications.answer(
+            driver.applications.answering.answer(
                 ApplicationQuery("faces", Objectives(variant="good"), "held"),
                 Run(slow, run.opening, run.is_cold, run.agree),
             )
@@ -456,7 +453,7 @@ def test_what_is_promoted_answers_after_the_next_look_and_what_is_gone_drains(dr
 def test_an_application_without_a_usable_variant_is_unavailable(registry, store):
     register(registry, "others", version("net", 1, variant("only", place=Place.INSTANCE, kind="g6.xlarge")))
     driver = Driver(registry, store)
-    driver.applications._served["others"] = type(driver.applications.served("faces"))(
+    driver.applications.releases.served["others"] = type(driver.applications.releases.find("faces"))(
         "others", FunctionsPlace(1, 1.0), lambda: 0.0
     )
     with pytest.raises(UnavailableError, match="others"):
@@ -479,10 +476,12 @@ def test_a_look_that_began_before_a_change_does_not_undo_it(driver, registry, mo
             patched.setattr(registry, "latest", slow)
             look = asyncio.create_task(driver.look())
             await asyncio.sleep(0)
-            await driver.applications.change("faces", lambda record: record.promoted({"net": 2}, NOW, "test", "better"))
+            await driver.applications.releases.change(
+                "faces", lambda record: record.promoted({"net": 2}, NOW, "test", "better")
+            )
             may_end.set()
             await look
-        return driver.applications.served("faces").table.release.networks
+        return driver.applications.releases.find("faces").table.release.networks
 
     assert asyncio.run(change_during_a_look()) == {"net": 2}
 
@@ -492,7 +491,7 @@ def test_a_record_that_cannot_be_read_is_not_the_clients_fault(driver, registry)
         await driver.applications.open()
         version = registry.latest("faces").version
         registry.store.compare_and_set("applications/faces.json", version, b"torn")
-        await driver.applications.change("faces", lambda record: record)
+        await driver.applications.releases.change("faces", lambda record: record)
 
     with pytest.raises(UnavailableError, match="cannot be read"):
         asyncio.run(change())
@@ -526,7 +525,7 @@ def test_a_shadow_that_cannot_be_opened_costs_its_query_nothing(driver, registry
     async def query():
         await driver.applications.open()
         choice, _ = await driver.ask("query")
-        while working := [*driver.applications._working]:
+        while working := [*driver.applications.answering.copies]:
             await asyncio.wait(working)
             assert all(task.exception() is None for task in working)
         return choice
@@ -609,7 +608,7 @@ def test_an_application_that_is_deleted_answers_no_more_until_it_is_restored(reg
         registry.delete("faces")
         await driver.look()
         assert driver.applications.names == ()
-        assert "serfer app restore" in driver.applications.absent("faces")
+        assert "serfer app restore" in driver.applications.releases.why_absent("faces")
         with pytest.raises(UnavailableError, match="was deleted from the registry"):
             await driver.ask()
         await asyncio.sleep(0)
@@ -629,7 +628,7 @@ def test_a_change_of_an_application_that_was_just_deleted_does_not_name_the_regi
         await driver.applications.open()
         registry.delete("faces")
         with pytest.raises(UsageError, match="application faces was deleted") as caught:
-            await driver.applications.change("faces", lambda record: record)
+            await driver.applications.releases.change("faces", lambda record: record)
         assert str(registry.store) not in str(caught.value)
 
     asyncio.run(scene())

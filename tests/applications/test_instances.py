@@ -8,8 +8,9 @@ import pytest
 from aiohttp import web
 
 from serfer.api.routes.applications import detail_of
-from serfer.applications.applications import ApplicationQuery, served_name
+from serfer.applications.answering import ApplicationQuery
 from serfer.applications.instances import OneInstance, VariantInstances
+from serfer.applications.pipelines import served_name
 from serfer.core.errors import TaskFailedError, UnavailableError
 from serfer.core.variants import Objectives, Place, VariantState
 from serfer.drivers.driver import RequestContext
@@ -171,7 +172,7 @@ def test_a_loaded_variant_on_an_instance_is_selected_and_one_that_is_overloaded_
             clock.now = 3.0
             await driver.look_all()
             second, _ = await driver.ask("two")
-            states = driver.applications.served("faces").places("gpu")
+            states = driver.applications.releases.find("faces").places("gpu")
             await driver.applications.close()
             return first, second, states[url]
 
@@ -218,7 +219,9 @@ def test_a_variant_that_no_instance_has_is_not_selected_and_unavailable_by_name(
         await driver.applications.open()
         assert (await driver.ask("one"))[0].variant.name == "cheap"
         with pytest.raises(UnavailableError, match="no instance"):
-            await driver.applications.answer(ApplicationQuery("faces", Objectives(variant="gpu"), "two"), driver.run())
+            await driver.applications.answering.answer(
+                ApplicationQuery("faces", Objectives(variant="gpu"), "two"), driver.run()
+            )
         await driver.applications.close()
 
     asyncio.run(queries())
@@ -307,7 +310,7 @@ def test_what_a_query_itself_causes_at_an_instance_is_no_reason_to_leave_it(regi
             await driver.applications.open()
             with pytest.raises(TaskFailedError):
                 await driver.ask("one")
-            states = driver.applications.served("faces").places("gpu")
+            states = driver.applications.releases.find("faces").places("gpu")
             await driver.applications.close()
             return states
 

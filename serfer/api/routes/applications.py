@@ -11,7 +11,8 @@ from serfer.api.http.problems import Problem
 from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
-from serfer.applications.applications import Applications, served_name
+from serfer.applications.applications import Applications
+from serfer.applications.pipelines import served_name
 from serfer.applications.served import ServedApplication
 from serfer.control.canary import Conduct
 from serfer.core.variants import Application, Canary, Figure, Variant
@@ -156,13 +157,17 @@ def detail_of(applications: Applications, name: str) -> ApplicationDetail:
 def serving(applications: Applications | None, name: str) -> Applications:
     """Return what serves an application; raises Problem 404 for one that is not served."""
     if applications is None or name not in applications.names:
-        why = applications.absent(name) if applications else f"no application {name[:80]!r} here: there is none"
+        why = (
+            applications.releases.why_absent(name)
+            if applications
+            else f"no application {name[:80]!r} here: there is none"
+        )
         raise Problem(HTTPStatus.NOT_FOUND, why)
     return applications
 
 
 def _served(applications: Applications | None, name: str) -> ServedApplication:
-    return serving(applications, name).served(name)
+    return serving(applications, name).releases.find(name)
 
 
 def _listed(served: ServedApplication) -> ListedApplication:

@@ -43,7 +43,7 @@ from serfer.api.results.document import owner_id, place_of
 from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
-from serfer.applications.applications import ApplicationQuery, Choice, Run
+from serfer.applications.answering import ApplicationQuery, Choice, Run
 from serfer.applications.tables import Side
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.plan import AxisForm, FileTensors, InputSizes, OutputTensor, Plan, Shape
@@ -267,10 +267,10 @@ async def _named(request: Request, service: Service) -> _Destination:
         return _Destination(name, service.pipelines[name].plan)
     _check_version(request, called)
     try:
-        pipeline = await applications.reference(application, network or None)
+        pipeline = await applications.answering.reference(application, network or None)
     except UsageError as error:  # no such network
         raise Problem(HTTPStatus.NOT_FOUND, str(error)) from None
-    variant = applications.served(application).table.live
+    variant = applications.releases.find(application).table.live
     own = network or _network_of(variant, pipeline.plan)
     return _Destination(called, pipeline.plan, application, own)
 
@@ -298,7 +298,9 @@ async def _infer(routes: Inferring, request: Request) -> Response:
         answered, stored = await unless_gone(request, run(query.model))
     else:
         by_variant = Run(lambda chosen: run(chosen.model), lambda: query.in_time(OPENING), _is_cold, _agree)
-        choice, (answered, stored) = await unless_gone(request, service.applications.answer(asked, by_variant))
+        choice, (answered, stored) = await unless_gone(
+            request, service.applications.answering.answer(asked, by_variant)
+        )
     request.state.answered = answered
     if stored is not None:
         return await _described(routes.keeping, query, inference, stored)

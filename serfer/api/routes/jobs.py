@@ -26,7 +26,7 @@ from serfer.api.requests import check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service, ServiceQuery
-from serfer.applications.applications import ApplicationQuery
+from serfer.applications.answering import ApplicationQuery
 from serfer.core.dataclass_codec import unstructure
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.query import Wanted

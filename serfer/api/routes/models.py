@@ -19,7 +19,8 @@ from serfer.api.http.problems import Problem
 from serfer.api.requests import check_parameters
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service
-from serfer.applications.applications import Applications, served_name
+from serfer.applications.applications import Applications
+from serfer.applications.pipelines import served_name
 from serfer.core.http_messages import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
 from serfer.core.plan import Operator, OutputTensor, Plan, Preprocess
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
@@ -210,7 +211,7 @@ def _check_open(applications: Applications, application: str, variant: str) -> N
     name = served_name(application, variant)
     if applications.pipelines.is_open(name):
         return
-    if variant in applications.served(application).variants:
+    if variant in applications.releases.find(application).variants:
         raise Problem(
             HTTPStatus.NOT_FOUND, f"variant {name} is not open in this driver: a query that it answers opens it"
         )

@@ -77,7 +77,7 @@ def releases_router(service: Service, keys: KeyRing | None, *, is_open: bool) ->
     async def changed(request: Request, name: str, step: Callable[[Application], Application]) -> ApplicationDetail:
         check_parameters(request, ())
         applications = serving(service.applications, name)
-        await applications.change(name, step)
+        await applications.releases.change(name, step)
         return detail_of(applications, name)
 
     @router.post("/promote", responses=responses, dependencies=promoting)
@@ -115,7 +115,7 @@ def releases_router(service: Service, keys: KeyRing | None, *, is_open: bool) ->
     async def delete(request: Request, name: str) -> None:
         """Delete an application from the registry: queries that name it get 404 until it is restored."""
         check_parameters(request, ())
-        await serving(service.applications, name).delete(name)
+        await serving(service.applications, name).releases.delete(name)
 
     return router
 

@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from serfer.applications.applications import served_name
 from serfer.applications.exchange import ScalingDecision
 from serfer.applications.instances import SeenInstance, VariantInstances
-from serfer.applications.pipelines import VariantPipelines
+from serfer.applications.pipelines import VariantPipelines, served_name
 from serfer.applications.scaling.copies import VariantCopies
 from serfer.applications.served import ServedApplication
 from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan

@@ -58,7 +58,7 @@ def open_fleet(  # noqa: PLR0913 - its parts, most of them by name
             math.inf if max_usd_per_hour is None else max_usd_per_hour,
         ),
         PoolRegistry(coordination, f"serfer:variants:instances:{{{identity}}}", driver),
-        applications.every,
+        applications.releases.served,
         instances,
         applications.pipelines,
         VariantCopies(key, time.monotonic, instances.look_soon),

@@ -13,8 +13,7 @@ from serfer.applications.instances import VariantInstances
 from serfer.applications.meters import ms_since
 from serfer.applications.pipelines import VariantPipelines, served_name
 from serfer.applications.releases import ServedReleases, error_text
-from serfer.applications.served import ServedApplication
-from serfer.applications.tables import Side
+from serfer.applications.served import ServedApplication, Side
 from serfer.control.selection import FUNCTIONS, Selector, draw_of
 from serfer.core.errors import (
     DeadlineError,
@@ -151,7 +150,6 @@ class VariantAnswering:
         return self._choose_of(served, query, served.table.sides(canary_first=is_drawn))
 
     def _select_instead(self, query: ApplicationQuery, error: SerferError, *, live: bool) -> Choice:
-        """Select where a query that failed is answered; raises its error where there is no other place."""
         try:
             return self._select(query, live=live)
         except UnavailableError:
@@ -229,7 +227,6 @@ class VariantAnswering:
             ) from unopened
 
     def _leave_instance(self, choice: Choice) -> None:
-        """Select an instance no more until it answers again."""
         self._instances.down(choice.selection.place)
         served = self._releases.served[choice.application]
         served.look(served.others, self._instances.signals)

@@ -223,7 +223,6 @@ class Applications(Loop):
 
 
 def _cheapest_on_functions(served: ServedApplication) -> str | None:
-    """Return the cheapest variant of the live release for functions; None where there is none."""
     live = served.table.live
     names = (row.name for row in live.catalogue.rows)
     return next((name for name in names if live.variants[name].place is Place.FUNCTIONS), None)

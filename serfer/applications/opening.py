@@ -198,7 +198,6 @@ def variants_for_instances(
 
 
 def _on_instance(target: Target, plan: Plan, settings: Settings, loop: LoopThread) -> Pipeline:
-    """Return a pipeline whose queries all go to an instance."""
     store = open_store("memory://")  # nothing is in it: instances take no pieces
 
     async def close() -> None:

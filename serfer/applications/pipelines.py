@@ -124,7 +124,6 @@ class VariantPipelines:
         return variant in self._kept and not gone
 
     def _close_unused(self, name: str) -> None:
-        """Close a pipeline that nothing needs any more."""
         if self._is_kept(name) or name not in self._own or self._in_flight[name]:
             return
         self._own.discard(name)

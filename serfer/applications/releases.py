@@ -12,8 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from serfer.applications.pipelines import VariantPipelines, served_name
-from serfer.applications.served import FailedCanary, ServedApplication
-from serfer.applications.tables import Table, table_of
+from serfer.applications.served import FailedCanary, ServedApplication, Table, table_of
 from serfer.core.errors import InputError, SerferError, UnavailableError, UsageError
 from serfer.core.variants import Application, Variant
 from serfer.fleet.log_events import TroubleLog, log_event

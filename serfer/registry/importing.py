@@ -58,7 +58,6 @@ def _list(source: RegistryStore, folder: str) -> Iterator[str]:
 
 
 def _documents(source: RegistryStore) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of each document that is not deleted."""
     versions: dict[str, str] = {}
     for path in sorted(_list(source, "documents")):  # of each name the last version is the last
         match = _VERSION.fullmatch(path)

@@ -77,7 +77,6 @@ def _in_directory(root: Path, *, create: bool) -> RegistryStore:
 
 
 def _in_bucket(bucket: str, prefix: str) -> RegistryStore:
-    """Open a prefix of a bucket, whose address and credentials botocore finds."""
     from botocore.session import Session  # noqa: PLC0415 - only registries in S3 need botocore
 
     from serfer.storage.s3.address import Target, address  # noqa: PLC0415 - same

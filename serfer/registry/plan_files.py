@@ -144,7 +144,6 @@ def _named(path: Path) -> list[tuple[str, str | None, int]]:
 
 
 def _put(store: RegistryStore, directory: Path, name: str, digest: str | None) -> str:
-    """Keep a file of a plan directory and return its digest."""
     path = directory / name
     if any((directory / part).is_symlink() for part in (name, *map(str, Path(name).parents[:-1]))):
         raise PlanError(f"{path} lies behind a link: copy the file itself into the plan, or split the model again")
@@ -164,7 +163,6 @@ def _size(path: Path) -> int:
 
 
 def _check(manifest: Manifest, digest: str) -> None:
-    """Raise InputError for a manifest that would be written outside of its directory, or is not whole."""
     paths = [file.path for file in manifest.files]
     if manifest.kind != KIND or len(paths) > MAX_FILES or len(set(paths)) < len(paths) or PLAN_FILE not in paths:
         raise InputError(f"artefact {digest} of the registry is not a plan directory's manifest")

@@ -141,7 +141,6 @@ class Registrations:
         return self._change_own(registration, lambda found: replace(found, state=done, owner="", version=number))
 
     def _is_free(self, found: Registration) -> bool:
-        """Return whether a registration as it was read may be claimed."""
         if found.state is RegistrationState.DONE:
             application = self.registry.application(found.request.application)
             return application is None or _version_of(application, found.id) is None
@@ -193,7 +192,6 @@ def _check_request(request: RegistrationRequest) -> None:
 
 
 def _version_of(application: Application, registration: str) -> NetworkVersion | None:
-    """Return the version that a registration has made, unless it was retired."""
     made = (each for each in application.networks if each.registration == registration and not each.retired)
     return next(made, None)
 
@@ -213,7 +211,6 @@ def _network_version(
 
 
 def _check_classes(application: Application, network: str, classes: int, labels: str) -> None:
-    """Raise InputError for a network that does not answer as the application's others do."""
     if application.classes != classes:
         raise InputError(
             f"application {application.name} has {application.classes} classes, {network} has {classes}: register it "

@@ -359,7 +359,6 @@ class RegistryStore:
             return False
 
     def _create(self, key: str, data: bytes) -> bool:
-        """Put an object that is not there; say whether it was not."""
         try:
             if self._root is None:
                 self.objects.put(key, data, mode="create")
@@ -409,7 +408,6 @@ class RegistryStore:
         return self._sort(objects).get(name, _Folder())
 
     def _folders(self, prefix: str) -> dict[str, _Folder]:
-        """List all folders below a prefix by name."""
         pages = self.objects.list(prefix.rstrip("/"), chunk_size=1000)
         return self._sort(meta for page in pages for meta in page)
 
@@ -428,7 +426,6 @@ class RegistryStore:
         return self._unix() - _written(meta) > seconds
 
     def _delete_old_parts(self) -> None:
-        """Delete what killed writers have left half written in a directory."""
         if self._root is None:
             return
         with suppress(OSError):  # who may only read leaves that to others
@@ -519,7 +516,6 @@ def _written(meta: ObjectMeta) -> float:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """Open a file to be kept; raises InputError for a link or what is not a regular file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
@@ -533,7 +529,6 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _blocks(descriptor: int) -> Iterator[bytes]:
-    """Yield the blocks of a file from its beginning."""
     start = 0
     while block := os.pread(descriptor, _BLOCK, start):
         start += len(block)
@@ -541,7 +536,6 @@ def _blocks(descriptor: int) -> Iterator[bytes]:
 
 
 def _sha256(blocks: Iterable[bytes], write: Callable[[bytes], object] = lambda _: None) -> str:
-    """Return the SHA-256 of blocks, which go to `write`."""
     digest = hashlib.sha256()
     for block in blocks:
         digest.update(block)
@@ -560,7 +554,6 @@ def _verified(blocks: Iterable[bytes], digest: str) -> Iterator[bytes]:
 
 
 def _synchronise(folder: Path) -> None:
-    """Wait until the disk has the names of a folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -18,6 +18,8 @@ SLACK: Final = 0.02
 """The share by which figures of two variants may differ and still count as the same."""
 GAIN: Final = 0.05
 """The share of its time that another precision, or a larger batch an image, has to save to be worth having."""
+P95: Final = 0.95
+"""The share of queries that a latency holds for."""
 BATCHES: Final = (1, 4, 8, 16, 32, 64)
 """The largest batches that are measured on instances."""
 
@@ -164,7 +166,6 @@ def loss(accuracy: Accuracy, given: Accuracy) -> float:
 
 
 def _rooms(counts: Mapping[Place, int], most: int) -> dict[Place, int]:
-    """Divide the room between places."""
     functions, instances = counts[Place.FUNCTIONS], counts[Place.INSTANCE]
     for_functions = min(functions, max(most - most // 2, most - instances))
     return {Place.FUNCTIONS: for_functions, Place.INSTANCE: min(instances, most - for_functions)}

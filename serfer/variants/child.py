@@ -26,8 +26,7 @@ from serfer.instance.network import Hardware, Network, instruction_sets, load_wh
 from serfer.pipeline.labelled.accuracy import BATCH, correct_answers
 from serfer.pipeline.reference import normalised
 from serfer.system import peak_bytes
-from serfer.variants.candidates import BATCHES
-from serfer.variants.predicted_figures import P95
+from serfer.variants.candidates import BATCHES, P95
 
 LABELS_FILE: Final = "labels.npy"
 PIXELS_FILE: Final = "pixels.npy"
@@ -163,7 +162,6 @@ def _ms(seconds: Sequence[float], share: float) -> float:
 
 
 def _peak_mb() -> float:
-    """Return this process's peak of resident memory."""
     return round(peak_bytes() / MIB, 1)
 
 

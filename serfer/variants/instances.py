@@ -105,6 +105,5 @@ def _variant(measured: InstanceMeasurement, size: int, kind: InstanceType, versi
 
 
 def _measured(measured: InstanceMeasurement) -> str:
-    """Return on what processor an accuracy was measured, where it depends on that."""
     known = measured.figures.measured_on
     return f", accuracy measured with {', '.join(known)}" if measured.precision == "int8" and known else ""

@@ -8,15 +8,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.dataclass_codec import structure, unstructure
+from serfer.core.costs.cold_queries import price_cold
+from serfer.core.costs.cost_model import Platform, price_plan
+from serfer.core.costs.pricing import cold_share_of
+from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError
-from serfer.core.plan import FORMAT
+from serfer.core.plan import FORMAT, Plan
+from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer.local.die_with_parent import dying_with_me
 from serfer.pipeline.labelled.accuracy import BATCH, plan_accuracy
@@ -24,12 +28,11 @@ from serfer.plan_directory import load_plan
 from serfer.registry.registry import Registry
 from serfer.settings import Settings
 from serfer.system import processors
-from serfer.variants.candidates import Candidate, PlanRequest, choose, loss, plan_requests
+from serfer.variants.candidates import P95, Candidate, PlanRequest, choose, loss, plan_requests
 from serfer.variants.child import InstanceFigures, InstanceJob
 from serfer.variants.images import ImageFiles, ValidationFiles
 from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import BaseNetwork, Progress, make_plan, short_name
-from serfer.variants.predicted_figures import PlanFigures, predicted
 from serfer.variants.quantising import with_quantised
 from serfer.variants.steps import Steps
 from serfer.wiring.open_pipeline import open_pipeline
@@ -106,6 +109,37 @@ class MakingOptions:
     def priced(self, device: str) -> InstanceType:
         """Return the type that instances on a device are priced as; raises UsageError for one without a price."""
         return instance_type(self.instance, self.usd_per_hour, device, self.facts.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFigures:
+    """Predictions for queries of one image: milliseconds of a warm one, `load_ms` what a cold one waits in addition.
+
+    `usd` are expected, with the share of cold queries that the plan was chosen for.
+    `memory_mb` is the largest function's, `qps` what an account's concurrency answers, `tasks` those of a query.
+    """
+
+    latency_ms: Annotated[float, Bounds(0.0)]
+    load_ms: Annotated[float, Bounds(0.0)]
+    usd: Annotated[float, Bounds(0.0)]
+    qps: Annotated[float, Bounds(0.0)]
+    memory_mb: Annotated[int, Bounds(1)]
+    tasks: Annotated[int, Bounds(1)]
+
+
+def predict_figures(plan: Plan, facts: AwsFacts) -> PlanFigures:
+    """Predict a plan's figures by the cost model, over the store that it was made for."""
+    platform = Platform.over(facts, plan.store)
+    warm, mixed = (price_plan(plan, replace(platform, cold_share=share)) for share in (0.0, cold_share_of(plan)))
+    seconds = sum(stage.tasks * stage.seconds for stage in warm.stages)  # of all environments that a query holds
+    return PlanFigures(
+        latency_ms=warm.latency.quantile(P95) * MS_PER_S,
+        load_ms=max(0.0, price_cold(plan, platform).seconds - warm.latency.mean) * MS_PER_S,
+        usd=mixed.usd,
+        qps=facts.functions.concurrency / seconds,
+        memory_mb=max(stage.memory_mb for stage in plan.stages),
+        tasks=plan.tasks,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +234,7 @@ class Making:
                 plan = make_plan(self._base, request, out, self._options.facts, images, self._progress)
             except (ModelError, PlanError) as error:
                 return PlanOutcome(why=str(error)[:_MOST_WORDS])
-            figures = predicted(plan, self._options.facts)
+            figures = predict_figures(plan, self._options.facts)
             artefact = self._registry.put_directory(out)
             return PlanOutcome("", short_name(plan, request), plan.digest[:16], artefact, plan.digest, figures)
 
@@ -255,7 +289,6 @@ class Making:
         )
 
     def _quantised(self, directory: Path) -> tuple[Path, str, str]:
-        """Make the network in 8 bits and return its directory, artefact and plan digest."""
         if self._files is None or self._files.calibration is None:
             raise InputError("there are too few validation images to calibrate with: give 100 or more")
         out = self._work / "int8"

@@ -221,7 +221,6 @@ def _split(
 
 
 def _memories(functions: LambdaFacts) -> list[int]:
-    """Return the MB that functions may have: the planner's own, and half a vCPU."""
     from serfer.splitter.planning.split_options import memory_sizes  # noqa: PLC0415 - the command line starts fast
 
     return [round(_HALF_VCPU * functions.memory_per_vcpu), *memory_sizes(functions)]

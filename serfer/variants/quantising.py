@@ -77,7 +77,6 @@ class _Reader:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Leave out the quantiser's advice."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

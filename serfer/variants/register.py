@@ -219,14 +219,12 @@ def check_options(app: str, options: MakingOptions) -> None:
 
 
 def _settings(options: MakingOptions, plan: Plan) -> str:
-    """Return what decides the result, as text: the options, and how images and scores are made."""
     described = {"preprocess": unstructure(plan.preprocess), "activation": plan.activation}
     described |= {"detection": unstructure(plan.detection)} if plan.detection else {}
     return json.dumps({**json.loads(options.text), **described}, sort_keys=True)
 
 
 def _classes(plan: Plan) -> int:
-    """Return how many classes a network knows: 1 of one that knows none."""
     return plan.output.width if plan.classifies else max(1, len(plan.labels))
 
 
@@ -237,7 +235,6 @@ def _labels_digest(plan: Plan) -> str:
 
 
 def _check_application(application: Application | None, plan: Plan, labels: str, network: str) -> None:
-    """Refuse a network of other classes than the application's before its variants are made; raises InputError."""
     classes = _classes(plan)
     if application is None or (application.classes, application.labels) == (classes, labels):
         return

@@ -9,8 +9,7 @@ from serfer.applications.instances import SeenInstance
 from serfer.applications.opening import ApplicationOptions, open_applications, variants_for_instances
 from serfer.applications.scaling.controller import VariantFleet, VariantPools
 from serfer.applications.scaling.spec import parse_instances
-from serfer.applications.served import FunctionsPlace, ServedApplication
-from serfer.applications.tables import table_of
+from serfer.applications.served import FunctionsPlace, ServedApplication, table_of
 from serfer.cli.shared.service_options import applications_of
 from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import PoolTerms

@@ -44,7 +44,7 @@ from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.answering import ApplicationQuery, Choice, Run
-from serfer.applications.tables import Side
+from serfer.applications.served import Side
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.plan import AxisForm, FileTensors, InputSizes, OutputTensor, Plan, Shape
 from serfer.core.plan.pixels import as_they_are

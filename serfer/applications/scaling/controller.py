@@ -189,7 +189,6 @@ class VariantFleet(FleetLoop):
         self.copies.forget(urls)
 
     async def _act(self) -> None:
-        """Find the instances of earlier drivers, or decide, in a thread, and have it done."""
         now = self._timing.now()
         if self.state is None and self._pools.provisioners:
             with self.troubles.survived("provisioner"):
@@ -244,7 +243,6 @@ class VariantFleet(FleetLoop):
                     self.copies.change("load" if action == "load" else "unload", url, served_name(*key))
 
     def _own_busy(self) -> Iterator[str]:
-        """Return the instances that owe this driver answers."""
         busy = self._pipelines.busy_places
         return (one.name for one in self.listed if one.url in busy)
 

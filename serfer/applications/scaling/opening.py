@@ -79,5 +79,4 @@ def _provisioner(pool: InstancePool, command: Sequence[str], directory: Path, mo
 
 
 def _absolute(registry: str) -> str:
-    """Return a registry as a process in any directory finds it."""
     return registry if "://" in registry else str(Path(registry).expanduser().absolute())

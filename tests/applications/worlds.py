@@ -2,31 +2,21 @@
 
 from dataclasses import replace
 
-from serfer.core.variants import Accuracy, Application, Figure, NetworkVersion, Place, Validation, Variant
+from serfer.core.variants import Accuracy, Application, Figure, NetworkVersion, Validation
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, split_small
+from tests.registry import records
 
 NOW = "2026-01-31T12:00:00+00:00"
 DIGEST = "ab" * 32
 VALIDATION = Validation(DIGEST, 100, CLASSES)
 
 
-def variant(name, network="net", version=1, *, ms=40.0, usd=1e-5, correct=90, plan=DIGEST, artefact=DIGEST, **fields):
-    return Variant(
-        name=name,
-        network=network,
-        version=version,
-        place=fields.pop("place", Place.FUNCTIONS),
-        precision="fp32",
-        artefact=artefact,
-        plan=plan,
-        accuracy=Accuracy(correct, 100),
-        latency_ms=Figure.predicted(ms),
-        load_ms=Figure.predicted(fields.pop("load_ms", 500.0)),
-        peak_mb=Figure.predicted(300.0),
-        qps=Figure.predicted(20.0),
-        usd=Figure.predicted(usd),
-        **fields,
+def variant(name, network="net", version=1, *, ms=40.0, usd=1e-5, correct=90, plan=DIGEST, load_ms=500.0, **fields):
+    figures = {"latency_ms": ms, "load_ms": load_ms, "peak_mb": 300.0, "qps": 20.0, "usd": usd}
+    predicted = {name: Figure.predicted(value) for name, value in figures.items()}
+    return replace(
+        records.variant(name, network, version), plan=plan, accuracy=Accuracy(correct, 100), **(predicted | fields)
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import multiprocessing
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -61,18 +60,6 @@ def test_a_record_that_has_not_changed_is_not_decoded_again(registry):
     assert registry.latest("faces", known).application == changed
     registry.delete("faces")
     assert registry.latest("faces", known) is None
-
-
-@pytest.mark.two_at_once
-def test_updates_at_once_lose_none(registry, root):
-    made(registry)
-
-    def add(name):
-        return open_registry(str(root)).update("faces", lambda record: record.with_version(network(name)))
-
-    with ThreadPoolExecutor(4) as threads:
-        assert all(threads.map(add, [f"net{number}" for number in range(12)]))
-    assert len(registry.application("faces").networks) == 13
 
 
 def test_an_update_that_changes_nothing_writes_nothing(registry):

@@ -14,14 +14,15 @@ from heapq import heappop, heappush
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serfer.control.batch_sizes import assign
 from serfer.control.policy import InstanceGroup, InstanceState, Interruption, ProvisioningPlan
 from serfer.control.scenario import S_PER_HOUR, CpuCredits, InstanceType, Market, Scenario
+from serfer.core.errors import UsageError
+from serfer.cost.loads.trace import Trace
 
-Floats = NDArray[np.float64]
 _ROUNDING: Final = 1e-9
+_MAX_INSTANCES: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -104,99 +105,20 @@ class Instance:
         return self.launched_s + self.kind.boot_s
 
 
-@dataclass(frozen=True, eq=False)
-class InstanceHistory:
-    """The instances of a simulation: when each was launched and stopped, in seconds, by launch: arrays (launches,).
-
-    `running` says which of them still are on at the end, `end_s`; those count as stopped then. `bought` is each one's
-    place in `purchases`, `lost` whether it was taken away.
-    """
-
-    launched_s: Floats
-    stopped_s: Floats
-    running: NDArray[np.bool_]
-    lost: NDArray[np.bool_]
-    bought: NDArray[np.int64]
-    purchases: tuple[Purchase, ...]
-    end_s: float
-
-    @property
-    def on_s(self) -> float:
-        """Seconds that instances were on, all together."""
-        return float((self.stopped_s - self.launched_s).sum())
-
-    @property
-    def usd(self) -> float:
-        """The price of the instances for the time that they were on."""
-        return float((self.stopped_s - self.launched_s) @ self._each([one.usd_per_s for one in self.purchases]))
-
-    @property
-    def min_billing_usd(self) -> Floats:
-        """The dollars that each instance costs beyond that, because its type is billed for a least time."""
-        least = self._each([one.kind.min_billing_s for one in self.purchases]) - (self.stopped_s - self.launched_s)
-        return np.maximum(least, 0.0) * self._each([one.usd_per_s for one in self.purchases])
-
-    def usd_per_s_at(self, times: Floats) -> Floats:
-        """Return what those that are on cost a second at each of the times, which ascend."""
-        prices = self._each([one.usd_per_s for one in self.purchases])
-        return _sum(self.launched_s, prices, times) - _sum(self.stopped_s, prices, times)
-
-    def on_after(self, time_s: float) -> list[tuple[float, Purchase]]:
-        """Return the launches of those that are on after what was decided at a time."""
-        there = np.flatnonzero((self.launched_s <= time_s) & (self.stopped_s > time_s))
-        return [(float(self.launched_s[row]), self.purchases[self.bought[row]]) for row in there]
-
-    def on_at(self, times: Floats) -> Floats:
-        """Return how many are paid for at each of the times, which ascend."""
-        ones = np.ones(len(self.launched_s))
-        return _sum(self.launched_s, ones, times) - _sum(self.stopped_s, ones, times)
-
-    def serving_at(self, times: Floats) -> Floats:
-        """Return how many serve at each of the times."""
-        return self._serving(np.ones(len(self.launched_s)), times)
-
-    def capacity_at(self, times: Floats) -> Floats:
-        """Return how many queries/s those that serve sustain at each of the times."""
-        return self._serving(self._each([one.kind.qps for one in self.purchases]), times)
-
-    def booting_capacity_at(self, times: Floats) -> Floats:
-        """Return how many queries/s those that boot will sustain."""
-        qps = self._each([one.kind.qps for one in self.purchases])
-        return _sum(self.launched_s, qps, times) - _sum(self.stopped_s, qps, times) - self._serving(qps, times)
-
-    @property
-    def ready_s(self) -> Floats:
-        """When each serves, if it is not stopped before."""
-        return self.launched_s + self._each([one.kind.boot_s for one in self.purchases])
-
-    def _serving(self, values: Floats, times: Floats) -> Floats:
-        ready = self.ready_s
-        served = ready < self.stopped_s
-        return _sum(ready[served], values[served], times) - _sum(self.stopped_s[served], values[served], times)
-
-    def _each(self, values: Sequence[float]) -> Floats:
-        """Return a value of each purchase as one of each instance."""
-        return np.array(values, dtype=np.float64)[self.bought] if len(self.bought) else np.zeros(0)
-
-
-def _sum(events: Floats, values: Floats, times: Floats) -> Floats:
-    """Return the sum of the values of the events that have happened by each time."""
-    order = np.argsort(events, kind="stable")
-    sums = np.concatenate(([0.0], np.cumsum(values[order])))
-    return sums[np.searchsorted(events[order], times, side="right")]
-
-
 class Fleet:
-    """The instances that are on; `usd_per_s` is what they cost."""
+    """The instances that are on; `usd_per_s` is what they cost.
+
+    `ended` are those that were stopped: each with the time, and whether it was taken away.
+    """
 
     def __init__(self, scenario: Scenario, losses: SpotLosses | None = None) -> None:
         self._scenario = scenario
         self._losses = losses or SpotLosses()
         self._rng = np.random.default_rng(self._losses.seed)
         self._purchases: dict[tuple[str, Market], int] = {}
-        self._bought: list[Purchase] = []
+        self.purchases: list[Purchase] = []
         self._on: list[list[Instance]] = []  # by purchase, in the order of their launches
-        self._rows: list[tuple[float, float, bool, bool, int]] = []
+        self.ended: list[tuple[Instance, float, bool]] = []
         self._wanted: ProvisioningPlan | None = None
         self._losing: list[tuple[float, int, Instance]] = []  # a heap
         self._launches = 0
@@ -255,37 +177,23 @@ class Fleet:
     def _set_batches(self, plan: ProvisioningPlan) -> bool:
         """Give the instances the batch sizes that a plan wants; say whether any is another one now."""
         changed = False
-        for bought, group in zip(self._bought, self._on, strict=True):
+        for bought, group in zip(self.purchases, self._on, strict=True):
             batches = assign([one.batch for one in group], plan.batches(bought.kind.name, bought.market))
             for one, batch in zip(group, batches, strict=True):
                 changed = changed or one.batch != batch
                 one.batch = batch
         return changed
 
-    def history(self, end_s: float) -> InstanceHistory:
-        """Return all instances up to the end."""
-        left = [(one.launched_s, end_s, True, False, one.purchase) for one in self if one.launched_s < end_s]
-        table = np.array(sorted([*self._rows, *left]), dtype=np.float64).reshape(-1, 5)
-        return InstanceHistory(
-            launched_s=table[:, 0],
-            stopped_s=table[:, 1],
-            running=table[:, 2] > 0,
-            lost=table[:, 3] > 0,
-            bought=table[:, 4].astype(np.int64),
-            purchases=tuple(self._bought),
-            end_s=end_s,
-        )
-
     def _number(self, kind: str, market: Market) -> int:
         key = kind, market
         if key not in self._purchases:
             self._purchases[key] = len(self._on)
-            self._bought.append(Purchase(self._scenario.kind(kind), market))
+            self.purchases.append(Purchase(self._scenario.kind(kind), market))
             self._on.append([])
         return self._purchases[key]
 
     def _launch(self, number: int, now: float) -> Instance:
-        bought = self._bought[number]
+        bought = self.purchases[number]
         instance = Instance(number, bought.kind, now)
         if self._losses.on_demand or bought.market is Market.SPOT:
             instance.lost_s = self._losses.lost_s(now, self._launches, self._rng)
@@ -299,12 +207,12 @@ class Fleet:
 
     def _end(self, instance: Instance, time_s: float, *, lost: bool) -> None:
         instance.on = False
-        self.usd_per_s -= self._bought[instance.purchase].usd_per_s
-        self._rows.append((instance.launched_s, time_s, False, lost, instance.purchase))
+        self.usd_per_s -= self.purchases[instance.purchase].usd_per_s
+        self.ended.append((instance, time_s, lost))
 
     def _count(self, now: float) -> None:
         groups, self._changes_s = [], math.inf
-        for bought, group in zip(self._bought, self._on, strict=True):
+        for bought, group in zip(self.purchases, self._on, strict=True):
             states = Counter((self._state(one, now), one.batch) for one in group)
             groups += [
                 InstanceGroup(bought.kind.name, bought.market, state, count, batch)
@@ -332,3 +240,13 @@ def interruptions_of(lost: Sequence[Instance]) -> tuple[Interruption, ...]:
     if not lost:
         return ()
     return tuple(Interruption(kind, count) for kind, count in sorted(Counter(one.kind.name for one in lost).items()))
+
+
+def check_peak(trace: Trace, scenario: Scenario) -> None:
+    """Raise UsageError for a load whose peak takes too many instances to simulate one by one."""
+    kind = scenario.instance
+    if trace.peak / kind.qps > _MAX_INSTANCES:
+        raise UsageError(
+            f"{trace.name}: its peak of {trace.peak:,.4g} queries/s would take more than {_MAX_INSTANCES:,} instances "
+            f"of {kind.name}, at {kind.qps:g} each: give a smaller --scale, or correct qps in the scenario"
+        )

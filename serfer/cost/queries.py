@@ -34,8 +34,8 @@ from serfer.core.run_machine import Retry
 from serfer.cost.driver_limits import DriverLimits, Growth, KnownHedging
 from serfer.cost.fleet import CreditBalance, Fleet, Instance, Purchase, SpotLosses, interruptions_of
 from serfer.cost.loads.arrivals import arrivals_in_steps
+from serfer.cost.loads.steps import Progress, Steps, silent
 from serfer.cost.loads.trace import Floats
-from serfer.cost.rates import Progress, Steps, silent
 from serfer.cost.service_times import ServiceTimes
 from serfer.cost.windows import Window
 

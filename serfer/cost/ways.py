@@ -3,7 +3,7 @@
     one function, the same with SnapStart, with provisioned environments ─┐
     a plan's stages or gangs, and the driver function that waits for them ─┼─ query by query (queries.py), the whole
     instances that are always on, SageMaker Serverless ────────────────────┘  load or its busiest and median part
-    functions and instances, by a policy ── the level of rates (rates.py), and the same parts query by query
+    functions and instances, by a policy ── the level of rates (policy_run.py), and the same parts query by query
 
 Dollars are those of the load, for a month of it. Times of functions and of the instance are predicted by one model
 (cost_model.py), and so are prices; what is drawn are arrivals within a row of the load and invocations' tails.
@@ -29,7 +29,7 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.units import MS_PER_S
 from serfer.cost.driver_limits import DriverLimits
-from serfer.cost.fleet import Purchase
+from serfer.cost.fleet import Purchase, check_peak
 from serfer.cost.functions import (
     Functions,
     one_function,
@@ -39,9 +39,10 @@ from serfer.cost.functions import (
     with_snapstart,
 )
 from serfer.cost.loads.arrivals import arrival_times
+from serfer.cost.loads.steps import PERIOD_S, Progress, silent
 from serfer.cost.loads.trace import Floats, Trace
+from serfer.cost.policy_run import run_policy
 from serfer.cost.queries import QueriesResult, QueriesRun, warm_up_s
-from serfer.cost.rates import PERIOD_S, Progress, check_peak, run_rates, silent
 from serfer.cost.windows import Window, windows_of
 
 MOST_QUERIES: Final = 300_000
@@ -259,12 +260,14 @@ class Serving:
         windows = windows_of(load, self.window_s)
         marks = [max(0.0, window.begin_s - warm_up_s(scenario)) for window in windows]
         policy = make_policy(DEFAULT, scenario)
-        run = run_rates(load, scenario, policy, period_s=self.period_s, marks=marks, progress=progress)
+        run = run_policy(load, scenario, policy, self.period_s, marks, progress)
         results = []
-        for window, mark, router in zip(windows, marks, run.routers, strict=True):
-            steps, begin, launches = run.resume(mark, window.end_s)
-            queries = QueriesRun(scenario, router, functions.times, launches, self.seed, limits=self._limits(functions))
-            results.append(queries.over(steps, begin, window, progress))
+        for window, begin in zip(windows, run.marks, strict=True):
+            steps = run.steps.part(begin.step, run.steps.before(window.end_s))
+            queries = QueriesRun(
+                scenario, begin.router, functions.times, begin.launches, self.seed, limits=self._limits(functions)
+            )
+            results.append(queries.over(steps, begin.time_s, window, progress))
         came = max(sum(result.queries for result in results), 1)
         cold = sum(result.cold_starts for result in results) / came
         month = run.cost_usd * _SECONDS_A_MONTH / load.seconds + functions.month_usd

@@ -15,7 +15,6 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import text_to_path
 
 from serfer.files import write_whole
-from serfer.pictures import check_suffix
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # it logs how long its first start takes
 
@@ -50,7 +49,7 @@ def picture_settings() -> AbstractContextManager[None]:
 
 def save(figure: Figure, out: Path) -> None:
     """Write a figure, its format by the suffix; raises InputError where it cannot be written."""
-    write_whole(out, render(figure, check_suffix(out)[1:]))
+    write_whole(out, render(figure, out.suffix.lower()[1:]))
 
 
 def render(figure: Figure, kind: str) -> bytes:

@@ -19,8 +19,8 @@ from serfer.core.errors import InputError
 from serfer.cost import ways as serving_ways
 from serfer.cost.functions import one_function
 from serfer.cost.instances import predicted_instance
+from serfer.cost.loads.steps import silent
 from serfer.cost.loads.trace import Trace
-from serfer.cost.rates import silent
 from serfer.cost.ways import Serving
 from serfer.plan_directory import load_plan
 from tests.e2e.small import small_onnx, split_small

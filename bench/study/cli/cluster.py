@@ -13,8 +13,8 @@ from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
+from serfer.cost.loads.steps import Progress
 from serfer.cost.loads.trace import Trace
-from serfer.cost.rates import Progress
 from serfer_bench.study.policies.infless.policies import CLUSTER_DEFAULT, CLUSTER_POLICIES
 from serfer_bench.study.policies.infless.scenario import ClusterScenario, read_cluster
 from serfer_bench.study.sim.cluster.outcome import ClusterOutcome, outcome_of

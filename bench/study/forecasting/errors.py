@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from serfer.core.errors import InputError
+from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Floats, Trace
-from serfer.cost.rates import steps_of
 from serfer_bench.study.policies.mark.forecaster import Forecaster, checked
 from serfer_bench.study.policies.mark.options import MarkOptions
 from serfer_bench.study.policies.mark.peaks import PeakSampler

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serfer.core.errors import InputError
+from serfer.cost.loads.steps import Progress, silent
 from serfer.cost.loads.trace import Floats
-from serfer.cost.rates import Progress, silent
 from serfer.extras import named_extras
 from serfer_bench.study.policies.mark.lstm import LstmWeights, mean_of, relative
 

@@ -14,7 +14,7 @@ _Bought = tuple[str, Market]
 
 
 class RateAccount:
-    """What plans cost at the level of rates: `instances_usd` and `serverless_usd`, as serfer/cost/rates.py counts.
+    """What plans cost at the level of rates: `instances_usd` and `serverless_usd`, as bench/study/sim/rates.py counts.
 
     An instance costs from its launch on, for its least billed time at least, and serves `qps` once it has booted; the
     last launched of a type and market is the first one stopped. Lambda takes what is left of the load, and is paid for

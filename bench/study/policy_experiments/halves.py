@@ -30,13 +30,14 @@ from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.core.errors import InputError
-from serfer.cost.loads.trace import Trace, scale_factor
+from serfer.cost.loads.trace import Trace
 from serfer.cost.service_times import scenario_times
 from serfer.settings import load_settings
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.several import Several
 from serfer_bench.study.forecasting.errors import peaks_of
 from serfer_bench.study.forecasting.lstm_training import train_lstm
+from serfer_bench.study.loads.scaling import scale_factor
 from serfer_bench.study.policies.mark.options import MarkOptions
 from serfer_bench.study.policies.mark.policy import Mark, MarkSpot
 from serfer_bench.study.policy_experiments.policies import (

@@ -25,9 +25,9 @@ from serfer.control.scenario import Market, Scenario
 from serfer.control.scenario_files import read_scenario
 from serfer.cost.driver_limits import DriverLimits
 from serfer.cost.fleet import Purchase
+from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Trace
 from serfer.cost.queries import QueriesRun
-from serfer.cost.rates import run_rates, steps_of
 from serfer.cost.service_times import scenario_times
 from serfer.cost.windows import Window
 from serfer.doctor.machine import this_machine
@@ -36,6 +36,7 @@ from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import MarkdownOption, plan_of
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.calibration import Calibration, LocalRun
+from serfer_bench.study.sim.rates import run_rates
 from serfer_bench.study.sim.tasks import TasksRun, alone, service_times
 
 Progress = Callable[[str], None]

@@ -32,8 +32,8 @@ from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import Report
+from serfer.cost.loads.steps import Progress, silent
 from serfer.cost.loads.trace import Floats
-from serfer.cost.rates import Progress, silent
 from serfer.cost.service_times import Quantiles
 from serfer.drivers.driver import Answer
 from serfer.files import read_text, write_whole

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from serfer.control.policy import Observation, Policy
 from serfer.control.scenario import Scenario
+from serfer.cost.loads.steps import PERIOD_S, steps_of
 from serfer.cost.loads.trace import Trace
-from serfer.cost.rates import PERIOD_S, steps_of
 from serfer_bench.study.policies.rate_account import AccountedPolicy
 
 _UNIX_FROM_S = 1e9  # 2001: traces on a clock of their own do not reach it

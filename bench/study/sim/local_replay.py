@@ -32,8 +32,8 @@ from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.cost.loads.arrivals import arrival_times
+from serfer.cost.loads.steps import Progress
 from serfer.cost.loads.trace import Trace
-from serfer.cost.rates import Progress
 from serfer.drivers.instance.client import Fault, InstanceClient, open_http
 from serfer.drivers.instance.open_inference import check_classifies
 from serfer.fleet.control_loop import END_S, PERIOD_S

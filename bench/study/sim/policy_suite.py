@@ -13,7 +13,7 @@ from typing import Final
 from serfer.control.policies import buys_several_types, find_policy, serves_alone
 from serfer.control.scenario_files import SHIPPED, read_scenario
 from serfer.core.errors import UsageError
-from serfer.cost.rates import Progress, silent
+from serfer.cost.loads.steps import Progress, silent
 from serfer.local.process_pool import process_pool
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.recommend import WORTH_PROCESSES, Comparison, Evaluation, LambdaChoice, Spread, evaluate

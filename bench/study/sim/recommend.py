@@ -18,7 +18,7 @@ from typing import Any, Final
 from serfer.control.policies import buys_several_types
 from serfer.control.scenario import LambdaTarget, Scenario
 from serfer.core.errors import UsageError
-from serfer.cost.rates import Progress, silent
+from serfer.cost.loads.steps import Progress, silent
 from serfer.local.process_pool import process_pool
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.simulate import DetailedRun, LoadSpec, Outcome, RunOptions, SimInput, prepare, run_seeds

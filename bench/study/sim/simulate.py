@@ -17,18 +17,20 @@ from serfer.control.router import Router
 from serfer.control.scenario import S_PER_HOUR, Scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.driver_limits import DriverLimits
-from serfer.cost.fleet import Purchase, SpotLosses
-from serfer.cost.loads.reading import read_load
-from serfer.cost.loads.trace import Floats, Trace, scale_factor
+from serfer.cost.fleet import Purchase, SpotLosses, check_peak
+from serfer.cost.loads.steps import PERIOD_S, Progress, check_period, silent
+from serfer.cost.loads.trace import Floats, Trace
 from serfer.cost.queries import QueriesResult, QueriesRun, warm_up_s
-from serfer.cost.rates import PERIOD_S, Progress, RatesResult, check_peak, check_period, run_rates, silent
 from serfer.cost.service_times import ServiceTimes
 from serfer.cost.windows import HOUR_S, Window, windows_of
 from serfer_bench.study.loads.catalogue import catalogue
 from serfer_bench.study.loads.generators import GENERATORS, generate, is_generator
+from serfer_bench.study.loads.reading import read_load
+from serfer_bench.study.loads.scaling import scale_factor, without_zeros
 from serfer_bench.study.policies.clairvoyant import optimum_usd
 from serfer_bench.study.sim.calibration import Calibration
 from serfer_bench.study.sim.history import place_before, see_history
+from serfer_bench.study.sim.rates import RatesResult, run_rates
 from serfer_bench.study.sim.tasks import TasksRun
 from serfer_bench.study.sim.time_series import rates_usd
 
@@ -55,7 +57,7 @@ class LoadSpec:
         trace = self._whole(seed, progress)
         if self.from_s or self.until_s < math.inf:
             trace = trace.cut(self.from_s, self.until_s)
-        return trace.without_zeros(self.skip_zeros_over_s) if self.skip_zeros_over_s < math.inf else trace
+        return without_zeros(trace, self.skip_zeros_over_s) if self.skip_zeros_over_s < math.inf else trace
 
     def _whole(self, seed: int | None, progress: Progress) -> Trace:
         if is_generator(self.name):

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from serfer.control.scenario import Scenario
 from serfer.cost.loads.trace import Floats
-from serfer.cost.rates import RatesResult
 from serfer.files import write_chunks
+from serfer_bench.study.sim.rates import RatesResult
 
 MAX_ROWS: Final = 100_000
 """Rows of a CSV file, of all policies together: longer series are averaged."""

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from serfer.cost.loads.steps import Steps, steps_of
 from serfer.cost.loads.trace import Floats, Trace
-from serfer.cost.rates import Steps, steps_of
 
 
 def arrivals_in_steps(steps: Steps, rng: Generator) -> NDArray[np.int64]:

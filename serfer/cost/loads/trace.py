@@ -14,7 +14,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.control.scenario import Scenario
 from serfer.core.errors import InputError, UsageError
 
 MAX_BYTES: Final = 64 * 1024 * 1024
@@ -23,7 +22,6 @@ _LARGEST: Final = 1e9
 _S_PER_MINUTE: Final = 60.0
 _SECONDS, _MINUTES = ("t_seconds", "rps"), ("minute", "requests")
 COLUMN_NAMES: Final = " or ".join(",".join(names) for names in (_SECONDS, _MINUTES))
-SCALES: Final = ("S", "M", "none")
 
 Floats = NDArray[np.float64]
 
@@ -98,53 +96,6 @@ class Trace:
             )
         durations, begin = (ends - begins)[kept], float(begins[kept][0])
         return replace(self, durations_s=durations, rates=self.rates[kept], begin_s=begin)
-
-    def without_zeros(self, over_s: float) -> Trace:
-        """Return the trace without those times of at least `over_s` seconds in which nothing came: gaps in a record.
-
-        Raises UsageError where nothing else is there.
-        """
-        zero = self.rates == 0
-        runs = np.cumsum(np.concatenate(([True], zero[1:] != zero[:-1]))) - 1  # the number of each row's run
-        lengths = np.bincount(runs, self.durations_s)
-        kept = ~(zero & (lengths[runs] >= over_s))
-        if not kept.any():
-            raise UsageError(f"{self.name} has no queries at all: --skip-zeros-over {over_s:g} leaves nothing")
-        return replace(self, durations_s=self.durations_s[kept], rates=self.rates[kept])
-
-
-def scale_factor(scale: str, trace: Trace, scenario: Scenario) -> float:
-    """Return what to multiply a trace's rates with: of scaling S or M, of none, or a number of the user's own.
-
-    Both scalings go by the scenario's first instance type:
-
-        S   (usd_per_hour / 3600 / usd_per_query) / (median of the rows' rates that are not 0): half of the time that
-            there is load, it is above that at which an instance costs as much as Lambda
-        M   qps / (mean rate over the whole time): several instances matter
-
-    Raises UsageError for another name, and for a load of zeros.
-    """
-    if scale == "none":
-        return 1.0
-    if scale not in SCALES:
-        return _number(scale)
-    busy = trace.rates[trace.rates > 0]
-    if not busy.size:
-        raise UsageError(f"{trace.name} has no queries at all: it cannot be scaled to {scale}; give --scale none")
-    if scale == "S":
-        return scenario.instance.usd_per_s / scenario.serverless.usd_per_query / float(np.median(busy))
-    return scenario.instance.qps / trace.mean
-
-
-def _number(scale: str) -> float:
-    wrong = UsageError(f"--scale is {', '.join(SCALES)} or a number above 0, not {scale[:40]!r}")
-    try:
-        factor = float(scale)
-    except ValueError as error:
-        raise wrong from error
-    if not 0 < factor <= _LARGEST:
-        raise wrong
-    return factor
 
 
 def is_trace(first: bytes) -> bool:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads import access_logs, lines
 from serfer.cost.loads.reading import read_load
-from serfer.cost.rates import silent
+from serfer.cost.loads.steps import silent
 
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 NOON = 1_795_608_000  # 2026-11-25 12:00 UTC

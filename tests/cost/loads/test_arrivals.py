@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.cost.loads.arrivals import arrivals_in_steps
+from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Trace
-from serfer.cost.rates import steps_of
 
 ROWS = st.lists(st.tuples(st.sampled_from([1.0, 7.0, 60.0]), st.floats(0, 30)), min_size=1, max_size=20)
 

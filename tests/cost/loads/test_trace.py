@@ -11,8 +11,9 @@ from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads import reading
 from serfer.cost.loads import trace as traces
 from serfer.cost.loads.reading import read_load
-from serfer.cost.loads.trace import Trace, scale_factor
-from serfer.cost.rates import silent
+from serfer.cost.loads.steps import silent
+from serfer.cost.loads.trace import Trace
+from serfer_bench.study.loads.scaling import scale_factor
 from tests.study.sim.worlds import scenario
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from serfer.core.costs.operator_costs import shipped_profiles
-from serfer.cost.rates import silent
+from serfer.cost.loads.steps import silent
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
 from serfer.splitter.plan_dir.emit import in_one_piece

@@ -9,8 +9,8 @@ from serfer.control.policies import make_policy
 from serfer.control.policy import InstanceCount, InstanceState, Interruption, Observation, ProvisioningPlan, on_demand
 from serfer.control.scenario import Market, parse_scenario
 from serfer.cost.loads.trace import Trace
-from serfer.cost.rates import run_rates
 from serfer_bench.study.policies.rate_account import AccountedPolicy, RateAccount
+from serfer_bench.study.sim.rates import run_rates
 from tests.control.worlds import QPS, fleet, rows, scenario, seen
 from tests.fleet.fakes import SCENARIO
 

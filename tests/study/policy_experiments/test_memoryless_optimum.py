@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from serfer.control.policy import fleet_of
 from serfer.control.scenario import parse_scenario
-from serfer.cost.rates import run_rates
 from serfer_bench.study.loads.generators import generate, parameters_of
 from serfer_bench.study.policy_experiments.memoryless import MemorylessOptimum, least_cost_actions
 from serfer_bench.study.policy_experiments.policies import Options, cases, results
+from serfer_bench.study.sim.rates import run_rates
 from serfer_bench.study.sim.simulate import RunOptions
 from tests.control.worlds import LARGE, QPS, SMALL, TWO_TYPES, scenario, seen
 

@@ -11,12 +11,13 @@ from serfer.control.router import Reason, Router
 from serfer.control.scenario import parse_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.cost.driver_limits import DriverLimits
+from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Trace
 from serfer.cost.queries import QueriesRun
-from serfer.cost.rates import run_rates, steps_of
 from serfer.cost.service_times import scenario_times
 from serfer.cost.windows import Window
 from serfer_bench.study.loads.generators import generate
+from serfer_bench.study.sim.rates import run_rates
 from serfer_bench.study.sim.time_series import integrated
 from tests.control.worlds import TWO_TYPES
 

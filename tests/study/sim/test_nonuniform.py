@@ -10,8 +10,8 @@ from serfer.control.policy import InstanceCount, ProvisioningPlan
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Market
 from serfer.cost.fleet import Purchase
+from serfer.cost.loads.steps import Steps
 from serfer.cost.queries import QueriesRun
-from serfer.cost.rates import Steps
 from serfer.cost.windows import Window
 from serfer_bench.study.policies.nonuniform.rate_dispatcher import RateDispatcher, shares
 from tests.study.policies.nonuniform.test_rate_dispatcher import WORLD, Place

@@ -19,9 +19,9 @@ from serfer.core.errors import UsageError
 from serfer.cost import queries
 from serfer.cost.driver_limits import DriverLimits
 from serfer.cost.fleet import CreditBalance, Purchase, SpotLosses
+from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Trace
 from serfer.cost.queries import QueriesRun
-from serfer.cost.rates import steps_of
 from serfer.cost.service_times import Quantiles, ServiceTimes, scenario_times
 from serfer.cost.windows import Window, windows_of
 from serfer_bench.study.policies.mark.policy import MarkSpot

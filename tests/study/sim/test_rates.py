@@ -13,10 +13,11 @@ from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UsageError
 from serfer.cost.fleet import SpotLosses
+from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Trace
-from serfer.cost.rates import run_rates, steps_of
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.policies.clairvoyant import optimum_usd
+from serfer_bench.study.sim.rates import run_rates
 from tests.control.worlds import TWO_TYPES, seen
 from tests.study.sim.worlds import Scripted, scenario
 

@@ -12,9 +12,9 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import Platform, price_plan
 from serfer.core.errors import UsageError
 from serfer.cost.driver_limits import DriverLimits
+from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Trace
 from serfer.cost.queries import QueriesRun
-from serfer.cost.rates import steps_of
 from serfer.cost.windows import Window
 from serfer.plan_directory import load_plan
 from serfer_bench.study.sim.calibration import published_calibration

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.cost.loads.trace import Trace
-from serfer.cost.rates import run_rates
 from serfer_bench.study.sim import time_series
+from serfer_bench.study.sim.rates import run_rates
 from serfer_bench.study.sim.time_series import COLUMNS, TimeSeries, rates_usd, write_time_series
 from tests.study.sim.worlds import Scripted, scenario
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cost.rates import Progress, silent
+from serfer.cost.loads.steps import Progress, silent
 from serfer.local.process_pool import process_pool
 from serfer.system import processors
 from serfer_bench.core.options import RowsOption

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from serfer.cost.rates import PERIOD_S, Progress
+from serfer.cost.loads.steps import PERIOD_S, Progress
 from serfer_bench.study.papers.infless.paper import FIGURE_12A, OSVT, SHOWN, TABLE_4, VIOLATIONS, World
 from serfer_bench.study.papers.infless.rows import FigureRow, rows_of
 from serfer_bench.study.policies.infless.policy import RESERVE_S

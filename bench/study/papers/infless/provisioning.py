@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from serfer.cost.rates import Progress
+from serfer.cost.loads.steps import Progress
 from serfer_bench.study.papers.infless.loads import outcomes
 from serfer_bench.study.papers.infless.paper import OSVT, SHOWN, World
 from serfer_bench.study.papers.infless.rows import FigureRow, rows_of

@@ -32,9 +32,9 @@ from serfer.control.policy import InstanceGroup, InstanceState
 from serfer.control.router import Router
 from serfer.control.scenario import CpuCredits, InstanceType, LambdaTarget, Market, Scenario
 from serfer.cost.fleet import Purchase, SpotLosses
+from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Floats, Trace
 from serfer.cost.queries import QueriesResult, QueriesRun
-from serfer.cost.rates import steps_of
 from serfer.cost.service_times import scenario_times
 from serfer.cost.windows import Window
 from serfer.settings import load_settings

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.units import MS_PER_S
+from serfer.cost.loads.steps import Progress, silent
 from serfer.cost.loads.trace import Floats, Trace
-from serfer.cost.rates import Progress, silent
 from serfer.cost.windows import HOUR_S, Window, windows_of
 from serfer_bench.study.policies.infless.fleet import Assignment, ClusterPolicy, Instance, Step
 from serfer_bench.study.policies.infless.policies import make_cluster_policy

@@ -12,79 +12,25 @@ environments run step by step; everything else is arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from serfer.control.environments import Environments, environments
 from serfer.control.policy import Observation, Policy
 from serfer.control.router import Router
 from serfer.control.scenario import Scenario
-from serfer.core.errors import UsageError
-from serfer.cost.fleet import Fleet, InstanceHistory, Purchase, SpotLosses, interruptions_of
+from serfer.cost.fleet import Fleet, Purchase, SpotLosses, interruptions_of
+from serfer.cost.loads.steps import PERIOD_S, Progress, Steps, silent, steps_of
 from serfer.cost.loads.trace import Floats, Trace
+from serfer_bench.study.sim.fleet_history import InstanceHistory, history_of
 
-PERIOD_S: Final = 5.0
-"""Seconds between two decisions of a controller, by default."""
-_MAX_STEPS: Final = 50_000_000
 _CHUNK: Final = 20_000  # steps between two reports of progress
-_ROUNDING: Final = 1e-9
 _HALVINGS: Final = 10
-_MAX_INSTANCES: Final = 10_000
-
-Progress = Callable[[str], None]
-
-
-def silent(text: str) -> None:
-    """Report no progress."""
-    del text
-
-
-@dataclass(frozen=True, eq=False)
-class Steps:
-    """A trace cut into steps of at most a period that lie within `rows`, by their numbers: arrays (steps,)."""
-
-    durations_s: Floats
-    rates: Floats
-    rows: NDArray[np.int32]
-
-    @property
-    def ends_s(self) -> Floats:
-        """The end of each step."""
-        return np.cumsum(self.durations_s)
-
-    def part(self, first: int, last: int) -> Steps:
-        """Return the steps from a number on, before another."""
-        return Steps(self.durations_s[first:last], self.rates[first:last], self.rows[first:last])
-
-    def before(self, time_s: float) -> int:
-        """Return how many steps are over at a time, in seconds."""
-        return int(np.searchsorted(self.ends_s, time_s + _ROUNDING, side="right"))
-
-
-def check_period(period_s: float) -> None:
-    """Raise UsageError unless a policy can decide every `period_s` seconds."""
-    if not 0 < period_s < math.inf:
-        raise UsageError(f"--period-s is more than 0, not {period_s:g}")
-
-
-def steps_of(trace: Trace, period_s: float) -> Steps:
-    """Cut a trace into steps; raises UsageError where they would be too many."""
-    check_period(period_s)
-    whole = np.floor(trace.durations_s / period_s + _ROUNDING)
-    rest = trace.durations_s - whole * period_s
-    rest[rest < _ROUNDING * trace.durations_s] = 0.0
-    if whole.sum() + len(rest) > _MAX_STEPS:
-        raise UsageError(f"--period-s {period_s:g} makes more than {_MAX_STEPS:,} decisions: give a longer one")
-    count = (whole + (rest > 0)).astype(np.int64)
-    durations = np.full(int(count.sum()), period_s)
-    durations[np.cumsum(count)[rest > 0] - 1] = rest[rest > 0]
-    return Steps(durations, np.repeat(trace.rates, count), np.repeat(np.arange(len(count), dtype=np.int32), count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,17 +86,7 @@ class RatesResult:
         return self.steps.part(first, last), begin_s, self.fleet.on_after(begin_s)
 
 
-def check_peak(trace: Trace, scenario: Scenario) -> None:
-    """Raise UsageError for a load whose peak takes too many instances to simulate one by one."""
-    kind = scenario.instance
-    if trace.peak / kind.qps > _MAX_INSTANCES:
-        raise UsageError(
-            f"{trace.name}: its peak of {trace.peak:,.4g} queries/s would take more than {_MAX_INSTANCES:,} instances "
-            f"of {kind.name}, at {kind.qps:g} each: give a smaller --scale, or correct qps in the scenario"
-        )
-
-
-def run_rates(  # noqa: PLR0913 - the options of a simulation
+def run_rates(
     trace: Trace,
     scenario: Scenario,
     policy: Policy,
@@ -177,7 +113,7 @@ def run_rates(  # noqa: PLR0913 - the options of a simulation
         progress(f"{policy.name}: {part.start / count:.0%}")
         durations, rates = steps.durations_s[part].tolist(), steps.rates[part].tolist()
         allowed[part] = walk.over(durations, rates)
-    history = fleet.history(float(steps.ends_s[-1]))
+    history = history_of(fleet, float(steps.ends_s[-1]))
     return _accounted(steps, scenario, history, allowed, walk, kept, overflow=overflow)
 
 

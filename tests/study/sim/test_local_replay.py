@@ -118,15 +118,3 @@ def test_local_replay_refuses_a_plan_that_lacks_an_artefact(tmp_path, load):
     result = CliRunner().invoke(app, ["study", "replay", str(plan), *load])
     assert isinstance(result.exception, PlanError)
     assert result.stdout == ""
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [((), "give the load"), (("--qps", "1", "--minutes", "0"), "--minutes"), (("--path", "/v1"), "--path")],
-)
-def test_local_replay_wrong_options_exit_2(tmp_path, arguments, message):
-    path = tmp_path / "small.onnx"
-    onnx.save(small_onnx(), path)
-    result = CliRunner().invoke(app, ["study", "replay", str(path), *arguments])
-    assert getattr(result.exception, "exit_code", result.exit_code) == 2
-    assert message in f"{result.exception} {result.output}"

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies import buys_several_types, make_policy
+from serfer.control.policies import DEFAULT, buys_several_types, make_policy
 from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UsageError
 from serfer.cost.fleet import SpotLosses
 from serfer.cost.loads.steps import steps_of
 from serfer.cost.loads.trace import Trace
+from serfer.cost.policy_run import run_policy
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.policies.clairvoyant import optimum_usd
 from serfer_bench.study.sim.rates import run_rates
@@ -277,3 +278,15 @@ def test_mark_spot_plans_several_types_and_serves_the_load_through_losses():
     on_demand = run_rates(load, TYPES, make_policy("mark", TYPES))
     assert result.cost_usd < 0.7 * on_demand.cost_usd
     assert result.on_instances > 0.9 * load.queries
+
+
+@given(LOADS)
+@settings(max_examples=50, deadline=None)
+def test_policy_run_of_serfer_cost_spends_what_is_simulated_here(rows):
+    load, world = of(rows), scenario(slo_ms=1000)
+    marks = [load.seconds / 2, load.seconds / 4]
+    run = run_policy(load, world, make_policy(DEFAULT, world), 5.0, marks, lambda _: None)
+    expected = run_rates(load, world, make_policy(DEFAULT, world), marks=marks[::-1])
+    assert run.cost_usd == pytest.approx(expected.cost_usd)
+    for mark, begin in zip(marks, run.marks, strict=True):
+        assert (begin.time_s, [*begin.launches]) == expected.resume(mark, load.seconds)[1:]

@@ -117,7 +117,7 @@ ONLY_LINUX = re.compile(
 NEED_LINUX = {
     "serfer/system.py": "the one place of what the other parts need",
     "serfer/local": "local workers, servers of this machine and several drivers",
-    "serfer/fleet/provisioners/processes.py": "processes of a pool on this machine",
+    "serfer/fleet/provisioners/local.py": "processes of a pool on this machine",
     "lambdas/bootstrap.py": "a function of Lambda",
     "lambdas/model_stream.py": "a stage's function has no serfer/system.py; elsewhere its pipe has the usual size",
     "storage/file/inotify.py": "the same; elsewhere it looks every 20 ms",

@@ -22,8 +22,7 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan
-from serfer.control.scenario import Market, Scenario
-from serfer.control.scenario_files import read_scenario, scenario_file
+from serfer.control.scenario import Market, Scenario, read_scenario, scenario_file
 from serfer.core.errors import QueryError, UnavailableError, UsageError
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings

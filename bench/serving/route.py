@@ -27,7 +27,7 @@ import typer
 from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
-from serfer.control.scenario_files import scenario_file
+from serfer.control.scenario import scenario_file
 from serfer.core.errors import QueryError, UsageError
 from serfer.core.plan import Plan
 from serfer.images import decode_image

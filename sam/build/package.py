@@ -26,7 +26,7 @@ from pathlib import Path
 from botocore.exceptions import BotoCoreError, ClientError
 
 from serfer import __version__
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import read_scenario
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.errors import InputError, PlanError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Artefact, Plan

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from serfer.control.batch_sizes import window_s
-from serfer.control.dispatch import Batching
+from serfer.control.dispatch import Batching, window_s
 from serfer.control.scenario import InstanceType, Market
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from serfer.control.batch_sizes import assign
+from serfer.control.dispatch import assign
 from serfer.control.policy import InstanceGroup, InstanceState, Interruption, ProvisioningPlan
 from serfer.control.scenario import S_PER_HOUR, CpuCredits, InstanceType, Market, Scenario
 from serfer.core.errors import UsageError

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from serfer.control.policies import DEFAULT, POLICIES, find_policy, make_policy, serves_alone
 from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
-from serfer.control.scenario import Market, Scenario
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import Market, Scenario, read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.wire import MAX_BATCH

@@ -23,6 +23,7 @@ from serfer.control.policy import NO_QUERIES, LatencyWindow
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import S_PER_HOUR
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
+from serfer.core.units import MS_PER_S
 from serfer.core.wire import Crop
 from serfer.drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
 from serfer.drivers.instance.client import Fault, FaultKind, InstanceClient
@@ -37,7 +38,6 @@ _SOON_S = 1.0  # when room on Lambda is looked for again
 _LONGEST_S = 60.0
 _SLICE_S = 60.0  # of a sum over the last hour
 _KEPT = 10_000  # latencies of which the 99th percentile is taken: the latest
-_MS_PER_S = 1000.0
 _SILENT = (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
 
 
@@ -183,7 +183,7 @@ class Pool:
         begun = self._clock()
         served = await self._try_in_turn(decision.targets[0], query)
         if served is not None:
-            self._latencies.add((self._clock() - begun) * _MS_PER_S)
+            self._latencies.add((self._clock() - begun) * MS_PER_S)
         return served
 
     def pay_pings(self, count: int) -> None:
@@ -272,7 +272,7 @@ class Pool:
         begun = self._clock()
         timeout_s = patience_s = query.deadline - begun
         if query.spare:
-            patience_s, slo_s = self._patience_s(patience_s), self.router.scenario.slo_ms / _MS_PER_S
+            patience_s, slo_s = self._patience_s(patience_s), self.router.scenario.slo_ms / MS_PER_S
             timeout_s = min(patience_s, slo_s)
         if not endpoint.waiting:
             endpoint.heard = begun
@@ -287,16 +287,16 @@ class Pool:
             self._note(endpoint, result, patience_s)
             return None
         endpoint.heard = self._clock()
-        return self._served(endpoint, result, (self._clock() - begun) * _MS_PER_S)
+        return self._served(endpoint, result, (self._clock() - begun) * MS_PER_S)
 
     def _patience_s(self, left_s: float) -> float:
         target = self.router.scenario.serverless
-        spared_s = (target.latency_ms + target.cold_ms) / _MS_PER_S
+        spared_s = (target.latency_ms + target.cold_ms) / MS_PER_S
         return min(self._hangs_s, max(left_s - spared_s, left_s / 2))
 
     @property
     def _hangs_s(self) -> float:
-        return max(_LEAST_S, _SLOS * self.router.scenario.slo_ms / _MS_PER_S)
+        return max(_LEAST_S, _SLOS * self.router.scenario.slo_ms / MS_PER_S)
 
     def _served(self, endpoint: _Endpoint, result: InferenceOutput, took_ms: float) -> InstanceAnswer:
         images, kind = len(result.logits), self.router.scenario.kind(endpoint.purchase.kind)
@@ -374,7 +374,7 @@ class _CountingDriver:
             answer = await self._driver.run(crops, batch, deadline_s, context)
         finally:
             self._count(-1)
-        self._latencies.add((self._clock() - begun) * _MS_PER_S)
+        self._latencies.add((self._clock() - begun) * MS_PER_S)
         return answer
 
     async def close(self) -> None:

@@ -13,8 +13,9 @@ from statistics import median
 
 import numpy as np
 
-from serfer.control.batching import MS_PER_S, Profile
+from serfer.control.batching import Profile
 from serfer.core.plan import Plan
+from serfer.core.units import MS_PER_S
 from serfer.instance.checking import compare, expected
 from serfer.instance.memory import used_bytes
 from serfer.instance.network import Hardware, Network, converter, open_network, prepared_device

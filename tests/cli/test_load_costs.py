@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import serfer
 from serfer.cli.main import app
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import read_scenario
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 from serfer.cost import ways as serving_ways

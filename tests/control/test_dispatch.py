@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.batching import Profile, tune
+from serfer.control.batching import Profile
 from serfer.control.dispatch import Batching, Dispatch, QueuedQuery, ServiceTimeEstimator, choose, predicted_lateness_s
+from serfer_bench.study.policies.tuning import tune
 
 # A GPU's: 5 ms to begin with and 2 ms an image.
 AFFINE = Profile(tuple((size, 5.0 + 2.0 * size) for size in (1, 2, 4, 8, 16, 32)))

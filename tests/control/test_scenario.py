@@ -8,9 +8,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from serfer.control.batching import Profile, tune
+from serfer.control.batching import Profile
 from serfer.control.scenario import InstanceType, parse_scenario
 from serfer.core.errors import InputError
+from serfer_bench.study.policies.tuning import tune
 from tests.control.worlds import LARGE, SMALL, TWO_TYPES
 
 POSITIVE = {"lambda": {"usd_per_query", "latency_ms", "concurrency", "memory_gb"}, "instance": {"usd_per_hour", "qps"}}

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from serfer.control.batch_sizes import window_s
-from serfer.control.dispatch import Batching
+from serfer.control.dispatch import Batching, window_s
 from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
 from serfer.control.scenario import Market
 from serfer.fleet.provisioners.batch_sizes import BatchSizes

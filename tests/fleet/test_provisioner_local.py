@@ -15,8 +15,7 @@ import pytest
 
 from serfer.core.errors import UnavailableError
 from serfer.fleet.provisioners import local
-from serfer.fleet.provisioners.local import LocalProvisioner
-from serfer.fleet.provisioners.processes import Identity, identify
+from serfer.fleet.provisioners.local import Identity, LocalProvisioner, identify
 from tests.e2e.small import split_small
 from tests.fleet.provisioner_contract import ProvisionerContract, emptied, serving, until
 

@@ -4,10 +4,11 @@ import tomllib
 
 import pytest
 
-from serfer.control.batching import Profile, tune
+from serfer.control.batching import Profile
 from serfer.control.scenario import parse_scenario
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.instance.network import Hardware
+from serfer_bench.study.policies.tuning import tune
 from serfer_bench.study.tune import Machine, TunedNetwork, measure
 
 GPU = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))

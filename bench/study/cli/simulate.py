@@ -171,7 +171,7 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Run routing policies on a load (HELP is what the command line shows)."""
-    from serfer.control.scenario_files import DEFAULT_SCENARIO, read_scenario  # noqa: PLC0415 - starts fast
+    from serfer.control.scenario import DEFAULT_SCENARIO, read_scenario  # noqa: PLC0415 - starts fast
     from serfer.cost.driver_limits import DriverLimits  # noqa: PLC0415 - same
     from serfer_bench.study.sim.recommend import ALL, Comparison, policies_of  # noqa: PLC0415 - same
     from serfer_bench.study.sim.simulate import RunOptions, policy_names, prepare, run_policies  # noqa: PLC0415 - same

@@ -27,8 +27,7 @@ from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import DEFAULT
 from serfer.control.policy import Policy
-from serfer.control.scenario import Scenario
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import Scenario, read_scenario
 from serfer.core.errors import InputError
 from serfer.cost.loads.trace import Trace
 from serfer.cost.service_times import scenario_times

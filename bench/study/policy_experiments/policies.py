@@ -15,8 +15,7 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policy import Policy
-from serfer.control.scenario import Scenario
-from serfer.control.scenario_files import read_scenario, scenario_file
+from serfer.control.scenario import Scenario, read_scenario, scenario_file
 from serfer.core.errors import InputError
 from serfer.cost.driver_limits import DriverLimits
 from serfer.cost.service_times import scenario_times

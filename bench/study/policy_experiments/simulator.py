@@ -21,8 +21,7 @@ from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import make_policy
 from serfer.control.policy import fleet_of
 from serfer.control.router import Endpoint, Router
-from serfer.control.scenario import Market, Scenario
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import Market, Scenario, read_scenario
 from serfer.cost.driver_limits import DriverLimits
 from serfer.cost.fleet import Purchase
 from serfer.cost.loads.steps import steps_of

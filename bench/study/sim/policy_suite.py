@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from serfer.control.policies import buys_several_types, find_policy, serves_alone
-from serfer.control.scenario_files import SHIPPED, read_scenario
+from serfer.control.scenario import SHIPPED, read_scenario
 from serfer.core.errors import UsageError
 from serfer.cost.loads.steps import Progress, silent
 from serfer.local.process_pool import process_pool

@@ -13,7 +13,7 @@ from serfer.cli.shared.named_model import WeightsFrom
 from serfer.cli.shared.network_options import FileOptions, plan_of
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import complain, out
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import read_scenario
 from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan.layout import UNSPLIT

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from serfer.control.batch_sizes import OWN, assign
+from serfer.control.dispatch import OWN, assign
 from serfer.control.policy import InstanceState, ProvisioningPlan
 from serfer.control.scenario import Scenario
 from serfer.drivers.instance.client import InstanceClient

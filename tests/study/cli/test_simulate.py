@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.control.policies import buys_several_types
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import read_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads.trace import Trace
 from serfer_bench.study.loads.generators import GENERATORS

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from serfer.control.batching import Profile, tune
+from serfer.control.batching import Profile
 from serfer.control.policies import make_policy
 from serfer_bench.study.papers.mark.evaluation import (
     MODELS,
@@ -17,6 +17,7 @@ from serfer_bench.study.papers.mark.evaluation import (
     surge_rows,
     twitter_rows,
 )
+from serfer_bench.study.policies.tuning import tune
 from tests.control.worlds import seen
 
 pytestmark = pytest.mark.weekly

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from serfer.control.batch_sizes import window_s
+from serfer.control.dispatch import window_s
 from serfer.control.policy import InstanceCount, ProvisioningPlan
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Market

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import read_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer_bench.study.sim.policy_suite import LOADS, PRICES, PUBLISHED, Suite, over_all, run
 from serfer_bench.study.sim.simulate import LoadSpec

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from serfer.control.scenario_files import CLUSTER, parse_file, read_tables
+from serfer.control.scenario import CLUSTER, parse_file, read_tables
 from serfer.core.costs.operator_costs import SAFETY
 from serfer.core.dataclass_codec import Bounds, structure
 from serfer.core.errors import InputError

@@ -7,18 +7,20 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from serfer.control.batching import MS_PER_S, Profile, tune
+from serfer.control.batching import Profile
 from serfer.control.dispatch import Batching
 from serfer.control.environments import environments
 from serfer.control.policy import InstanceCount, InstanceGroup, InstanceState, Observation, ProvisioningPlan
 from serfer.control.scenario import InstanceType, Market, Scenario
 from serfer.core.errors import InputError, UsageError
+from serfer.core.units import MS_PER_S
 from serfer.core.wire import MAX_BATCH
 from serfer_bench.study.policies.mark.forecaster import checked, make_forecaster
 from serfer_bench.study.policies.mark.options import MarkOptions
 from serfer_bench.study.policies.mark.peaks import PeakSampler
 from serfer_bench.study.policies.mark.schedule import Candidate, Key, fill
 from serfer_bench.study.policies.mark.standby import Standby
+from serfer_bench.study.policies.tuning import tune
 
 _PARTS: Final = 50  # in which the last M queries are kept
 _ROUNDING: Final = 1e-9

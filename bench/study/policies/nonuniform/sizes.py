@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serfer.control.batch_sizes import OWN
+from serfer.control.dispatch import OWN
 from serfer.control.scenario import InstanceType
 from serfer.core.costs.operator_costs import SAFETY
 from serfer.core.units import MS_PER_S

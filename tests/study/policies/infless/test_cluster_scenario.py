@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serfer.control.scenario_files import read_scenario
+from serfer.control.scenario import read_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer_bench.study.policies.infless.policies import CLUSTER_POLICIES, make_cluster_policy
 from serfer_bench.study.policies.infless.profiles import Configuration

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.batch_sizes import assign
+from serfer.control.dispatch import assign
 from serfer_bench.study.policies.nonuniform.mix import mix
 from serfer_bench.study.policies.nonuniform.sizes import sizes_of
 from tests.study.policies.nonuniform.test_sizes import GPU, SLO_MS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.batch_sizes import OWN, window_s
+from serfer.control.dispatch import OWN, window_s
 from serfer.control.scenario import InstanceType
 from serfer_bench.study.policies.nonuniform.sizes import size_of, sizes_of
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.control.batching import Profile, tune
+from serfer.control.batching import Profile
 from serfer.core.errors import InputError, UsageError
+from serfer_bench.study.policies.tuning import tune
 
 # Batches of 1, 2, 4, ... images; each takes between as long as the one before and over twice as long.
 GROWTH = st.lists(st.floats(1.0, 2.3), min_size=0, max_size=7)

@@ -80,7 +80,7 @@ class _Query:
 
 @dataclass(frozen=True)
 class DriverStats:
-    """A driver's activity since the last snapshot, and its present load."""
+    """A driver's activity since it was last asked, and its present load."""
 
     images: int
     in_flight: int

@@ -124,7 +124,6 @@ BOOT_TICKS: Final = 8
 _CLOCK: Final = 480  # ticks: an hour where a boot takes one minute, four where it takes four
 _BEGUN_TWICE: Final = 3  # bursts, after which there are two distances between begins
 _GROWTH: Final = 1.1  # the actions are computed again after so many times the bursts
-_MOST: Final = 2**53  # bursts and ticks in a snapshot
 _CALM: Final = BOOT_TICKS // 4  # ticks below the instance's price that end a burst
 
 

@@ -20,7 +20,6 @@ SLOTS: Final = 24
 HEAD, TAIL = 0.05, 0.99
 _MARGIN: Final = 0.1
 _MOST_SLOT: Final = 2**53
-_MOST_COUNT: Final = 2**30
 
 
 class IdleHistogram:

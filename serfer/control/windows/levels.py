@@ -64,7 +64,6 @@ class WarmLevels:
         self._make = make
         self._levels: list[_Level] = []
         self._busy = 0
-        self._now_s = 0.0
 
     @property
     def busy(self) -> int:
@@ -72,7 +71,7 @@ class WarmLevels:
 
     def observe(self, now_s: float, busy: int) -> Change:
         """Note that so many queries at once run from `now_s` on, or ran since the last observation."""
-        busy, self._now_s = min(busy, MOST_LEVELS), now_s
+        busy = min(busy, MOST_LEVELS)
         ended = [idle for level in self._levels[self._busy : busy] if (idle := self._ended(level, now_s))]
         first = max(0, busy - len(self._levels))
         self._levels += [_Level(self._make()) for _ in range(first)]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Annotated
 
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import UsageError
-
-_TEXTS: Final = ("forecaster", "t")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serfer.control.policies import POLICIES, make_policy
+from serfer.control.policies import POLICIES, make_policy, serves_alone
 from serfer.control.scenario import Market
 from serfer.core.errors import InputError, UsageError
 from tests.control.worlds import fleet, scenario, seen
@@ -64,16 +64,47 @@ def test_a_policy_of_the_users_own_may_dispatch_by_rates_and_others_do_not(made)
     assert not hasattr(make_policy(made(), scenario()), "dispatcher")
 
 
+SETTINGS = POLICY.replace(
+    "class Mine:",
+    """from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Options:
+    count: int = 2
+    mood: str = "calm"
+
+class Mine:
+    alone = True
+    options = Options()""",
+).replace("(self, scenario):", "(self, scenario, options):\n        self.options = options")
+
+
+@pytest.mark.parametrize(("settings", "count"), [("", 2), (":count=7", 7), (":mood=wild,count=1", 1)])
+def test_class_has_settings_behind_its_name(made, settings, count):
+    name = made("on_demand(self.kind, self.options.count, self.options.mood)", SETTINGS) + settings
+    policy = make_policy(name, scenario())
+    assert policy.observe(seen(1.0, 5.0)).total == count
+    assert (policy.name, serves_alone(policy)) == (name, True)
+
+
+def test_wrong_setting_is_refused(made):
+    with pytest.raises(UsageError, match="no parameter 'size': it has count, mood"):
+        make_policy(f"{made(text=SETTINGS)}:size=1", scenario())
+    with pytest.raises(UsageError, match="policy ski-rental:a=1 has no settings"):
+        make_policy("ski-rental:a=1", scenario())
+
+
+def test_purchases_that_are_no_types_and_markets_are_refused(made):
+    wrong = POLICY + "    def purchases(self):\n        return ['gpu']\n"
+    with pytest.raises(InputError, match="purchases returned \\['gpu'\\], not a list of"):
+        make_policy(made(text=wrong), scenario()).purchases()
+
+
 def test_a_plan_may_list_a_type_once_for_each_batch_size(made):
     groups = ", ".join(f"InstanceCount('gpu', Market.ON_DEMAND, 1, {batch})" for batch in (8, 2))
     plan = make_policy(made(f"ProvisioningPlan(({groups}), 'x')"), scenario()).observe(seen(1.0, 5.0))
     assert plan.batches("gpu", Market.ON_DEMAND) == [8, 2]
     assert plan.counts() == {("gpu", Market.ON_DEMAND): 2}
-
-
-def test_an_installed_module_has_a_policy():
-    policy = make_policy("serfer.control.policies.fixed:Serverless", scenario())
-    assert policy.observe(seen(1.0, 5.0)).total == 0
 
 
 def test_a_policy_is_plugged_in_by_its_entry_point(monkeypatch):

@@ -95,10 +95,8 @@ def test_a_route_is_a_policy_of_the_users_own(file):
 def test_a_route_is_mark_with_a_trained_forecaster(file, tmp_path):
     trained = tmp_path / "lstm.npz"
     trained.write_bytes(LstmWeights(2, *(np.zeros(shape) for shape in [4, (4, 1), 4, (3, 1), 3])).to_bytes())
-    assert (
-        choose_routing(f"mark:forecaster={trained}", "local", file, None).router().policy.name
-        == f"mark:forecaster={trained}"
-    )
+    name = f"mark:forecaster={trained}"
+    assert choose_routing(name, "local", file, None).router().policy.name == name
     with pytest.raises(InputError, match=r"missing\.npz"):
         choose_routing("mark:forecaster=missing.npz", "local", file, None)
 
@@ -143,6 +141,8 @@ def test_a_policy_of_several_types_is_a_route_where_each_has_a_provisioner(sever
         ("mark-spot", BUYS, "mark-spot buys t3, which"),  # the stand-in; its spot price is nothing to it
         ("auto", "cpu=ec2:c", "auto buys gpu, which"),
         ("mark", "gpu/spot=ec2:b", "mark buys gpu, which"),
+        ("nonuniform", "cpu=ec2:c", "nonuniform buys gpu, which"),
+        ("target-tracking-stepwise", "cpu=ec2:c", "target-tracking-stepwise buys gpu, which"),
     ],
 )
 def test_a_policy_that_buys_what_has_no_provisioner_is_refused_by_name(several, route, instances, missing):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from serfer.control.policy import InstanceGroup, Observation, ProvisioningPlan, on_demand, on_demand_in
-from serfer.control.scenario import Scenario
+from serfer.control.scenario import Market, Scenario
 
 _OVER: Final = 2.0  # instances are kept at half of what they can do
 _WINDOW_S: Final = 60.0
@@ -26,6 +26,10 @@ class StepwiseTargetTracking:
         self._seen: deque[tuple[float, float]] = deque()  # (seconds, queries) of the last minute
         self._seconds = self._queries = 0.0
         self._cooling = 0.0
+
+    def purchases(self) -> list[tuple[str, Market]]:
+        """Return the one type and market that plans have."""
+        return [(self._kind.name, Market.ON_DEMAND)]
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
         """Step towards the target where the last step is long enough ago."""

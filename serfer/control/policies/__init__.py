@@ -71,7 +71,8 @@ def make_policy(name: str, scenario: Scenario) -> Policy:
     def check(plan: object, *_: object) -> str | None:
         return _fault_of(plan, kinds)
 
-    checks: dict[str, Check] = {"observe": check, "resume": unchecked, "dispatcher": unchecked, "purchases": unchecked}
+    checks: dict[str, Check] = {"observe": check, "resume": unchecked, "dispatcher": unchecked}
+    checks["purchases"] = _purchases_fault
     policy: Policy = find_policy(name).make(scenario, checks=checks)
     policy.name = name  # with its settings
     return policy
@@ -107,6 +108,13 @@ def _count_fault(plan: ProvisioningPlan, kinds: set[str]) -> str | None:
             return f"a plan of {count!r:.40} {what}: 0 to {MAX_INSTANCES:,}, an int, is possible"
     if len({(group.kind, group.market, group.batch) for group in plan.instances}) < len(plan.instances):
         return "a plan that lists a type and market twice"
+    return None
+
+
+def _purchases_fault(purchases: object) -> str | None:
+    pairs = purchases if isinstance(purchases, list | tuple) else [None]
+    if not all(isinstance(pair, tuple) and [*map(type, pair)] == [str, Market] for pair in pairs):
+        return f"{purchases!r:.80}, not a list of (type, Market)"
     return None
 
 

@@ -6,13 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.control.policies import STUDY, make_policy, policy_names
-from serfer.control.router import Router
+from serfer.control.policies import STUDY, policy_names
 from serfer.core.errors import MissingExtraError, UsageError
 from serfer.fleet.open_pool import choose_routing
 from serfer_bench.study.policies import NAMES
-from serfer_bench.study.policies.nonuniform.rate_dispatcher import RateDispatcher
-from tests.control.worlds import scenario
 from tests.fleet.test_open_pool import file as file  # noqa: PLC0414 - a fixture
 
 
@@ -32,10 +29,6 @@ def test_setting_out_of_bounds_ends_serve():
     result = CliRunner().invoke(app, ["serve", *options])
     assert isinstance(result.exception, UsageError)
     assert "mark.sl_min should be 0 to 1" in str(result.exception)
-
-
-def test_dispatcher_is_the_policys_own():
-    assert isinstance(Router(scenario(), make_policy("nonuniform", scenario()))._dispatcher, RateDispatcher)
 
 
 @pytest.mark.parametrize("route", [*STUDY, "mark:sl_min=0.99"])

@@ -22,7 +22,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 108_950),
 }
 SINGLE = 4_300  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 105_150
+PRODUCT = 105_050
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 165_250  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -1,15 +1,28 @@
 """One queue in virtual time: admitted queries are in time, late ones are not computed, and windows do not pay."""
 
+from __future__ import annotations
+
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from serfer.control.batching import Profile
-from serfer.control.dispatch import Batching, Dispatch, QueuedQuery, ServiceTimeEstimator, choose, predicted_lateness_s
+from serfer.control.dispatch import (
+    Batching,
+    BusyWindow,
+    Dispatch,
+    Occupant,
+    QueuedQuery,
+    ServiceTimeEstimator,
+    choose,
+    predicted_lateness_s,
+    victims,
+)
 from serfer_bench.study.policies.tuning import tune
 
 # A GPU's: 5 ms to begin with and 2 ms an image.
@@ -172,3 +185,119 @@ def test_service_times_follow_the_machine_and_ignore_single_outliers():
         times.learn(32, 2 * 0.069)
     assert times.seconds(8) == pytest.approx(2 * before, rel=0.01)
     assert times.seconds(72) == pytest.approx(2 * times.seconds(32) + times.seconds(8))
+
+
+def test_busy_times_count_within_the_window_alone():
+    window = BusyWindow(0.0, 10.0)
+    assert window.share(0.0) == 0.0
+    window.add(1.0, 2.0)
+    assert window.share(2.0) == pytest.approx(0.5)  # it has been open for two seconds
+    window.add(12.0, 14.0)
+    assert window.share(14.0) == pytest.approx(0.2)
+    assert window.share(23.0) == pytest.approx(0.1)
+    assert window.share(40.0) == 0.0
+
+
+def test_what_runs_counts_before_it_ends():
+    window = BusyWindow(0.0, 10.0)
+    assert window.share(20.0, running_since=15.0) == pytest.approx(0.5)
+    assert window.share(99.0, running_since=15.0) == 1.0
+
+
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), max_size=30), st.floats(0, 30))
+def test_the_share_equals_what_adding_up_all_times_gives(steps, later):
+    window, now, spans = BusyWindow(0.0, 10.0), 0.0, []
+    for idle, busy in steps:
+        began, now = now + idle, now + idle + busy
+        spans.append((began, now))
+        window.add(began, now)
+    now += later
+    begin = max(now - 10.0, 0.0)
+    busy_s = sum(max(0.0, min(ended, now) - max(began, begin)) for began, ended in spans)
+    assert window.share(now) == pytest.approx(busy_s / (now - begin) if now > begin else 0.0, abs=1e-6)
+
+
+def occupants_of(*rows):
+    return [Occupant(name, size, last_used, busy) for name, size, last_used, busy in rows]
+
+
+@pytest.mark.parametrize(
+    ("size", "bound", "expected"),
+    [
+        (10, 100, ()),
+        (40, 100, ("old",)),
+        (70, 100, ("old", "new")),
+        (71, 100, None),  # the busy one stays, so nobody goes in vain
+    ],
+)
+def test_the_least_recently_used_go_first_and_busy_ones_stay(size, bound, expected):
+    there = occupants_of(("new", 30, 9.0, False), ("busy", 30, 0.0, True), ("old", 30, 1.0, False))
+    assert victims(size, there, bound) == expected
+
+
+def test_a_small_network_stays_where_a_larger_one_makes_room_enough():
+    there = occupants_of(("small", 5, 1.0, False), ("large", 60, 2.0, False))
+    assert victims(50, there, 70) == ("large",)
+
+
+ROOMS = st.lists(
+    st.builds(Occupant, st.uuids().map(str), st.integers(0, 50), st.floats(0, 100), st.booleans()), max_size=8
+)
+
+
+@given(st.integers(0, 120), ROOMS, st.integers(0, 200))
+def test_it_fits_afterwards_no_busy_one_goes_and_no_going_is_needless(size, there, bound):
+    by_name = {one.name: one for one in there}
+    chosen = victims(size, there, bound)
+    if chosen is None:
+        assert size + sum(one.size for one in there if one.busy) > bound
+        return
+    left = [one for one in there if one.name not in chosen]
+    taken = size + sum(one.size for one in left)
+    assert taken <= bound
+    assert not any(by_name[name].busy for name in chosen)
+    assert all(taken + by_name[name].size > bound for name in chosen)
+    stayed = [one for one in left if not one.busy]
+    for name in chosen:  # what was used before and stays could not have made the room in its place
+        for one in stayed:
+            if one.last_used < by_name[name].last_used:
+                assert taken - one.size + by_name[name].size > bound
+
+
+class Instance(RuleBasedStateMachine):
+    """Networks come, are used, rest and go as `victims` decides, in any order."""
+
+    BOUND = 100
+    SIZES = (10, 25, 40, 55, 100)
+
+    def __init__(self):
+        super().__init__()
+        self.there, self.now = {}, 0.0
+
+    @rule(number=st.integers(0, len(SIZES) - 1))
+    def need(self, number):
+        self.now += 1
+        name = str(number)
+        if name in self.there:
+            self.there[name] = replace(self.there[name], busy=True, last_used=self.now)
+            return
+        gone = victims(self.SIZES[number], self.there.values(), self.BOUND)
+        if gone is None:
+            return
+        assert not any(self.there[each].busy for each in gone)
+        for each in gone:
+            del self.there[each]
+        self.there[name] = Occupant(name, self.SIZES[number], self.now, busy=True)
+
+    @precondition(lambda self: self.there)
+    @rule(pick=st.integers(0, 100))
+    def rest(self, pick):
+        name = sorted(self.there)[pick % len(self.there)]
+        self.there[name] = replace(self.there[name], busy=False)
+
+    @invariant()
+    def bounded(self):
+        assert sum(one.size for one in self.there.values()) <= self.BOUND
+
+
+TestInstance = Instance.TestCase

@@ -1,1 +1,1 @@
-"""Operator profiles: what operators take on a machine, measured and fitted."""
+"""What a part of a network that runs as it is takes, measured on this machine."""

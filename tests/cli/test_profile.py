@@ -11,7 +11,7 @@ from serfer.cli.shared.options import share
 from serfer.core.costs.operator_costs import dump_profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
 from serfer.files import check_place, write_whole
-from serfer.splitter.profiling import profile
+from serfer_bench.study.profiling import profile
 
 
 @pytest.fixture

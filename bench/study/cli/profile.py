@@ -28,7 +28,7 @@ def profile(
 ) -> None:
     """Measure on this machine what operators cost, for split --profiles: three to five minutes on a quiet machine."""
     check_place(file)
-    from serfer.splitter.profiling.profile import measure  # noqa: PLC0415 - imports onnx
+    from serfer_bench.study.profiling.profile import measure  # noqa: PLC0415 - imports onnx
 
     with status_line() as progress:
         profiles = measure(progress, _QUICK_NETWORKS, _QUICK_ROUNDS) if quick else measure(progress)
@@ -58,7 +58,7 @@ def cluster_profile(
     check_artefacts(plan, directory)
     with status_line() as progress:
         progress(f"reading {plan.unsplit.path}")
-        from serfer.splitter.profiling.whole_network import read_whole_works  # noqa: PLC0415 - imports onnx
+        from serfer_bench.study.profiling.whole_network import read_whole_works  # noqa: PLC0415 - imports onnx
 
         works = read_whole_works(directory / plan.unsplit.path, plan.input.height, plan.input.width)
     write_whole(file, dump_profile(measured_profile(plan.model, works, measured), measured).encode())

@@ -28,11 +28,11 @@ from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
 from serfer.splitter.planning.planner import Choice, choices_of, prepare
 from serfer.splitter.planning.split_options import Budget
-from serfer.splitter.profiling.profile import Meter, Repetitions, Task, given_to, stage_tasks, timed, worker_session
 from serfer.splitter.tiling.cuts import Cut, cut_points
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import ONE, parse_grids
+from serfer_bench.study.profiling.profile import Meter, Repetitions, Task, given_to, stage_tasks, timed, worker_session
 
 HELD_OUT = (
     *("alexnet", "efficientnet-lite0", "efficientnet-lite2", "googlenet", "inception-v3"),

@@ -9,7 +9,6 @@ from serfer.cost.loads.steps import silent
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
 from serfer.splitter.plan_dir.emit import in_one_piece
-from serfer.splitter.profiling.whole_network import whole_works
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.study.papers.infless.capacity import SYSTEMS, highest, placed
 from serfer_bench.study.papers.infless.loads import COMPARED, under_loads
@@ -18,6 +17,7 @@ from serfer_bench.study.papers.infless.provisioning import provisioning
 from serfer_bench.study.papers.infless.throughput import functions_of
 from serfer_bench.study.policies.infless.measured import measured_profile
 from serfer_bench.study.policies.infless.scenario import PolicyFacts
+from serfer_bench.study.profiling.whole_network import whole_works
 
 pytestmark = pytest.mark.weekly
 

@@ -6,9 +6,9 @@ import pytest
 
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.errors import UnavailableError
-from serfer.splitter.profiling import profile
 from serfer_bench.study.papers.infless import figure8
 from serfer_bench.study.papers.infless.figure8 import BatchPrediction, mean_error, measure_whole, whole_results
+from serfer_bench.study.profiling import profile
 from tests.e2e.small import small_onnx
 
 pytestmark = pytest.mark.weekly

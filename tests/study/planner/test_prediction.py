@@ -2,8 +2,8 @@ import pytest
 
 from serfer.core.costs.operator_costs import shipped_profiles
 from serfer.core.errors import UnavailableError
-from serfer.splitter.profiling import profile
 from serfer_bench.study.planner.prediction import HELD_OUT, Prediction, StagePrediction, measure, results
+from serfer_bench.study.profiling import profile
 
 
 def test_no_network_that_is_judged_was_profiled():

@@ -27,12 +27,12 @@ from serfer.settings import load_settings
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
 from serfer.splitter.plan_dir.emit import in_one_piece
-from serfer.splitter.profiling.profile import NETWORKS, given_to, timed, worker_session
-from serfer.splitter.profiling.whole_network import whole_works
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.study.planner.prediction import ErrorOption, check_error
 from serfer_bench.study.policies.infless.measured import measured_profile
 from serfer_bench.study.policies.infless.profiles import Configuration
+from serfer_bench.study.profiling.profile import NETWORKS, given_to, timed, worker_session
+from serfer_bench.study.profiling.whole_network import whole_works
 
 WHOLE: Final = ("alexnet", "efficientnet-lite0", "mobilenet-v2", "resnet18", "squeezenet")
 BATCHES: Final = (1, 2, 4, 8)

@@ -48,7 +48,6 @@ from serfer.splitter.planning.ort_kernels import (
     tile_works,
     with_activation,
 )
-from serfer.splitter.profiling.synthetic_models import synthetic_models
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.cuts import Cut, cut_points
 from serfer.splitter.tiling.from_onnx import from_onnx
@@ -56,6 +55,7 @@ from serfer.splitter.tiling.global_pooling import with_grid, with_tile_pools
 from serfer.splitter.tiling.grids import ONE, tile_rects
 from serfer.splitter.tiling.regions import Regions, infer_regions, whole_regions
 from serfer.system import processor_name
+from serfer_bench.study.profiling.synthetic_models import synthetic_models
 
 NETWORKS = (
     *(("resnet18", 224), ("squeezenet", 224), ("mobilenet-v2", 224), ("densenet121", 224), ("efficientnet-lite1", 240)),
@@ -99,6 +99,7 @@ class Task:
 
     @property
     def works(self) -> list[Work]:
+        """What the operators of the task do."""
         return tile_works(self.graph, self.nodes, self.regions, self.inputs, self.outputs)
 
     def model(self) -> onnx.ModelProto:
@@ -189,6 +190,7 @@ class Repetitions:
 
     @property
     def best(self) -> float:
+        """The shortest time, in seconds."""
         return min(self.times)
 
 
@@ -200,6 +202,7 @@ def timed(session: ort.InferenceSession, given: Mapping[str, NDArray[Any]]) -> f
 
 
 def given_to(session: ort.InferenceSession, batch: int = 1) -> dict[str, NDArray[np.float32]]:
+    """Return noise for the inputs of a session."""
     rng = np.random.default_rng(0)
     return {
         tensor.name: rng.standard_normal((batch, *tensor.shape[1:]), dtype=np.float32)

@@ -5,8 +5,8 @@ from onnx import TensorProto, helper
 from serfer.core.costs.operator_costs import Kind
 from serfer.core.errors import ModelError
 from serfer.splitter.plan_dir.emit import in_one_piece
-from serfer.splitter.profiling.whole_network import read_whole_works, whole_works
 from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer_bench.study.profiling.whole_network import read_whole_works, whole_works
 from tests.e2e.small import SIZE, small_onnx
 
 

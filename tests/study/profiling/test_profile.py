@@ -10,12 +10,12 @@ from serfer.core.costs.operator_costs import Kind, dump_profiles, parse_profiles
 from serfer.core.geometry import Grid
 from serfer.lambdas import sessions
 from serfer.splitter.planning import ort_kernels
-from serfer.splitter.profiling import profile
-from serfer.splitter.profiling.profile import Meter, given_to, measure, stage_tasks, worker_session
-from serfer.splitter.profiling.synthetic_models import synthetic_models
 from serfer.splitter.tiling.cuts import cut_points
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import ONE
+from serfer_bench.study.profiling import profile
+from serfer_bench.study.profiling.profile import Meter, given_to, measure, stage_tasks, worker_session
+from serfer_bench.study.profiling.synthetic_models import synthetic_models
 
 _REORDERS = (Kind.REORDER_INPUT, Kind.REORDER_OUTPUT, Kind.REORDER_TASK_INPUT)
 _FREE = ("Flatten", "Reshape", "Identity")

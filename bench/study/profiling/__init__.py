@@ -1,0 +1,1 @@
+"""Measuring what operators of networks cost on this machine."""

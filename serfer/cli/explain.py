@@ -16,10 +16,9 @@ from serfer.cli.shared.display import byte_size, columns, counted, plain
 from serfer.cli.shared.options import JsonOption, PerMonthOption, PlanArgument, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, price_cold
+from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, StartingWay, price_cold, starting_ways
 from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
 from serfer.core.costs.pricing import Circumstances, Prices, cold_share_of, price, store_of, uses_store
-from serfer.core.costs.starting_ways import StartingWay, starting_ways
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
 from serfer.core.inline_outputs import PAYLOAD_SHARE

@@ -38,7 +38,7 @@ from serfer.cli.shared.options import (
 )
 from serfer.cli.shared.report import print_report
 from serfer.cli.shared.terminal import complain, out
-from serfer.core.coco import coco
+from serfer.core.detections import coco
 from serfer.core.errors import InputError, SerferError, UsageError
 from serfer.core.report import BOXES, CLASSES
 from serfer.files import write_whole

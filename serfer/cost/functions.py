@@ -10,7 +10,7 @@ import numpy as np
 
 from serfer.control.scenario import S_PER_HOUR
 from serfer.core.costs.aws import AwsFacts
-from serfer.core.costs.cold_queries import price_cold
+from serfer.core.costs.cold_queries import price_cold, starting_ways
 from serfer.core.costs.cost_model import (
     HOURS_A_MONTH,
     GangPrice,
@@ -21,7 +21,6 @@ from serfer.core.costs.cost_model import (
     standing_usd,
 )
 from serfer.core.costs.pricing import uses_store
-from serfer.core.costs.starting_ways import starting_ways
 from serfer.core.plan import CONTAINER, Plan
 from serfer.cost.service_times import Quantiles, ServiceTimes
 

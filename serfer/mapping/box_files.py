@@ -11,8 +11,7 @@ from typing import TextIO
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.coco import CocoAnnotation, CocoCategory, CocoImage
-from serfer.core.detections import Boxes
+from serfer.core.detections import Boxes, CocoAnnotation, CocoCategory, CocoImage
 from serfer.raster import Georeference
 from serfer.raster.georeference import longitude_latitude
 

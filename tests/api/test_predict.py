@@ -16,7 +16,7 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.service import Service
-from serfer.core.coco import coco
+from serfer.core.detections import coco
 from serfer.core.errors import RequestRefusedError
 from serfer.settings import Settings
 from serfer.storage import open_store

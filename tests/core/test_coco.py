@@ -1,6 +1,6 @@
 """Boxes as a COCO data set, against values by hand."""
 
-from serfer.core.coco import CocoAnnotation, CocoCategory, CocoImage, coco
+from serfer.core.detections import CocoAnnotation, CocoCategory, CocoImage, coco
 from serfer.core.report import DetectedObject, PredictedImage
 
 

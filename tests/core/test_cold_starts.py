@@ -4,9 +4,9 @@ from itertools import pairwise, product
 import pytest
 
 from serfer.core.costs.aws import shipped_aws
+from serfer.core.costs.cold_queries import starting_ways
 from serfer.core.costs.cold_starts import cold_seconds, cold_start, fetched_at_init
 from serfer.core.costs.cost_model import Platform, gang_load, plan_load, price_plan, starting_usd
-from serfer.core.costs.starting_ways import starting_ways
 from serfer.core.plan import CONTAINER, FETCHED, WEIGHT_PLACES, ZIP, Gang
 from tests.core.plans import small_plan
 

@@ -46,7 +46,7 @@ from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import images_in, problems
 from serfer.api.service import Service, ServiceQuery
 from serfer.applications.answering import ApplicationQuery
-from serfer.core.coco import CocoDataset, coco
+from serfer.core.detections import CocoDataset, coco
 from serfer.core.http_messages import JobStatus, ServedPrediction, ServedReport, StageProgress
 from serfer.core.keys import ResultPlace
 from serfer.core.plan import Plan

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
-from serfer.core.costs.cold_queries import ColdBurst, ColdChoice, ColdPrice, price_cold
+from serfer.core.costs.cold_queries import ColdBurst, ColdChoice, ColdPrice, StartingWay, price_cold, starting_ways
 from serfer.core.costs.cold_starts import COLD_SHARE
 from serfer.core.costs.cost_model import (
     HOURS_A_MONTH,
@@ -20,7 +20,6 @@ from serfer.core.costs.cost_model import (
     price_plan,
     standing_usd,
 )
-from serfer.core.costs.starting_ways import StartingWay, starting_ways
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query

@@ -6,7 +6,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
-    "splitter": (("splitter",), 22_100),
+    "splitter": (("splitter",), 21_500),
     "core": (("serfer/core",), 10_100),
     "api": (("serfer/api",), 9_950),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
@@ -22,7 +22,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 108_950),
 }
 SINGLE = 4_300  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 105_050
+PRODUCT = 104_300
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 165_250  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -1,4 +1,4 @@
-"""`serfer study profile`, with the measuring itself (tests/splitter/profiling/test_profile.py) left out."""
+"""`serfer study profile`, with the measuring itself (tests/study/profiling/test_profile.py) left out."""
 
 import json
 import math
@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from serfer.cli import costs
 from serfer.cli.shared.options import share
 from serfer.core.costs.operator_costs import dump_profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UsageError
 from serfer.files import check_place, write_whole
+from serfer_bench.study.cli import profile as command
 from serfer_bench.study.profiling import profile
 
 
@@ -30,7 +30,7 @@ def measured(monkeypatch):
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_measurements_are_written(measured, tmp_path, capsys, quick):
-    costs.profile(file=tmp_path / "mine.json", quick=quick, as_json=True)
+    command.profile(file=tmp_path / "mine.json", quick=quick, as_json=True)
     assert parse_profiles((tmp_path / "mine.json").read_text()) == shipped_profiles()
     captured = capsys.readouterr()
     assert json.loads(captured.out) == json.loads(dump_profiles(shipped_profiles()))
@@ -39,7 +39,7 @@ def test_measurements_are_written(measured, tmp_path, capsys, quick):
 
 
 def test_the_output_shows_the_fits_quality(measured, tmp_path, capsys):
-    costs.profile(file=tmp_path / "mine.json")
+    command.profile(file=tmp_path / "mine.json")
     shown = capsys.readouterr().out
     assert measured == [()]
     assert all(str(kind) in shown for kind in shipped_profiles().kinds)
@@ -49,7 +49,7 @@ def test_the_output_shows_the_fits_quality(measured, tmp_path, capsys):
 def test_where_nothing_can_be_written_nothing_is_measured(measured, tmp_path):
     for place in (tmp_path, tmp_path / "none" / "x.json"):
         with pytest.raises(InputError, match="cannot be written"):
-            costs.profile(file=place)
+            command.profile(file=place)
     assert measured == []
     assert list(tmp_path.iterdir()) == []
 

@@ -79,10 +79,10 @@ def _in_directory(root: Path, *, create: bool) -> RegistryStore:
 def _in_bucket(bucket: str, prefix: str) -> RegistryStore:
     from botocore.session import Session  # noqa: PLC0415 - only registries in S3 need botocore
 
-    from serfer.storage.s3.address import Target, address  # noqa: PLC0415 - same
+    from serfer.storage.s3.address import BucketUrl, address  # noqa: PLC0415 - same
     from serfer.storage.s3.client import open_bucket  # noqa: PLC0415 - same
 
     session = Session()
-    where = address(Target(bucket, ""), session, "--registry")
+    where = address(BucketUrl(bucket, ""), session, "--registry")
     objects = open_bucket(where, session, bucket, _READ_S, prefix=prefix or None)
     return RegistryStore(objects, f"s3://{bucket}/{prefix}".rstrip("/"))

@@ -20,7 +20,7 @@ _FORM = "write s3://BUCKET/PREFIX[?region=REGION][&endpoint=URL]"
 
 
 @dataclass(frozen=True)
-class Target:
+class BucketUrl:
     """The parts of a store's URL; `prefix` is empty or ends with a slash."""
 
     bucket: str
@@ -41,7 +41,7 @@ class Address:
     sessions: bool
 
 
-def target(url: str) -> Target:
+def parse_url(url: str) -> BucketUrl:
     """Take `s3://bucket/prefix?region=..&endpoint=..` apart; raises UsageError where it is malformed."""
     try:
         parts = urlsplit(url)
@@ -60,10 +60,10 @@ def target(url: str) -> Target:
         raise UsageError(f"an S3 URL in --store takes the options {' and '.join(_OPTIONS)}, each once: {_FORM}")
     if not _ENDPOINT.fullmatch(given.get("endpoint", "http://host")) or not given.get("region", "region"):
         raise UsageError("the endpoint in --store must be like http://HOST:PORT, and region a region's name")
-    return Target(parts.netloc, f"{prefix}/" if prefix else "", given.get("region"), given.get("endpoint"))
+    return BucketUrl(parts.netloc, f"{prefix}/" if prefix else "", given.get("region"), given.get("endpoint"))
 
 
-def address(store: Target, session: Session, option: str = "--store") -> Address:
+def address(store: BucketUrl, session: Session, option: str = "--store") -> Address:
     """Resolve a bucket's address; region and endpoint come from the URL, else from botocore's own settings.
 
     Raises UsageError where there is no region, or the settings contradict each other.

@@ -3,7 +3,7 @@
 from botocore.session import Session
 
 from serfer.core.errors import AlteredPieceError, MissingKeyError
-from serfer.storage.s3.address import address, target
+from serfer.storage.s3.address import address, parse_url
 from serfer.storage.s3.client import RefusedError, S3Client
 from serfer.storage.s3.errors import refusal
 
@@ -14,10 +14,10 @@ class S3Ranges:
     """Reads byte ranges of objects below `s3://BUCKET/PREFIX`, from any number of threads."""
 
     def __init__(self, url: str, session: Session | None = None) -> None:
-        self._target = target(url)
+        self._url = parse_url(url)
         session = session or Session()
-        self._client = S3Client(self._target.bucket, address(self._target, session), session)
-        self.place = f"s3://{self._target.bucket}/{self._target.prefix}"
+        self._client = S3Client(self._url.bucket, address(self._url, session), session)
+        self.place = f"s3://{self._url.bucket}/{self._url.prefix}"
 
     def read(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with an object's bytes from `start`.
@@ -30,7 +30,7 @@ class S3Ranges:
         """
         short = AlteredPieceError(f"{name} below {self.place} has fewer than {start + len(into):,} bytes")
         try:
-            body = self._client.get(self._target.prefix + name, start, len(into)).body
+            body = self._client.get(self._url.prefix + name, start, len(into)).body
         except RefusedError as refused:
             if refused.answer.status == _NOT_FOUND and refused.answer.field("Code") == "NoSuchKey":
                 raise MissingKeyError(f"there is no object {name} below {self.place}") from None

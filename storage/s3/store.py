@@ -20,7 +20,7 @@ from botocore.session import Session
 
 from serfer.core.errors import UsageError, ValueTooLargeError
 from serfer.storage.coordination import Coordination
-from serfer.storage.s3.address import address, target
+from serfer.storage.s3.address import address, parse_url
 from serfer.storage.s3.client import RefusedError, S3Client
 from serfer.storage.s3.objects import Objects
 from serfer.storage.store import Bytes, Range, Store, check_keys, check_ranges, check_ttl, flat, missing
@@ -59,13 +59,13 @@ class S3Store(Store):
         sleep: Callable[[float], None] = time.sleep,
         limits: Limits = S3_LIMITS,
     ) -> None:
-        self._target = target(url)
+        self._url = parse_url(url)
         self._clock = clock
         self._sleep = sleep
         self._limits = limits
         self._session = session or Session()
-        self._client = S3Client(self._target.bucket, address(self._target, self._session), self._session, sleep)
-        self._objects = Objects(self._client, self._target.prefix, clock)
+        self._client = S3Client(self._url.bucket, address(self._url, self._session), self._session, sleep)
+        self._objects = Objects(self._client, self._url.prefix, clock)
         self._threads = ThreadPoolExecutor(_THREADS, "s3")
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
@@ -121,7 +121,7 @@ class S3Store(Store):
         """
         moment = self._clock() if now is None else now
         swept = 0
-        pages = self._client.names(self._target.prefix, moment - older_than_s)
+        pages = self._client.names(self._url.prefix, moment - older_than_s)
         while (some := self._objects.done("to list", lambda: next(pages, None))) is not None:
             expiries = self._run_all(self._expiry, some)
             due = [name for name, end in zip(some, expiries, strict=True) if end is not None and end <= moment]
@@ -135,11 +135,11 @@ class S3Store(Store):
         Raises:
             UsageError: the store has no prefix, so the rule would empty the bucket.
         """
-        if not self._target.prefix:
+        if not self._url.prefix:
             raise UsageError("a lifecycle rule would empty the whole bucket: give --store a prefix, s3://BUCKET/PREFIX")
         from serfer.storage.s3.upkeep import ensure_lifecycle  # noqa: PLC0415  workers change no rules
 
-        ensure_lifecycle(self._target, self._client.address, self._session, days)
+        ensure_lifecycle(self._url, self._client.address, self._session, days)
 
     def _expiry(self, name: str) -> float | None:
         """Return when a value expires, None where the object is gone or not a value."""

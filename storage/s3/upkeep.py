@@ -6,11 +6,11 @@ from botocore.session import Session
 
 from serfer.core.errors import SerferError, StoreUnavailableError
 from serfer.s3 import code_of, open_client, s3_errors
-from serfer.storage.s3.address import Address, Target
+from serfer.storage.s3.address import Address, BucketUrl
 from serfer.storage.s3.errors import Answer, refusal
 
 
-def ensure_lifecycle(store: Target, where: Address, session: Session, days: int) -> None:
+def ensure_lifecycle(store: BucketUrl, where: Address, session: Session, days: int) -> None:
     """Put our rule for a store's prefix among its bucket's rules, in place of an earlier one of ours.
 
     It removes versions that were overwritten or deleted, too, but in a directory bucket, which keeps none.

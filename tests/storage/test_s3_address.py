@@ -3,7 +3,7 @@ from botocore.session import Session
 
 from serfer.core.errors import UsageError
 from serfer.storage import open_store
-from serfer.storage.s3.address import Address, Target, address, target
+from serfer.storage.s3.address import Address, BucketUrl, address, parse_url
 
 EXPRESS = "name--usw2-az1--x-s3"
 
@@ -17,14 +17,14 @@ def settings(monkeypatch, tmp_path):
 
 
 def resolved(url):
-    return address(target(url), Session())
+    return address(parse_url(url), Session())
 
 
 def test_url_taken_apart():
-    assert target("s3://bucket/a/b/?region=eu-west-1&endpoint=http%3A%2F%2Fhost%3A1") == Target(
+    assert parse_url("s3://bucket/a/b/?region=eu-west-1&endpoint=http%3A%2F%2Fhost%3A1") == BucketUrl(
         "bucket", "a/b/", "eu-west-1", "http://host:1"
     )
-    assert target("s3://bucket") == target("s3://bucket/") == Target("bucket", "")
+    assert parse_url("s3://bucket") == parse_url("s3://bucket/") == BucketUrl("bucket", "")
 
 
 @pytest.mark.hostile

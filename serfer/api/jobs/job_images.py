@@ -59,10 +59,10 @@ class JobImages:
     def _bucket(self) -> tuple[S3Client, str]:
         from botocore.session import Session  # noqa: PLC0415 - most services read no bucket
 
-        from serfer.storage.s3.address import address, target  # noqa: PLC0415 - same
+        from serfer.storage.s3.address import address, parse_url  # noqa: PLC0415 - same
         from serfer.storage.s3.client import S3Client  # noqa: PLC0415 - same
 
-        where, session = target(self._place), Session()
+        where, session = parse_url(self._place), Session()
         return S3Client(where.bucket, address(where, session), session), where.prefix
 
     def _objects(self, prefix: str) -> list[str]:

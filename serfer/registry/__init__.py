@@ -9,38 +9,20 @@ Nothing in it expires: `Registry.collect_garbage` deletes the artefacts that no 
 
 from __future__ import annotations
 
-from serfer.registry.garbage import CollectionReport
-from serfer.registry.importing import ImportReport, import_registry
+from serfer.registry.importing import import_registry
 from serfer.registry.opening import check_apart, open_registry
-from serfer.registry.registration import (
-    HEARTBEAT_S,
-    TAKEOVER_S,
-    Registration,
-    RegistrationRequest,
-    Registrations,
-    RegistrationState,
-    RegistrationStep,
-)
-from serfer.registry.registry import ApplicationVersion, Latest, Registry
-from serfer.registry.store import ArtefactEntry, Document, DocumentVersion, RegistryStore
+from serfer.registry.registration import TAKEOVER_S, Registrations
+from serfer.registry.registration_record import RegistrationRequest, RegistrationState, RegistrationStep
+from serfer.registry.registry import Latest, Registry
 
 __all__ = [
-    "HEARTBEAT_S",
     "TAKEOVER_S",
-    "ApplicationVersion",
-    "ArtefactEntry",
-    "CollectionReport",
-    "Document",
-    "DocumentVersion",
-    "ImportReport",
     "Latest",
-    "Registration",
     "RegistrationRequest",
     "RegistrationState",
     "RegistrationStep",
     "Registrations",
     "Registry",
-    "RegistryStore",
     "check_apart",
     "import_registry",
     "open_registry",

@@ -28,19 +28,9 @@ from serfer.registry.registration_record import (
     RegistrationStep,
     decode_registration,
     document_name,
-    registrations,
 )
 from serfer.registry.registry import Registry
 
-__all__ = [
-    "HEARTBEAT_S",
-    "TAKEOVER_S",
-    "Registration",
-    "RegistrationRequest",
-    "RegistrationState",
-    "RegistrationStep",
-    "Registrations",
-]
 HEARTBEAT_S: Final = 10.0
 """Seconds between two heartbeats of an owner."""
 TAKEOVER_S: Final = 40.0
@@ -62,10 +52,6 @@ class Registrations:
     clock: Callable[[], float] = time.monotonic
     unix: Callable[[], float] = time.time
     _seen: dict[str, tuple[Registration, float]] = field(default_factory=dict, init=False)  # as it was, and since when
-
-    def all(self) -> list[Registration]:
-        """Return all registrations that are kept."""
-        return [registration for _, registration in registrations(self.registry.store)]
 
     def read(self, registration: str) -> Registration | None:
         """Return a registration by its id; None where there is none."""

@@ -86,8 +86,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
     dollars (and the cheapest within `latency_ms`), and of the whole network on `device` by precision and batch size.
     One that loses more than `max_loss` of the images, against the network as given, is left out. Instances are priced
-    as `instance`, a type of the price data, or by `usd_per_hour`. `begun` is called with the registration's id, once
-    that is known.
+    as `instance`, a type of the price data, or by `usd_per_hour`.
 
     The same network with the same images and options is one registration: where another process is at it, this waits;
     what was done before a process was killed is not done again. Where it is done, and a variant in 8 bits was measured

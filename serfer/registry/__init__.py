@@ -9,7 +9,6 @@ Nothing in it expires: `Registry.collect_garbage` deletes the artefacts that no 
 
 from __future__ import annotations
 
-from serfer.registry.importing import import_registry
 from serfer.registry.opening import check_apart, open_registry
 from serfer.registry.registration import TAKEOVER_S, Registrations
 from serfer.registry.registration_record import RegistrationRequest, RegistrationState, RegistrationStep
@@ -24,6 +23,5 @@ __all__ = [
     "Registrations",
     "Registry",
     "check_apart",
-    "import_registry",
     "open_registry",
 ]

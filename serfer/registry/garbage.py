@@ -9,12 +9,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from serfer.core.errors import MissingKeyError, UsageError
 from serfer.registry.plan_files import read_manifest
 from serfer.registry.records import APPLICATIONS, decode_application
 from serfer.registry.registration_record import FOLDER, RegistrationState, registrations
-from serfer.registry.store import RegistryStore
+
+if TYPE_CHECKING:
+    from serfer.registry.store import RegistryStore
 
 
 @dataclass(frozen=True, slots=True)

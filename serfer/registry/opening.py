@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
-
-from obstore.exceptions import BaseError
-from obstore.store import LocalStore
 
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.files import lies_inside
 from serfer.registry.registry import Registry
-from serfer.registry.store import MARK, PARTS, RegistryStore
 from serfer.s3 import is_bucket
+
+if TYPE_CHECKING:
+    from serfer.registry.store import RegistryStore
 
 _PREFIX: Final = re.compile(r"|[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*){0,7}")
 _FORM: Final = "give a directory, or s3://BUCKET/PREFIX"
@@ -61,6 +60,11 @@ def open_store(url: str, *, create: bool) -> RegistryStore:
 
 def _in_directory(root: Path, *, create: bool) -> RegistryStore:
     """Open a directory, readable for its owner alone where it is made; raises UsageError for one of something else."""
+    from obstore.exceptions import BaseError  # noqa: PLC0415 - most services have no registry
+    from obstore.store import LocalStore  # noqa: PLC0415 - same
+
+    from serfer.registry.store import MARK, PARTS, RegistryStore  # noqa: PLC0415 - same
+
     try:
         if not (root / MARK).exists():
             if not create:
@@ -79,6 +83,7 @@ def _in_directory(root: Path, *, create: bool) -> RegistryStore:
 def _in_bucket(bucket: str, prefix: str) -> RegistryStore:
     from botocore.session import Session  # noqa: PLC0415 - only registries in S3 need botocore
 
+    from serfer.registry.store import RegistryStore  # noqa: PLC0415 - most services have no registry
     from serfer.storage.s3.address import BucketUrl, address  # noqa: PLC0415 - same
     from serfer.storage.s3.client import open_bucket  # noqa: PLC0415 - same
 

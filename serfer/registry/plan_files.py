@@ -11,15 +11,17 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, PlanError, UnavailableError
 from serfer.core.plan.layout import COLD_DIRECTORY, EXPLANATION_FILE, PLAN_FILE, is_part
 from serfer.files import locked
 from serfer.plan_directory import load_cold_plan, load_plan
-from serfer.registry.records import decode_record, encode_record
-from serfer.registry.store import MAX_DOCUMENT_BYTES, RegistryStore, check_digest
+from serfer.registry.records import MAX_DOCUMENT_BYTES, check_digest, decode_record, encode_record
+
+if TYPE_CHECKING:
+    from serfer.registry.store import RegistryStore
 
 FORMAT: Final = 1
 KIND: Final = "serfer plan directory"

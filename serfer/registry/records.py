@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any, Final, Protocol, TypeVar
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, UsageError
 from serfer.core.variants import FORMAT, NAME, Application, check_application
-from serfer.registry.store import check_size
 
 APPLICATIONS: Final = "applications/"
+MAX_DOCUMENT_BYTES: Final = 4 << 20
+"""The most bytes that a document may have."""
+DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 class Record(Protocol):
@@ -66,3 +69,17 @@ def decode_application(application: str, data: bytes) -> Application:
     except InputError as error:
         raise InputError(f"{name} of the registry: {error}") from error
     return record
+
+
+def check_digest(digest: str) -> str:
+    """Return a SHA-256 digest in hex; raises InputError."""
+    if not DIGEST.fullmatch(digest):
+        raise InputError(f"{digest!r:.100} is not a digest of a registry's artefact: give 64 hex digits")
+    return digest
+
+
+def check_size(name: str, data: bytes) -> bytes:
+    """Return the content of a document; raises InputError for too much of it."""
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise InputError(f"{name} would have {len(data):,} bytes: a registry's document has {MAX_DOCUMENT_BYTES:,}")
+    return data

@@ -8,13 +8,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 from serfer.core.dataclass_codec import Bounds, unstructure
 from serfer.core.errors import InputError, UsageError
 from serfer.core.variants import Variant, check_variant
 from serfer.registry.records import decode_record
-from serfer.registry.store import Document, RegistryStore
+
+if TYPE_CHECKING:
+    from serfer.registry.store import Document, RegistryStore
 
 FORMAT: Final = 2
 FOLDER: Final = "registrations/"

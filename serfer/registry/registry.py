@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.retry import retry
@@ -17,8 +17,10 @@ from serfer.registry import garbage
 from serfer.registry.garbage import CollectionReport
 from serfer.registry.plan_files import fetch_directory, fetch_to, put_directory
 from serfer.registry.records import APPLICATIONS, decode_application, document_name, encode_record
-from serfer.registry.store import RegistryStore
 from serfer.storage.coordination import CHANGES, ContendedError, Coordination, Entry, change
+
+if TYPE_CHECKING:
+    from serfer.registry.store import RegistryStore
 
 _CHANGES: Final = replace(CHANGES, name="registry")
 

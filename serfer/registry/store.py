@@ -33,13 +33,12 @@ from typing import TYPE_CHECKING, Final
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PermissionDeniedError
 
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError, UsageError
+from serfer.registry.records import DIGEST, MAX_DOCUMENT_BYTES, check_digest, check_size
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
-MAX_DOCUMENT_BYTES: Final = 4 << 20
-"""The most bytes that a document may have."""
 MAX_DOCUMENTS: Final = 10_000
 """The most documents that a list names; a directory or a prefix with more of them is refused."""
 KEPT_VERSIONS: Final = 50
@@ -54,7 +53,6 @@ NONCE: Final = 32
 _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}"
 _NAME: Final = re.compile(rf"{_PART}(/{_PART}){{0,3}}", re.ASCII)
 _PREFIX: Final = re.compile(rf"|{_PART}/", re.ASCII)
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _NUMBERED: Final = re.compile(r"(data-)?(\d{12})", re.ASCII)
 _FORGOTTEN_S: Final = 30 * 86_400.0
 _ABANDONED_S: Final = 86_400.0
@@ -292,7 +290,7 @@ class RegistryStore:
             folders = self._folders("artefacts/")
         for name, folder in folders.items():
             digest, content = name.removeprefix("artefacts/"), folder.content
-            if _DIGEST.fullmatch(digest) and content:
+            if DIGEST.fullmatch(digest) and content:
                 age = self._unix() - _written(folder.numbers[folder.last])
                 yield ArtefactEntry(digest, content["size"], age, folder.last)
 
@@ -482,20 +480,6 @@ def check_prefix(prefix: str) -> str:
     if not _PREFIX.fullmatch(prefix):
         raise InputError(f"{prefix!r:.100} is not a folder of a registry's documents: give NAME/")
     return prefix
-
-
-def check_digest(digest: str) -> str:
-    """Return a SHA-256 digest in hex; raises InputError."""
-    if not _DIGEST.fullmatch(digest):
-        raise InputError(f"{digest!r:.100} is not a digest of a registry's artefact: give 64 hex digits")
-    return digest
-
-
-def check_size(name: str, data: bytes) -> bytes:
-    """Return the content of a document; raises InputError for too much of it."""
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise InputError(f"{name} would have {len(data):,} bytes: a registry's document has {MAX_DOCUMENT_BYTES:,}")
-    return data
 
 
 def _document(name: str) -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError
 from serfer.registry import open_registry
-from serfer.registry.store import KEPT_VERSIONS, MAX_DOCUMENT_BYTES
+from serfer.registry.records import MAX_DOCUMENT_BYTES
+from serfer.registry.store import KEPT_VERSIONS
 
 NAME = "applications/faces.json"
 NO_DIGEST = "0" * 64

@@ -8,7 +8,8 @@ import pytest
 
 from serfer.core.errors import AlteredPieceError, InputError, UsageError
 from serfer.plan_directory import check_artefacts, load_plan
-from serfer.registry import import_registry, open_registry
+from serfer.registry import open_registry
+from serfer.registry.importing import import_registry
 from serfer.registry.opening import open_store
 from serfer_bench.core.s3_server import S3Server
 from tests.registry.records import CREATED

@@ -54,7 +54,7 @@ import serfer.api.entrypoints.daemon, serfer.api.entrypoints.function, serfer.ap
 import serfer.wiring.open_pipeline, serfer.drivers.stepfunctions.client
 import serfer.storage.s3.store, serfer.storage.redis.store, serfer.storage.redis.cluster, serfer.storage.redis.iam
 import serfer.storage.redis.client
-import serfer.registry.opening
+import serfer.registry.opening, serfer.registry.store
 import boto3.session
 from botocore.session import get_session
 get_session().create_client('lambda', region_name='eu-west-1')

@@ -112,7 +112,7 @@ def import_old(
     new: Annotated[str, typer.Argument(metavar="NEW", help="Where to copy it: a directory, or s3://BUCKET/PREFIX.")],
 ) -> None:
     """Copy a registry of the format before 0.2 to a new place; interrupted, it goes on when it is run again."""
-    from serfer.registry import import_registry  # noqa: PLC0415 - the command line starts fast
+    from serfer.registry.importing import import_registry  # noqa: PLC0415 - the command line starts fast
 
     copied = import_registry(old, new)
     out.print(plain(f"copied {copied.documents:,} records and {copied.artefacts:,} files to {new}"), soft_wrap=True)

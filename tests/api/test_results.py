@@ -1,6 +1,4 @@
 import asyncio
-import hashlib
-import json
 import threading
 import time
 
@@ -232,46 +230,3 @@ def test_a_query_that_its_driver_stops_or_a_bug_ends_has_failed_and_says_why(cap
 
     run(check)
     assert bugs.logged(caplog.records) == 1
-
-
-def written_by_fcfbc73(**fields):
-    """Return a store with a record as that commit's drivers have written it, under its key."""
-    key = f"serfer:result:{hashlib.sha256(f'2:me:{ID}'.encode()).hexdigest()}"
-    stored = {"id": ID, "run": "b", "status": "running", "model": "m", "created": 1.0, "digest": "", "deadline": 9.0}
-    stored |= {"stages": [], "result": None, "problem": None, **fields}
-    shared = coordination()
-    shared.compare_and_set(key, None, json.dumps(stored).encode(), 60.0)
-    return shared
-
-
-def test_what_a_driver_of_before_has_written_is_read_and_has_failed_once_its_deadline_is_over():
-    async def check():
-        shared, now = written_by_fcfbc73(), [10.0]
-        results = AsyncQueries(shared, 600.0, lambda: now[0])
-        assert await status(results, ID, "me") == "running"
-        assert await status(results, ID, "other") == 404
-        now[0] = 15.0
-        assert await status(results, ID, "me") == "failed"
-        await results.cancel(ID, "me")
-        assert await status(results, ID, "me") == 404
-
-    run(check)
-
-
-def test_the_same_request_is_answered_by_what_a_driver_of_before_has_written_and_runs_again_what_failed_there():
-    once = IdempotencyKey("me", "1", "digest")
-
-    async def check():
-        shared = written_by_fcfbc73(status="done", digest="digest", result={"answer": 0})
-        shared.compare_and_set(f"serfer:result-id:{once.name}", None, ID.encode(), 60.0)
-        done = await begin(AsyncQueries(shared, 600.0), at_once, once, "me")
-        assert (done["id"], done["result"]) == (ID, {"answer": 0})
-
-        shared = written_by_fcfbc73(digest="digest")  # its deadline is over
-        shared.compare_and_set(f"serfer:result-id:{once.name}", None, ID.encode(), 60.0)
-        results = AsyncQueries(shared, 600.0)
-        assert (await begin(results, at_once, once, "me"))["id"] == ID
-        await until(lambda: not results.runner)
-        assert (await results.find(ID, "me"))["result"] == {"answer": 1}
-
-    run(check)

@@ -9,8 +9,7 @@ Only the sender of a query can read its record: the key in the store depends on 
 the driver dies the record stays as it was until the query's deadline, and is a failure from then on.
 
 A query's requests to the store: 1 put when it begins, 1 for each progress and for the end, 1 every two seconds without
-progress. With an Idempotency-Key, 1 put more, and 3 gets for each retry. Records that drivers of commit fcfbc73 wrote,
-under another prefix, are found there.
+progress. With an Idempotency-Key, 1 put more, and 3 gets for each retry.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from serfer.storage.coordination import Coordination, set_once
 BEAT_S: Final = 2.0
 _GRACE_S: Final = 5.0  # beyond its deadline, until a query whose driver writes nothing counts as lost
 _PREFIX: Final = "later"
-_EARLIER: Final = "result"  # of records that fcfbc73 wrote
 Watch = Callable[[Sequence[StageRun]], None]
 
 
@@ -168,33 +166,22 @@ class AsyncQueries:
             deadline=query.deadline,
             stages=query.progress(()),
         )
-        key = _key(own, query.owner) if identifier == own else (await self._find(identifier, query.owner))[0]
-        record = await self.runner.begin(key, fresh, work, after)
+        record = await self.runner.begin(_key(identifier, query.owner), fresh, work, after)
         if record is not fresh:
             query.ended()
         return record.public()
 
     async def find(self, identifier: str, owner: str) -> dict[str, Any]:
         """Return a query's record; raises Problem 404 where there is none, or another's."""
-        return (await self._known(identifier, owner))[1].public()
+        record = await self.runner.find(_key(identifier, owner))
+        if record is None:
+            raise Problem(HTTPStatus.NOT_FOUND, "no such result: it was never requested, has expired, or was deleted")
+        return record.public()
 
     async def cancel(self, identifier: str, owner: str) -> None:
         """Delete a query's record, and stop it wherever it runs; raises Problem 404 as `find`."""
-        key, _ = await self._known(identifier, owner)
-        await self.runner.cancel(key)
-
-    async def _known(self, identifier: str, owner: str) -> tuple[str, QueryRecord]:
-        key, record = await self._find(identifier, owner)
-        if record is None:
-            raise Problem(HTTPStatus.NOT_FOUND, "no such result: it was never requested, has expired, or was deleted")
-        return key, record
-
-    async def _find(self, identifier: str, owner: str) -> tuple[str, QueryRecord | None]:
-        key, earlier = _key(identifier, owner), _key(identifier, owner, _EARLIER)
-        if record := await self.runner.find(key):
-            return key, record
-        record = await self.runner.find(earlier)
-        return (earlier, record) if record else (key, None)
+        await self.find(identifier, owner)
+        await self.runner.cancel(_key(identifier, owner))
 
     async def _id_of(self, query: AsyncQuery, own: str) -> str:
         """Return `own`, or the id that the first query with the same idempotency key has set."""
@@ -209,5 +196,5 @@ class AsyncQueries:
         return max(0.0, deadline - self._clock()) + _GRACE_S + self._ttl_s
 
 
-def _key(identifier: str, owner: str, prefix: str = _PREFIX) -> str:
-    return f"serfer:{prefix}:{hashlib.sha256(f'{len(owner)}:{owner}:{identifier}'.encode()).hexdigest()}"
+def _key(identifier: str, owner: str) -> str:
+    return f"serfer:{_PREFIX}:{hashlib.sha256(f'{len(owner)}:{owner}:{identifier}'.encode()).hexdigest()}"

@@ -19,14 +19,14 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import PlanError, UnavailableError, UsageError
 from serfer.core.plan import CONTAINER, Plan, explained
 from serfer.core.plan.borders import members
+from serfer.core.units import MS_PER_S
 from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
 from serfer.pipeline.warm import environments
-from serfer.sam.cost import registry
+from serfer.sam.cost.monthly import registry_lines
 from serfer.sam.options import Options, Pings
 from serfer.sam.template.intrinsics import resources
 
 _SERVICES = ("lambda", "s3", "cloudformation", "logs")
-_MS_PER_S = 1000
 _S_PER_MINUTE = 60
 _MOST_NAMED = 3
 
@@ -121,7 +121,7 @@ def _check_functions(plan: Plan, facts: AwsFacts) -> None:
 
 
 def _check_times(plan: Plan, options: Options, facts: AwsFacts) -> None:
-    predicted = [ms / _MS_PER_S for ms in plan.predicted_ms]
+    predicted = [ms / MS_PER_S for ms in plan.predicted_ms]
     if max(predicted) > facts.functions.timeout_max:
         raise UsageError(
             f"a stage is predicted to take {max(predicted):.0f} s, a function may take "
@@ -210,8 +210,8 @@ def _notes(plan: Plan, cold: Plan | None, options: Options, facts: AwsFacts, acc
     plans = [plan, *([cold] if cold else [])]
     functions = facts.functions
     notes = account_notes(plans, account, drivers=options.drivers == "function")
-    if options.gpu and options.store in registry.BUCKETS:
-        usd = registry.usd_per_driver(facts, options.store)
+    if lines := registry_lines(facts, options):
+        usd = sum(line.usd for line in lines)
         notes.append(
             f"a GPU pool's drivers update its registry each second in --store {options.store}: about "
             f"${usd:,.0f} a month for each driver, also when idle; choose --store valkey"

@@ -22,7 +22,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 108_900),
 }
 SINGLE = 4_300  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 104_300
+PRODUCT = 104_250
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 163_400  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -16,10 +16,10 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
-from serfer.sam.cost import pings, registry
 from serfer.sam.cost.driver_runs import decide
 from serfer.sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
 from serfer.sam.cost.marginal import Deployed, Usage, mixed, query_usage
+from serfer.sam.cost.monthly import fewest_drivers, ping_lines, registry_lines
 from serfer.sam.deployment import load_current_plan, load_deployment, load_packaged_cold, load_template
 from serfer.sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
 from serfer.sam.template.intrinsics import check_parameters, resources
@@ -137,7 +137,7 @@ class Bill:
         taken = f"one takes {self.warm.seconds:.2f} s, not {self.cold.seconds:.2f} s"
         notes = [f"environments are kept for {options.kept_ready} queries at once: {taken}"]
         if options.pings:
-            usd = sum(line.usd for line in pings.lines(self.deployed))
+            usd = sum(line.usd for line in ping_lines(self.deployed))
             stay = "that environments stay until the next one is assumed"
             notes.append(f"pings cost ${usd:,.2f} a month, their schedule nothing (K); {stay}")
         return notes
@@ -248,15 +248,14 @@ def bill(
         raise UsageError(f"--per-month and --burst are 1 to {_MOST_QUERIES:,} queries")
     check_parameters(template.get("Parameters") or {}, parameters or {})
     idle = fixed_costs(template, deployed.facts, parameters, deployed.options.region)
-    idle += registry.lines(deployed.options, deployed.facts, template, parameters)
-    idle += pings.lines(deployed)
+    idle += registry_lines(deployed.facts, deployed.options, fewest_drivers(deployed.options, template, parameters))
+    idle += ping_lines(deployed)
     for what, kept, price in (
         ("packages in S3", packed_bytes, "price_s3_gb"),
         ("images in ECR", image_bytes, "price_ecr_gb"),
     ):
-        usd = kept / _GB * getattr(deployed.facts.services, price)
         if kept:
-            idle.append(Line(f"{what}, if not compressed", kept / _GB, "GB", usd, f"services.{price}"))
+            idle.append(deployed.line(f"{what}, if not compressed", kept / _GB, "GB", f"services.{price}"))
     months = tuple(_month(deployed, tuple(idle), load, cold_share) for load in loads)
     alarms = 0.0 if (parameters or {}).get(_EMAIL) else _alarms_usd(deployed, template, parameters or {})
     return Bill(deployed, tuple(idle), query_usage(deployed), query_usage(deployed, 1.0), burst, months, alarms)
@@ -319,9 +318,8 @@ def _at_least(line: Line, hours: float) -> Line:
 
 
 def _logs(deployed: Deployed, queries: int) -> Line:
-    services = deployed.facts.services
-    gigabytes = queries * services.log_bytes * (deployed.plan.tasks + 1) * _KEPT / _GB
-    return Line("logs kept 14 days", gigabytes, "GB-months", gigabytes * services.price_log_gb, "services.price_log_gb")
+    gigabytes = queries * deployed.facts.services.log_bytes * (deployed.plan.tasks + 1) * _KEPT / _GB
+    return deployed.line("logs kept 14 days", gigabytes, "GB-months", "services.price_log_gb")
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError
+from serfer.core.units import MB_PER_GB
 from serfer.sam.data import read_table
 from serfer.sam.template.intrinsics import Properties, resources
 from serfer.sam.weights import RESOURCE_TYPE as WEIGHTS
 
 SECONDS_A_MONTH = HOURS_A_MONTH * 3600
-_MB_PER_GB, _BYTES_PER_GB = 1024, 1e9
+_BYTES_PER_GB = 1e9
 _ZONES = 2  # of an endpoint or a balancer whose subnets are not known
 _ROOT_GB = 8  # of an Amazon Linux image whose disk size was not chosen
 
@@ -37,6 +38,11 @@ class Line:
     usd: float
     source: str
 
+    @classmethod
+    def priced(cls, facts: AwsFacts, item: str, quantity: float, unit: str, source: str) -> Line:
+        """Return the item at the price of that name."""
+        return cls(item, quantity, unit, quantity * facts.price(source), source)
+
 
 @dataclass(frozen=True)
 class _Stack:
@@ -50,7 +56,7 @@ class _Stack:
 
     def service(self, name: str, item: str, quantity: float, unit: str) -> Line:
         """Price a quantity by a field of the services."""
-        return Line(item, quantity, unit, quantity * getattr(self.facts.services, name), f"services.{name}")
+        return Line.priced(self.facts, item, quantity, unit, f"services.{name}")
 
 
 def fixed_costs(
@@ -88,14 +94,12 @@ def _function(stack: _Stack, properties: Properties) -> list[Line]:
     kept = int((properties.get("ProvisionedConcurrencyConfig") or {}).get("ProvisionedConcurrentExecutions", 0))
     if kept:
         price = f"price_provisioned{'_arm' if properties.get('Architectures') == ['arm64'] else ''}"
-        quantity = kept * float(properties.get("MemorySize", 128)) / _MB_PER_GB * SECONDS_A_MONTH
-        usd = quantity * getattr(stack.facts.functions, price)
-        return [Line("provisioned concurrency", quantity, "GB-s", usd, f"lambda.{price}")]
+        quantity = kept * float(properties.get("MemorySize", 128)) / MB_PER_GB * SECONDS_A_MONTH
+        return [Line.priced(stack.facts, "provisioned concurrency", quantity, "GB-s", f"lambda.{price}")]
     if (properties.get("SnapStart") or {}).get("ApplyOn") != "PublishedVersions":
         return []
-    quantity = float(properties.get("MemorySize", 128)) / _MB_PER_GB * SECONDS_A_MONTH
-    usd = quantity * stack.facts.functions.price_snapstart_cached
-    return [Line("SnapStart snapshots", quantity, "GB-s", usd, "lambda.price_snapstart_cached")]
+    quantity = float(properties.get("MemorySize", 128)) / MB_PER_GB * SECONDS_A_MONTH
+    return [Line.priced(stack.facts, "SnapStart snapshots", quantity, "GB-s", "lambda.price_snapstart_cached")]
 
 
 def _balancer(stack: _Stack, properties: Properties) -> list[Line]:
@@ -119,7 +123,7 @@ def _machines(stack: _Stack, properties: Properties) -> list[Line]:
     hours = count * HOURS_A_MONTH
     gigabytes = _disk_gb(launched)
     lines = [
-        Line(f"drivers, {kind}", hours, "hours", hours * stack.facts.instances[kind], f"instances.{kind}"),
+        Line.priced(stack.facts, f"drivers, {kind}", hours, "hours", f"instances.{kind}"),
         stack.service("price_disk_gb", "drivers' disks", count * gigabytes, "GB"),
     ]
     if _is_public(stack, launched, properties):
@@ -170,10 +174,9 @@ def _endpoint(stack: _Stack, properties: Properties) -> list[Line]:
 
 def _cache(stack: _Stack, properties: Properties) -> list[Line]:
     """Price the least that a serverless cache bills."""
-    valkey = properties.get("Engine") == "valkey"
-    table, prices = ("valkey", stack.facts.valkey) if valkey else ("redis_serverless", stack.facts.redis_serverless)
-    usd = HOURS_A_MONTH * prices.price_hour
-    return [Line(f"cache, {properties.get('Engine')}", HOURS_A_MONTH, "hours", usd, f"{table}.price_hour")]
+    engine = properties.get("Engine")
+    table = "valkey" if engine == "valkey" else "redis_serverless"
+    return [Line.priced(stack.facts, f"cache, {engine}", HOURS_A_MONTH, "hours", f"{table}.price_hour")]
 
 
 def _acl(stack: _Stack, properties: Properties) -> list[Line]:

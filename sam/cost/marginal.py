@@ -28,7 +28,7 @@ from serfer.core.costs.cost_model import (
     task_seconds,
 )
 from serfer.core.plan import CACHE, FETCHED, Plan, Stage
-from serfer.core.units import FLOAT_BYTES
+from serfer.core.units import FLOAT_BYTES, MB_PER_GB
 from serfer.drivers.poll import POLLING
 from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
 from serfer.lambdas.weights import PART_BYTES
@@ -36,7 +36,6 @@ from serfer.sam.cost.fixed import Line
 from serfer.sam.options import Options
 
 _BASE64 = 4 / 3
-_MB_PER_GB = 1024
 _CHUNK_S = 0.1  # of an Express workflow's time
 _REPLY_BYTES = 500
 
@@ -83,6 +82,10 @@ class Deployed:
 
     def _price(self, name: str) -> str:
         return f"lambda.price_{name}{'_arm' if self.options.architecture == 'arm64' else ''}"
+
+    def line(self, item: str, quantity: float, unit: str, source: str) -> Line:
+        """Return an item at the price of that name."""
+        return Line.priced(self.facts, item, quantity, unit, source)
 
     def platform(self, cold_share: float) -> Platform:
         """Return where the plan runs, at the price of its stage functions' compute."""
@@ -143,16 +146,16 @@ def mixed(warm: Usage, cold: Usage, cold_share: float) -> Usage:
 
 def _started_beside(deployed: Deployed) -> list[Line]:
     """Price a plan's environments that start while its cold plan answers: one for each task, by warm-up requests."""
-    platform, functions = deployed.platform(1.0), deployed.facts.functions
+    platform = deployed.platform(1.0)
     tasks = used = usd = 0.0
     steps = _steps(deployed)
     for step in steps:
         seconds = step.load.cold_start(platform).billed_seconds
         tasks += step.load.tasks
-        used += step.load.tasks * step.memory_mb / _MB_PER_GB * seconds
+        used += step.load.tasks * step.memory_mb / MB_PER_GB * seconds
         usd += step.load.tasks * float(billed_usd(step.memory_mb, seconds, platform.functions))
     return [
-        Line("warm-up requests", tasks, "requests", tasks * functions.price_request, "lambda.price_request"),
+        deployed.line("warm-up requests", tasks, "requests", "lambda.price_request"),
         Line("warm-ups' compute", used, "GB-s", usd, deployed.compute_price),
         *(replace(line, item="weights: reads by warm-ups") for line in _weights(deployed, steps, 1.0)),
     ]
@@ -267,15 +270,14 @@ def _workers(deployed: Deployed, steps: list[_Step], platform: Platform) -> list
         if options.engine == "poll":
             times = times + deployed.store.request_latency  # the reply
         usd += float(billed_usd(step.memory_mb, times, functions).sum())
-        seconds += step.memory_mb / _MB_PER_GB * float(times.sum())
-        restored += platform.cold_share * step.load.tasks * step.memory_mb / _MB_PER_GB
+        seconds += step.memory_mb / MB_PER_GB * float(times.sum())
+        restored += platform.cold_share * step.load.tasks * step.memory_mb / MB_PER_GB
     lines = [
-        Line("workers' invocations", tasks, "requests", tasks * functions.price_request, "lambda.price_request"),
+        deployed.line("workers' invocations", tasks, "requests", "lambda.price_request"),
         Line("workers' compute", seconds, "GB-s", usd, deployed.workers_price),
     ]
     if options.snapstart:
-        usd = restored * functions.price_snapstart_restored
-        lines.append(Line("SnapStart restores", restored, "GB", usd, "lambda.price_snapstart_restored"))
+        lines.append(deployed.line("SnapStart restores", restored, "GB", "lambda.price_snapstart_restored"))
     return lines
 
 
@@ -304,29 +306,25 @@ def _store(deployed: Deployed, steps: list[_Step]) -> list[Line]:
         gets += sum(step.load.tasks * _polls(step.seconds(deployed.platform(0.0))) for step in steps)
     if deployed.options.by_state_machine:  # the driver writes the crops
         puts, written = puts + loads[0].tasks, written + float(loads[0].bytes_read.sum())
-    store, table = deployed.store, deployed.table
+    table = deployed.table
     lines = [
-        Line("store: writes", puts, "requests", puts * store.price_put, f"{table}.price_put"),
-        Line("store: reads and looks", gets, "requests", gets * store.price_get, f"{table}.price_get"),
+        deployed.line("store: writes", puts, "requests", f"{table}.price_put"),
+        deployed.line("store: reads and looks", gets, "requests", f"{table}.price_get"),
     ]
     if deployed.options.store == "s3express":
-        services = deployed.facts.services
-        up, down = written * services.price_s3express_upload, read * services.price_s3express_download
         return [
             *lines,
-            Line("store: bytes written", written, "bytes", up, "services.price_s3express_upload"),
-            Line("store: bytes read", read, "bytes", down, "services.price_s3express_download"),
+            deployed.line("store: bytes written", written, "bytes", "services.price_s3express_upload"),
+            deployed.line("store: bytes read", read, "bytes", "services.price_s3express_download"),
         ]
-    moved = written + read
-    return [*lines, Line("store: bytes", moved, "bytes", moved * store.price_byte, f"{table}.price_byte")]
+    return [*lines, deployed.line("store: bytes", written + read, "bytes", f"{table}.price_byte")]
 
 
 def _weights(deployed: Deployed, steps: list[_Step], cold_share: float) -> list[Line]:
     """Price the requests by which new environments fetch their weights, whose bytes cost nothing within a region."""
     loads = [step.load for step in steps if step.load.weights_in == FETCHED]
     gets = cold_share * sum(load.tasks * math.ceil(load.weight_bytes / PART_BYTES) for load in loads)
-    usd = gets * deployed.facts.s3.price_get
-    return [Line("weights: reads by new environments", gets, "requests", usd, "s3.price_get")]
+    return [deployed.line("weights: reads by new environments", gets, "requests", "s3.price_get")]
 
 
 def _polls(seconds: float) -> int:
@@ -365,24 +363,17 @@ def _waiting_for_starts(deployed: Deployed, steps: list[_Step], platform: Platfo
 
 def _engine(deployed: Deployed, seconds: float) -> list[Line]:
     """Price a state machine's execution."""
-    services = deployed.facts.services
     if deployed.options.engine == "stepfunctions":
         count = transitions(compile_plan(deployed.plan, local_functions(deployed.plan), express=False))
-        return [Line("transitions", count, "transitions", count * services.price_transition, _named("transition"))]
+        return [deployed.line("transitions", count, "transitions", "services.price_transition")]
     if deployed.options.engine == "stepfunctions-express":
         chunks = -(-seconds // _CHUNK_S) * _CHUNK_S
-        used = chunks * services.express_memory / _MB_PER_GB
+        used = chunks * deployed.facts.services.express_memory / MB_PER_GB
         return [
-            Line("executions", 1, "requests", services.price_express_request, _named("express_request")),
-            Line(
-                "executions' time", used, "GB-s", used * services.price_express_gb_second, _named("express_gb_second")
-            ),
+            deployed.line("executions", 1, "requests", "services.price_express_request"),
+            deployed.line("executions' time", used, "GB-s", "services.price_express_gb_second"),
         ]
     return []
-
-
-def _named(name: str) -> str:
-    return f"services.price_{name}"
 
 
 def transitions(machine: Mapping[str, Any]) -> int:
@@ -406,32 +397,25 @@ def _entered(states: Mapping[str, Any], first: str | None, lists: Any) -> int:  
 
 def _driver(deployed: Deployed, steps: list[_Step], seconds: float, cold_share: float) -> list[Line]:
     """Price what comes between a client and the plan: an API and a function, or a balancer and a web ACL."""
-    services, functions = deployed.facts.services, deployed.facts.functions
+    services = deployed.facts.services
     logged = services.log_bytes * (_tasks(steps) + 1)
     common = [
-        Line("logs taken in", logged, "bytes", logged * services.price_log_byte, _named("log_byte")),
-        Line(
-            "answers out",
-            services.answer_bytes,
-            "bytes",
-            services.answer_bytes * services.price_egress_byte,
-            _named("egress_byte"),
-        ),
+        deployed.line("logs taken in", logged, "bytes", "services.price_log_byte"),
+        deployed.line("answers out", services.answer_bytes, "bytes", "services.price_egress_byte"),
     ]
     if deployed.options.drivers == "fleet":
-        moved = services.upload_bytes + services.answer_bytes
-        capacity = moved / services.lcu_bytes
+        capacity = (services.upload_bytes + services.answer_bytes) / services.lcu_bytes
         return [
-            Line("balancer's capacity", capacity, "LCU-hours", capacity * services.price_lcu_hour, _named("lcu_hour")),
-            Line("web ACL", 1, "requests", services.price_acl_request, _named("acl_request")),
+            deployed.line("balancer's capacity", capacity, "LCU-hours", "services.price_lcu_hour"),
+            deployed.line("web ACL", 1, "requests", "services.price_acl_request"),
             *common,
         ]
     busy = seconds + services.driver_seconds + cold_share * services.driver_init
-    used = deployed.driver_mb / _MB_PER_GB * busy
+    used = deployed.driver_mb / MB_PER_GB * busy
     usd = float(billed_usd(deployed.driver_mb, busy, deployed.facts.on(deployed.options.architecture)))
     return [
-        Line("API", 1, "requests", services.price_api_request, _named("api_request")),
-        Line("driver's invocation", 1, "requests", functions.price_request, "lambda.price_request"),
+        deployed.line("API", 1, "requests", "services.price_api_request"),
+        deployed.line("driver's invocation", 1, "requests", "lambda.price_request"),
         Line("driver's compute", used, "GB-s", usd, deployed.compute_price),
         *common,
     ]
@@ -442,5 +426,4 @@ def _network(deployed: Deployed, steps: list[_Step]) -> list[Line]:
     if not deployed.options.in_vpc:
         return []
     carried = _BASE64 * sum(float((step.load.carried_in + step.load.carried_out).sum()) for step in steps)
-    usd = carried * deployed.facts.services.price_endpoint_byte
-    return [Line("through endpoints", carried, "bytes", usd, _named("endpoint_byte"))]
+    return [deployed.line("through endpoints", carried, "bytes", "services.price_endpoint_byte")]

@@ -15,12 +15,11 @@ from serfer.control.scenario import InstanceType, LambdaTarget, Scenario, parse_
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
+from serfer.core.units import MB_PER_GB, MS_PER_S
 from serfer.sam.cost.marginal import Deployed, query_usage, serverless_usd
 from serfer.sam.options import Options
 
 _MOST_BYTES = 64 * 1024
-_MS_PER_S = 1000
-_MB_PER_GB = 1024
 _MISSING = (
     "--gpu-profile is missing: run serfer study tune --name {} --out FILE.toml on such an instance to measure its speed"
 )
@@ -115,11 +114,11 @@ def make_scenario(plan: Plan, options: Options, facts: AwsFacts, profile: Profil
     environments = min(options.reserved_concurrency or facts.functions.concurrency, facts.functions.concurrency)
     functions = LambdaTarget(
         usd_per_query=serverless_usd(deployed),
-        latency_ms=_MS_PER_S * warm.seconds,
-        cold_ms=_MS_PER_S * (cold.seconds - warm.seconds),
+        latency_ms=MS_PER_S * warm.seconds,
+        cold_ms=MS_PER_S * (cold.seconds - warm.seconds),
         concurrency=max(1, environments // widest),
         memory_gb=sum(_environments(plan, *part) * plan.stages[part[0]].memory_mb for part in plan.functions)
-        / _MB_PER_GB,
+        / MB_PER_GB,
         keep_alive_s=facts.functions.kept_warm,
     )
     scenario = Scenario(profile.slo_ms, functions, (profile.instance,))

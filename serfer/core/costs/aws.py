@@ -174,6 +174,13 @@ class AwsFacts:
             return replace(self.functions, price_gb_second=self.functions.price_gb_second_arm)
         return self.functions
 
+    def price(self, name: str) -> float:
+        """Return a price by its name in aws.toml: "lambda.price_request"."""
+        table, _, key = name.partition(".")
+        found = getattr(self, _TABLES[table])
+        price: float = found[key] if isinstance(found, Mapping) else getattr(found, key)
+        return price
+
 
 _TABLES = {
     table_field.metadata.get("key", table_field.name): table_field.name

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from serfer.mapping.map import map_many as map_many
     from serfer.mapping.options import MapOptions as MapOptions
     from serfer.mapping.report import MapReport as MapReport
-    from serfer.pipeline.pipeline import Pipeline as Pipeline
+    from serfer.pipeline.blocking import Pipeline as Pipeline
     from serfer.pipeline.result import Result as Result
     from serfer.results.manifest import ResultManifest as ResultManifest
     from serfer.results.stored import StoredResult as StoredResult
@@ -188,7 +188,7 @@ _HOMES = {
     "MapReport": ("serfer.mapping.report", "MapReport"),
     "NamedModel": ("serfer.splitter.network.named_models", "NamedModel"),
     "Objectives": ("serfer.core.http_messages", "Objectives"),
-    "Pipeline": ("serfer.pipeline.pipeline", "Pipeline"),
+    "Pipeline": ("serfer.pipeline.blocking", "Pipeline"),
     "Plan": ("serfer.core.plan", "Plan"),
     "Pad": ("serfer.core.plan", "Pad"),
     "PredictedImage": ("serfer.core.report", "PredictedImage"),

@@ -28,8 +28,8 @@ from serfer.local.lambda_.runtime import BOOTSTRAP
 from serfer.local.lambda_.service import COUNTS
 from serfer.local.server import free_port
 from serfer.local.servers.redis import RedisServer
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
-from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.result import Result
 from serfer.settings import Settings, access_setting
 from serfer.wiring.open_pipeline import open_pipeline

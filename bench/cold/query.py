@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from serfer.core.run_machine import StageRun
 from serfer.drivers.driver import RequestContext
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.wiring.local import LocalLambda
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.cold.functions import PROCESS, RESPONSE, Bench, ProbeLine, Seconds, image, probed_service

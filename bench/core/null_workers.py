@@ -15,9 +15,10 @@ from serfer.core.run_machine import Failure
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import Report, Task
 from serfer.drivers.push import PushDriver
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.storage.memory import MemoryStore
@@ -108,4 +109,4 @@ async def _assemble(
         oldest_first=oldest_first,
     )
     probe = Probe(plan, store, None)
-    return Pipeline(plan, driver, loop, driver.close, facts, settings.image_limits(), probe)
+    return Pipeline(AsyncPipeline(plan, driver, loop, driver.close, facts, settings.image_limits(), probe))

@@ -11,7 +11,7 @@ from threading import Lock
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import Plan
 from serfer.core.report import QueryReport
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.pipeline.result import Result
 from serfer_bench.core.part_times import LAYER, READ, SPLIT, WRITE, PartTimes, Times

@@ -24,7 +24,8 @@ from serfer.cli.shared.terminal import ignore_signals
 from serfer.core.errors import UsageError
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
-from serfer.pipeline.pipeline import DEADLINE_S, Pipeline
+from serfer.pipeline.blocking import Pipeline
+from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings

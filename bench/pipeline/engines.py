@@ -26,7 +26,7 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.keys import StoreCounts
 from serfer.local.servers.redis import RedisServer
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.settings import Settings, load_settings
 from serfer.storage.delaying import delayed
 from serfer.wiring.open_pipeline import open_pipeline

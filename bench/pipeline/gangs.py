@@ -40,7 +40,7 @@ from serfer.core.plan import Plan, explained
 from serfer.local.servers.redis import RedisServer
 from serfer.packaging.build_cache import forget_unused, in_use
 from serfer.packaging.bundle import code_stamp
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.plan_directory import file_sha256, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.splitter.split import split

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, opened, status_line
 from serfer.cli.shared.tables import Results, Table, publish
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.system import processor_name
 from serfer_bench.core.options import AtMostOption, plan_of

@@ -37,7 +37,7 @@ from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UnavailableError
 from serfer.local.lambda_.access import random_access
 from serfer.local.servers.redis import RedisServer
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import plan_of

@@ -14,7 +14,7 @@ from serfer.applications.answering import ApplicationQuery, Choice, Run
 from serfer.core.http_messages import ServedReport
 from serfer.core.plan import Plan
 from serfer.core.report import PredictedImage, PredictedOutput
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.query import Wanted
 
 
@@ -36,7 +36,7 @@ async def run_question(
     Raises what `Service.predict` and `VariantAnswering.answer` raise.
     """
     data, names = [image.data for image in images], [image.name for image in images]
-    used: dict[str, Pipeline] = {}  # a variant may be closed as soon as its query has ended
+    used: dict[str, AsyncPipeline] = {}  # a variant may be closed as soon as its query has ended
 
     async def run(model: str) -> ServiceResult:
         used[model] = service.pipelines[model]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from serfer.control.throttle import WINDOW_S, Interference, Occupancy
 from serfer.pipeline.function_load import FunctionLoad
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.result import Result
 
 _MARK_S = 1.0  # between two notes of how many invocations were refused
@@ -35,7 +35,7 @@ class LoadMonitor:
     """
 
     def __init__(
-        self, pipelines: Mapping[str, Pipeline], most: int, clock: Callable[[], float] = time.monotonic
+        self, pipelines: Mapping[str, AsyncPipeline], most: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._pipelines = pipelines
         self._most = most

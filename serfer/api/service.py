@@ -32,7 +32,7 @@ from serfer.core.errors import (
 from serfer.core.http_messages import InstanceState, ModelState
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.query import NamedImage, Wanted, check_classifies, check_count
 from serfer.pipeline.result import Result
 from serfer.results import ResultManifest
@@ -163,7 +163,7 @@ class Service:
 
     def __init__(
         self,
-        pipelines: Mapping[str, Pipeline],
+        pipelines: Mapping[str, AsyncPipeline],
         admission: Admission,
         observer: Observer,
         decoders: Decoders | None = None,
@@ -235,12 +235,12 @@ class Service:
         """Return what a network finds in a query's images, in its report; where its context names a result, it is kept.
 
         Raises Problem 429 where there is no room, DeadlineError, ImageError that names the image, else as
-        `Pipeline.answer`.
+        `AsyncPipeline.answer`.
         """
         return await self._observed(query, self._predict(query, images, names, wanted))
 
-    async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as Pipeline.run's
-        """Return what the network makes of an array, as `Pipeline.answer` takes it; raises as `predict` does."""
+    async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as AsyncPipeline.run's
+        """Return what the network makes of an array, as `AsyncPipeline.answer` takes it; raises as `predict` does."""
         pipeline = self.pipelines[query.model]
 
         def run(left_s: float) -> Awaitable[Result]:
@@ -349,7 +349,7 @@ class Service:
         """
         try:
             doubtful = self._doubtful
-            looks = {name: pipeline.look(start=doubtful) for name, pipeline in self.pipelines.items()}
+            looks = {name: pipeline.health(start=doubtful) for name, pipeline in self.pipelines.items()}
             found = await asyncio.gather(*looks.values(), return_exceptions=True)
             if self.plan_watch is not None:
                 await asyncio.to_thread(self.plan_watch)
@@ -381,7 +381,7 @@ class Service:
     async def close_pipelines(self) -> None:
         """Close those of models, and those of variants that are open."""
         for pipeline in [*self.pipelines.values()]:
-            await pipeline.aclose()
+            await pipeline.close()
 
 
 def _known(state: Health | BaseException) -> Health:

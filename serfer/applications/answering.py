@@ -27,7 +27,7 @@ from serfer.core.errors import (
 )
 from serfer.core.variants import Objectives, Selection, Variant
 from serfer.fleet.log_events import log_event
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 
 T = TypeVar("T")
 _CANARY_DRAW = "canary "  # a query's draw for the canary is independent of that among variants
@@ -100,7 +100,7 @@ class VariantAnswering:
         self._releases.find(query.application).ask(query.objectives)
         return self._select(query, live=False)
 
-    async def reference(self, application: str, network: str | None) -> Pipeline:
+    async def reference(self, application: str, network: str | None) -> AsyncPipeline:
         """Return an open pipeline of a network of the live release, by default the one of its cheapest variant.
 
         All variants of a network take the same tensors. Raises as `choose`, and what opening raises.

@@ -27,7 +27,7 @@ from serfer.drivers.target import Target
 from serfer.fleet.log_events import log_event
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import Registry, check_apart, open_registry
 from serfer.settings import Settings
@@ -57,8 +57,8 @@ class ApplicationOptions:
 
 def open_applications(  # noqa: PLR0913 - what a driver has, by name
     options: ApplicationOptions,
-    served: MutableMapping[str, Pipeline],
-    open_functions: Callable[[Path], Awaitable[Pipeline]],
+    served: MutableMapping[str, AsyncPipeline],
+    open_functions: Callable[[Path], Awaitable[AsyncPipeline]],
     settings: Settings,
     store: Store,
     store_url: str,
@@ -86,13 +86,13 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
     def runs_here(variant: Variant) -> bool:
         return runs_there(variant) if variant.place is Place.FUNCTIONS else bool(options.instances)
 
-    async def opened(name: str, variant: Variant, place: str) -> Pipeline:
+    async def opened(name: str, variant: Variant, place: str) -> AsyncPipeline:
         if variant.place is Place.FUNCTIONS and options.plans is not None:
             return await open_functions(options.plans[variant.plan[:12]])
         open_in = partial(opened_in, name, variant, place)
         return await _from_cache(registry, variant, settings.cache_dir / VARIANTS, open_in)
 
-    async def opened_in(name: str, variant: Variant, place: str, directory: Path) -> Pipeline:
+    async def opened_in(name: str, variant: Variant, place: str, directory: Path) -> AsyncPipeline:
         if variant.place is Place.FUNCTIONS:
             return await open_functions(directory)
         plan = await asyncio.to_thread(load_plan, directory)
@@ -131,8 +131,8 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
 
 
 async def _from_cache(
-    registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Awaitable[Pipeline]]
-) -> Pipeline:
+    registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Awaitable[AsyncPipeline]]
+) -> AsyncPipeline:
     """Open a variant in its directory in the cache, which is fetched again where it was altered there."""
     directory = await asyncio.to_thread(registry.directory, variant.artefact, cache)
     try:
@@ -197,11 +197,11 @@ def variants_for_instances(
     return fetched
 
 
-def _on_instance(target: Target, plan: Plan, settings: Settings, loop: LoopThread) -> Pipeline:
+def _on_instance(target: Target, plan: Plan, settings: Settings, loop: LoopThread) -> AsyncPipeline:
     store = open_store("memory://")  # nothing is in it: instances take no pieces
 
     async def close() -> None:
         store.close()
 
     facts, limits = settings.facts().functions, settings.image_limits()
-    return Pipeline(plan, None, loop, close, facts, limits, Probe(plan, store, None), target=target)
+    return AsyncPipeline(plan, None, loop, close, facts, limits, Probe(plan, store, None), target=target)

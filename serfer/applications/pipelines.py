@@ -13,7 +13,7 @@ from serfer.control.selection import FUNCTIONS
 from serfer.core.errors import UsageError
 from serfer.core.variants import Variant
 from serfer.fleet.log_events import log_event
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 
 AT: Final = "@"
 """What stands between a variant's served name and its place, where that is an instance."""
@@ -32,7 +32,9 @@ class VariantPipelines:
     """
 
     def __init__(
-        self, open_variant: Callable[[str, Variant, str], Awaitable[Pipeline]], served: MutableMapping[str, Pipeline]
+        self,
+        open_variant: Callable[[str, Variant, str], Awaitable[AsyncPipeline]],
+        served: MutableMapping[str, AsyncPipeline],
     ) -> None:
         self._open = open_variant
         self._served = served
@@ -47,7 +49,7 @@ class VariantPipelines:
         """Whether queries can run at once."""
         return name in self._own
 
-    def get(self, name: str) -> Pipeline:
+    def get(self, name: str) -> AsyncPipeline:
         """Return a pipeline that is open."""
         return self._served[name]
 
@@ -67,7 +69,7 @@ class VariantPipelines:
         with self.running(name):
             await self.open(name, variant, place)
             try:
-                warmths = await self._served[name].warm_up()
+                warmths = await self._served[name].warm()
             except UsageError:  # workers in process are always warm
                 return True
         return not any(warmth.problem for warmth in warmths)
@@ -130,6 +132,6 @@ class VariantPipelines:
         del self._in_flight[name]
         pipeline = self._served.pop(name)
         log_event(logging.INFO, "variant closed", variant=name)
-        closing = asyncio.create_task(pipeline.aclose())  # `close` waits for it
+        closing = asyncio.create_task(pipeline.close())  # `close` waits for it
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)

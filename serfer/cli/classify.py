@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from serfer.core.exactness import Difference
     from serfer.core.plan import Plan
     from serfer.core.report import QueryReport
-    from serfer.pipeline.pipeline import Pipeline
+    from serfer.pipeline.blocking import Pipeline
 
 
 def classify(

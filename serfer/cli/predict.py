@@ -52,7 +52,7 @@ from serfer.wiring.options import workers_of
 if TYPE_CHECKING:
     from serfer.core.plan import ImageLimits, Plan
     from serfer.core.report import PredictedImage, PredictedOutput
-    from serfer.pipeline.pipeline import Pipeline
+    from serfer.pipeline.blocking import Pipeline
 
 _SHOWN = 8  # values of a vector
 

@@ -54,7 +54,7 @@ from serfer.wiring.options import workers_of
 if TYPE_CHECKING:
     from serfer.core.exactness import Difference
     from serfer.core.plan import Plan
-    from serfer.pipeline.pipeline import Pipeline
+    from serfer.pipeline.blocking import Pipeline
 
 _STANDARD_INPUT = "-"
 _HEAD = 64 * 1024  # bytes of a .npy file before its values

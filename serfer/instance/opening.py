@@ -23,7 +23,7 @@ from serfer.instance.network import Hardware, Network, instruction_sets, load_wh
 from serfer.instance.residents import Resident, Residents
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Health, Probe
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.storage.store import Store
@@ -77,7 +77,7 @@ class InstanceChoices:
 class Instance:
     """An instance that is ready: a pipeline for each network, the first one the default, and the networks."""
 
-    pipelines: Mapping[str, Pipeline]
+    pipelines: Mapping[str, AsyncPipeline]
     residents: Residents
 
     @property
@@ -203,7 +203,7 @@ def _loaded(plan: Plan, directory: Path, choices: InstanceChoices) -> Network:
     return network
 
 
-def _pipeline(plan: Plan, resident: Resident, settings: Settings, loop: LoopThread) -> Pipeline:
+def _pipeline(plan: Plan, resident: Resident, settings: Settings, loop: LoopThread) -> AsyncPipeline:
     store = open_store("memory://")  # of what requests leave with each other, such as idempotency keys
 
     async def close() -> None:
@@ -211,7 +211,7 @@ def _pipeline(plan: Plan, resident: Resident, settings: Settings, loop: LoopThre
 
     facts, limits = settings.facts().functions, settings.image_limits()
     probe = EngineProbe(plan, store, resident.engine)
-    return Pipeline(plan, None, loop, close, facts, limits, probe, target=resident)
+    return AsyncPipeline(plan, None, loop, close, facts, limits, probe, target=resident)
 
 
 class EngineProbe(Probe):

@@ -32,7 +32,7 @@ from serfer.mapping.kept_maps import KeptInput
 from serfer.mapping.no_data import Gaps
 from serfer.mapping.report import WindowFailure
 from serfer.offline.gate import OfflineGate
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.result import Result
 from serfer.raster import RasterSource
 

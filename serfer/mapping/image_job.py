@@ -40,7 +40,7 @@ from serfer.mapping.results import (
     result_paths,
 )
 from serfer.offline.gate import OfflineGate
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.raster import RasterSource, ResultParts, open_raster
 from serfer.raster.place import parse_place
 from serfer.raster.results.parts import reserved

@@ -25,7 +25,7 @@ from serfer.mapping.options import MapOptions
 from serfer.mapping.report import MapProgress, MapReport
 from serfer.offline.gate import OfflineGate
 from serfer.offline.load_source import service_loads
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline

@@ -11,7 +11,10 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from serfer.core.errors import UsageError
 
 T = TypeVar("T")
 
@@ -57,8 +60,21 @@ class LoopThread:
         self._computing = ThreadPoolExecutor(_COMPUTING, "serfer-compute")
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and return its result."""
+        """Run a coroutine on the loop and return its result; raises UsageError on the loop's own thread."""
+        try:
+            self.check_thread()
+        except UsageError:
+            coroutine.close()
+            raise
         return result_of(self.submit(coroutine))
+
+    def check_thread(self) -> None:
+        """Raise UsageError on the loop's own thread: who waits there for the loop waits for ever."""
+        with suppress(RuntimeError):
+            if asyncio.get_running_loop() is self._loop:
+                raise UsageError(
+                    "this would wait for its own event loop: await the asynchronous pipeline's method here"
+                )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start a coroutine on the loop; cancelling its future cancels it."""
@@ -88,7 +104,7 @@ class LoopThread:
 class RunningLoop(LoopThread):
     """The loop that makes it, on which a service runs: it awaits its pipelines there, and ends the loop itself.
 
-    Its default executor, too, becomes that of calls of the store. On this loop the blocking methods wait for ever.
+    Its default executor, too, becomes that of calls of the store.
     """
 
     def __init__(self) -> None:

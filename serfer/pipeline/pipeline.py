@@ -6,16 +6,14 @@ Its coroutines may be awaited on any event loop; its other methods block a threa
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from math import inf, prod
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +22,11 @@ from serfer.core.costs.aws import LambdaFacts
 from serfer.core.errors import DeadlineError, UnavailableError, UsageError
 from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan import ImageLimits, Plan
-from serfer.core.plan.answers import Answer, as_answer
-from serfer.core.report import ImageAnswer, PredictedImage, QueryReport
 from serfer.core.wire import MAX_TTL
 from serfer.drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestContext
 from serfer.drivers.target import Target
 from serfer.images import DecodedImage, Recipe, decode_sized, read_image, stacked
-from serfer.pipeline.event_loop import LoopThread, result_of
+from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
 from serfer.pipeline.health import Health, Probe
 from serfer.pipeline.kept_answers import Keeper
@@ -40,8 +36,6 @@ from serfer.pipeline.query import (
     Query,
     Wanted,
     check_batch,
-    check_classifies,
-    check_count,
     cut_crops,
     plan_for,
     preprocess_of,
@@ -61,8 +55,8 @@ DEADLINE_S = 120.0
 MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
 
 
-class Pipeline:
-    """Answers queries through one plan; made by `serfer.open`, closed by `close` or a with statement.
+class AsyncPipeline:
+    """Answers queries through one plan, of coroutines on any event loop; they run on `loop`, which `close` ends.
 
     A `target` is asked for every query first; those that it does not take, `driver` takes through the plan's functions.
     Without a driver the target takes all. With `plans`, which has the driver then, queries also run on a second plan.
@@ -91,10 +85,9 @@ class Pipeline:
         self.plan = plan
         self.warmth = warmth
         self._last: Result | None = None
-        self._asked = threading.local()  # by a thread that waited for its query: its `report`
         self._plans = OnePlan(plan, driver) if driver and not plans else plans
         self._target = target
-        self._loop = loop
+        self.loop = loop
         self._close = close
         self.facts = facts
         self._limits = limits
@@ -103,7 +96,7 @@ class Pipeline:
         self._cache = cache
         self._keeper = keeper
         self._gauge = gauge
-        self._closed = False
+        self.closed = False
 
     @property
     def target(self) -> Target | None:
@@ -122,48 +115,6 @@ class Pipeline:
             raise UsageError("the pipeline has answered no query yet")
         return self._last
 
-    @property
-    def last_report(self) -> QueryReport:
-        """The report of this thread's newest query (`run`, `classify`), whatever other threads have asked meanwhile.
-
-        A thread whose newest query was only submitted, and one that has asked none, gets the newest of all. Raises
-        UsageError before the first one.
-        """
-        report: QueryReport | None = getattr(self._asked, "report", None)
-        return report or self.last.report
-
-    def run(self, batch: Any, *, deadline_s: float = DEADLINE_S) -> Answer:  # noqa: ANN401 - an array or tensor
-        """Run one query and return the network's output, an array (N, ...), or all by name where there are several.
-
-        A network that classifies returns (N, K) float32 logits; `plan.output_tensors` describes what others return.
-
-        `batch` is (N, C, H, W) float32, already preprocessed, or (N, H, W, C) uint8 pixels of the input's size, which
-        the workers preprocess. Raises InputError for any other array and for values that are not finite, NotFiniteError
-        where the network's output has NaN or infinity.
-        """
-        return as_answer(self._waited(self.submit(batch, deadline_s=deadline_s)).outputs)
-
-    def run_to_result(
-        self,
-        batch: Any,  # noqa: ANN401 - as run's
-        *,
-        deadline_s: float = DEADLINE_S,
-        ttl_s: float | None = None,
-    ) -> StoredResult:
-        """Run one query of what `run` takes, keep its outputs in the store of results, and return where they lie.
-
-        The last stage's tiles write them there, and nothing of them passes through this process. They are kept for
-        `ttl_s` seconds, SERFER_RESULTS_TTL_S unless given, also after the pipeline (docs/how-to/dense-outputs.md).
-
-        Raises what `run` does, and UsageError where there is no store of results, or what runs the query cannot write
-        there; a query that fails leaves nothing.
-        """
-        place = self.new_result(ttl_s=ttl_s)
-        result = self._waited(self.submit(batch, deadline_s=deadline_s, context=RequestContext(result=place)))
-        if result.kept is None:
-            raise UsageError("the query's outputs were not kept")
-        return StoredResult(self.results, result.kept)
-
     def new_result(self, owner: str = LOCAL_OWNER, ttl_s: float | None = None) -> ResultPlace:
         """Return a place for a query's answer (`RequestContext.result`).
 
@@ -179,24 +130,6 @@ class Pipeline:
     def stored(self, result: str, owner: str = LOCAL_OWNER) -> StoredResult:
         """Return the result with an id; raises ResultGoneError where its owner has none, or none any more."""
         return StoredResult(self.results, self.results.read(owner, result))
-
-    def submit(
-        self,
-        batch: Any,  # noqa: ANN401 - as run's
-        *,
-        deadline_s: float = DEADLINE_S,
-        context: RequestContext = NO_CONTEXT,
-    ) -> Future[Result]:
-        """Start a query of what `run` takes and return its result to come, so that any number may be in flight.
-
-        Of a map plan, `context` names the window, and `batch` has its size. Where it names a result, the outputs are
-        kept, and `Result.kept` describes them in place of `Result.outputs`. Raises InputError at once for any other
-        array, PlanError for a map plan without a window; a query that fails ends its future with the error. Cancelling
-        the future cancels the query: stages that have not begun never do.
-        """
-        self._asked.report = None
-        query = self._query(np.asarray(batch), deadline_s, context)
-        return _ready(query) if isinstance(query, Result) else self._loop.submit(self._answer(self._owned(query)))
 
     def _owned(self, query: Query) -> Query:
         """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
@@ -223,8 +156,17 @@ class Pipeline:
         """
         array = np.asarray(batch)
         size = inf if self._cache is not None else array.nbytes  # a look into the store blocks
-        query = await self._loop.compute(size, self._query, array, deadline_s, context, decoded_s, images, wanted)
-        return query if isinstance(query, Result) else await self._loop.run(self._answer(query))
+        query = await self.loop.compute(size, self._query, array, deadline_s, context, decoded_s, images, wanted)
+        return query if isinstance(query, Result) else await self.loop.run(self._answer(query))
+
+    def begin(self, batch: Any, deadline_s: float, context: RequestContext) -> Future[Result]:  # noqa: ANN401 - as run's
+        """Start a query whose array the caller may change from then on, and return its result to come."""
+        query = self._query(np.asarray(batch), deadline_s, context)
+        if isinstance(query, Query):
+            return self.loop.submit(self._answer(self._owned(query)))
+        future: Future[Result] = Future()
+        future.set_result(query)
+        return future
 
     def _query(
         self,
@@ -238,7 +180,7 @@ class Pipeline:
         """Check a query of an array, and return it, or its result where the answer is kept."""
         started, plan = _now() - decoded_s, plan_for(self.plan, array, context.window)
         check_batch(plan, array)
-        self._check(deadline_s)
+        self.check(deadline_s)
         self._check_result(context, len(array))
         query = Query(array, images, wanted, (started, _now()), deadline_s, None, context)
         if self._cache is None or context.result is not None:
@@ -250,18 +192,14 @@ class Pipeline:
         self._last = from_cache(plan, query, outputs, _now())
         return self._last
 
-    def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
+    async def warm(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
         """Get every function ready for so many queries at once; raises UsageError where workers are in process.
 
         Each request keeps its environment for `hold_s` seconds, so that the others find another one.
         """
-        return self._loop.wait(self.warm_up(queries, hold_s))
-
-    async def warm_up(self, queries: int = 1, hold_s: float = HOLD_S) -> list[Warmth]:
-        """Do the same for a coroutine."""
         if self._warmer is None:
             raise UsageError("workers in process are always warm: warm local or deployed ones")
-        return await self._loop.run(warm(self.plan, self._warmer, queries, hold_s))
+        return await self.loop.run(warm(self.plan, self._warmer, queries, hold_s))
 
     @property
     def recipe(self) -> Recipe:
@@ -274,10 +212,11 @@ class Pipeline:
 
         Raises ImageError where a plan of many sizes takes them at several.
         """
-        names = names or _names(images)
-        return stacked(self._decoded(images, names), names)
+        names = names or names_of(images)
+        return stacked(self.decode(images, names), names)
 
-    def _decoded(self, images: Sequence[Image], names: Sequence[str]) -> list[DecodedImage]:
+    def decode(self, images: Sequence[Image], names: Sequence[str]) -> list[DecodedImage]:
+        """Decode named images to the size that the network takes; raises ImageError that names the image."""
         recipe = self.recipe
         preprocess, shape, limits = recipe.preprocess, recipe.shape, recipe.limits
         named = zip(self._encoded(images), names, strict=True)
@@ -287,89 +226,17 @@ class Pipeline:
         """Return the bytes of images, those of paths read."""
         return [image if isinstance(image, bytes) else read_image(Path(image), self._limits) for image in images]
 
-    def classify(
-        self,
-        images: Sequence[Image],
-        *,
-        names: Sequence[str] | None = None,
-        top_k: int = 5,
-        deadline_s: float = DEADLINE_S,
-    ) -> list[ImageAnswer]:
-        """Return the `top_k` best classes of each of some images (encoded bytes, or paths): `predict` of classes alone.
-
-        A network with fewer classes has all of them returned. `names` are what answers and errors call the images:
-        their paths, unless given.
-
-        Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
-        """
-        check_classifies(self.plan)
-        return self._found(images, names, Wanted(top_k, classes=True), deadline_s)
-
-    def predict(
-        self,
-        images: Sequence[Image],
-        *,
-        names: Sequence[str] | None = None,
-        top_k: int = 5,
-        min_score: float | None = None,
-        deadline_s: float = DEADLINE_S,
-    ) -> list[PredictedImage]:
-        """Return what the network finds in images (encoded bytes, or paths), of which it makes one query.
-
-        A plan of many sizes makes a query of those of each size, of which `last_report` is one.
-        By its plan that is the `top_k` best classes of each image, the boxes of a detector (in the image's own pixels,
-        of at least `min_score` where that is given in place of the plan's), or its outputs: vectors as values, masks
-        and maps of one channel as PNG. `names` are as for `classify`.
-
-        Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers,
-        DeadlineError.
-        """
-        found = self._found(images, names, Wanted(top_k, min_score), deadline_s)
-        return [image for image in found if isinstance(image, PredictedImage)]
-
-    def _found(
-        self, images: Sequence[Image], names: Sequence[str] | None, wanted: Wanted, deadline_s: float
-    ) -> list[ImageAnswer]:
-        """Return what is wanted of images, of which those of each input size are a query."""
-        started = _now()
-        check_count(images, names, wanted.top_k)
-        self._check(deadline_s)
-        self._asked.report = None
-        names = _names(images) if names is None else names
-        decoded = self._decoded(images, names)
-        decoded_s = _now() - started
-        left_s = _left_after_decoding(deadline_s, decoded_s)
-        asked = []
-        for places in _of_one_size(decoded):
-            batch = np.stack([decoded[place].pixels for place in places])
-            named = [NamedImage(names[place], decoded[place].size) for place in places]
-            query = self.answer(batch, deadline_s=left_s, decoded_s=decoded_s, images=named, wanted=wanted)
-            asked.append((places, self._loop.submit(query)))
-        found: dict[int, ImageAnswer] = {}
-        for places, future in asked:
-            found |= zip(places, self._waited(future).report.images, strict=True)
-        return [found[place] for place in range(len(decoded))]
-
     def function_load(self) -> FunctionLoad | None:
         """Return how much its functions have to do; None for a pipeline without functions, or with a state machine."""
         return self._gauge.read() if self._gauge else None
 
-    def health(self, *, start: bool = False) -> Future[Health]:
+    async def health(self, *, start: bool = False) -> Health:
         """Check the store and the functions; with `start`, every function has to start an environment."""
-        return self._loop.submit(self.look(start=start))
+        return await self.loop.run(self._probe.look(start=start))
 
-    async def look(self, *, start: bool = False) -> Health:
-        """Do the same for a coroutine."""
-        return await self._loop.run(self._probe.look(start=start))
-
-    def _waited(self, future: Future[Result]) -> Result:
-        """Wait for a result of this thread's."""
-        result = result_of(future)
-        self._asked.report = result.report
-        return result
-
-    def _check(self, deadline_s: float) -> None:
-        if self._closed:
+    def check(self, deadline_s: float) -> None:
+        """Raise UsageError for a closed pipeline, and for a deadline that no query can have."""
+        if self.closed:
             raise UsageError("the pipeline is closed")
         if not 0 < deadline_s <= MAX_DEADLINE_S:
             raise UsageError(f"the deadline must be more than 0 s and at most {MAX_DEADLINE_S:g} s, not {deadline_s}")
@@ -384,7 +251,7 @@ class Pipeline:
         else:
             plan = plan_for(self.plan, query.array) if query.images else self.plan
             make = partial(from_instance, plan, query, served, started)
-            result = await self._loop.compute(_output_bytes(self.plan, query), make, _now())
+            result = await self.loop.compute(_output_bytes(self.plan, query), make, _now())
         self._last = result
         if self._cache and query.key:
             await asyncio.to_thread(self._cache.keep, query.key, result.outputs)
@@ -397,7 +264,7 @@ class Pipeline:
         with self._plans.choose() as chosen:
             plan, crops = plan_for(chosen.plan, query.array, query.context.window), query.crops
             if crops is None:
-                crops = await self._loop.compute(query.array.nbytes, cut_crops, plan, query.array, query.context.levels)
+                crops = await self.loop.compute(query.array.nbytes, cut_crops, plan, query.array, query.context.levels)
                 query = replace(query, cut=(query.cut[0], _now()))
             left_s = deadline - _now()
             if left_s <= 0:
@@ -409,7 +276,7 @@ class Pipeline:
         if kept and self._keeper:
             answer = with_counts(answer, await self._keeper.finish(kept, deadline))
         make = partial(from_functions, plan, query, answer, self.facts, plan_reason=chosen.reason, kept=kept)
-        return await self._loop.compute(0 if kept else _output_bytes(plan, query), make, _now())
+        return await self.loop.compute(0 if kept else _output_bytes(plan, query), make, _now())
 
     def _planned(self, plan: Plan, query: Query) -> ResultManifest | None:
         """Return the manifest of a query's result, if it is to have one: its lifetime begins now."""
@@ -429,25 +296,17 @@ class Pipeline:
             raise UsageError("instances do not keep results: use the plan's functions")
         self._required_keeper().check(self.plan, context.result, images)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
             try:
-                self._loop.wait(self._let_go())
+                await self.loop.run(self.stop())
             finally:
-                self._loop.close()
+                await asyncio.to_thread(self.loop.close)
 
-    async def aclose(self) -> None:
-        """Do the same for a coroutine."""
-        if not self._closed:
-            self._closed = True
-            try:
-                await self._loop.run(self._let_go())
-            finally:
-                await asyncio.to_thread(self._loop.close)
-
-    async def _let_go(self) -> None:
+    async def stop(self) -> None:
+        """Do what `close` does, on the loop, which goes on."""
+        self.closed = True
         try:
             if self._keeper is not None:
                 await self._keeper.close()
@@ -455,30 +314,6 @@ class Pipeline:
                 await self._target.close()
         finally:
             await self._close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def _of_one_size(images: Sequence[DecodedImage]) -> Iterable[list[int]]:
-    """Return the places of images of each input size, in the order of their first ones."""
-    places: dict[tuple[int, ...], list[int]] = {}
-    for place, image in enumerate(images):
-        places.setdefault(image.pixels.shape, []).append(place)
-    return places.values()
-
-
-def _left_after_decoding(deadline_s: float, decoded_s: float) -> float:
-    """Return the seconds that a query still has; raises DeadlineError where there are none."""
-    if decoded_s >= deadline_s:
-        ms = f"{deadline_s * _MS_PER_S:.0f} ms"
-        raise DeadlineError(f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more")
-    return deadline_s - decoded_s
 
 
 def _now() -> float:
@@ -492,11 +327,6 @@ def _output_bytes(plan: Plan, query: Query) -> float:
     return query.batch * _ELEMENT_BYTES * sum(prod(tensor.dims) for tensor in plan.output_tensors)
 
 
-def _ready(result: Result) -> Future[Result]:
-    future: Future[Result] = Future()
-    future.set_result(result)
-    return future
-
-
-def _names(images: Sequence[Image]) -> list[str]:
+def names_of(images: Sequence[Image]) -> list[str]:
+    """Return what images are called that nobody named."""
     return [f"image {number}" if isinstance(image, bytes) else str(image) for number, image in enumerate(images)]

@@ -15,7 +15,7 @@ from serfer.core.exactness import Difference, check_finite, difference, finite_s
 from serfer.core.plan.answers import Answer
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.images import image_files
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.reference import Run, original, unsplit
 
 

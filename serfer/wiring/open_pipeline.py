@@ -34,11 +34,12 @@ from serfer.drivers.query_store import retry_store
 from serfer.drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.fleet.keep_warm import KeepWarm, WarmOptions, open_keep_warm
 from serfer.fleet.open_pool import Routing, RunningPool, open_pool
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.function_load import FunctionGauge
 from serfer.pipeline.health import Probe, probes
 from serfer.pipeline.kept_answers import Keeper
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
 from serfer.pipeline.result_cache import ResultCache
 from serfer.pipeline.warm import Warmer, keep_warm
@@ -152,7 +153,7 @@ def open_pipeline(  # noqa: PLR0913 - what can be chosen, by name
     opening = _read(place, choices, settings, deployment, routing)
     loop, parts = LoopThread(), AsyncExitStack()
     try:
-        return loop.wait(_assemble(opening, parts, loop))
+        return Pipeline(loop.wait(_assemble(opening, parts, loop)))
     except BaseException:
         loop.close(parts.aclose)  # an interrupt may come when the pipeline is complete but not yet returned
         raise
@@ -194,8 +195,8 @@ async def open_on(
     settings: Settings,
     deployment: Deployment | None = None,
     routing: Routing | None = None,
-) -> Pipeline:
-    """Do the same as `open_pipeline` for a coroutine; what blocks is done in threads.
+) -> AsyncPipeline:
+    """Open a plan directory as `open_pipeline` does, for a coroutine; what blocks is done in threads.
 
     The pipeline is on `loop`, which is closed with it, and where it cannot be opened.
     """
@@ -305,7 +306,7 @@ class _Opening:
         return self.settings.facts().functions
 
 
-async def _assemble(opening: _Opening, parts: AsyncExitStack, loop: LoopThread) -> Pipeline:
+async def _assemble(opening: _Opening, parts: AsyncExitStack, loop: LoopThread) -> AsyncPipeline:
     try:
         return await _Assembly(opening, parts).pipeline(loop)
     except BaseException as error:
@@ -340,7 +341,7 @@ class _Assembly:
     opening: _Opening
     parts: AsyncExitStack
 
-    async def pipeline(self, loop: LoopThread) -> Pipeline:
+    async def pipeline(self, loop: LoopThread) -> AsyncPipeline:
         opening = self.opening
         choices, plan, settings = opening.choices, opening.plan, opening.settings
         url = choices.store or self._default_store()
@@ -363,7 +364,7 @@ class _Assembly:
         warmth = await self._keep_warm(warmer, store, pool)
         if warmth is not None:
             plans = plans.counted(warmth.in_flight.counted)
-        return Pipeline(
+        return AsyncPipeline(
             plan=plan,
             driver=None,
             loop=loop,

@@ -121,7 +121,7 @@ def settings():
 def service(small_plan, observed, forks):
     """One model, "small", with workers in this process; the application closes it."""
     pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-    yield Service({"small": pipeline}, Admission(4, 8), observed, Decoders(forks=forks))
+    yield Service({"small": pipeline.asynchronous}, Admission(4, 8), observed, Decoders(forks=forks))
     pipeline.close()
 
 
@@ -146,7 +146,7 @@ def http(url):
 def lasting_url(small_plan, forks):
     """The URL of a file's own service, for tests that change nothing of it."""
     with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
-        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
         with running(make_app(service, Settings())) as url:
             yield url
 

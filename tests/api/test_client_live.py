@@ -181,7 +181,9 @@ def keeping(small_plan, forks, tmp_path):
     """A service that keeps results; yields its URL."""
     place = (tmp_path / "results").as_uri()
     with serfer.open(small_plan, store="memory://", results=place) as pipeline, open_store(place) as store:
-        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks), results=store)
+        service = Service(
+            {"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks), results=store
+        )
         with running(make_app(service, Settings())) as url:
             yield url
 

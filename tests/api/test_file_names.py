@@ -69,7 +69,9 @@ def home(tmp_path_factory):
 def url(home):
     plans = {"keras": keras(home), "half": half(home)}
     pipelines = {name: serfer.open(home / name, store="memory://", workers="inprocess") for name in plans}
-    service = Service(pipelines, Admission(4, 8), Observed())
+    service = Service(
+        {name: pipeline.asynchronous for name, pipeline in pipelines.items()}, Admission(4, 8), Observed()
+    )
     with running(make_app(service, Settings())) as url:
         yield url
     for pipeline in pipelines.values():

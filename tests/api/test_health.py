@@ -125,7 +125,7 @@ def test_readiness_follows_the_store(small_plan, settings):
     server = RedisServer()
     url, port, password = server.url, server.port, server.url.split(":")[2].split("@")[0]
     pipeline = serfer.open(small_plan, store=url, workers="inprocess")
-    app = make_app(Service({"small": pipeline}, Admission(4, 8), Observed()), settings)
+    app = make_app(Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed()), settings)
     try:
         with running(app) as base, httpx.Client(base_url=base, timeout=PATIENCE) as http:
             eventually_is(http, 200)
@@ -159,7 +159,7 @@ def test_functions_that_cannot_start_and_can_again(tmp_path, tmp_path_factory):
     plan = split_small(tmp_path, grids=[(1, 1)])
     settings = Settings(cache_dir=new_cache(tmp_path_factory))
     pipeline = serfer.open(plan, workers="local", settings=settings, share=False)
-    app = make_app(Service({"small": pipeline}, Admission(4, 8), Observed()), settings)
+    app = make_app(Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed()), settings)
     with running(app) as base, httpx.Client(base_url=base, timeout=PATIENCE) as http:
         ask = {"content": png(), "headers": {"Content-Type": "image/png"}}
         http.post("/v1/classify", **ask).raise_for_status()

@@ -18,7 +18,7 @@ PNG = {"Content-Type": "image/png"}
 @pytest.fixture(scope="module")
 def opened(small_plan, forks):
     with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
-        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
         yield service
         service.decoders.end()
 

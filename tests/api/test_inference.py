@@ -42,7 +42,7 @@ def expected(small_plan):
 def lasting(small_plan):
     """The URL of a server that tests share which leave it as it was."""
     with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
-        service = Service({"small": pipeline}, Admission(4, 8), Observed())
+        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed())
         with running(make_app(service, Settings())) as url:
             yield url
 

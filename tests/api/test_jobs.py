@@ -55,7 +55,7 @@ def driver_in(folder, small_plan, store, load, forks):
     @contextmanager
     def begin(keys=None, **settings):
         pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
         service.jobs = OfflineJobs(store, 600.0, JobImages(str(folder / "photos")), lambda: load[0], period_s=0.05)
         app = make_app(service, Settings(**settings), keys)
         with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:

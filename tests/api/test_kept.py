@@ -48,7 +48,7 @@ def serve(small_plan, store):
         def start(keys=None, results=store, *, streams=True, downloads=16, **settings):
             pipeline = opened.enter_context(serfer.open(small_plan, store="memory://", workers="inprocess"))
             admission = Admission(4, 8, downloads=downloads)
-            service = Service({"small": pipeline}, admission, Observed(), results=results)
+            service = Service({"small": pipeline.asynchronous}, admission, Observed(), results=results)
             ring = KeyRing(keys, time.monotonic) if keys else None
             return opened.enter_context(running(make_app(service, Settings(**settings), ring, streams=streams)))
 

@@ -47,7 +47,9 @@ def serve(plan, forks, tmp_path_factory):
             url = tmp_path_factory.mktemp("results").as_uri() if results else None
             store = opened.enter_context(open_store(url)) if url else None
             pipeline = opened.enter_context(serfer.open(plan, results=url))
-            service = Service({"dense": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks), results=store)
+            service = Service(
+                {"dense": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks), results=store
+            )
             ring = KeyRing(keys, time.monotonic) if keys else None
             limits = Settings(**{"api_max_answer_bytes": IMAGE_BYTES, **settings})
             return opened.enter_context(running(make_app(service, limits, ring)))

@@ -50,7 +50,7 @@ def directory(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(directory):
     pipeline = serfer.open(directory, store="memory://", workers="inprocess")
-    service = Service({"net": pipeline}, Admission(4, 8), Observed(), decoders=Decoders())
+    service = Service({"net": pipeline.asynchronous}, Admission(4, 8), Observed(), decoders=Decoders())
     with running(make_app(service, Settings())) as url:
         yield url
     pipeline.close()

@@ -29,7 +29,7 @@ def pipeline(small_plan, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def http(pipeline):
-    service = Service({"small": pipeline}, Admission(4, 8), Observed())
+    service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed())
     with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         yield client
 

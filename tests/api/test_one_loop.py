@@ -121,7 +121,7 @@ def test_a_variant_that_is_not_kept_is_closed_on_the_loop_on_which_others_go_on(
         with pytest.raises(UsageError, match="closed"):
             await old.answer(batch())
         assert (await served["new"].answer(batch())).logits.shape == (1, 7)
-        await served["new"].aclose()
+        await served["new"].close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run(check())

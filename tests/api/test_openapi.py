@@ -30,7 +30,7 @@ CHECKS = (  # 500 is described nowhere; 504 is, and a deadline of 1 ms earns it
 @pytest.fixture(scope="module")
 def schema(small_plan):
     with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
-        app = make_app(Service({"small": pipeline}, Admission(4, 8), Observed()), Settings())
+        app = make_app(Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed()), Settings())
         with running(app) as url:
             yield schemathesis.openapi.from_url(f"{url}/openapi.json")
 

@@ -65,8 +65,9 @@ def found(plans):
 def service(plans, forks, tmp_path_factory):
     results = tmp_path_factory.mktemp("results").as_uri()
     pipelines = {name: serfer.open(plan, workers="inprocess", results=results) for name, plan in plans.items()}
+    served = {name: pipeline.asynchronous for name, pipeline in pipelines.items()}
     with open_store(results) as store:
-        service = Service(pipelines, Admission(4, 8), Observed(), Decoders(forks=forks), results=store)
+        service = Service(served, Admission(4, 8), Observed(), Decoders(forks=forks), results=store)
         with running(make_app(service, Settings())) as url:
             yield url
     for pipeline in pipelines.values():
@@ -130,7 +131,7 @@ def test_maps_that_an_answer_cannot_have_are_kept(http):
 
 def test_maps_are_refused_where_nothing_is_kept(plans, forks):
     with serfer.open(plans["maps"], workers="inprocess") as pipeline:
-        service = Service({"maps": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        service = Service({"maps": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
         with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
             refused = ask(http, "maps")
     assert refused.status_code == 422

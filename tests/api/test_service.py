@@ -35,7 +35,7 @@ class Pipeline:
     def function_load(self):
         return None
 
-    async def look(self, *, start=False):
+    async def health(self, *, start=False):
         self.health_looks.append(start)
         return self.next_health
 
@@ -292,7 +292,7 @@ class TestHealth:
         async def check():
             assert (await service.health()).ready
             looking = asyncio.get_running_loop().create_future()
-            monkeypatch.setattr(pipeline, "look", lambda **_: looking)
+            monkeypatch.setattr(pipeline, "health", lambda **_: looking)
             service._looked -= 3.0
             assert (await asyncio.wait_for(service.health(), 5)).ready
             looking.set_result(Health(store="gone"))

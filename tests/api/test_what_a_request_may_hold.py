@@ -98,7 +98,7 @@ TOO_LARGE = {"gzip of 64 MiB", "form of nothing", "form of fields"}
 @pytest.fixture
 def service(small_plan, forks, tmp_path):
     pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-    service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+    service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
     service.jobs = make_jobs(service, Settings(api_jobs=str(tmp_path)))
     yield service
     service.decoders.end()

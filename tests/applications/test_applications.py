@@ -47,10 +47,10 @@ class Opened:
         self.name = name
         self.closed = False
 
-    async def warm_up(self):
+    async def warm(self):
         raise UsageError("in process")
 
-    async def aclose(self):
+    async def close(self):
         self.closed = True
 
 

@@ -34,7 +34,7 @@ def serve(plans):
     def make(keys=None):
         # Without duplicates of late tasks, which a busy machine makes and the timeline shows, lines can be counted.
         options = {"store": "memory://", "workers": "inprocess", "hedge": False}
-        pipelines = {name: serfer.open(plan, **options) for name, plan in plans.items()}
+        pipelines = {name: serfer.open(plan, **options).asynchronous for name, plan in plans.items()}
         return make_app(Service(pipelines, Admission(4, 8), Observed()), Settings(), keys)
 
     return make

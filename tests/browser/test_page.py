@@ -371,7 +371,7 @@ def test_the_api_is_described_without_help_from_elsewhere(opened, url):
 def test_boxes_are_drawn_over_the_picture(opened, picture, tmp_path):
     with serfer.open(split_detector(tmp_path), store="memory://", workers="inprocess") as pipeline:
         [found] = pipeline.predict([picture])
-        app = make_app(Service({"boxes": pipeline}, Admission(4, 8), Observed()), Settings())
+        app = make_app(Service({"boxes": pipeline.asynchronous}, Admission(4, 8), Observed()), Settings())
         with running(app) as url:
             page, noted = opened(f"{url}/")
             ready(page).set_input_files("#file", picture)
@@ -398,7 +398,7 @@ def test_boxes_are_drawn_over_the_picture(opened, picture, tmp_path):
 def test_maps_and_vectors_are_shown(opened, picture, tmp_path):
     plan = split_dense(tmp_path, ["classes", "embedding"])
     with serfer.open(plan, store="memory://", workers="inprocess") as pipeline:
-        app = make_app(Service({"dense": pipeline}, Admission(4, 8), Observed()), Settings())
+        app = make_app(Service({"dense": pipeline.asynchronous}, Admission(4, 8), Observed()), Settings())
         with running(app) as url:
             page, noted = opened(f"{url}/")
             ready(page).set_input_files("#file", picture)
@@ -412,7 +412,7 @@ def test_maps_and_vectors_are_shown(opened, picture, tmp_path):
 
 def test_a_network_that_takes_arrays_alone_says_so(opened, picture, tmp_path):
     with serfer.open(split_dense(tmp_path, ["classes"], preprocess=None), store="memory://") as pipeline:
-        app = make_app(Service({"dense": pipeline}, Admission(4, 8), Observed()), Settings())
+        app = make_app(Service({"dense": pipeline.asynchronous}, Admission(4, 8), Observed()), Settings())
         with running(app) as url:
             page, _ = opened(f"{url}/")
             ready(page).set_input_files("#file", picture)

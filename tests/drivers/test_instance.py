@@ -47,7 +47,7 @@ def plan(directory):
 def url(directory):
     """A service of one model, as a driver or an instance serves it."""
     with serfer.open(directory, store="memory://", workers="inprocess") as pipeline:
-        service = Service({"small": pipeline}, Admission(4, 8), Observed())
+        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed())
         with running(make_app(service, Settings())) as address:
             yield address
 
@@ -324,7 +324,7 @@ def test_readiness_is_the_servers(url, plan):
 def test_requests_carry_the_instances_key(directory, plan, tmp_path):
     key = add_key(tmp_path / "keys", "driver", None)
     with serfer.open(directory, store="memory://", workers="inprocess") as pipeline:
-        service = Service({"small": pipeline}, Admission(4, 8), Observed())
+        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed())
         keys = KeyRing(tmp_path / "keys", lambda: 0.0)
         with running(make_app(service, Settings(), keys)) as guarded:
             assert isinstance(ask(guarded, plan, key=key), InferenceOutput)

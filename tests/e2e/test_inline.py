@@ -66,7 +66,7 @@ def test_a_tile_reads_one_tensor_from_the_store_and_carries_another(joined, sett
         with serfer.open(directory, settings=settings) as pipeline:
             answers[rides] = pipeline.run(images)
             report = pipeline.last_report
-            stored = pipeline._plans.driver.store
+            stored = pipeline.asynchronous._plans.driver.store
         assert report.store.puts == sum(len(plan.stages[stage].tiles) for stage in range(4) if stage not in inline)
         assert stored._values == {}
         bytes_moved.append(moved(pipeline))

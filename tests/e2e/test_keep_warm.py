@@ -73,12 +73,12 @@ class Scene:
 
     def _tick(self):
         async def ticked():
-            warmth = self.pipeline.warmth
+            warmth = self.pipeline.asynchronous.warmth
             await warmth.tick()
             for pinging in warmth.duties.values():
                 await pinging
 
-        self.pipeline._loop.submit(ticked()).result(PATIENCE)
+        self.pipeline.asynchronous.loop.submit(ticked()).result(PATIENCE)
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_pings_stop_and_begin_again_before_the_next_query_which_finds_a_warm_fun
 def test_answers_are_the_same_with_and_without(single, settings, redis, hours):
     with serfer.open(single, store=redis, workers="local", settings=settings) as pipeline:
         plain = pipeline.run(batch())
-        assert pipeline.warmth is None
+        assert pipeline.asynchronous.warmth is None
     with serfer.open(single, store=redis, workers="local", keep_warm="300", settings=settings) as pipeline:
         assert np.array_equal(pipeline.run(batch()), plain)
     del hours

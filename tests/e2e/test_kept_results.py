@@ -229,7 +229,7 @@ def test_a_failed_tile_leaves_nothing_of_the_others(opened_with):
 def test_a_store_that_is_full_for_the_manifest_leaves_no_parts(opened_with):
     store = Refusing("/zarr.json")
     pipeline = opened_with(store)
-    pipeline._keeper = Keeper(Results(store), retry=Retry(unavailable_attempts=2))
+    pipeline.asynchronous._keeper = Keeper(Results(store), retry=Retry(unavailable_attempts=2))
     with pipeline, pytest.raises(StoreUnavailableError, match="full"):
         pipeline.run_to_result(images(1))
     assert len(store.put_keys) == 4 * len(MAPS)
@@ -266,7 +266,7 @@ def test_a_query_that_outlives_its_results_lifetime_is_no_result(opened_with):
     store = Refusing("none")
     with opened_with(store) as pipeline:
         clock = iter([0.0, 0.0, 100.0])
-        pipeline._keeper = Keeper(Results(store, clock=lambda: next(clock)))
+        pipeline.asynchronous._keeper = Keeper(Results(store, clock=lambda: next(clock)))
         with pytest.raises(ResultGoneError, match="expired before"):
             pipeline.run_to_result(images(1), ttl_s=50)
     assert not any(store.exists(store.put_keys))

@@ -256,7 +256,7 @@ class TestOpening:
             expected = own.run(batch())
         with serfer.open(bare, stack="demo", settings=settings) as pipeline:
             np.testing.assert_allclose(pipeline.run(batch()), expected, atol=1e-4)
-            assert pipeline.health().result().ready
+            assert pipeline.health().ready
 
     def test_function_names_from_settings_work_without_a_stack(self, bare, settings, redis):
         prefixed = settings.model_copy(update={"function_prefix": "demo"})
@@ -264,7 +264,7 @@ class TestOpening:
             assert pipeline.run(batch()).shape == (1, 7)
         astray = settings.model_copy(update={"function_prefix": "astray"})
         with serfer.open(bare, workers="aws", store=redis, settings=astray) as pipeline:
-            assert "astray-" in pipeline.health().result().functions
+            assert "astray-" in pipeline.health().functions
 
     def test_a_given_store_takes_precedence_over_the_stacks(self, bare, settings, redis):
         with serfer.open(bare, stack="away", store=redis, settings=settings) as pipeline:

@@ -11,9 +11,10 @@ from serfer.api.service import ServiceResult
 from serfer.core.errors import DeadlineError, InputError, UnavailableError
 from serfer.drivers.driver import NO_CONTEXT
 from serfer.drivers.target import InstanceAnswer
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.reference import unsplit
 from serfer.pipeline.trace import trace_events
 from serfer.plan_directory import load_plan
@@ -54,7 +55,9 @@ def open_with(plan, settings):
             store.close()
 
         facts, limits = settings.facts().functions, settings.image_limits()
-        pipeline = Pipeline(loaded, None, loop, close, facts, limits, Probe(loaded, store, None), target=target)
+        pipeline = Pipeline(
+            AsyncPipeline(loaded, None, loop, close, facts, limits, Probe(loaded, store, None), target=target)
+        )
         opened.append(pipeline)
         return pipeline
 
@@ -120,7 +123,7 @@ def test_closing_a_pipeline_closes_its_target_once(open_with, plan):
 
 def test_queries_that_a_target_refuses_run_on_functions(plan, settings):
     with serfer.open(plan, settings=settings) as pipeline:
-        pipeline._target = target = Whole(plan, takes=False)
+        pipeline.asynchronous._target = target = Whole(plan, takes=False)
         logits = pipeline.run(PIXELS)
         assert logits.shape == (2, CLASSES)
         assert (pipeline.last_report.target, len(pipeline.last_report.stages)) == ("serverless", 3)

@@ -194,7 +194,7 @@ def test_a_service_that_runs_already_has_the_functions_of_both(directory, warm, 
         shared = settings.model_copy(update=access)
         with serfer.open(directory, store=redis, workers="local", settings=shared) as pipeline:
             assert on_plan(pipeline, warm)[0].report.plan == cold.digest
-            assert pipeline.health().result(PATIENCE).ready
+            assert pipeline.health().ready
     finally:
         loop.wait(service.stop())
         loop.close()

@@ -9,8 +9,9 @@ from serfer.control.dispatch import Batching, ServiceTimeEstimator
 from serfer.instance.device import MAX_HELD, Device
 from serfer.instance.engine import Engine
 from serfer.instance.opening import EngineProbe
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
@@ -108,7 +109,7 @@ def pipeline_of(plan):
 
         facts, limits = settings.facts().functions, settings.image_limits()
         probe = EngineProbe(plan, store, engine)
-        pipeline = Pipeline(plan, None, LoopThread(), close, facts, limits, probe, target=engine)
+        pipeline = Pipeline(AsyncPipeline(plan, None, LoopThread(), close, facts, limits, probe, target=engine))
         opened.append(pipeline)
         return pipeline
 

@@ -9,7 +9,7 @@ import rasterio
 import serfer as package
 from serfer.core.errors import IncompleteMapError, TaskFailedError
 from serfer.mapping.engine import Spending
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.raster.files import UTM, WHERE, pixels, write
 

@@ -11,7 +11,7 @@ from serfer.cli.shared.map_display import MapDisplay
 from serfer.core.errors import PlanError, UnavailableError
 from serfer.mapping.engine import Spending
 from serfer.mapping.report import MapProgress
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.raster import ResultParts
 from serfer.raster.georeference import Georeference
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read

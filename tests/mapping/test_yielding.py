@@ -13,7 +13,7 @@ import pytest
 import serfer as package
 from serfer.core.errors import LambdaThrottledError
 from serfer.local.server import free_port
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.offline.services import serving
 from tests.raster.files import pixels

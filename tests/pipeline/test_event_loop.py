@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from serfer.pipeline.event_loop import LoopThread, run
+from serfer.core.errors import UsageError
+from serfer.pipeline.event_loop import LoopThread, RunningLoop, run
 
 PATIENCE = 10.0
 
@@ -158,3 +159,22 @@ loop.close()
 def test_without_uvloop_the_loop_is_asyncios_and_nothing_is_said_of_it():
     done = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_waiting_on_the_loops_own_thread_is_refused():
+    thread = LoopThread()
+
+    async def wait():
+        with pytest.raises(UsageError, match="its own event loop"):
+            thread.wait(asyncio.sleep(0))
+
+    thread.wait(wait())
+    thread.close()
+
+
+def test_waiting_on_a_running_loop_is_refused():
+    async def wait():
+        with pytest.raises(UsageError, match="its own event loop"):
+            RunningLoop().wait(asyncio.sleep(0))
+
+    run(wait())

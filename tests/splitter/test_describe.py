@@ -98,7 +98,7 @@ def test_a_cold_plan_is_described_too(directory):
 def test_answers_that_were_kept_are_not_given_for_another_description(directory):
     def keys():
         with serfer.open(directory, workers="inprocess", cache_s=60) as pipeline:
-            return pipeline._cache.key([b"image"])
+            return pipeline.asynchronous._cache.key([b"image"])
 
     serfer.describe(directory, preprocess=PADDED)
     first = keys()

@@ -19,7 +19,7 @@ from statistics import median
 import numpy as np
 
 from serfer.cli.shared.tables import Results, Table
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.settings import Settings
 from serfer.splitter.split import split
 from serfer.wiring.open_pipeline import open_pipeline

@@ -37,7 +37,7 @@ from serfer.cost.loads.trace import Floats
 from serfer.cost.service_times import Quantiles
 from serfer.drivers.driver import Answer
 from serfer.files import read_text, write_whole
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.result import Result
 
 FORMAT: Final = 1

@@ -41,7 +41,7 @@ from serfer.fleet.leader import end_instances
 from serfer.fleet.open_pool import AUTO, Routing, RunningPool, instance_command
 from serfer.fleet.provisioner_url import LOCAL
 from serfer.fleet.provisioners.provisioner import Provisioner
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.result import Result
 from serfer.plan_directory import check_artefacts
 from serfer.settings import Settings

@@ -39,8 +39,8 @@ from serfer.api.observability.logs import configure_logs
 from serfer.api.requests import wants_async
 from serfer.applications.applications import Applications
 from serfer.core.errors import UsageError
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
-from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.warm import Warmth, pinged
 from serfer.settings import DriverSettings, Settings, load_driver_settings, load_settings
 
@@ -104,11 +104,12 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     }
     settings = settings.model_copy(update=alone)
     pipelines = {
-        name: opened.enter_context(asyncio.run(open_model(directory, opening, settings, LoopThread())))
+        name: opened.enter_context(Pipeline(asyncio.run(open_model(directory, opening, settings, LoopThread()))))
         for name, directory in models_of(driver).items()
     }
     keys = KeyRing(settings.keys_file, time.monotonic) if settings.keys_file else None
-    service, telemetry = make_service(pipelines, settings)
+    served = {name: pipeline.asynchronous for name, pipeline in pipelines.items()}
+    service, telemetry = make_service(served, settings)
     opened.callback(service.decoders.end)
     app = make_app(service, settings, keys, telemetry, streams=False)
     app.state.pipelines = [*pipelines.values()]

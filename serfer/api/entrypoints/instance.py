@@ -55,7 +55,7 @@ async def serve_instance(
     instance = open_instance(measured, settings, RunningLoop())
     async with AsyncExitStack() as ended:
         for pipeline in instance.pipelines.values():
-            ended.push_async_callback(pipeline.aclose)
+            ended.push_async_callback(pipeline.close)
         telemetry = open_telemetry(instance.pipelines)
         telemetry.metrics.registry.register(InstanceMetrics(instance.residents))
         bounds = decode_limits(settings, max(settings.api_decoders, processors()))

@@ -30,7 +30,7 @@ from serfer.core.variants import Variant
 from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.event_loop import LoopThread, RunningLoop
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.storage.store import Store
@@ -83,12 +83,12 @@ async def serve_models(
     if stack := opening.choices.stack:  # asked once, not by each of its pipelines
         opening = replace(opening, deployment=await asyncio.to_thread(find_deployment, stack))
     async with AsyncExitStack() as opened:
-        pipelines: dict[str, Pipeline] = {}
+        pipelines: dict[str, AsyncPipeline] = {}
         for name, directory in models.items():
             progress(f"starting workers and store of {name}")
             this = _of(name, opening, first=not pipelines)
             pipelines[name] = await open_model(directory, this, settings, loop)
-            opened.push_async_callback(pipelines[name].aclose)
+            opened.push_async_callback(pipelines[name].close)
         service, telemetry = make_service(pipelines, settings, _shared_store(opening, pipelines))
         opened.callback(service.decoders.end)
         service.plan_watch = PlanWatch(models, {name: pipeline.plan for name, pipeline in pipelines.items()}).look
@@ -119,7 +119,7 @@ def _of(model: str, opening: Opening, *, first: bool) -> Opening:
     return replace(opening, routing=replace(routing, model=model) if routing and first else None)
 
 
-async def open_model(directory: Path, opening: Opening, settings: Settings, loop: LoopThread) -> Pipeline:
+async def open_model(directory: Path, opening: Opening, settings: Settings, loop: LoopThread) -> AsyncPipeline:
     """Open a plan directory with the limits that hold for images from outside; raises what `serfer.open` raises.
 
     The pipeline is on `loop` (open_on).
@@ -132,7 +132,7 @@ async def open_model(directory: Path, opening: Opening, settings: Settings, loop
     return await open_on(loop, directory, opening.choices, settings, opening.deployment, opening.routing)
 
 
-def _shared_store(opening: Opening, pipelines: Mapping[str, Pipeline]) -> Store | None:
+def _shared_store(opening: Opening, pipelines: Mapping[str, AsyncPipeline]) -> Store | None:
     if pipelines:
         return None
     return open_store(_store_url(opening))
@@ -199,7 +199,7 @@ def _deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Varian
 
 
 def make_service(
-    pipelines: Mapping[str, Pipeline], settings: Settings, store: Store | None = None
+    pipelines: Mapping[str, AsyncPipeline], settings: Settings, store: Store | None = None
 ) -> tuple[Service, Telemetry]:
     """Return the service of open models, the first one its default, and its telemetry; `store` as Service's."""
     telemetry = open_telemetry(pipelines)

@@ -9,7 +9,7 @@ from serfer.api.observability.logs import QueryLog
 from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.tracing import Tracing, open_tracing
 from serfer.api.service import ServiceResult
-from serfer.pipeline.pipeline import Pipeline
+from serfer.pipeline.pipeline import AsyncPipeline
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,6 @@ class Telemetry:
             self.tracing.close()
 
 
-def open_telemetry(pipelines: Mapping[str, Pipeline]) -> Telemetry:
+def open_telemetry(pipelines: Mapping[str, AsyncPipeline]) -> Telemetry:
     """Return the telemetry of an application that serves these models."""
     return Telemetry(Metrics({model: pipeline.plan.digest for model, pipeline in pipelines.items()}), open_tracing())

@@ -24,7 +24,7 @@ from serfer.settings import Settings, load_settings
 from serfer.splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
-    from serfer.pipeline.pipeline import Pipeline
+    from serfer.pipeline.blocking import Pipeline
 
 ImagesArgument = Annotated[
     list[str],

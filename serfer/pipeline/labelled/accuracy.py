@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from serfer.core.errors import PlanError
 from serfer.core.plan import Plan
 from serfer.core.variants import Accuracy
+from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.labelled.labels import LabelledImages
-from serfer.pipeline.pipeline import Pipeline
 from serfer.pipeline.reference import original
 
 BATCH: Final = 16
@@ -49,7 +49,7 @@ def measure_accuracy(
     check_labelled(pipeline.plan)
     given = original(pipeline.plan, directory)
     labels, by_plan, by_given, seen = images.labels, 0, 0, 0
-    for batch in images.pixels(pipeline.recipe, BATCH):
+    for batch in images.pixels(pipeline.asynchronous.recipe, BATCH):
         expected = labels[seen : seen + len(batch)]
         by_plan += correct_answers(pipeline.run(batch), expected)
         by_given += correct_answers(given(batch), expected)

@@ -211,12 +211,13 @@ class Pipeline:
 
     def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""
-        if not self.asynchronous.closed:
-            loop = self.asynchronous.loop
+        pipeline = self.asynchronous
+        if not pipeline.closed:
+            pipeline.closed = True
             try:
-                loop.wait(self.asynchronous.stop())
+                pipeline.loop.wait(pipeline.stop())
             finally:
-                loop.close()
+                pipeline.loop.close()
 
     def __enter__(self) -> Self:
         return self

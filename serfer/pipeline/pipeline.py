@@ -299,6 +299,7 @@ class AsyncPipeline:
     async def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""
         if not self.closed:
+            self.closed = True
             try:
                 await self.loop.run(self.stop())
             finally:
@@ -306,7 +307,6 @@ class AsyncPipeline:
 
     async def stop(self) -> None:
         """Do what `close` does, on the loop, which goes on."""
-        self.closed = True
         try:
             if self._keeper is not None:
                 await self._keeper.close()

@@ -21,7 +21,9 @@ from tests.e2e.small import split_small
 @pytest.fixture
 def serving(engine_of, pipeline_of):
     engine = engine_of()
-    with running(make_app(Service({"small": pipeline_of(engine)}, Admission(100, 0), Observed()), Settings())) as url:
+    with running(
+        make_app(Service({"small": pipeline_of(engine).asynchronous}, Admission(100, 0), Observed()), Settings())
+    ) as url:
         yield url, engine
 
 

@@ -31,7 +31,7 @@ def profile():
 def served(engine_of, pipeline_of, profile):
     """Serve an engine; yields its URL and the engine."""
     engine = engine_of(profile=profile)
-    service = Service({"small": pipeline_of(engine)}, Admission(100, 0), Observed())
+    service = Service({"small": pipeline_of(engine).asynchronous}, Admission(100, 0), Observed())
     with running(make_app(service, Settings())) as url:
         yield url, engine
 

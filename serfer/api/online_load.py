@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 from serfer.control.throttle import WINDOW_S, Interference, Occupancy
-from serfer.pipeline.function_load import FunctionLoad
+from serfer.pipeline.health import FunctionLoad
 from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.result import Result
 

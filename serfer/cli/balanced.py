@@ -29,11 +29,10 @@ from serfer.cli.shared.setting_options import is_given
 from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
-from serfer.local.descriptors import FEW, raise_limit
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import listen
 from serfer.local.servers.redis import RedisServer
-from serfer.local.stack import DRAIN_S, Stack
+from serfer.local.stack import DRAIN_S, FEW, Stack, raise_limit
 from serfer.pipeline.event_loop import run
 from serfer.plan_directory import check_artefacts
 from serfer.settings import NONE, Settings, access_setting

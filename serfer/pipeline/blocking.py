@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from functools import update_wrapper
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
@@ -15,24 +14,22 @@ import numpy as np
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.plan.answers import Answer, as_answer
 from serfer.core.report import ImageAnswer, PredictedImage, QueryReport
+from serfer.core.units import MS_PER_S
 from serfer.drivers.driver import NO_CONTEXT, RequestContext
 from serfer.images import DecodedImage
 from serfer.pipeline.event_loop import result_of
 from serfer.pipeline.pipeline import DEADLINE_S, AsyncPipeline, Image, names_of
 from serfer.pipeline.query import NamedImage, Wanted, check_classifies, check_count
 from serfer.pipeline.result import Result
-from serfer.results import Results, StoredResult
+from serfer.results import StoredResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_MS_PER_S = 1000
 
 
 def _blocking(
     method: Callable[Concatenate[AsyncPipeline, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Pipeline, P], T]:
-    """Return the blocking form of a coroutine of the pipeline."""
-
     def wait(self: Pipeline, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self.asynchronous.loop.wait(method(self.asynchronous, *args, **kwargs))
 
@@ -40,8 +37,6 @@ def _blocking(
 
 
 def _same(method: Callable[Concatenate[AsyncPipeline, P], T]) -> Callable[Concatenate[Pipeline, P], T]:
-    """Return a method of the pipeline that waits for nothing."""
-
     def call(self: Pipeline, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return method(self.asynchronous, *args, **kwargs)
 
@@ -74,11 +69,6 @@ class Pipeline:
     def last(self) -> Result:
         """The newest query's result, whichever thread asked; raises UsageError before the first one."""
         return self.asynchronous.last
-
-    @property
-    def results(self) -> Results:
-        """The results that can be read here; raises UsageError where there is no store of them."""
-        return self.asynchronous.results
 
     @property
     def last_report(self) -> QueryReport:
@@ -120,7 +110,7 @@ class Pipeline:
         result = self._waited(self.submit(batch, deadline_s=deadline_s, context=RequestContext(result=place)))
         if result.kept is None:
             raise UsageError("the query's outputs were not kept")
-        return StoredResult(self.results, result.kept)
+        return StoredResult(self.asynchronous.results, result.kept)
 
     def submit(
         self,
@@ -182,7 +172,6 @@ class Pipeline:
     def _found(
         self, images: Sequence[Image], names: Sequence[str] | None, wanted: Wanted, deadline_s: float
     ) -> list[ImageAnswer]:
-        """Return what is wanted of images, of which those of each input size are a query."""
         started = time.monotonic()
         check_count(images, names, wanted.top_k)
         self.asynchronous.check(deadline_s)
@@ -190,7 +179,12 @@ class Pipeline:
         names = names_of(images) if names is None else names
         decoded = self.asynchronous.decode(images, names)
         decoded_s = time.monotonic() - started
-        left_s = _left_after_decoding(deadline_s, decoded_s)
+        left_s = deadline_s - decoded_s
+        if left_s <= 0:
+            ms = f"{deadline_s * MS_PER_S:.0f} ms"
+            raise DeadlineError(
+                f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more"
+            )
         asked = []
         for places in _of_one_size(decoded):
             batch = np.stack([decoded[place].pixels for place in places])
@@ -203,7 +197,6 @@ class Pipeline:
         return [found[place] for place in range(len(decoded))]
 
     def _waited(self, future: Future[Result]) -> Result:
-        """Wait for a result of this thread's."""
         self.asynchronous.loop.check_thread()
         result = result_of(future)
         self._thread.report = result.report
@@ -222,9 +215,7 @@ class Pipeline:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -234,11 +225,3 @@ def _of_one_size(images: Sequence[DecodedImage]) -> Iterable[list[int]]:
     for place, image in enumerate(images):
         places.setdefault(image.pixels.shape, []).append(place)
     return places.values()
-
-
-def _left_after_decoding(deadline_s: float, decoded_s: float) -> float:
-    """Return the seconds that a query still has; raises DeadlineError where there are none."""
-    if decoded_s >= deadline_s:
-        ms = f"{deadline_s * _MS_PER_S:.0f} ms"
-        raise DeadlineError(f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more")
-    return deadline_s - decoded_s

@@ -27,9 +27,7 @@ from serfer.drivers.driver import NO_CONTEXT, TTL_MARGIN_S, Driver, RequestConte
 from serfer.drivers.target import Target
 from serfer.images import DecodedImage, Recipe, decode_sized, read_image, stacked
 from serfer.pipeline.event_loop import LoopThread
-from serfer.pipeline.function_load import FunctionGauge, FunctionLoad
-from serfer.pipeline.health import Health, Probe
-from serfer.pipeline.kept_answers import Keeper
+from serfer.pipeline.health import FunctionGauge, FunctionLoad, Health, Probe
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans
 from serfer.pipeline.query import (
     NamedImage,
@@ -42,14 +40,12 @@ from serfer.pipeline.query import (
     size_of,
 )
 from serfer.pipeline.result import Result, from_cache, from_functions, from_instance, with_counts
-from serfer.pipeline.result_cache import ResultCache
+from serfer.pipeline.result_cache import Keeper, ResultCache
 from serfer.pipeline.warm import HOLD_S, Warmer, Warmth, warm
-from serfer.results import ResultManifest, Results, StoredResult, planned_manifest
-from serfer.storage.store import Store
+from serfer.results import Results, StoredResult, planned_manifest
 
 Image = bytes | str | Path
 _ALL = Wanted()
-_MS_PER_S = 1000
 _ELEMENT_BYTES = 4  # float32
 DEADLINE_S = 120.0
 MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
@@ -86,7 +82,8 @@ class AsyncPipeline:
         self.warmth = warmth
         self._last: Result | None = None
         self._plans = OnePlan(plan, driver) if driver and not plans else plans
-        self._target = target
+        self.target = target
+        self.store = probe.store
         self.loop = loop
         self._close = close
         self.facts = facts
@@ -97,16 +94,6 @@ class AsyncPipeline:
         self._keeper = keeper
         self._gauge = gauge
         self.closed = False
-
-    @property
-    def target(self) -> Target | None:
-        """The target that is tried first for every query, if there is one."""
-        return self._target
-
-    @property
-    def store(self) -> Store:
-        """The store of its queries' values."""
-        return self._probe.store
 
     @property
     def last(self) -> Result:
@@ -133,7 +120,7 @@ class AsyncPipeline:
 
     def _owned(self, query: Query) -> Query:
         """Return a query that does not change with its caller's array: cut, or copied where two plans may be asked."""
-        if self._target is None and not isinstance(self._plans, TwoPlans):
+        if self.target is None and not isinstance(self._plans, TwoPlans):
             plan = plan_for(self.plan, query.array, query.context.window)
             crops = cut_crops(plan, query.array, query.context.levels)
             return replace(query, crops=crops, cut=(query.cut[0], _now()))
@@ -219,12 +206,9 @@ class AsyncPipeline:
         """Decode named images to the size that the network takes; raises ImageError that names the image."""
         recipe = self.recipe
         preprocess, shape, limits = recipe.preprocess, recipe.shape, recipe.limits
-        named = zip(self._encoded(images), names, strict=True)
+        encoded = [image if isinstance(image, bytes) else read_image(Path(image), limits) for image in images]
+        named = zip(encoded, names, strict=True)
         return [decode_sized(data, name, preprocess, shape, limits, sizes=recipe.sizes) for data, name in named]
-
-    def _encoded(self, images: Sequence[Image]) -> list[bytes]:
-        """Return the bytes of images, those of paths read."""
-        return [image if isinstance(image, bytes) else read_image(Path(image), self._limits) for image in images]
 
     def function_load(self) -> FunctionLoad | None:
         """Return how much its functions have to do; None for a pipeline without functions, or with a state machine."""
@@ -244,8 +228,8 @@ class AsyncPipeline:
     async def _answer(self, query: Query) -> Result:
         started, served = _now(), None
         # Instances write to no store, and know the plan's levels alone.
-        if self._target is not None and query.context.result is None and query.context.levels is None:
-            served = await self._target.run(query.array, query.deadline_s, query.context)
+        if self.target is not None and query.context.result is None and query.context.levels is None:
+            served = await self.target.run(query.array, query.deadline_s, query.context)
         if served is None:
             result = await self._by_functions(query, started + query.deadline_s)
         else:
@@ -258,7 +242,6 @@ class AsyncPipeline:
         return result
 
     async def _by_functions(self, query: Query, deadline: float) -> Result:
-        """Run a query through the functions of one plan, in what is left of its time."""
         if self._plans is None:
             raise UnavailableError("no instance took the query, and this pipeline has no functions")
         with self._plans.choose() as chosen:
@@ -269,7 +252,8 @@ class AsyncPipeline:
             left_s = deadline - _now()
             if left_s <= 0:
                 raise DeadlineError("no answer by the deadline: it passed before the query could begin")
-            kept = self._planned(chosen.plan, query)
+            place = query.context.result  # whose lifetime begins now
+            kept = planned_manifest(chosen.plan, place, query.batch, self.results.now()) if place else None
             size = size_of(chosen.plan, query.array)
             context = replace(query.context, size=size) if size else query.context
             answer = chosen.complete(await chosen.driver.run(crops, query.batch, left_s, context))
@@ -278,18 +262,12 @@ class AsyncPipeline:
         make = partial(from_functions, plan, query, answer, self.facts, plan_reason=chosen.reason, kept=kept)
         return await self.loop.compute(0 if kept else _output_bytes(plan, query), make, _now())
 
-    def _planned(self, plan: Plan, query: Query) -> ResultManifest | None:
-        """Return the manifest of a query's result, if it is to have one: its lifetime begins now."""
-        place = query.context.result
-        return planned_manifest(plan, place, query.batch, self.results.now()) if place else None
-
     def _required_keeper(self) -> Keeper:
         if self._keeper is None:
             raise UsageError("there is no store of results: set SERFER_RESULTS to its URL, or pass --results")
         return self._keeper
 
     def _check_result(self, context: RequestContext, images: int) -> None:
-        """Refuse a result that nothing here could write."""
         if context.result is None:
             return
         if self._plans is None:
@@ -310,8 +288,8 @@ class AsyncPipeline:
         try:
             if self._keeper is not None:
                 await self._keeper.close()
-            if self._target is not None:
-                await self._target.close()
+            if self.target is not None:
+                await self.target.close()
         finally:
             await self._close()
 
@@ -327,6 +305,5 @@ def _output_bytes(plan: Plan, query: Query) -> float:
     return query.batch * _ELEMENT_BYTES * sum(prod(tensor.dims) for tensor in plan.output_tensors)
 
 
-def names_of(images: Sequence[Image]) -> list[str]:
-    """Return what images are called that nobody named."""
+def names_of(images: Sequence[Image]) -> list[str]:  # noqa: D103 - its name says it
     return [f"image {number}" if isinstance(image, bytes) else str(image) for number, image in enumerate(images)]

@@ -144,7 +144,6 @@ class TwoPlans:
             await asyncio.wait([*self._warming])
 
     def _warm_up(self, decision: Decision) -> list[SentQuery]:
-        """Send the warm-up requests of a decision, those that find a free slot."""
         sent = []
         for name in decision.warm_ups:
             if self._slots.try_acquire():
@@ -178,7 +177,6 @@ def terms(warm: Plan, cold: Plan, concurrency: int, facts: LambdaFacts) -> Terms
 
 
 def _environments(plan: Plan, stage: int, part: int) -> int:
-    """Return how many environments of a function a query needs at once."""
     gang = plan.gang_of(stage)
     stages = gang.stages if gang else [stage]
     return max(sum(tile.function == part for tile in plan.stages[number].tiles) for number in stages)

@@ -132,7 +132,6 @@ def trace_events(queries: Sequence[tuple[str, Result]]) -> list[dict[str, Any]]:
 
 
 def _stage(number: int, run: StageRun, answer: Answer, grid: str) -> Span:
-    """Return the spans of a stage, or of the gang that begins with it."""
     last = (run.gang_stop or number + 1) - 1
     ended = answer.stages[last].ended
     tasks = [

@@ -131,12 +131,10 @@ class _StoreUrls:
 
     @property
     def all(self) -> str:
-        """All of them, with blanks between."""
         return f"{self.main} {self.objects or ''} {self.results or ''}"
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables that tell functions of them, and give them access."""
         variables = {"SERFER_STORE": self.main, **_access(self.all)}
         if self.objects:
             variables["SERFER_OBJECT_STORE"] = self.objects
@@ -148,7 +146,6 @@ class _StoreUrls:
 def _functions(
     plans: Iterable[tuple[Plan, Path]], stores: _StoreUrls, settings: Settings, wrapper: Path | None
 ) -> list[FunctionConfig]:
-    """Return the functions of plans in their directories, their packages put together in the cache."""
     cache = settings.cache_dir
     variables = {"POWERTOOLS_LOG_LEVEL": "WARNING", **stores.variables}
     by_digest = {plan.digest: (plan, directory) for plan, directory in plans}
@@ -172,7 +169,6 @@ def _functions(
 
 
 def _weights_url(plans: Sequence[tuple[Plan, Path]], settings: Settings) -> str:
-    """Return the URL of the weights that functions of plans fetch, which are put there."""
     rate = settings.local_fetch_rate
     for plan, directory in plans:
         if any(stage.fetches for stage in plan.stages):

@@ -160,7 +160,6 @@ def _make(
     settings: Settings,
     progress: Callable[[str], None],
 ) -> None:
-    """Write the plan of a network into an empty directory."""
     from serfer.splitter.map_plan import map_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
 
     map_plan(
@@ -175,7 +174,6 @@ def _make(
 
 
 def _parts(network: MapNetwork, settings: Settings) -> tuple[str, dict[str, Any]]:
-    """Return what the network is called, and the JSON values that its plan depends on."""
     description = Description.of(
         network.preprocess,
         network.labels,

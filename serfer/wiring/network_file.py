@@ -197,7 +197,6 @@ def _make(
     directory: Path,
     progress: Callable[[str], None],
 ) -> None:
-    """Write the plan of a network into an empty directory."""
     from serfer.splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
 
     whole_plan(

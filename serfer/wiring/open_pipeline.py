@@ -36,12 +36,10 @@ from serfer.fleet.keep_warm import KeepWarm, WarmOptions, open_keep_warm
 from serfer.fleet.open_pool import Routing, RunningPool, open_pool
 from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.event_loop import LoopThread
-from serfer.pipeline.function_load import FunctionGauge
-from serfer.pipeline.health import Probe, probes
-from serfer.pipeline.kept_answers import Keeper
+from serfer.pipeline.health import FunctionGauge, Probe, probes
 from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.plan_choice import OnePlan, TwoPlans, terms
-from serfer.pipeline.result_cache import ResultCache
+from serfer.pipeline.result_cache import Keeper, ResultCache
 from serfer.pipeline.warm import Warmer, keep_warm
 from serfer.plan_directory import COLD_DIRECTORY, check_artefacts, is_network, load_cold_plan, load_plan
 from serfer.results import Results
@@ -169,7 +167,6 @@ def _of_network(
     activation: str | None,
     sizes: str | None,
 ) -> Path:
-    """Return the directory of the plan of a file or a named network, and warn of what was assumed."""
     if choices.workers == "aws":
         raise UsageError(
             f"{network} has no functions in AWS: split it, deploy the plan (serfer deploy package), open that"
@@ -234,7 +231,6 @@ def _read(
 
 
 def _in_stack(deployment: Deployment, opening: _Opening) -> _Opening:
-    """Return the parts of a pipeline in a deployment, which says what the choices and settings leave open."""
     choices = opening.choices
     deployment.check(opening.plan, choices.driver)
     if opening.cold:
@@ -393,7 +389,7 @@ class _Assembly:
             concurrency_of(opening.choices, opening.settings, opening.facts),
             opening.facts.kept_warm,
         )
-        paid = pool.pool.pay_pings if pool else _unpaid
+        paid = pool.pool.pay_pings if pool else lambda _: None  # without a pool nobody limits dollars
         ping = partial(keep_warm, opening.plan, warmer)
         warmth = await open_keep_warm(options, opening.plan, store, ping, paid)
         self.parts.push_async_callback(warmth.close)
@@ -513,10 +509,6 @@ class _Assembly:
         if server is not None:
             self.parts.callback(server.stop)  # before the driver, which would wait for executions to end
         return driver
-
-
-def _unpaid(pings: int) -> None:
-    """Without a pool nobody limits dollars."""
 
 
 def _with_inline(plan: Plan, inline: str) -> Plan:

@@ -33,7 +33,6 @@ def cached_plan(cache: Path, name: str, make: Callable[[Path], None]) -> Path:
 
 
 def _is_kept(target: Path) -> bool:
-    """Return whether the cache has a plan, every byte of it, and mark it as used."""
     if not in_use(target):
         return False
     try:

@@ -45,9 +45,8 @@ def url(plan, small_plan, forks, observed):
     """A service whose answers of all outputs have at most two images."""
     settings = Settings(api_max_answer_bytes=2 * IMAGE_BYTES)
     with serfer.open(small_plan) as small, serfer.open(plan) as dense:
-        service = Service(
-            {"small": small.asynchronous, "dense": dense.asynchronous}, Admission(4, 8), observed, Decoders(forks=forks)
-        )
+        pipelines = {"small": small.asynchronous, "dense": dense.asynchronous}
+        service = Service(pipelines, Admission(4, 8), observed, Decoders(forks=forks))
         with running(make_app(service, settings)) as url:
             yield url
 

@@ -69,9 +69,8 @@ def home(tmp_path_factory):
 def url(home):
     plans = {"keras": keras(home), "half": half(home)}
     pipelines = {name: serfer.open(home / name, store="memory://", workers="inprocess") for name in plans}
-    service = Service(
-        {name: pipeline.asynchronous for name, pipeline in pipelines.items()}, Admission(4, 8), Observed()
-    )
+    served = {name: pipeline.asynchronous for name, pipeline in pipelines.items()}
+    service = Service(served, Admission(4, 8), Observed())
     with running(make_app(service, Settings())) as url:
         yield url
     for pipeline in pipelines.values():

@@ -10,7 +10,7 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.online_load import LoadMonitor
 from serfer.control.throttle import BLOCK
-from serfer.pipeline.function_load import FunctionLoad
+from serfer.pipeline.health import FunctionLoad
 from serfer.settings import Settings
 from tests.api.conftest import png, running
 

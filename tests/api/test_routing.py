@@ -39,8 +39,8 @@ class Target:
 
 @pytest.fixture
 def target(service):
-    service.pipelines["small"]._target = Target()
-    return service.pipelines["small"]._target
+    service.pipelines["small"].target = Target()
+    return service.pipelines["small"].target
 
 
 def classify(url, **parameters):

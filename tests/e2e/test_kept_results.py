@@ -19,7 +19,7 @@ from serfer.core.keys import LOCAL_OWNER, ResultPlace
 from serfer.core.plan.answers import answer_arrays
 from serfer.core.run_machine import Retry
 from serfer.drivers.driver import RequestContext
-from serfer.pipeline.kept_answers import Keeper
+from serfer.pipeline.result_cache import Keeper
 from serfer.results import Results
 from serfer.splitter.whole import whole_plan
 from serfer.storage import open_store
@@ -213,7 +213,7 @@ def test_several_queries_that_share_invocations_keep_their_own(tiled, url):
         kept = [future.result().kept for future in futures]
         for batch, place, manifest in zip(batches, places, kept, strict=True):
             assert manifest.id == place.id
-            arrays = pipeline.results.arrays(manifest)
+            arrays = pipeline.asynchronous.results.arrays(manifest)
             answer = pipeline.run(batch)
             assert all(np.array_equal(arrays[name], value) for name, value in answer.items())
 

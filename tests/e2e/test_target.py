@@ -123,7 +123,7 @@ def test_closing_a_pipeline_closes_its_target_once(open_with, plan):
 
 def test_queries_that_a_target_refuses_run_on_functions(plan, settings):
     with serfer.open(plan, settings=settings) as pipeline:
-        pipeline.asynchronous._target = target = Whole(plan, takes=False)
+        pipeline.asynchronous.target = target = Whole(plan, takes=False)
         logits = pipeline.run(PIXELS)
         assert logits.shape == (2, CLASSES)
         assert (pipeline.last_report.target, len(pipeline.last_report.stages)) == ("serverless", 3)

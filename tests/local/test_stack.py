@@ -1,6 +1,7 @@
 import asyncio
 import errno
 import os
+import subprocess
 import sys
 
 import pytest
@@ -9,6 +10,19 @@ from serfer.core.errors import UnavailableError
 from serfer.local import stack
 from serfer.local.stack import RESTARTS, DriverProcess
 from serfer.pipeline.event_loop import run
+
+RAISE = """
+import resource
+from serfer.local.stack import raise_limit
+print(raise_limit(), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_the_limit_is_raised_to_the_most_that_the_process_may_have():
+    command = ["prlimit", "--nofile=64:256", sys.executable, "-c", RAISE]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["256"] * 3
+
 
 PATIENCE = 30.0
 LISTENS = """

@@ -161,20 +161,10 @@ def test_without_uvloop_the_loop_is_asyncios_and_nothing_is_said_of_it():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_waiting_on_the_loops_own_thread_is_refused():
-    thread = LoopThread()
-
-    async def wait():
+def test_waiting_for_the_own_loop_is_refused(loop):
+    async def wait(waiting):
         with pytest.raises(UsageError, match="its own event loop"):
-            thread.wait(asyncio.sleep(0))
+            waiting().wait(asyncio.sleep(0))
 
-    thread.wait(wait())
-    thread.close()
-
-
-def test_waiting_on_a_running_loop_is_refused():
-    async def wait():
-        with pytest.raises(UsageError, match="its own event loop"):
-            RunningLoop().wait(asyncio.sleep(0))
-
-    run(wait())
+    loop.wait(wait(lambda: loop))
+    run(wait(RunningLoop))

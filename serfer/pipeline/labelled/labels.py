@@ -181,6 +181,5 @@ def _decoded(path: Path, recipe: Recipe) -> DecodedImage:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Name a few of several labels or files."""
     shown = ", ".join(repr(name)[:80] for name in names[:_NAMED])
     return f"{shown} and {len(names) - _NAMED:,} more" if len(names) > _NAMED else shown

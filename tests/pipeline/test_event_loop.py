@@ -167,4 +167,5 @@ def test_waiting_for_the_own_loop_is_refused(loop):
             waiting().wait(asyncio.sleep(0))
 
     loop.wait(wait(lambda: loop))
+    loop.close()
     run(wait(RunningLoop))

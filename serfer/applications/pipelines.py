@@ -28,15 +28,13 @@ def served_name(application: str, variant: str, place: str = FUNCTIONS) -> str:
 class VariantPipelines:
     """Pipelines by served name, which `served` holds beside others while they are open; on one event loop.
 
-    `open_variant` fetches a variant, whose name it is given, and opens it at a place; cancelled, it leaves nothing.
+    `open_` fetches a variant, whose name it is given, and opens it at a place; cancelled, it leaves nothing.
     """
 
     def __init__(
-        self,
-        open_variant: Callable[[str, Variant, str], Awaitable[AsyncPipeline]],
-        served: MutableMapping[str, AsyncPipeline],
+        self, open_: Callable[[str, Variant, str], Awaitable[AsyncPipeline]], served: MutableMapping[str, AsyncPipeline]
     ) -> None:
-        self._open = open_variant
+        self._open = open_
         self._served = served
         self._own: set[str] = set()
         self._opening: dict[str, asyncio.Task[None]] = {}
@@ -54,7 +52,7 @@ class VariantPipelines:
         return self._served[name]
 
     async def open(self, name: str, variant: Variant, place: str) -> None:
-        """Open a variant, unless it is; several callers wait for one opening. Raises what `open_variant` raises."""
+        """Open a variant, unless it is; several callers wait for one opening. Raises what `open_` raises."""
         if name in self._own:
             return
         if name not in self._opening:

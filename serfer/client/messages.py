@@ -138,7 +138,6 @@ class QueryOptions:
         )
 
     def _objectives(self) -> dict[str, str | None]:
-        """Return the objectives that are asked for, as parameters."""
         asked = {name: getattr(self.objectives, name) for name in OBJECTIVES}
         texts = {name: value if isinstance(value, str | None) else repr(value) for name, value in asked.items()}
         return {**texts, "strict": "true" if self.objectives.strict else None}
@@ -208,7 +207,6 @@ def read_models(reply: Reply) -> tuple[ServedModel, ...]:
 
 
 def _with_timeline(report: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """Only a report that was asked to explain has one."""
     return {"timeline": None, **report} if isinstance(report, dict) else report
 
 

@@ -114,7 +114,6 @@ class _Body:
             self._sink.start()
 
     def extend(self, chunk: bytes) -> None:
-        """Take what came."""
         if "Content-Encoding" in self._response.headers:
             raise unreadable("compressed", self.reply())
         if self._sink is not None:
@@ -125,7 +124,6 @@ class _Body:
         self._kept += chunk
 
     def reply(self) -> Reply:
-        """Return the reply, which has come to its end."""
         if self._sink is not None:
             self._sink.end()
         return self._reply(bytes(self._kept))

@@ -289,7 +289,6 @@ class Engine:
 
 
 def _compute(network: Network, batch: Sequence[_Entry]) -> Array:
-    """Compute a batch, in the device's thread."""
     images = batch[0].images if len(batch) == 1 else np.concatenate([entry.images for entry in batch])
     return network.run(images)
 

@@ -11,7 +11,7 @@ import re
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +31,7 @@ from serfer.cli.main import COMMANDS, app
 from serfer.cli.shared.setting_options import setting_of
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.http_messages import EngineSignals, InstanceState, ModelState
+from serfer.core.options import Option, Options, in_words, is_on_line, options_of, types_of
 from serfer.core.run_machine import GANG_TRANSITIONS, TRANSITIONS
 from serfer.core.variants import Place
 from serfer.drivers.instance.client import FaultKind
@@ -76,6 +77,7 @@ _PUBLIC = {
 
 def commands() -> Iterator[str]:
     """Describe every command with its options, as `--help` does."""
+    _MEANINGS.clear()
     root = typer.main.get_command(app)
     context = root.make_context("serfer", [], resilient_parsing=True)
     for name in COMMANDS:
@@ -91,9 +93,43 @@ def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: AN
         yield f"    {' '.join(command.get_usage(context).removeprefix('Usage: ').split())}\n"
         records = [param.get_help_record(context) for param in command.params]
         rows = [(f"`{option}`", " ".join(meaning.split())) for option, meaning in filter(None, records)]
-        yield _table(("option", "meaning"), rows)
+        path = context.command_path
+        yield _table(("option", "meaning"), [(option, _once(option, meaning, path)) for option, meaning in rows])
+        if kind := getattr(command.callback, "options", None):
+            yield from _keys(kind)
     for other in inner:
         yield from _command(command.get_command(context, other), context, other)
+
+
+_MEANINGS: dict[str, str] = {}
+_SHORT = 30  # characters of a meaning that is written again
+
+
+def _once(option: str, meaning: str, path: str) -> str:
+    """Return what an option means, or the command at which the page has said so."""
+    if len(meaning) < _SHORT or path == _MEANINGS.setdefault(option + meaning, path):
+        return meaning
+    return f"as of `{_MEANINGS[option + meaning]}`"
+
+
+def _keys(kind: type[Options]) -> Iterator[str]:
+    """List the keys of a command that its line has not, with their variables."""
+    table = kind.command.replace(" ", "-")
+    rows = []
+    for item, described in options_of(kind):
+        if not is_on_line(kind, item):
+            type_name, default, meaning = _of_option(kind, item, described)
+            rows.append((f"`{item.name}`", type_name, default, _once(item.name, meaning, f"serfer {kind.command}")))
+    if rows:
+        first = f"SERFER_{table.replace('-', '_').upper()}_{rows[0][0].strip('`').upper()}"
+        yield f"Keys of `[{table}]` in `serfer.toml`, of variables (`{first}`) and of `--set`, as its options are:\n"
+        yield _table(("key", "type", "default", "meaning"), rows)
+
+
+def _of_option(kind: type[Options], item: Field[Any], described: Option) -> tuple[str, str, str]:
+    """Return the type, the default and the meaning of an option."""
+    default = described.shown or ("" if item.default in (None, (), MISSING) else f"`{item.default}`")
+    return in_words(types_of(kind)[item.name]), default, described.help
 
 
 def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:
@@ -264,8 +300,12 @@ def _class(name: str, described: type) -> Iterator[str]:
         yield f"```python\n{_signature(f'serfer.{name}', described)}\n```\n"
     yield _docstring(described) + "\n"
     if is_dataclass(described):
-        rows = [(f"`{field.name}`", f"`{field.type}`") for field in fields(described) if not field.name.startswith("_")]
-        yield _table(("field", "type"), rows)
+        if issubclass(described, Options):
+            own = [(f"`{item.name}`", *_of_option(described, item, about)) for item, about in options_of(described)]
+            yield _table(("field", "type", "default", "meaning"), own)
+        else:
+            shown = [item for item in fields(described) if not item.name.startswith("_")]
+            yield _table(("field", "type"), [(f"`{item.name}`", f"`{item.type}`") for item in shown])
     chosen = _PUBLIC.get(name) or [member for member in vars(described) if not member.startswith("_")]
     for member in chosen:
         value = inspect.getattr_static(described, member)

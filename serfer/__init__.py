@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from serfer.results.stored import StoredResult as StoredResult
     from serfer.splitter.describe import describe as describe
     from serfer.splitter.map_plan import map_plan as map_plan
+    from serfer.splitter.map_plan_options import MapPlanOptions as MapPlanOptions
     from serfer.splitter.network.named_models import NamedModel as NamedModel
     from serfer.splitter.split import split as split
     from serfer.splitter.whole import whole_plan as whole_plan
@@ -118,6 +119,7 @@ __all__ = [
     "ManyReport",
     "MapNetwork",
     "MapOptions",
+    "MapPlanOptions",
     "MapReport",
     "MissingExtraError",
     "MissingKeyError",
@@ -185,6 +187,7 @@ _HOMES = {
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
     "MapNetwork": ("serfer.wiring.map_network", "MapNetwork"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
+    "MapPlanOptions": ("serfer.splitter.map_plan_options", "MapPlanOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),
     "NamedModel": ("serfer.splitter.network.named_models", "NamedModel"),
     "Objectives": ("serfer.core.http_messages", "Objectives"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -40,6 +40,9 @@ _FILE_VARIABLE = "SERFER_CONFIG"
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 _LISTED = "without it, serfer serve --show-config lists all there are"
+TABLES = ("serve", "instance", "classify", "predict", "run", "map-plan", "map")
+"""Tables of the file: those of commands, each with the keys that are its options."""
+_KEYS_LISTED = "its --help lists all there are"
 NONE = "none"
 """What `results` and `keys_file` are where there are to be none, whatever a source below says."""
 _ALIKE = 0.75  # of two names, from which on one may have been meant by the other
@@ -414,29 +417,84 @@ class Given:
 
 
 def settings_file() -> tuple[Path | None, dict[str, Any]]:
-    """Return the file of settings, None where there is none, and what it sets.
+    """Return the file of settings, None where there is none, and what it sets, tables of commands apart.
 
     That is serfer.toml of the working directory, or what SERFER_CONFIG names. Raises InputError for a file that cannot
     be read, a key that is not a setting, and a secret or a URL with a password, which files get copied with.
     """
+    path, values = _file()
+    values = {key: value for key, value in values.items() if not (key in TABLES and isinstance(value, dict))}
+    for key, value in values.items():
+        if key not in Settings.model_fields:
+            near = get_close_matches(key, Settings.model_fields, n=1, cutoff=_ALIKE)
+            raise InputError(f"{path}: {key!r:.80} is not a setting: {f'did you mean {near[0]}?' if near else _LISTED}")
+        if is_secret(key):
+            raise InputError(f"{path}: {key} is a secret, which belongs in the variable {_PREFIX}{key.upper()} alone")
+        _refuse_password(path, key, value)
+    return path, values
+
+
+def _file() -> tuple[Path | None, dict[str, Any]]:
     named = os.environ.get(_FILE_VARIABLE)
     path = Path(named) if named else _FILE
     if not named and not path.is_file():
         return None, {}
     try:
-        values = tomllib.loads(_text(_FILE_VARIABLE, path) if named else read_text(path, _MOST_BYTES))
+        return path, tomllib.loads(_text(_FILE_VARIABLE, path) if named else read_text(path, _MOST_BYTES))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path}: not TOML: {error}") from error
+
+
+def _refuse_password(path: Path | None, key: str, value: object) -> None:
     from serfer.storage import redact  # noqa: PLC0415 - only a file needs it
 
-    for key, value in values.items():
-        if key not in Settings.model_fields:
-            near = get_close_matches(key, Settings.model_fields, n=1, cutoff=_ALIKE)
-            raise InputError(f"{path}: {key!r:.80} is not a setting: {f'did you mean {near[0]}?' if near else _LISTED}")
-        if is_secret(key) or (isinstance(value, str) and redact(value) != value):
-            what = "is a secret" if is_secret(key) else "has a password"
-            raise InputError(f"{path}: {key} {what}, which belongs in the variable {_PREFIX}{key.upper()} alone")
-    return path, values
+    if isinstance(value, str) and redact(value) != value:
+        raise InputError(f"{path}: {key} has a password, which belongs in the variable {_PREFIX}{key.upper()} alone")
+
+
+def command_keys(table: str, names: Collection[str]) -> dict[str, tuple[Any, str]]:
+    """Return what variables SERFER_TABLE_NAME and, below them, a command's table of the file set, each with its origin.
+
+    Raises InputError and UsageError for keys that are not among the command's `names`.
+    """
+    path, values = _file()
+    in_file = values.get(table, {})
+    found: dict[str, tuple[Any, str]] = {}
+    for key, value in in_file.items() if isinstance(in_file, dict) else ():
+        if key not in names:
+            raise InputError(f"{path}: [{table}] {unknown_key(key, names)}")
+        _refuse_password(path, key, value)
+        found[key] = value, f"{path}: [{table}] {key}"
+    for variable, key in command_variables(table):
+        if key not in names:
+            raise UsageError(f"{variable}: {unknown_key(key, names)}")
+        found[key] = os.environ[variable], variable
+    return found
+
+
+def command_variables(table: str) -> Iterator[tuple[str, str]]:
+    """Yield the variables that are set for a command, each with the key that it names."""
+    for variable, value in os.environ.items():
+        if value and _table_of(variable) == table:
+            yield variable, variable.removeprefix(_prefix(table)).lower()
+
+
+def _prefix(table: str) -> str:
+    return f"{_PREFIX}{table.replace('-', '_').upper()}_"
+
+
+def _table_of(variable: str) -> str | None:
+    """Return the command whose key a variable sets, None for a setting or none of ours."""
+    if variable.removeprefix(_PREFIX).lower() in Settings.model_fields:
+        return None
+    found = [table for table in TABLES if variable.startswith(_prefix(table))]
+    return max(found, key=len, default=None)
+
+
+def unknown_key(key: str, names: Collection[str]) -> str:
+    """Say that a command has no such key, and which one may have been meant."""
+    near = get_close_matches(key, names, n=1, cutoff=_ALIKE)
+    return f"{key!r:.80} is not a key of the command: " + (f"did you mean {near[0]}?" if near else _KEYS_LISTED)
 
 
 def is_secret(name: str) -> bool:
@@ -496,12 +554,14 @@ def _left(values: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def unknown_settings() -> str | None:
     """Return a line about SERFER_* variables that set nothing, with the nearest name of each; None where all are known.
 
+    Keys of commands are not looked at: each command refuses those of its own that it does not know.
+
     On the command line it is an error; in AWS a warning, since a function's environment may be older than its code.
     """
     known = {name.upper() for kind in (Settings, DriverSettings) for name in kind.model_fields}
     known.add(_FILE_VARIABLE.removeprefix(_PREFIX))
     ours = (name for name in os.environ if name.upper().startswith(_PREFIX))
-    given = sorted(name for name in ours if not _SERVICE_LINK.fullmatch(name))
+    given = sorted(name for name in ours if not _SERVICE_LINK.fullmatch(name) and _table_of(name) is None)
     near = {
         name: get_close_matches(own, known, n=1, cutoff=_ALIKE)
         for name in given

@@ -61,7 +61,7 @@ def _detection(plan: Plan, given: Description, labels: int) -> DetectionHead | N
     """Return a detector's head with so many labels; None where the outputs are said to be scores, or ever were."""
     if given.boxes and plan.windows:
         raise UsageError(
-            "thresholds of a map's boxes are options of serfer map, --min-score and --max-iou; another family, or "
+            "thresholds of a map's boxes are options of serfer map, min_score and max_iou; another family, or "
             "boxes of a plan that has none, need serfer map-plan --output boxes"
         )
     if given.boxes:

@@ -119,7 +119,8 @@ def test_commands_are_found():
 
 
 def test_metrics_and_settings_that_pages_name_exist():
-    known = {*re.findall(r"SERFER_\w+", (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8"))}
+    pages = (ROOT / "docs" / "reference" / name for name in ("settings.md", "commands.md"))
+    known = {name for page in pages for name in re.findall(r"SERFER_\w+", page.read_text(encoding="utf-8"))}
     metrics = {*re.findall(r"serfer_\w+", (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8"))}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

@@ -7,24 +7,24 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
     "splitter": (("splitter",), 21_500),
-    "core": (("serfer/core",), 10_100),
+    "core": (("serfer/core",), 10_300),
     "api": (("serfer/api",), 9_950),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
     "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 5_750),
     "cost": (("serfer/cost", "serfer/sim"), 2_400),
     "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_450),
-    "pipeline": (("serfer/pipeline", "serfer/wiring"), 4_150),
-    "cli": (("serfer/cli",), 7_300),
+    "pipeline": (("serfer/pipeline", "serfer/wiring"), 4_200),
+    "cli": (("serfer/cli",), 7_000),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_600),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_700),
     "sam": (("sam",), 6_100),
     "bench and study": (("bench",), 37_200),
     "tests": (("tests",), 108_900),
 }
-SINGLE = 4_300  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
+SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
 PRODUCT = 104_250
 PAGE = 1_600  # JavaScript, CSS and HTML
-DOCUMENTS = 159_950  # words below docs/
+DOCUMENTS = 162_200  # words below docs/
 CHANGELOG = 25_000  # bytes
 
 

@@ -37,6 +37,14 @@ FixedPlansOption = Annotated[
     list[str] | None,
     typer.Option("--plan", help=f"A fixed plan (bench/core/plans.py); may be repeated. By default {DEFAULT_MODEL}."),
 ]
+PlansOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plan",
+        metavar="[NAME=]DIR",
+        help="A plan directory, from serfer split, or an .onnx file; may be repeated.",
+    ),
+]
 ModelsOption = Annotated[list[str] | None, typer.Option("--model", help="A model of the zoo; may be repeated.")]
 StoreKindOption = Annotated[
     str, typer.Option("--store", callback=_known, help="The kind of store of our plans: redis or s3.")

@@ -108,7 +108,7 @@ def measure(
     torch.manual_seed(0)
     unet = Unet(width).eval()
     unet.centre(torch.from_numpy(normalised(strip(0, _SAMPLE, _SAMPLE))))
-    more = ["--compression", "none"] if scores else []
+    more = ["--set", "compression=none"] if scores else []
     timed: list[Timed] = []
     results = []
     for window in windows:

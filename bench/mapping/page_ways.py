@@ -78,7 +78,7 @@ def planned(network: Path, home: Path, size: tuple[int, int]) -> int:
 def by_serfer(page: Path, home: Path, windows: int, progress: Callable[[str], None]) -> tuple[Found, Killed]:
     """Map the page by the command line and the plan in `home`, kill that at 60% of its windows, and run it again."""
     result = home / "map.tif"
-    parts, words = home / "map.tif.parts", command(page, home / "plan", result, ["--compression", "none"])
+    parts, words = home / "map.tif.parts", command(page, home / "plan", result, ["--set", "compression=none"])
     started = time.monotonic()
     progress(f"serfer map, which is killed at {_KILLED_AT:.0%} of {windows} windows")
     kill(words, parts, round(_KILLED_AT * windows), 0)

@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.service_options import PlansOption, served_models
+from serfer.cli.shared.service_options import served_models
 from serfer.control.batching import Profile
 from serfer.control.dispatch import Batching, ServiceTimeEstimator
 from serfer.core.errors import DeadlineError, OverloadedError, QueryError, UsageError
@@ -30,7 +30,7 @@ from serfer.instance.engine import Engine
 from serfer.instance.measuring import profile
 from serfer.instance.network import Hardware, Network, load_whole, open_network
 from serfer_bench.core.arrivals import poisson
-from serfer_bench.core.options import ModelsOption, RowsOption
+from serfer_bench.core.options import ModelsOption, PlansOption, RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.workload import Sent, run

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from serfer.cli.instance import DeviceOption, PrecisionOption, ThreadsOption
 from serfer.cli.shared.options import (
     JsonOption,
     ModelOption,
@@ -29,6 +28,17 @@ from serfer.instance.measuring import profile
 from serfer.instance.network import Hardware, load_whole, open_network
 from serfer.settings import load_settings
 from serfer_bench.study.policies.tuning import Tuning, check_objective, tune
+
+DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(
+        help="fp32; fp16, faster on GPUs, and not quite the same answers; or int8, where the plan has it (register)."
+    ),
+]
+ThreadsOption = Annotated[
+    int | None, typer.Option(min=1, max=1024, help="Processors that compute; by default all that there are.")
+]
 
 _BUDGET_S = 60.0  # for all batches of one size
 _LONGEST_NAME = 64

@@ -6,37 +6,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from serfer.cli.shared.ask_commands import ClassifyCommand
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
-from serfer.cli.shared.network_options import (
-    ChannelsOption,
-    FileOptions,
-    LabelsOption,
-    OutputOption,
-    PreprocessOption,
-    SizeOption,
-)
-from serfer.cli.shared.offline import (
-    YieldLatencyOption,
-    YieldToOption,
-    YieldUtilisationOption,
-)
+from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.options import (
     BY_ARGUMENT,
-    DemoOption,
-    EngineOption,
-    ImagesArgument,
-    JsonOption,
-    ModelOption,
-    ObjectStoreOption,
-    PlanOrFileOption,
-    StackOption,
-    StoreOption,
-    WorkersOption,
     demo_model,
     network_among,
     opened,
@@ -44,6 +22,7 @@ from serfer.cli.shared.options import (
     print_json,
 )
 from serfer.cli.shared.report import print_report
+from serfer.cli.shared.setting_options import settings_of
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.control.throttle import Thresholds
 from serfer.core.errors import ImageError, SerferError, UsageError
@@ -67,84 +46,52 @@ if TYPE_CHECKING:
     from serfer.pipeline.blocking import Pipeline
 
 
-def classify(
-    images: ImagesArgument,
-    model: ModelOption = None,
-    plan: PlanOrFileOption = None,
-    size: SizeOption = None,
-    channels: ChannelsOption = None,
-    preprocess: PreprocessOption = None,
-    labels: LabelsOption = None,
-    output: OutputOption = None,
-    weights_file: WeightsFileOption = None,
-    random: RandomOption = False,
-    download: DownloadOption = False,
-    demo: DemoOption = False,
-    store: StoreOption = None,
-    object_store: ObjectStoreOption = None,
-    workers: WorkersOption = None,
-    stack: StackOption = None,
-    engine: EngineOption = "push",
-    deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
-    top_k: Annotated[int, typer.Option(min=1, help="How many classes to print at most.")] = 5,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
-    ] = False,
-    cache_s: Annotated[
-        float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
-    ] = 0.0,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write where time went, for chrome://tracing and ui.perfetto.dev."),
-    ] = None,
-    yield_to: YieldToOption = None,
-    yield_utilisation: YieldUtilisationOption = Thresholds.utilisation,
-    yield_latency: YieldLatencyOption = Thresholds.latency,
-    as_json: JsonOption = False,
-) -> None:
-    """Classify images, each as one query through a network, split or whole."""
-    images, plan = network_among(images, plan)
-    model = demo_model(demo, model, plan) or model
-    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    settings, limits = load_settings(), Thresholds(yield_utilisation, yield_latency)
-    sources = service_loads(yield_to or (), settings.yield_key.get_secret_value())
+def classify(options: ClassifyCommand, context: typer.Context) -> None:
+    """Ask a network about images, and print or write what it answers."""
+    images, plan = network_among(options.images, options.plan)
+    model = demo_model(options.demo, options.model, plan) or options.model
+    file = FileOptions.read(options)
+    settings, limits = settings_of(context), Thresholds(options.yield_utilisation, options.yield_latency)
+    sources = service_loads(options.yield_to, settings.yield_key.get_secret_value())
     names = names_of(images)
-    if trace is not None:
-        check_trace(trace)
+    if options.trace is not None:
+        check_trace(options.trace)
     # a plan is made first: what is wrong with images is said before that
     made = model is not None or (plan is not None and is_network(plan))
     _check_some(names if made else [], settings)
-    directory = plan_directory(plan, model, stack, file, workers, choices=f"{BY_ARGUMENT}; or --demo")
+    directory = plan_directory(plan, model, options.stack, file, options.workers, choices=f"{BY_ARGUMENT}; or --demo")
     traced: list[tuple[str, Result]] = []
     failures: list[SerferError] = []
-    workers = workers_of(workers, stack, "local")
+    workers = workers_of(options.workers, options.stack, "local")
     with (
-        opened(directory, store, workers, engine, object_store, cache_s, stack) as pipeline,
+        opened(
+            directory, options.store, workers, options.driver, options.object_store, options.cache_s, options.stack
+        ) as pipeline,
         _yielding(pipeline, sources, limits) as turns,
     ):
-        whole = original(pipeline.plan, directory) if compare else None
+        whole = original(pipeline.plan, directory) if options.compare else None
         for name in names:
             try:
                 data = data_of(name)
                 with turns.take():
-                    pipeline.classify([data], names=[name], top_k=top_k, deadline_s=deadline_ms / 1000)
+                    pipeline.classify([data], names=[name], top_k=options.top_k, deadline_s=options.deadline_ms / 1000)
                 delta = difference(pipeline.last.logits, whole(pipeline.pixels([data]))) if whole else None
             except SerferError as error:
                 complain(error)
                 failures.append(error)
-                if as_json:
+                if options.as_json:
                     print_json({"images": [{"name": name, "predictions": []}], "error": str(error)})
                 continue
-            if as_json:
+            if options.as_json:
                 print_json(pipeline.last_report.as_dict())
             else:
                 _print_answer(pipeline.plan, pipeline.last_report, delta, workers)
-            if trace is not None:
+            if options.trace is not None:
                 traced.append((name, pipeline.last))
-        if demo and not as_json:
+        if options.demo and not options.as_json:
             _print_demo(pipeline.plan)
-    if trace is not None and traced:
-        _write_trace(trace, traced)
+    if options.trace is not None and traced:
+        _write_trace(options.trace, traced)
     if failures:
         raise typer.Exit(failures[0].exit_code)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,20 +13,48 @@ from serfer.cli.shared.lazy import INSTALLED, group, lazy_group
 from serfer.cli.shared.terminal import out, run
 
 COMMANDS = {
-    "serve": ("serfer.cli.serve:serve", "Serve networks over HTTP."),
-    "instance": ("serfer.cli.instance:instance", "Run one GPU instance's server: the network whole, in batches."),
+    "serve": (
+        "serfer.cli.serve:serve",
+        "Serve networks over HTTP.",
+        "serfer.cli.shared.service_commands:ServeCommand",
+    ),
+    "instance": (
+        "serfer.cli.instance:instance",
+        "Run one GPU instance's server: the network whole, in batches.",
+        "serfer.cli.shared.service_commands:InstanceCommand",
+    ),
     "keys": ("serfer.cli.keys:app", "Add, list and remove API keys of the HTTP service."),
     "split": ("serfer.cli.split:split", "Split a network into stages and tiles; write a plan directory."),
     "explain": ("serfer.cli.explain:explain", "Show a plan, what it costs, and what it competed with."),
     "describe": ("serfer.cli.describe:describe", "Show or change how a plan treats images, its labels and scores."),
     "verify": ("serfer.cli.verify:verify", "Compare a plan's answers with the unsplit network's."),
     "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
-    "classify": ("serfer.cli.classify:classify", "Classify images, each as one query through a network."),
-    "predict": ("serfer.cli.predict:predict", "Find classes, or a detector's boxes, in images."),
-    "run": ("serfer.cli.run:run", "Run images through a network; write its outputs to files."),
+    "classify": (
+        "serfer.cli.classify:classify",
+        "Classify images, each as one query through a network.",
+        "serfer.cli.shared.ask_commands:ClassifyCommand",
+    ),
+    "predict": (
+        "serfer.cli.predict:predict",
+        "Find classes, or a detector's boxes, in images.",
+        "serfer.cli.shared.ask_commands:PredictCommand",
+    ),
+    "run": (
+        "serfer.cli.run:run",
+        "Run images through a network; write its outputs to files.",
+        "serfer.cli.shared.ask_commands:RunCommand",
+    ),
     "result": ("serfer.cli.result:app", "Show, get and delete results that were kept."),
-    "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for images that no function holds."),
-    "map": ("serfer.cli.maps.map:map_images", "Run a network over an image that no memory holds, by windows."),
+    "map-plan": (
+        "serfer.cli.maps.map_plan:map_plan",
+        "Make a plan for images that no function holds.",
+        "serfer.cli.maps.options:MapPlanCommand",
+    ),
+    "map": (
+        "serfer.cli.maps.map:map_images",
+        "Run a network over an image that no memory holds, by windows.",
+        "serfer.cli.maps.options:MapCommand",
+    ),
     "doctor": ("serfer.cli.deployed:doctor", "Check what this machine, or an AWS account, lacks."),
     "app": ("serfer.cli.main:app_group", "Applications: register variants of networks, and release them."),
     "deploy": ("serfer.cli.main:deploy_group", "AWS: package a plan, deploy it, go back, delete it."),
@@ -89,11 +119,22 @@ def _version(wanted: bool) -> None:  # noqa: FBT001 - typer calls it with the fl
         raise typer.Exit
 
 
+def _config(file: Path | None) -> None:
+    if file is not None:
+        os.environ["SERFER_CONFIG"] = str(file)
+
+
 @app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", metavar="FILE", callback=_config, help="The file of settings, in place of serfer.toml."
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Print the frames of an error, too; may stand anywhere.")
     ] = False,

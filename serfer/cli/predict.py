@@ -5,32 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from serfer.cli.classify import data_of, names_of
+from serfer.cli.shared.ask_commands import PredictCommand
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
-from serfer.cli.shared.network_options import (
-    ChannelsOption,
-    FileOptions,
-    LabelsOption,
-    OutputOption,
-    PreprocessOption,
-    SizeOption,
-)
+from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.options import (
     BY_ARGUMENT,
-    EngineOption,
-    ImagesArgument,
-    JsonOption,
-    ModelOption,
-    ObjectStoreOption,
-    PlanOrFileOption,
-    StackOption,
-    StoreOption,
-    WorkersOption,
     network_among,
     opened,
     plan_directory,
@@ -57,78 +41,49 @@ if TYPE_CHECKING:
 _SHOWN = 8  # values of a vector
 
 
-def predict(
-    images: ImagesArgument,
-    model: ModelOption = None,
-    plan: PlanOrFileOption = None,
-    size: SizeOption = None,
-    channels: ChannelsOption = None,
-    preprocess: PreprocessOption = None,
-    labels: LabelsOption = None,
-    output: OutputOption = None,
-    weights_file: WeightsFileOption = None,
-    random: RandomOption = False,
-    download: DownloadOption = False,
-    store: StoreOption = None,
-    object_store: ObjectStoreOption = None,
-    workers: WorkersOption = None,
-    stack: StackOption = None,
-    engine: EngineOption = "push",
-    deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
-    top_k: Annotated[int, typer.Option(min=1, help="Of a classifier: how many classes to print at most.")] = 5,
-    min_score: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="Of a detector: the least score of a box, in place of the plan's."),
-    ] = None,
-    draw: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help=f"Draw the boxes over the image: a file ({', '.join(PICTURES)}), or a folder for several images.",
-        ),
-    ] = None,
-    as_coco: Annotated[
-        bool, typer.Option("--coco", help="Print the boxes of all images as one COCO data set, with scores.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Say what a network finds in images: classes, boxes of a detector, or values of vectors and tables.
-
-    Each image is one query. Maps and masks are written to files by serfer run.
-    """
-    images, plan = network_among(images, plan)
+def predict(options: PredictCommand, _context: typer.Context) -> None:
+    """Ask a network about images, and print or write what it answers."""
+    images, plan = network_among(options.images, options.plan)
     names = names_of(images)
-    if as_coco and as_json:
+    if options.as_coco and options.as_json:
         raise UsageError("--coco and --json are two forms of one answer: give one of them")
-    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    directory = plan_directory(plan, model, stack, file, workers, choices=BY_ARGUMENT)
-    _check_boxes(load_plan(directory), draw, "--coco" if as_coco else "--draw" if draw else "")
-    target = _Drawings(draw, len(names), load_settings().image_limits()) if draw else None
+    file = FileOptions.read(options)
+    directory = plan_directory(plan, options.model, options.stack, file, options.workers, choices=BY_ARGUMENT)
+    _check_boxes(
+        load_plan(directory), options.draw, "--coco" if options.as_coco else "--options.draw" if options.draw else ""
+    )
+    target = _Drawings(options.draw, len(names), load_settings().image_limits()) if options.draw else None
     found: list[PredictedImage] = []
     failures: list[SerferError] = []
-    with opened(directory, store, workers, engine, object_store, 0.0, stack) as pipeline:
+    with opened(
+        directory, options.store, options.workers, options.driver, options.object_store, 0.0, options.stack
+    ) as pipeline:
         kind = kind_of(pipeline.plan)
         for name in names:
             try:
                 data = data_of(name)
                 [image] = pipeline.predict(
-                    [data], names=[name], top_k=top_k, min_score=min_score, deadline_s=deadline_ms / 1000
+                    [data],
+                    names=[name],
+                    top_k=options.top_k,
+                    min_score=options.min_score,
+                    deadline_s=options.deadline_ms / 1000,
                 )
                 drawing = target.write(data, image) if target else None
             except SerferError as error:
                 complain(error)
                 failures.append(error)
-                if as_json:
+                if options.as_json:
                     print_json({"kind": kind, "images": [{"name": name}], "error": str(error)})
                 continue
             found.append(image)
-            if as_json:
+            if options.as_json:
                 print_json(_object(pipeline, image, kind))
-            elif not as_coco:
-                _print_answer(pipeline, image, kind, workers_of(workers, stack, "local"))
+            elif not options.as_coco:
+                _print_answer(pipeline, image, kind, workers_of(options.workers, options.stack, "local"))
                 if drawing:
                     out.print(f"wrote {plain(str(drawing))}\n", soft_wrap=True)
-        if as_coco:
+        if options.as_coco:
             print_json(asdict(coco(found, pipeline.plan.labels)))
     if failures:
         raise typer.Exit(failures[0].exit_code)

@@ -6,33 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from serfer.arrays import FORMATS, NPY, Array, encode, file_names, holds, read_npy
 from serfer.cli.classify import standard_input
+from serfer.cli.shared.ask_commands import RunCommand
 from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, WeightsFrom
-from serfer.cli.shared.network_options import (
-    ChannelsOption,
-    FileOptions,
-    LabelsOption,
-    OutputOption,
-    PreprocessOption,
-    SizeOption,
-)
+from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.options import (
     BY_ARGUMENT,
-    EngineOption,
-    JsonOption,
-    KeptOption,
-    ModelOption,
-    ObjectStoreOption,
-    PlanOrFileOption,
-    StackOption,
-    StoreOption,
-    WorkersOption,
     kept_url,
     network_among,
     opened,
@@ -91,92 +75,40 @@ class _Files:
             raise InputError(f"{there} exists: give --overwrite to replace it, or another --out")
 
 
-def run(
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[NETWORK] IMAGE...",
-            help="Image files, or .npy arrays (N, C, H, W) float32 that are the input itself; - reads an image from "
-            "standard input. A plan directory, or an .onnx file, timm:NAME or torchvision:NAME, which is run as it is, "
-            "among them is the network.",
-        ),
-    ],
-    directory: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FOLDER", help="Where outputs are written; it is made if it is not there."),
-    ] = None,
-    model: ModelOption = None,
-    plan: PlanOrFileOption = None,
-    size: SizeOption = None,
-    channels: ChannelsOption = None,
-    preprocess: PreprocessOption = None,
-    labels: LabelsOption = None,
-    output: OutputOption = None,
-    weights_file: WeightsFileOption = None,
-    random: RandomOption = False,
-    download: DownloadOption = False,
-    kind: Annotated[
-        str,
-        typer.Option(
-            "--format",
-            help="npy: the array (N, ...), of any output; png: masks with a palette, maps of one channel with 16 bits; "
-            "tiff: maps in float32, a page for each channel. What png or tiff cannot hold is written as npy.",
-        ),
-    ] = NPY,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
-    store: StoreOption = None,
-    object_store: ObjectStoreOption = None,
-    workers: WorkersOption = None,
-    stack: StackOption = None,
-    engine: EngineOption = "push",
-    deadline_ms: Annotated[int, typer.Option(min=1, max=86_340_000, help="Give up on an image then.")] = 120_000,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also run the model as it was given, unsplit, and print the difference.")
-    ] = False,
-    cache_s: Annotated[
-        float, typer.Option("--cache-s", help="Keep answers in the store for so many seconds; 0: keep none.")
-    ] = 0.0,
-    keep: Annotated[
-        bool,
-        typer.Option(
-            "--keep",
-            help="Leave outputs where the last stage's tiles write them, however large, and print the result's id "
-            "(serfer result); with --out also write them to npy files, in bounded memory.",
-        ),
-    ] = False,
-    results: KeptOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Run images, each as one query through a network, split or whole, and write each of its outputs to a file.
-
-    The files of photo.jpg are FOLDER/photo.OUTPUT.npy (or .png, .tiff), and appear whole. An image that fails does not
-    stop the others: the exit code is then that of the first failure.
-    """
-    images, plan = network_among(images, plan)
-    _check(images, kind)
-    file = FileOptions.of(size, channels, preprocess, labels, output, WeightsFrom(weights_file, random, download))
-    _check_keep(directory, results, keep=keep, other=kind != NPY or compare or cache_s > 0)
-    at = plan_directory(plan, model, stack, file, workers, choices=BY_ARGUMENT)
-    url = _results_url(results, workers, stack) if keep else None
-    workers = workers_of(workers, stack, "local")
+def run(options: RunCommand, _context: typer.Context) -> None:
+    """Ask a network about images, and print or write what it answers."""
+    images, plan = network_among(options.images, options.plan)
+    _check(images, options.kind)
+    file = FileOptions.read(options)
+    _check_keep(
+        options.out,
+        options.results,
+        keep=options.keep,
+        other=options.kind != NPY or options.compare or options.cache_s > 0,
+    )
+    at = plan_directory(plan, options.model, options.stack, file, options.workers, choices=BY_ARGUMENT)
+    url = _results_url(options.results, options.workers, options.stack) if options.keep else None
+    workers = workers_of(options.workers, options.stack, "local")
     failures = []
-    with opened(at, store, workers, engine, object_store, cache_s, stack, url) as pipeline:
-        _check_format(pipeline.plan, kind)
-        files = _Files(_made(directory), kind, overwrite) if directory else None
-        whole = original(pipeline.plan, at) if compare else None
+    with opened(
+        at, options.store, workers, options.driver, options.object_store, options.cache_s, options.stack, url
+    ) as pipeline:
+        _check_format(pipeline.plan, options.kind)
+        files = _Files(_made(options.out), options.kind, options.overwrite) if options.out else None
+        whole = original(pipeline.plan, at) if options.compare else None
         for name in images:
             try:
-                if keep or files is None:
-                    _keep(pipeline, name, files, deadline_ms / 1000, workers, as_json=as_json)
+                if options.keep or files is None:
+                    _keep(pipeline, name, files, options.deadline_ms / 1000, workers, as_json=options.as_json)
                     continue
-                written, delta = _run(pipeline, name, files, deadline_ms / 1000, whole)
+                written, delta = _run(pipeline, name, files, options.deadline_ms / 1000, whole)
             except SerferError as error:
                 complain(f"{name}: {error}" if name not in str(error) else error)
                 failures.append(error)
-                if as_json:
+                if options.as_json:
                     print_json({"image": name, "outputs": [], "error": str(error)})
                 continue
-            if as_json:
+            if options.as_json:
                 _print_json(pipeline, name, written, delta)
             else:
                 _print(pipeline, name, written, delta, workers)

@@ -9,8 +9,9 @@ from typing import Annotated
 import typer
 
 from serfer.cli.explain import changes_of, print_plan_json
-from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption
 from serfer.cli.shared.network_options import example_of, range_in, size_in
+from serfer.cli.shared.option_groups import WeightsOptions
 from serfer.cli.shared.options import (
     AccountOption,
     JsonOption,
@@ -225,7 +226,7 @@ def split(
     example = example_of(size, channels, model, ranges=True)
     if example is None and ".py:" in model:
         raise UsageError(f"the size of {model}'s input is not known: give --size HEIGHTxWIDTH")
-    chosen = named_model(model, weights_file, random, download)
+    chosen = WeightsOptions(weights_file=weights_file, random=random, download=download).model_with_weights(model)
     settings = load_settings()
     quotas = quotas_for(settings, account)
     measured = settings.profiles(profiles, share("--safety", safety))

@@ -167,7 +167,7 @@ class BoxParts(ResultParts):
         """Keep the boxes of a window; raises UsageError where they are too many with the others."""
         if self.kept_bytes() + table.nbytes > MOST_CANDIDATES * _ROW_BYTES:
             raise UsageError(
-                f"more than {MOST_CANDIDATES:,} boxes have at least the least score: give a higher --min-score, with "
+                f"more than {MOST_CANDIDATES:,} boxes have at least the least score: give a higher min_score, with "
                 "--restart"
             )
         data = np.ascontiguousarray(table, "<f8").tobytes()

@@ -317,8 +317,8 @@ class Mapper:
         spent = f", and ${self.spending.spent:.6f} are spent" if self.spending.spent else ""
         raise UsageError(
             f"{job.source.name}: {estimate.missing:,} windows are predicted to cost ${estimate.usd:.6f}{spent}, more "
-            f"than --max-cost-usd {ceiling:g}: allow more, or --force a start, which stops at that ceiling and can be "
-            "resumed"
+            f"than --max-cost-usd {ceiling:g}: allow more, or force=true to start, which stops at that ceiling and can "
+            "be resumed"
         )
 
     def _job(self, image: str | Path, out: str | Path, stack: ExitStack, *, check: bool = True) -> Job:

@@ -45,18 +45,18 @@ class WindowInput:
         if plan.preprocess is None:
             if options.full_scale is not None:
                 raise UsageError(
-                    "the plan has no preprocessing, so values reach the network as they are: leave --full-scale out"
+                    "the plan has no preprocessing, so values reach the network as they are: leave full_scale out"
                 )
             return cls(chosen, None, bytes_as_they_are=False)
         if plan.preprocess.by_image is not None:
             if options.full_scale is not None:
                 raise UsageError(
-                    "the plan normalises pixels by the whole image, whatever its full scale: leave --full-scale out"
+                    "the plan normalises pixels by the whole image, whatever its full scale: leave full_scale out"
                 )
             return cls(chosen, plan.preprocess, bytes_as_they_are=False)
         if plan.preprocess.stored and options.full_scale is not None:
             raise UsageError(
-                "the plan takes values as they are stored, whatever their full scale: leave --full-scale out"
+                "the plan takes values as they are stored, whatever their full scale: leave full_scale out"
             )
         full = options.full_scale or source.full or full_scale(dtype)
         colours = BAND not in plan.preprocess.channels

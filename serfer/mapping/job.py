@@ -93,7 +93,7 @@ class Job:
             which = "the result" if len(self.files) == 1 else ", ".join(nowhere)
             kept = (*kept, f"{which} has no georeference: {NO_PLACE}")
         if self.options.work and not self.passes.windows.kept:
-            kept = (*kept, f"--work {self.options.work} has no use: the plan keeps no maps between passes")
+            kept = (*kept, f"work {self.options.work} has no use: the plan keeps no maps between passes")
         return (*self.source.notes, *self.gaps.notes(self.source), *kept)
 
     def report(self, outcome: Outcome, resumed: int, seconds: float, usd: float, estimate: Estimate) -> MapReport:
@@ -139,7 +139,7 @@ def _partly(outcome: Outcome, options: MapOptions) -> tuple[str, ...]:
         return ()
     note = (
         f"{outcome.partly_missing:,} pixels have the value for no data in some of the bands alone: it reached the "
-        "network as any other; --no-data-bands any takes them as without data"
+        "network as any other; no_data_bands=any takes them as without data"
     )
     return (note,)
 
@@ -192,5 +192,5 @@ def what_is_wrong(report: MapReport, job: Job) -> str:
         f"{report.image}: the result is wrong: on {found.parts:,} parts of the image it is not what the network makes "
         f"of them ({' and '.join(filter(None, [far, classes]))}), most so in window {found.worst_window}, rows {rows} "
         f"and columns {cols}; nothing was written, the windows are kept in {job.kept}: --restart computes them again, "
-        "--no-check writes them as they are"
+        "check=false writes them as they are"
     )

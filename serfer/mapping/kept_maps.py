@@ -1,7 +1,7 @@
 """What passes over an image keep on the disk: partial results of statistics, and maps that later passes read (ADR 64).
 
     RESULT.parts.pass-1           partial results of the first pass
-    RESULT.parts.kept-1           the first kept map: a chunk for each window of its pass; or in --work
+    RESULT.parts.kept-1           the first kept map: a chunk for each window of its pass; or in work
 
 Each is a directory as that of the result's parts is, under the same identity, and stays until the result is written. A
 kept map goes earlier, as soon as no pass that is left reads it.
@@ -166,13 +166,13 @@ class PassFiles:
             also = f", parts of the result {more:,}" if more else ""
             raise UnavailableError(
                 f"maps that are kept between passes take {needed:,} bytes more in {folder}{also}, and its disk has "
-                f"{free:,} free: make room, name a folder of another disk with --work, or make the plan with "
-                "--kept-maps never"
+                f"{free:,} free: make room, name a folder of another disk with work, or make the plan with "
+                "kept_maps=never"
             )
 
     def _check_work(self) -> None:
         if self.windows.kept and self.work is not None and not self.work.is_dir():
-            raise InputError(f"--work {self.work} is not a folder: make it, or name another one")
+            raise InputError(f"work {self.work} is not a folder: make it, or name another one")
 
     def _partial(self, number: int) -> ResultParts:
         one, windows = self.windows.passes[number], self.of(number)

@@ -86,7 +86,7 @@ class ManyImages:
         if usd > ceiling:
             raise UsageError(
                 f"{len(found):,} images are predicted to cost ${usd:.6f}, more than --max-cost-usd {ceiling:g}: allow "
-                "more, or --force a start, which stops at that ceiling"
+                "more, or force=true to start, which stops at that ceiling"
             )
 
     def _is_done(self, item: MapItem, manifest: Manifest) -> bool:

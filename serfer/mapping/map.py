@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from serfer.control.throttle import Thresholds
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
+from serfer.core.options import with_values
 from serfer.mapping.boxes import decoder_of
 from serfer.mapping.chosen_plan import chosen_plan
 from serfer.mapping.comparison import whole_of
@@ -30,9 +31,9 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer.wiring.options import workers_of
+from serfer.wiring.pipeline_options import PipelineOptions
 
 _IN_FLIGHT_BYTES = 512 * 1024 * 1024
-_DEFAULT = MapOptions()
 _SUFFIX = ".tif"
 _SHARE = 4  # of an account's concurrency, one part is for maps
 
@@ -50,19 +51,15 @@ class Silent:
         """Take how far the image is."""
 
 
-def map_image(  # noqa: PLR0913 - what can be chosen, by name
+def map_image(
     image: Path | str,
     plan: Path | str | None = None,
     out: Path | str | None = None,
     *,
     network: Any = None,  # noqa: ANN401 - as MapNetwork.model, or one
-    store: str | None = None,
-    workers: str | None = None,
-    driver: str = "push",
-    object_store: str | None = None,
-    stack: str | None = None,
     settings: Settings | None = None,
-    **options: Any,  # noqa: ANN401 - as `MapOptions`
+    options: MapOptions | None = None,
+    **values: Any,  # noqa: ANN401 - of MapOptions
 ) -> MapReport:
     """Run a map plan's network over an image, window by window, and write the result.
 
@@ -76,13 +73,9 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
         network: in place of a plan an ONNX file, "module.py:factory", "timm:NAME", "torchvision:NAME" or an nn.Module,
             or a `serfer.MapNetwork`, which says more of it. Its plan is made, for images of any size or else for this
             one's, and kept in the cache: the next map finds it there.
-        store: as `serfer.open`.
-        workers: as `serfer.open`.
-        driver: as `serfer.open`.
-        object_store: as `serfer.open`.
-        stack: as `serfer.open`.
         settings: instead of those of the environment.
-        options: the fields of `serfer.MapOptions`, such as `overwrite=True`.
+        options: how the image is mapped.
+        values: fields of `serfer.MapOptions` by name, in place of those of `options`: `max_cost_usd=2.0`.
 
     Raises:
         InputError: the image, the plan, the parts of an earlier run or the result's place do not go together.
@@ -92,48 +85,37 @@ def map_image(  # noqa: PLR0913 - what can be chosen, by name
             of parts of the image; what is done is kept.
         UnavailableError: the disk is full, or S3, the store or the functions cannot be reached.
     """
-    if unknown := options.keys() - {field.name for field in fields(MapOptions)}:
-        raise UsageError(f"serfer.map has no option {', '.join(sorted(unknown))}: see serfer.MapOptions")
-    named: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in options.items()
-    }
-    chosen = MapOptions(**named)
+    options = with_values(options or MapOptions(), values)
     out, settings = _place(out), settings or load_settings()
-    directory = _plan(plan, network, [image], out, settings, workers_of(workers, stack))
-    opening = Opening(directory, store, workers, driver, object_store, stack)
-    with open_mapper(opening, chosen, Silent(), settings) as mapper:
+    directory = _plan(plan, network, [image], out, settings, options)
+    with open_mapper(Opening(directory, options), options, Silent(), settings) as mapper:
         return mapper.map(image, out)
 
 
-def map_many(  # noqa: PLR0913 - what can be chosen, by name
+def map_many(
     images: Sequence[Path | str],
     plan: Path | str | None = None,
     out: Path | str | None = None,
     *,
     network: Any = None,  # noqa: ANN401 - as MapNetwork.model, or one
     suffix: str = _SUFFIX,
-    options: MapOptions = _DEFAULT,
-    store: str | None = None,
-    workers: str | None = None,
-    driver: str = "push",
-    object_store: str | None = None,
-    stack: str | None = None,
     settings: Settings | None = None,
+    options: MapOptions | None = None,
+    **values: Any,  # noqa: ANN401 - of MapOptions
 ) -> ManyReport:
     """Map images, folders and prefixes `s3://BUCKET/PREFIX/` into a folder or prefix, one image after the other.
 
     What fails is in the report's `failed`, the others go on. The same call does what is left: `out` has a manifest of
     what is done. Results have `suffix`: .tif, .png or .npy. `network`, in place of a plan, is as that of `map`, whose
-    plan is for the sizes of all images here where it is not for any. `options` are those of `map`, for each image; the
-    dollars that may be spent are for all together. Store, workers and the like are as `serfer.open`. Raises UsageError
-    for results of one name, and for more dollars predicted than may be spent; UnavailableError where that has come of
-    several images in a row.
+    plan is for the sizes of all images here where it is not for any. `options` and `values` are those of `map`, for
+    each image; the dollars that may be spent are for all together. Raises UsageError for results of one name, and for
+    more dollars predicted than may be spent; UnavailableError where that has come of several images in a row.
     """
+    options = with_values(options or MapOptions(), values)
     out, settings = _place(out), settings or load_settings()
-    directory = _plan(plan, network, images, out, settings, workers_of(workers, stack))
-    opening = Opening(directory, store, workers, driver, object_store, stack)
+    directory = _plan(plan, network, images, out, settings, options)
     items = map_items([str(image) for image in images], str(out), suffix)
-    with open_mapper(opening, options, Silent(), settings) as mapper:
+    with open_mapper(Opening(directory, options), options, Silent(), settings) as mapper:
         many = ManyImages(replace(mapper, start_below_ceiling=False), str(out), lambda _: None)
         many.check_dollars(items)
         return many.run(items)
@@ -151,9 +133,10 @@ def _plan(
     images: Sequence[Path | str],
     out: Path | str,
     settings: Settings,
-    workers: str,
+    options: MapOptions,
 ) -> Path:
-    named, deployed = [str(image) for image in images], workers == "aws"
+    """Return the directory of the plan that was given, or of the network's."""
+    named, deployed = [str(image) for image in images], workers_of(options.workers, options.stack) == "aws"
 
     def meant() -> list[str]:
         return [item.image for item in map_items(named, str(out), _SUFFIX)]
@@ -164,32 +147,20 @@ def _plan(
 class Opening:
     """How the pipeline of a plan directory is opened, once it is needed."""
 
-    def __init__(
-        self,
-        directory: Path,
-        store: str | None = None,
-        workers: str | None = None,
-        driver: str = "push",
-        object_store: str | None = None,
-        stack: str | None = None,
-    ) -> None:
-        if driver.startswith("stepfunctions"):
-            raise UsageError(
-                f"--engine {driver} runs whole plans, and a map runs one window at a time: use push or poll"
-            )
-        self.directory, self.workers = directory, workers_of(workers, stack)
-        self._store, self._driver, self._objects, self._stack = store, driver, object_store, stack
+    def __init__(self, directory: Path, options: PipelineOptions) -> None:
+        self.directory, self.workers = directory, workers_of(options.workers, options.stack)
+        self._options = options
         self._pipeline: Pipeline | None = None
 
     def pipeline(self, settings: Settings) -> Pipeline:
         if self._pipeline is None:
             self._pipeline = open_pipeline(
                 self.directory,
-                store=self._store,
+                store=self._options.store,
                 workers=self.workers,
-                driver=self._driver,
-                object_store=self._objects,
-                stack=self._stack,
+                driver=self._options.driver,
+                object_store=self._options.object_store,
+                stack=self._options.stack,
                 settings=settings,
             )
         return self._pipeline

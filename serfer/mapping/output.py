@@ -133,7 +133,7 @@ def _check_alike(tensors: Sequence[OutputTensor], views: Sequence[ImageWindows])
             for tensor, view in zip(tensors, views, strict=True)
         )
         raise UsageError(
-            f"--one-file is for outputs of one size, place and type, and {each}: leave it out, for a file of each"
+            f"one_file is for outputs of one size, place and type, and {each}: leave it out, for a file of each"
         )
 
 
@@ -167,6 +167,6 @@ def _cast(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     if values.dtype.kind != "b" and not (cast == values).all():
         raise InputError(
             f"the network's values reach from {values.min()} to {values.max()}, which {dtype} does not hold: choose "
-            "another --dtype"
+            "another dtype"
         )
     return cast

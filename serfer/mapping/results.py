@@ -2,7 +2,7 @@
 
 field.tif              of a network with one output
 field.NAME.tif         of each output of a network with several, NAME being the output's
-field.tif              of several outputs with --one-file, where they have one size and type
+field.tif              of several outputs with one_file, where they have one size and type
 """
 
 from __future__ import annotations
@@ -149,13 +149,13 @@ def result_files(
     if (suffix := _suffix(out)) in BOX_SUFFIXES:
         return [_box_file(plan, windows, out, suffix, options, decoder, no_data=no_data)]
     if options.min_score is not None or options.max_iou is not None:
-        raise UsageError(f"--min-score and --max-iou are for boxes, a result that ends in {' or '.join(BOX_SUFFIXES)}")
+        raise UsageError(f"min_score and max_iou are for boxes, a result that ends in {' or '.join(BOX_SUFFIXES)}")
     numbers = range(len(plan.output_tensors))
     groups = [[*numbers]] if options.one_file else [[number] for number in numbers]
     forms = [ResultForm.of(plan, windows, group, no_data=no_data, options=options) for group in groups]
     if options.dtype is not None and not any(form.whole for form in forms):
         kinds = ", ".join(dict.fromkeys(tensor.dtype for tensor in plan.output_tensors))
-        raise UsageError(f"the network's output is {kinds}: --dtype is for one of whole numbers")
+        raise UsageError(f"the network's output is {kinds}: dtype is for one of whole numbers")
     return [
         ResultFile(
             _path_with_label(out, label),
@@ -183,7 +183,7 @@ def _box_file(
             "boxes, and name another suffix for maps"
         )
     if options.one_file or options.dtype is not None:
-        raise UsageError(f"--one-file and --dtype are for maps, not for boxes in {suffix}")
+        raise UsageError(f"one_file and dtype are for maps, not for boxes in {suffix}")
     finest = min(range(len(plan.output_tensors)), key=lambda number: windows.of_output(number).rows.step)
     return BoxFile(
         out,

@@ -12,19 +12,20 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, ModelError, UsageError, WrongAnswerError
-from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan import Plan
 from serfer.extras import named_extras
 from serfer.files import read_text, write_whole
 from serfer.packaging.build_cache import cache_of
 from serfer.plan_directory import file_sha256, is_network_file, load_plan
 from serfer.settings import Settings
+from serfer.splitter.map_plan_options import MapPlanOptions
 from serfer.splitter.network.description import Description, Reduction
 from serfer.splitter.network.named_models import NamedModel, is_named
 from serfer.wiring.network_file import of_file, of_name, plan_name
@@ -40,34 +41,19 @@ Size = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class MapNetwork:
+class MapNetwork(MapPlanOptions):
     """A network that maps images without a plan of the user's, and what its plan is made with.
 
     `model` is an ONNX file, "module.py:factory", "timm:NAME" or "torchvision:NAME" (or a `NamedModel`), or an
-    nn.Module in evaluation mode. The other fields are as in `serfer.map_plan`.
+    nn.Module in evaluation mode.
     """
 
     model: Any
-    window: int | str = "auto"
-    channels: int = 3
-    reduce: str | None = None
-    output: str | None = None
-    statistics: str = "auto"
-    kept_maps: str = "auto"
-    preprocess: Preprocess | Path | str | None = None
-    labels: Sequence[str] | Path | str = ()
-    memory_mb: int | Sequence[int] | None = None
-    name: str | None = None
 
     @property
     def called(self) -> str:
         """The network's name in sentences."""
         return str(self.model) if isinstance(self.model, str | Path | NamedModel) else type(self.model).__name__
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Arguments of `serfer.map_plan` besides the model."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
 
 
 @dataclass(frozen=True)
@@ -166,7 +152,7 @@ def _make(
         network.model,
         sizes,
         directory,
-        **network.options,
+        options=network,
         facts=settings.facts(),
         profiles=settings.profiles(None, 0.0),
         progress=progress,

@@ -172,7 +172,7 @@ def check_times(network: Network, cut: WindowTiles, choice: WindowChoice, budget
         f"the network looks at the whole image in {len(windows.passes)} steps that follow from one another, so that "
         f"its exact result takes {len(work)} passes over it, {times:.1f} times the multiply-accumulates of one: about "
         f"${sum(usd):.6f} for an image of {size[0]:,} x {size[1]:,} pixels in place of ${sum(usd) / times:.6f}. "
-        "--statistics exact makes that plan (with --kept-maps always it computes less, and moves maps instead)"
+        "statistics=exact makes that plan (with kept_maps=always it computes less, and moves maps instead)"
     )
 
 

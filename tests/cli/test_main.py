@@ -78,7 +78,7 @@ def options_in(text):
     return [name for name in names if name != "help"]
 
 
-@pytest.mark.parametrize("command", [["classify", "--help"], ["split", "--help"], ["deploy", "warm", "--help"]])
+@pytest.mark.parametrize("command", [["split", "--help"], ["deploy", "warm", "--help"]])
 def test_help_names_every_model_of_the_zoo(serfer, command):
     text = " ".join(serfer(*command).out.split())
     assert all(name in text.replace("- ", "-") for name in ZOO)

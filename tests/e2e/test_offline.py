@@ -64,7 +64,7 @@ class Map:
     """A map as a process, half a second for each window, one at a time, which looks at the load every 0.2 s."""
 
     def __init__(self, *arguments, cwd):
-        command = [sys.executable, "-c", SLOW, "map", *map(str, arguments), "--json", "--concurrency", "1"]
+        command = [sys.executable, "-c", SLOW, "map", *map(str, arguments), "--json", "--set", "concurrency=1"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd)
         self.parts, self.said = cwd / "result.tif.parts", []
         self._listening = threading.Thread(target=lambda: self.said.extend(self._lines()))

@@ -23,7 +23,7 @@ def file(tmp_path_factory):
 def any_plan(serfer, file, tmp_path):
     """The plan that the command makes, and what it printed."""
     (tmp_path / "pixels.toml").write_text(TOML)
-    options = ("--size", "any", "--window", 32, "--preprocess", tmp_path / "pixels.toml")
+    options = ("--size", "any", "--set", "window=32", "--preprocess", tmp_path / "pixels.toml")
     done = serfer("map-plan", file, *options, "--out", tmp_path / "plan")
     assert done.code == 0, done.err
     return tmp_path / "plan", done.out

@@ -83,7 +83,7 @@ def image(tmp_path):
 
 @pytest.fixture
 def command(image, detector_plan):
-    return ("map", image, "--plan", detector_plan, "--workers", "inprocess", "--min-score", "0.7", "--out")
+    return ("map", image, "--plan", detector_plan, "--workers", "inprocess", "--set", "min_score=0.7", "--out")
 
 
 @pytest.mark.exact
@@ -116,7 +116,7 @@ def test_one_plan_has_the_boxes_of_images_of_any_size(serfer, detector_plan, net
     scans.mkdir()
     for name, size in sizes.items():
         write(scans / f"{name}.tif", pixels(*size))
-    options = ("--min-score", "0.7", "--suffix", ".json", "--workers", "inprocess")
+    options = ("--set", "min_score=0.7", "--set", "suffix=.json", "--workers", "inprocess")
     done = serfer("map", scans, "--plan", detector_plan, "--out", tmp_path / "boxes", *options)
     assert done.code == 1
     assert "takes heights and widths of 128 pixels or more that are multiples of 32" in done.err
@@ -134,8 +134,8 @@ def test_boxes_of_other_families_are_those_of_the_whole_image(serfer, tmp_path, 
     image = write(tmp_path / "image.tif", values)
     network, plan, out = save(tmp_path / "net.onnx", FRAME, family), tmp_path / "plan", tmp_path / "boxes.json"
     planned = serfer(
-        *("map-plan", network, "--size", f"{HEIGHT}x{WIDTH}", "--window", "24", "--out", plan),
-        *("--output", f"boxes:{family},score=0.6,iou=0.3"),
+        *("map-plan", network, "--size", f"{HEIGHT}x{WIDTH}", "--set", "window=24", "--out", plan),
+        *("--set", f"output=boxes:{family},score=0.6,iou=0.3"),
     )
     assert planned.code == 0, planned.err
     assert f"boxes of 3 classes of the whole image, as {family} has them, of a score of 0.6 or more" in planned.out
@@ -189,11 +189,11 @@ def test_boxes_of_a_module_are_those_of_the_module_on_the_whole_image(tmp_path):
 def test_a_map_of_boxes_that_was_stopped_goes_on_with_the_same_thresholds(serfer, command, tmp_path):
     assert serfer(*command, tmp_path / "whole.json").code == 0
     out = tmp_path / "boxes.json"
-    stopped = serfer(*command, out, "--max-cost-usd", "0.000003", "--force", "--concurrency", "1", "--json")
+    stopped = serfer(*command, out, "--max-cost-usd=3e-6", "--set=force=true", "--set=concurrency=1", "--json")
     assert stopped.code == 1
     computed = json.loads(stopped.out)["computed"]
     assert 0 < computed < 9
-    refused = serfer(*command, out, "--min-score", "0.8")
+    refused = serfer(*command, out, "--set", "min_score=0.8")
     assert refused.code == 3
     assert "options.min_score was 0.7, and is 0.8 now" in refused.err
     part = next((tmp_path / "boxes.json.parts").glob("c.0.0.*"))
@@ -210,7 +210,7 @@ def test_windows_without_data_have_no_boxes(serfer, detector_plan, tmp_path):
     image = write(tmp_path / "image.tif", values, nodata=0)
     out = tmp_path / "boxes.geojson"
     done = serfer(
-        "map", image, "--plan", detector_plan, "--out", out, "--workers", "inprocess", "--json", "--min-score", "0.7"
+        "map", image, "--plan", detector_plan, "--out", out, "--workers=inprocess", "--json", "--set=min_score=0.7"
     )
     assert json.loads(done.out)["empty"] == 3
     collection = json.loads(out.read_text())
@@ -222,7 +222,7 @@ def test_more_candidates_than_memory_holds_are_refused_with_the_option(serfer, c
     monkeypatch.setattr("serfer.mapping.boxes.MOST_CANDIDATES", 100)
     refused = serfer(*command, tmp_path / "boxes.json")
     assert refused.code == 2
-    assert "more than 100 boxes have at least the least score: give a higher --min-score" in refused.err
+    assert "more than 100 boxes have at least the least score: give a higher min_score" in refused.err
     assert not (tmp_path / "boxes.json").exists()
 
 
@@ -234,7 +234,7 @@ def test_what_goes_with_boxes_and_what_does_not_is_said(serfer, command, detecto
     assert sorted(shapes) == [(19, 13, 17), (19, 26, 34), (19, 52, 68)]  # the heads of the padded image
     (detector_plan / "decoder.onnx").rename(detector_plan / "away.onnx")
     try:
-        assert "options of serfer map, --min-score" in serfer("describe", detector_plan, "--output", "boxes").err
+        assert "options of serfer map, min_score" in serfer("describe", detector_plan, "--output", "boxes").err
         assert "decoder.onnx is missing" in serfer(*command, tmp_path / "boxes.json").err
     finally:
         (detector_plan / "away.onnx").rename(detector_plan / "decoder.onnx")

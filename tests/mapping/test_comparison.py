@@ -131,7 +131,7 @@ def test_a_map_is_compared_and_says_so(serfer, command):
     assert not found["wrong"]
     said = serfer(*command, "--overwrite").out
     assert "compared with the network in one piece on" in said
-    assert json.loads(serfer(*command, "--overwrite", "--no-check", "--json").out)["compared"] is None
+    assert json.loads(serfer(*command, "--overwrite", "--set", "check=false", "--json").out)["compared"] is None
 
 
 @pytest.mark.parametrize("number", [0, 7, 19])
@@ -154,7 +154,7 @@ def test_a_wrong_window_is_named_and_nothing_is_written(serfer, command, tmp_pat
 def test_a_wrong_map_is_written_where_it_is_not_checked(serfer, command, tmp_path, altered):
     altered(7, lambda values: values + 0.01)
     assert serfer(*command).code == 1
-    done = serfer(*command, "--no-check", "--json")
+    done = serfer(*command, "--set", "check=false", "--json")
     assert json.loads(done.out)["resumed"] == 20
     assert (tmp_path / "result.tif").exists()
 

@@ -132,7 +132,7 @@ def test_kept_maps_that_are_not_whole_are_computed_again(serfer, command, whole,
 
 def test_kept_maps_of_another_image_are_never_read(serfer, networks, command, tmp_path, tmp_path_factory):
     work = tmp_path_factory.mktemp("work")
-    command = (*command, "--work", work)
+    command = (*command, "--set", f"work={work}")
     process = start(command)
     wait_for_parts(process, tmp_path / "result.tif.parts.pass-2", 1)
     process.kill()
@@ -154,16 +154,16 @@ def test_kept_maps_of_another_image_are_never_read(serfer, networks, command, tm
 
 def test_a_folder_of_work_that_is_not_there_is_refused(serfer, command, tmp_path):
     for more in ((), ("--dry-run",)):
-        refused = serfer(*command, "--work", tmp_path / "none", *more)
+        refused = serfer(*command, "--set", f"work={tmp_path / 'none'}", *more)
         assert refused.code == 3
-        assert f"--work {tmp_path / 'none'} is not a folder" in refused.err
+        assert f"work {tmp_path / 'none'} is not a folder" in refused.err
 
 
 def test_a_folder_of_work_that_has_no_use_is_named(serfer, networks, tmp_path):
     plan = tmp_path / "plan"
     given = {"window": 32, "preprocess": PREPROCESS, "statistics": "exact", "kept_maps": "never"}
     package.map_plan(networks["unet"][0], [(HEIGHT, WIDTH)], plan, **given)
-    done = serfer(*command_of(image_of(tmp_path), plan, tmp_path), "--work", tmp_path, "--dry-run")
+    done = serfer(*command_of(image_of(tmp_path), plan, tmp_path), "--set", f"work={tmp_path}", "--dry-run")
     assert done.code == 0
     assert "the plan keeps no maps between passes" in " ".join(done.err.split())
 
@@ -225,7 +225,7 @@ def test_a_plan_whose_kept_maps_cannot_be_is_refused(networks, change):
 
 def test_a_plan_for_any_size_refuses_to_keep_maps_always_before_it_reads_the_network(serfer, tmp_path):
     size = "--size", "any,multiple=8"
-    done = serfer("map-plan", "net.onnx", *size, "--kept-maps", "always", "--out", tmp_path / "plan")
+    done = serfer("map-plan", "net.onnx", *size, "--set", "kept_maps=always", "--out", tmp_path / "plan")
     assert done.code == 2
     assert "a plan for images of any size keeps no maps" in done.err
     assert not (tmp_path / "plan").exists()

@@ -111,12 +111,12 @@ def test_dollars_end_all_images_and_name_those_that_are_left(many, folder, tmp_p
     refused = many("--max-cost-usd", usd / 2)
     assert refused.code == 2
     assert "2 images are predicted to cost" in refused.err
-    stopped = many("--max-cost-usd", usd / 50, "--force", "--json")
+    stopped = many("--max-cost-usd", usd / 50, "--set", "force=true", "--json")
     assert stopped.code == 1
     summary = lines(stopped.out)[-1]
     assert [*summary["failed"], *summary["untried"]] == [str(folder / "a.tif"), str(folder / "deep/b.tif")]
     left = tmp_path / "results" / "retry.txt"
-    done = many("--list", left, images=())
+    done = many("--set", f"image_list={left}", images=())
     assert done.code == 0, done.err
 
 
@@ -134,7 +134,7 @@ def test_a_prefix_of_s3_is_mapped_into_another(serfer, plan, bucket, folder, tmp
     client, url = bucket
     for name in ("a.tif", "deep/b.tif"):
         client.put_object(Bucket="maps", Key=f"in/{name}", Body=(folder / name).read_bytes())
-    command = ("map", url("in/"), "--plan", plan, "--out", url("out/"), "--workers", "inprocess", "--suffix", ".npy")
+    command = ("map", url("in/"), "--plan", plan, "--out", url("out/"), "--workers=inprocess", "--set=suffix=.npy")
     done = serfer(*command, "--json")
     assert done.code == 0, done.err
     body = client.get_object(Bucket="maps", Key="out/deep/b.npy")["Body"].read()

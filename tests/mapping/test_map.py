@@ -40,11 +40,11 @@ def test_the_python_function_maps_another_size_of_the_same_plan(plan, tmp_path):
     ("dtype", "options", "scale"),
     [
         ("uint16", [], 1 / 65535),
-        ("uint16", ["--full-scale", "10000"], 1 / 10000),
+        ("uint16", ["--set", "full_scale=10000"], 1 / 10000),
         ("int16", [], 1 / 32767),
-        ("float32", ["--full-scale", "255"], 1 / 255),
+        ("float32", ["--set", "full_scale=255"], 1 / 255),
         ("float64", [], 1.0),
-        ("uint8", ["--full-scale", "128"], 1 / 128),
+        ("uint8", ["--set", "full_scale=128"], 1 / 128),
     ],
 )
 def test_other_types_are_normalised_to_their_own_range(serfer, plan, tmp_path, dtype, options, scale):
@@ -152,7 +152,7 @@ def test_dollars_end_at_the_ceiling_with_those_in_flight_at_their_predicted_pric
     assert "more than --max-cost-usd" in refused.err
     assert not (tmp_path / "result.tif.parts").is_dir() or not any((tmp_path / "result.tif.parts").glob("c.*"))
     ceiling = predicted / 20
-    done = serfer(*command, "--max-cost-usd", ceiling, "--force", "--json")
+    done = serfer(*command, "--max-cost-usd", ceiling, "--set", "force=true", "--json")
     assert done.code == 1
     report = json.loads(done.out)
     assert 0 < report["computed"] < 20
@@ -164,20 +164,13 @@ def test_dollars_end_at_the_ceiling_with_those_in_flight_at_their_predicted_pric
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
-def test_what_is_not_given_is_taken_from_variables_and_the_file(serfer, image, plan, tmp_path, monkeypatch):
+def test_keys_are_taken_from_variables_and_the_file(serfer, image, plan, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "serfer.toml").write_text('store = "memory://"\nworkers = "inprocess"\n')
-    command = ("map", image, "--plan", plan, "--out", tmp_path / "result.tif")
-    monkeypatch.setenv("SERFER_WORKERS", "local")
-    refused = serfer(*command)
-    assert refused.code == 2
-    assert "--store memory:// cannot be shared with local workers" in refused.err
-    assert refused.err.endswith("(--store is from serfer.toml; --workers is from SERFER_WORKERS)")
-    monkeypatch.delenv("SERFER_WORKERS")
-    monkeypatch.setenv("SERFER_STORE", (tmp_path / "store").as_uri())
-    done = serfer(*command)
-    assert done.code == 0, done.err
-    assert (tmp_path / "store").exists()
+    (tmp_path / "serfer.toml").write_text("[map]\nconcurrency = 0\n")
+    command = ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
+    assert "serfer.toml: [map] concurrency is at least 1" in serfer(*command).err
+    monkeypatch.setenv("SERFER_MAP_CONCURRENCY", "1")
+    assert serfer(*command).code == 0
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
@@ -188,12 +181,12 @@ def test_local_workers_compute_the_same(serfer, command, tmp_path):
 
 
 def test_a_state_machine_which_runs_whole_plans_is_refused(serfer, command):
-    refused = serfer(*command[:-1], "local", "--engine", "stepfunctions")
+    refused = serfer(*command[:-1], "local", "--set", "engine=stepfunctions")
     assert refused.code == 2
     assert "use push or poll" in refused.err
 
 
 def test_more_windows_in_flight_than_slots_wait_and_may_share_invocations(serfer, command, tmp_path):
-    done = serfer(*command, "--concurrency", 40, "--json")
+    done = serfer(*command, "--set", "concurrency=40", "--json")
     assert done.code == 0, done.err
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))

@@ -69,7 +69,7 @@ def aligned(tmp_path_factory):
 def described(tmp_path):
     """How pixels become the input of the network, and the side of its windows."""
     (tmp_path / "pixels.toml").write_text(PIXELS)
-    return ("--preprocess", tmp_path / "pixels.toml", "--window", WINDOW, "--workers", "inprocess")
+    return ("--preprocess", tmp_path / "pixels.toml", "--set", f"window={WINDOW}", "--workers", "inprocess")
 
 
 @pytest.fixture
@@ -196,11 +196,11 @@ def test_an_interrupted_plan_leaves_nothing(tmp_path, dense, monkeypatch):
     [
         ((), 2, "there is nothing to map with: give --plan DIR"),
         (("--plan", "x", "--network", "y"), 2, "--plan and --network exclude each other"),
-        (("--plan", "x", "--reduce", "argmax", "--random"), 2, "--reduce and --random describe a network, --network"),
-        (("--plan", "x", "--kept-maps", "never"), 2, "--kept-maps describe a network, --network FILE"),
+        (("--plan", "x", "--reduce", "argmax", "--set", "random=true"), 2, "--reduce and --random describe a network"),
+        (("--plan", "x", "--set", "kept_maps=never"), 2, "--kept-maps describe a network, --network FILE"),
         (("--network", "nowhere.onnx"), 3, "nowhere.onnx does not exist"),
         (("--network", "net.pt"), 3, "net.pt holds weights"),
-        (("--network", "net.onnx", "--weights-file", "x"), 2, "--weights-file says where the weights of timm:NAME"),
+        (("--network", "net.onnx", "--set", "weights_file=x"), 2, "--weights-file says where the weights of timm:NAME"),
         (("--network", "net.onnx", "--workers", "aws"), 2, "net.onnx has no functions in AWS: write a plan"),
         (("--network", "net.onnx", "--reduce", "most"), 2, "--reduce is argmax, softmax or sigmoid"),
     ],

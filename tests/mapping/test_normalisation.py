@@ -136,21 +136,21 @@ def test_values_that_are_not_finite_are_refused_by_their_band(serfer, by_percent
     assert refused.code == 3
     assert "image.tif has values in band 3 that are NaN or infinite" in refused.err
     assert [path.name for path in tmp_path.iterdir()] == ["image.tif"]
-    assert serfer(*command, "--no-data", "nan", "--no-data-bands", "any").code == 0
+    assert serfer(*command, "--no-data", "nan", "--set", "no_data_bands=any").code == 0
 
 
 def test_a_full_scale_is_refused_beside_it(serfer, by_percentiles, tmp_path):
     image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH))
     command = ("map", image, "--plan", by_percentiles, "--out", tmp_path / "result.tif", "--workers", "inprocess")
-    refused = serfer(*command, "--full-scale", 100)
+    refused = serfer(*command, "--set", "full_scale=100")
     assert refused.code == 2
-    assert "leave --full-scale out" in refused.err
+    assert "leave full_scale out" in refused.err
 
 
 def test_a_resumed_map_has_the_statistics_that_it_began_with(serfer, by_percentiles, tmp_path, monkeypatch):
     values = pixels(HEIGHT, WIDTH)
     image, out = write(tmp_path / "image.tif", values), tmp_path / "result.tif"
-    command = ("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--concurrency", 1)
+    command = ("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--set", "concurrency=1")
     put = ResultParts.put
 
     def interrupted(parts, number, part):
@@ -283,9 +283,9 @@ def test_stored_values_reach_the_network_whatever_the_full_scale_of_their_type(s
     wanted = ((values - mean[:, None, None]) / std[:, None, None]).astype(np.float32)
     session = onnxruntime.InferenceSession(network(), providers=["CPUExecutionProvider"])
     assert_equal(read(tmp_path / "out.tif"), session.run(None, {"image": wanted[None]})[0][0])
-    refused = serfer_command(*command, "--full-scale", 4095, "--overwrite")
+    refused = serfer_command(*command, "--set", "full_scale=4095", "--overwrite")
     assert refused.code == 2
-    assert "leave --full-scale out" in refused.err
+    assert "leave full_scale out" in refused.err
 
 
 def test_stored_values_are_for_map_plans(tmp_path):

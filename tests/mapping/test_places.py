@@ -70,8 +70,8 @@ def test_a_map_plan_says_what_an_image_costs_and_needs_no_resizing(serfer_comman
         tmp_path / "plan",
         "--preprocess",
         tmp_path / "pixels.toml",
-        "--window",
-        "512",
+        "--set",
+        "window=512",
     )
     done = serfer_command(*command, "--size", "1000x1000", "--size", "10001x10000")
     assert done.code == 0, done.err

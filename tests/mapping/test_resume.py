@@ -35,7 +35,7 @@ main()
 
 def start(command):
     """Start the command as a process that takes a fifth of a second for each part."""
-    arguments = [sys.executable, "-c", SLOW, *map(str, command), "--concurrency", "1"]
+    arguments = [sys.executable, "-c", SLOW, *map(str, command), "--set", "concurrency=1"]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -146,7 +146,7 @@ def begun(command, monkeypatch, serfer):
         put(parts, number, values)
 
     monkeypatch.setattr(ResultParts, "put", full)
-    stopped = serfer(*command, "--concurrency", 1)
+    stopped = serfer(*command, "--set", "concurrency=1")
     monkeypatch.undo()
     monkeypatch.setenv("COLUMNS", "400")
     return stopped
@@ -181,7 +181,7 @@ def test_a_disk_that_is_really_full_at_nine_tenths_keeps_them_and_the_map_goes_o
         put(parts, number, values)
 
     monkeypatch.setattr(ResultParts, "put", filling)
-    stopped = serfer(*command, "--out", out, "--concurrency", 1)
+    stopped = serfer(*command, "--out", out, "--set", "concurrency=1")
     assert stopped.code == 4
     assert "18 of 20" in stopped.err
     monkeypatch.undo()
@@ -211,7 +211,7 @@ def test_an_image_that_is_gone_half_way_makes_no_result_and_its_windows_are_kept
             image.unlink() if how == "deleted" else os.truncate(image, 900)
 
     monkeypatch.setattr(ResultParts, "put", losing)
-    stopped = serfer(*command, "--concurrency", 1)
+    stopped = serfer(*command, "--set", "concurrency=1")
     assert stopped.code in {1, 3}
     assert "image.tif" in stopped.err
     assert not (tmp_path / "result.tif").exists()
@@ -227,7 +227,7 @@ def test_an_image_that_is_gone_half_way_makes_no_result_and_its_windows_are_kept
 @pytest.mark.parametrize(
     ("changed", "named"),
     [
-        (["--full-scale", "100"], "options.full_scale was null, and is 100.0 now"),
+        (["--set", "full_scale=100"], "options.full_scale was null, and is 100.0 now"),
         (["--no-data", "3"], 'options.no_data was "auto", and is "3.0" now'),
         (["--bands", "3,2,1"], "options.bands was [], and is [3, 2, 1] now"),
     ],

@@ -127,7 +127,7 @@ def test_pixels_without_data_have_none_in_every_output(serfer, plan, network, tm
 
 
 def test_a_map_that_was_stopped_goes_on_with_the_windows_that_lack_a_part(serfer, command, network, tmp_path):
-    stopped = serfer(*command, "--max-cost-usd", "0.0000025", "--force", "--concurrency", "1", "--json")
+    stopped = serfer(*command, "--max-cost-usd", "0.0000025", "--set", "force=true", "--set", "concurrency=1", "--json")
     assert stopped.code == 1
     computed = json.loads(stopped.out)["computed"]
     assert 0 < computed < 16
@@ -165,9 +165,9 @@ def test_a_map_that_was_stopped_between_two_files_writes_the_others_alone(
 
 
 def test_outputs_of_one_size_are_bands_of_one_file_and_others_are_refused(serfer, command, tmp_path):
-    refused = serfer(*command, "--one-file")
+    refused = serfer(*command, "--set", "one_file=true")
     assert refused.code == 2
-    assert "--one-file is for outputs of one size" in refused.err
+    assert "one_file is for outputs of one size" in refused.err
     assert "/head/Conv is 51 x 63 float32" in refused.err
     network = save(tmp_path / "net.onnx")
     model = onnx.load(network)
@@ -177,7 +177,7 @@ def test_outputs_of_one_size_are_bands_of_one_file_and_others_are_refused(serfer
     onnx.save(model, network)
     package.map_plan(network, [(HEIGHT, WIDTH)], tmp_path / "plan", window=128)
     command = [tmp_path / "plan" if each == command[3] else each for each in command]
-    done = serfer(*command, "--one-file")
+    done = serfer(*command, "--set", "one_file=true")
     assert done.code == 0, done.err
     expected = whole(save(tmp_path / "net.onnx"), pixels(HEIGHT, WIDTH))
     with rasterio.open(tmp_path / "out.tif") as dataset:
@@ -188,7 +188,7 @@ def test_outputs_of_one_size_are_bands_of_one_file_and_others_are_refused(serfer
 
 
 def test_of_several_outputs_the_one_that_is_reduced_is_named(serfer, network, image, tmp_path):
-    given = ("map-plan", network, "--size", f"{HEIGHT}x{WIDTH}", "--window", "64", "--out", tmp_path / "plan")
+    given = ("map-plan", network, "--size", f"{HEIGHT}x{WIDTH}", "--set", "window=64", "--out", tmp_path / "plan")
     refused = serfer(*given, "--reduce", "argmax")
     assert refused.code == 2
     assert "say which one is reduced, such as --reduce probability=argmax" in refused.err

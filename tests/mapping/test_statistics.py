@@ -137,7 +137,7 @@ def test_one_plan_has_the_statistics_of_each_image_of_a_folder(serfer, networks,
     scans.mkdir()
     for name, size in sizes.items():
         write(scans / f"{name}.tif", pixels(*size))
-    planned = serfer("map-plan", file, "--size", "any", "--window", 32, "--out", tmp_path / "plan")
+    planned = serfer("map-plan", file, "--size", "any", "--set", "window=32", "--out", tmp_path / "plan")
     assert planned.code == 0, planned.err
     assert "for images of any size: heights and widths of 36 pixels or more" in planned.out
     assert "2 passes over the image, " in planned.out
@@ -153,7 +153,7 @@ def test_one_plan_has_the_statistics_of_each_image_of_a_folder(serfer, networks,
 def test_the_statistics_do_not_depend_on_which_window_comes_first(serfer, networks, tmp_path):
     command, results = command_of(image_of(tmp_path), networks["gated"][1], tmp_path), []
     for concurrency in (1, 4):
-        assert serfer(*command, "--overwrite", "--concurrency", concurrency).code == 0
+        assert serfer(*command, "--overwrite", "--set", f"concurrency={concurrency}").code == 0
         results.append(read(tmp_path / "result.tif"))
     np.testing.assert_array_equal(*results)
 
@@ -206,7 +206,7 @@ def test_one_interrupted_and_killed_in_a_pass_goes_on_in_it(serfer, networks, tm
 def test_statistics_of_another_image_are_never_used(serfer, networks, tmp_path):
     file, plan = networks["gated"]
     command = command_of(image_of(tmp_path), plan, tmp_path)
-    assert serfer(*command, "--max-cost-usd", "1e-6", "--force").code == 1
+    assert serfer(*command, "--max-cost-usd", "1e-6", "--set", "force=true").code == 1
     other = pixels(HEIGHT, WIDTH)[:, ::-1].copy()
     image_of(tmp_path, other)
     refused = serfer(*command)
@@ -240,7 +240,7 @@ def test_more_work_than_three_maps_is_asked_for_with_both_prices(tmp_path):
         x = net.gates(net.conv(x, before, 6), 6)
     net.conv(x, 6, 2, 1)
     file = net.save(tmp_path / "deep.onnx")
-    with pytest.raises(UsageError, match=r"takes 7 passes over it, 4\.\d times .* in place of \$.*--statistics exact"):
+    with pytest.raises(UsageError, match=r"takes 7 passes over it, 4\.\d times .* in place of \$.*statistics=exact"):
         package.map_plan(file, [(HEIGHT, WIDTH)], tmp_path / "plan", window=32)
     assert not (tmp_path / "plan").exists()
 

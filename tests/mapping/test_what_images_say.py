@@ -69,7 +69,7 @@ def test_a_pixel_may_hold_no_data_where_one_of_its_bands_has_none(mapped, tmp_pa
     assert_equal(result, expected(values))
     assert f"{HOLE.sum():,} pixels have the value for no data in some of the bands alone" in report["notes"][-1]
     assert report["notes"][-1] in said
-    check(*mapped(image, "--no-data-bands", "any", "--overwrite")[:2], values)
+    check(*mapped(image, "--set", "no_data_bands=any", "--overwrite")[:2], values)
 
 
 def test_the_bands_that_the_network_takes_say_what_holds_no_data(mapped, tmp_path):

@@ -122,7 +122,7 @@ def stopped(monkeypatch):
 )
 def test_whatever_stops_a_map_it_says_what_is_kept_and_how_to_go_on(serfer, command, stopped, tmp_path, error, code):
     stopped(error)
-    done = serfer(*command, "--concurrency", 1)
+    done = serfer(*command, "--set", "concurrency=1")
     assert done.code == code
     assert f"7 of 20 windows are kept in {tmp_path / 'result.tif.parts'}: run the same command again" in done.err
 
@@ -136,7 +136,7 @@ def test_a_full_disk_says_it_once(serfer, command, monkeypatch):
         put(parts, number, values)
 
     monkeypatch.setattr(ResultParts, "put", full)
-    assert serfer(*command, "--concurrency", 1).err.count("7 of 20") == 1
+    assert serfer(*command, "--set", "concurrency=1").err.count("7 of 20") == 1
 
 
 @pytest.mark.killed
@@ -154,7 +154,7 @@ def test_an_interrupted_folder_says_how_many_images_are_done_and_lists_the_other
 
     monkeypatch.setattr(ResultParts, "put", interrupted)
     command = ("map", tmp_path / "scans", "--plan", plan, "--out", tmp_path / "out", "--workers", "inprocess")
-    done = serfer(*command, "--concurrency", 1)
+    done = serfer(*command, "--set", "concurrency=1")
     assert done.code == 130
     assert "1 of 3 images are mapped, those that are left are listed in" in done.err
     assert (tmp_path / "out" / "retry.txt").read_text().split() == [
@@ -181,10 +181,10 @@ main()
 """
 
 
-@pytest.mark.parametrize(("mine", "yours"), [(["--parts", "mine"], ["--parts", "yours"]), ([], ["--parts", "yours"])])
+@pytest.mark.parametrize(("mine", "yours"), [("mine", "yours"), (None, "yours")])
 def test_a_second_process_on_one_result_is_refused_wherever_its_parts_are(serfer, command, tmp_path, mine, yours):
-    mine, yours = ([str(tmp_path / each) if each[0] != "-" else each for each in given] for given in (mine, yours))
-    arguments = [sys.executable, "-c", HOLD, *map(str, command), *mine, "--concurrency", "1"]
+    mine, yours = (["--set", f"parts={tmp_path / name}"] if name else [] for name in (mine, yours))
+    arguments = [sys.executable, "-c", HOLD, *map(str, command), *mine, "--set", "concurrency=1"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "holding\n"
         for other in (yours, [] if mine else yours):
@@ -203,7 +203,7 @@ def test_a_second_process_on_one_folder_is_refused(serfer, plan, tmp_path):
     for seed in range(2):
         write(tmp_path / "scans" / f"{seed}.tif", pixels(HEIGHT, WIDTH, seed=seed), crs=UTM, transform=WHERE)
     command = ("map", tmp_path / "scans", "--plan", plan, "--out", tmp_path / "out", "--workers", "inprocess")
-    arguments = [sys.executable, "-c", HOLD, *map(str, command), "--concurrency", "1"]
+    arguments = [sys.executable, "-c", HOLD, *map(str, command), "--set", "concurrency=1"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout.readline() == "holding\n"
         refused = serfer(*command)

@@ -71,17 +71,17 @@ class TestYielding:
 
     def test_a_pause_is_named_and_its_time_reported(self, service, serfer, command):
         service.replies = [*[load(0.0)] * 2, *[load(0.0, latency=1.5)] * 40, load(0.2)]
-        done = serfer(*command, "--yield-to", service.url, "--concurrency", "1")
+        done = serfer(*command, "--yield-to", service.url, "--set", "concurrency=1")
         assert done.code == 0, done.err
         assert re.search(r"paused: queries of 127.0.0.1:\d+ take 1.50 of their profile, above 1.00", done.err)
         assert re.search(r"paused for [\d.]+ s beside online load", done.out)
 
     def test_its_thresholds_are_the_users(self, service, serfer, command):
         service.replies = [load(0.6, latency=1.5)]
-        chosen = ("--yield-utilisation", "0.8", "--yield-latency", "2")
+        chosen = ("--set", "yield_utilisation=0.8", "--set", "yield_latency=2")
         done = serfer(*command, "--yield-to", service.url, *chosen, "--json")
         assert (done.code, json.loads(done.out)["paused_s"]) == (0, 0.0)
-        refused = serfer(*command, "--yield-to", service.url, "--yield-utilisation", "1.5")
+        refused = serfer(*command, "--yield-to", service.url, "--set", "yield_utilisation=1.5")
         assert (refused.code, "at most 1" in refused.err) == (2, True)
 
     @pytest.mark.killed

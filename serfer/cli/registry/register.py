@@ -11,8 +11,9 @@ import typer
 
 from serfer.cli.registry.options import ByOption, RegistryOption, who
 from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption, named_model
+from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption
 from serfer.cli.shared.network_options import example_of
+from serfer.cli.shared.option_groups import WeightsOptions
 from serfer.cli.shared.options import JsonOption, print_json, share, status_line
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.core.dataclass_codec import unstructure
@@ -84,7 +85,7 @@ def register(
 
     with _progress() as progress:
         registered = register_network(
-            named_model(network, weights_file, random, download),
+            WeightsOptions(weights_file=weights_file, random=random, download=download).model_with_weights(network),
             app,
             validation,
             name=name,

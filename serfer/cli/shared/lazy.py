@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
+from serfer.cli.shared.schema import make_command
 from serfer.extras import missing_extra
 
-Commands = Mapping[str, tuple[str, str]]
-"""The place of each command, as `module:attribute` or `INSTALLED`, and what it does, in the order of the help."""
+Commands = Mapping[str, tuple[str, ...]]
+"""The place of each command, `module:attribute` or `INSTALLED`, what it does, and the place of its class of options."""
 INSTALLED = ""
 """The place of a command that a distribution of its own brings, by the entry point group `serfer.commands`."""
 Panels = Mapping[str, Sequence[str]]
@@ -45,10 +46,10 @@ class _LazyGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401, ARG002 - same
         if cmd_name not in self.places:
             return None
-        place, summary = self.places[cmd_name]
+        place, summary, *options = self.places[cmd_name]
         if self._listing:
             return _stub(cmd_name, summary)
-        return _imported(cmd_name, place)
+        return _imported(cmd_name, place, *options)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - same
         names: dict[str, Any] = dict.fromkeys(self.places)
@@ -85,10 +86,12 @@ def _stub(name: str, summary: str) -> Any:  # noqa: ANN401 - same
     return typer.main.get_command(one)
 
 
-def _imported(name: str, place: str) -> Any:  # noqa: ANN401 - same
-    """Return the command at a place: a function, or an application with commands of its own."""
-    module, _, attribute = place.partition(":")
-    target = _installed(name) if place == INSTALLED else getattr(import_module(module), attribute)
+def _imported(name: str, place: str, options: str = "") -> Any:  # noqa: ANN401 - same
+    """Return the command of a class of options, or at a place: a function, or an application of commands."""
+    if options:
+        target = make_command(name, _attribute(options), place)
+    else:
+        target = _installed(name) if place == INSTALLED else _attribute(place)
     if not isinstance(target, typer.Typer):
         one = typer.Typer(add_completion=False, rich_markup_mode=None)
         one.command(name=name)(target)
@@ -96,6 +99,11 @@ def _imported(name: str, place: str) -> Any:  # noqa: ANN401 - same
     command = typer.main.get_command(target)
     command.name = name
     return command
+
+
+def _attribute(place: str) -> Any:  # noqa: ANN401 - same
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 def _installed(name: str) -> Any:  # noqa: ANN401 - a function, or an application

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.named_model import WeightsFrom
 from serfer.cli.shared.network_options import FileOptions, plan_of
+from serfer.cli.shared.option_groups import WeightsOptions
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import complain, out
 from serfer.control.scenario import read_scenario
@@ -142,7 +142,7 @@ def plan_directory_of(place: Path, size: str | None, channels: int | None) -> Pa
         if size is not None or channels is not None:
             raise UsageError(f"--size and --channels describe a network, and {place} is not one")
         return place
-    weights = WeightsFrom(random=not is_network_file(place))
+    weights = WeightsOptions(random=not is_network_file(place))
     with status_line() as progress:
         return plan_of(place, FileOptions(size, channels, Description(), weights), progress, deployed=False, says=False)
 

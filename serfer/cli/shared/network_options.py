@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-from serfer.cli.shared.named_model import FROM_CACHE, WeightsFrom
+from serfer.cli.shared.option_groups import NetworkFileOptions, WeightsOptions
 from serfer.cli.shared.plan_summary import in_cache
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
@@ -37,25 +37,7 @@ ChannelsOption = Annotated[
         "--channels", min=1, max=4096, help="The input's channels, with --size; the file's, or 3, by default."
     ),
 ]
-PreprocessOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--preprocess",
-        help="Of an .onnx file, a TOML file: how an image becomes its input (docs/how-to/preprocess.md).",
-        show_default="stretched to its size, RGB, values from 0 to 1",
-    ),
-]
-LabelsOption = Annotated[
-    Path | None,
-    typer.Option("--labels", help="Of an .onnx file: a text file with a class's name in each line; else numbers."),
-]
-OutputOption = Annotated[
-    str | None,
-    typer.Option(
-        "--output",
-        help="Of an .onnx file: what its outputs are: scores, by softmax, sigmoid or none, or boxes of a detector.",
-    ),
-]
+_FROM_CACHE = WeightsOptions()
 _RGB = 3  # channels by default
 
 
@@ -66,7 +48,7 @@ class FileOptions:
     size: str | None
     channels: int | None
     description: Description
-    weights: WeightsFrom = FROM_CACHE
+    weights: WeightsOptions = _FROM_CACHE
 
     @classmethod
     def of(
@@ -76,22 +58,29 @@ class FileOptions:
         preprocess: Path | None,
         labels: Path | None,
         output: str | None,
-        weights: WeightsFrom = FROM_CACHE,
+        weights: WeightsOptions = _FROM_CACHE,
     ) -> FileOptions:
         """Read the options; raises UsageError and InputError."""
         example_of(size, channels, ranges=True)  # refuses what no file has
         return cls(size, channels, Description.of(preprocess, labels or (), output), weights)
 
+    @classmethod
+    def read(cls, options: NetworkFileOptions) -> FileOptions:
+        """Read the options of a command; raises UsageError and InputError."""
+        weights = WeightsOptions(weights_file=options.weights_file, random=options.random, download=options.download)
+        return cls.of(options.size, options.channels, options.preprocess, options.labels, options.output, weights)
+
     def check(self, networks: Sequence[Path | str]) -> None:
         """Refuse options that describe a network where there is none, or several; raises UsageError."""
         if len(networks) == 1:
-            self.weights.of(str(networks[0]))
+            self.weights.model_with_weights(str(networks[0]))
             return
         count = len(networks)
         which = f"there are {count}: split all but one before" if count else "a plan has its own"
-        if self.weights != FROM_CACHE:
+        if self.weights != _FROM_CACHE:
             raise UsageError(
-                f"{self.weights.given} says where the weights of timm:NAME or torchvision:NAME are from; {which}"
+                f"{self.weights.weights_given} says where the weights of timm:NAME or torchvision:NAME are from; "
+                f"{which}"
             )
         if self.size is not None or self.description != Description():
             raise UsageError(
@@ -123,7 +112,7 @@ def plan_of(
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
 
     example, sizes = example_of(options.size, options.channels, network, ranges=True), range_in(options.size)
-    chosen = options.weights.of(str(network))
+    chosen = options.weights.model_with_weights(str(network))
     given = chosen if isinstance(chosen, NamedModel) else Path(chosen)
 
     def found(step: Callable[[str], None]) -> Path:

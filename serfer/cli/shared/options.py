@@ -26,27 +26,8 @@ from serfer.splitter.network.zoo import ZOO
 if TYPE_CHECKING:
     from serfer.pipeline.blocking import Pipeline
 
-ImagesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="[NETWORK] IMAGE...",
-        help="Image files, or folders of them; - reads one from standard input. A plan directory, or an .onnx file, "
-        "timm:NAME or torchvision:NAME, which is run as it is, among them is the network.",
-    ),
-]
 PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
 PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
-PlanOrFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--plan",
-        help="A plan directory, from serfer split; or an .onnx file, timm:NAME or torchvision:NAME, run as it is.",
-    ),
-]
-DemoOption = Annotated[
-    bool,
-    typer.Option("--demo", help="Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; planned once."),
-]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
 
 

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -22,7 +22,7 @@ from serfer.cli.shared.options import (
     print_json,
     status_lines,
 )
-from serfer.cli.shared.setting_options import given_settings, setting
+from serfer.cli.shared.setting_options import given_settings
 from serfer.cli.shared.terminal import out
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
@@ -42,153 +42,11 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
-NetworksArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[[NAME=]NETWORK]...",
-        help="An .onnx file, timm:NAME or torchvision:NAME, which is served as it is; a plan directory, from serfer "
-        "split; or a model of the zoo.",
-        show_default=False,
-    ),
-]
-ModelsOption = Annotated[
-    list[str] | None, typer.Option("--model", help="A model of the zoo; may be repeated. The first one is the default.")
-]
-PlansOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--plan",
-        metavar="[NAME=]DIR",
-        help="A plan directory, from serfer split, or an .onnx file; may be repeated.",
-    ),
-]
-HostOption = Annotated[str, setting("host", help="The address to listen at; 0.0.0.0 is all there are.")]
-PortOption = Annotated[int, setting("port", min=0, max=65535, help="The port; 0 is any free one.")]
-DrainOption = Annotated[
-    float | None,
-    setting("api_drain_s", min=0, max=900, help="Seconds that new requests are still taken after SIGTERM."),
-]
-LogLevelOption = Annotated[str, setting("log_level", help="debug, info, warning or error.")]
-LogFormatOption = Annotated[str, setting("log_format", help="json, text, or auto: text on a terminal.")]
-KeysOption = Annotated[
-    Path | None,
-    setting("keys_file", "--keys", help="A file of API keys (serfer keys add); none: no key is needed."),
-]
-AllowHostOption = Annotated[
-    list[str] | None,
-    setting(
-        "allow_hosts",
-        "--allow-host",
-        metavar="NAME",
-        help="Without keys: a host name or address that requests may come for, and pages from, besides this machine's "
-        "own and --host; may be repeated.",
-    ),
-]
-OpenRegistryOption = Annotated[
-    bool,
-    setting(
-        "open_registry",
-        "--open-registry",
-        help="Without keys: let anyone promote, roll back, retire and delete applications over HTTP.",
-    ),
-]
-RouteOption = Annotated[
-    str | None,
-    setting(
-        "route",
-        as_given=True,
-        help="Where queries of the first model run: serverless (the plan's functions), auto (bursts there, load that "
-        "lasts on instances), gpu (instances alone), or a policy by name or as MODULE:Class (docs/how-to/routing.md).",
-        show_default="serverless",
-    ),
-]
-InstancesOption = Annotated[
-    str | None,
-    setting(
-        "instances",
-        as_given=True,
-        metavar="SPEC",
-        help="The pool of instances: local (processes here), static:URL,URL (servers of yours), ec2:GROUP (an Auto "
-        "Scaling group); of several types, one for each: TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP,TYPE=static:URL|URL.",
-    ),
-]
-ScenarioOption = Annotated[
-    Path | None,
-    setting(
-        "scenario_file",
-        "--scenario",
-        as_given=True,
-        metavar="FILE.toml",
-        help="Prices and speeds that routing uses (docs/explanation/policies.md).",
-    ),
-]
-KeepWarmOption = Annotated[
-    str | None,
-    setting(
-        "keep_warm",
-        "--keep-warm",
-        as_given=True,
-        metavar="WINDOWS",
-        help="Ping functions by windows that are learnt from idle times: lsth, hybrid; or for so many seconds after a "
-        "query (docs/how-to/keep-warm.md).",
-    ),
-]
-ResultsOption = Annotated[
-    str | None,
-    setting(
-        "results",
-        "--results",
-        as_given=True,
-        metavar="URL",
-        help="A store for results that are too large for an answer (docs/how-to/dense-outputs.md); none keeps none.",
-    ),
-]
-CeilingOption = Annotated[
-    float | None,
-    setting(
-        "max_usd_per_hour",
-        "--max-usd-per-hour",
-        as_given=True,
-        help="With --route: what functions and instances may cost together in any hour; then 429. With "
-        "--variant-instances: what its instances may cost an hour; then no more are started.",
-    ),
-]
-
-
-AppsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--app",
-        metavar="NAME",
-        help="With --registry: an application to answer for, by variants that its queries' objectives select; may be "
-        "repeated. Without it, all that the registry has.",
-    ),
-]
-VariantInstancesOption = Annotated[
-    str | None,
-    typer.Option(
-        "--variant-instances",
-        metavar="SPEC",
-        help="With --registry: the instances that run variants for instances, started and stopped as the load changes: "
-        "local or local:N (processes here), ec2:GROUP (an Auto Scaling group), static:URL,URL (instances of yours); of "
-        "several types, one for each: TYPE=ec2:GROUP,TYPE=static:URL|URL.",
-    ),
-]
-SelectorOption = Annotated[
-    str,
-    typer.Option(
-        "--selector",
-        metavar="NAME",
-        help="With --registry: what chooses the variant that answers a query: infaas, one that is plugged in, or "
-        "MODULE:Class (docs/how-to/add-a-policy.md).",
-    ),
-]
-
 
 def served_models(
-    names: list[str] | None,
-    plans: list[str] | None,
-    networks: list[str] | None = None,
+    names: Sequence[str] | None,
+    plans: Sequence[str] | None,
+    networks: Sequence[str] | None = None,
     file: FileOptions = NO_OPTIONS,
     *,
     deployed: bool = False,
@@ -289,7 +147,7 @@ def least_concurrency(directories: Iterable[Path], settings: Settings) -> int:
 def applications_of(
     settings: Settings,
     registry: str | None,
-    names: list[str] | None,
+    names: Sequence[str] | None,
     instances: str | None = None,
     max_usd_per_hour: float | None = None,
     *,

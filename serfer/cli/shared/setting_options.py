@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from serfer.cli.shared.terminal import ORIGINS
-from serfer.settings import Given, Settings, load_settings, origins
 
+if TYPE_CHECKING:
+    from serfer.settings import Given, Settings
+
+SET_SETTINGS: Final = "serfer.set_settings"
+"""The key of a context's meta under which settings stand that `--set` gave."""
 _SETTINGS: Final = "serfer.settings"  # of a context's meta
 
 
@@ -60,7 +64,10 @@ def is_given(context: typer.Context, option: str) -> bool:
 
 def given_settings(context: typer.Context) -> Mapping[str, Given]:
     """Return the options of a command's line that stand for settings, by setting."""
-    return {
+    from serfer.settings import Given  # noqa: PLC0415 - help needs no settings
+
+    given: dict[str, Given] = context.meta.get(SET_SETTINGS, {})
+    return given | {
         name: Given(param.opts[0], context.params[param.name])
         for param in context.command.params
         if (name := setting_of(param)) and param.name in context.params and is_given(context, param.name)
@@ -72,12 +79,15 @@ def settings_of(context: typer.Context) -> Settings:
 
     Options that were given are processed before those that were not, so the first of these finds all of them.
     """
+    from serfer.settings import load_settings, origins  # noqa: PLC0415 - help needs no settings
+
     meta = context.meta
     if _SETTINGS not in meta:
         given = given_settings(context)
         meta[_SETTINGS] = loaded = load_settings(given)
         known = {name: origin for name, _, origin in origins(loaded, given) if origin != "default"}
         options = {name: param.opts[0] for param in context.command.params if (name := setting_of(param))}
-        meta[ORIGINS] = {options[name]: known[name] for name in options if name in known and name not in given}
-    settings: Settings = meta[_SETTINGS]
-    return settings
+        own = {options.get(name, f"--{name.replace('_', '-')}"): known[name] for name in known if name not in given}
+        meta[ORIGINS] = own | meta.get(ORIGINS, {})
+    found: Settings = meta[_SETTINGS]
+    return found

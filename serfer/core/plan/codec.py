@@ -84,7 +84,7 @@ def parse_plan(text: str, where: str = PLAN_FILE) -> Plan:
     if isinstance(windows, dict) and (windows.get("difference") is not None or windows.get("overlap")):
         raise PlanError(
             f"{where} has windows that differ from the whole network (statistics of a sample, or overlaps), which maps "
-            "have no more: make it again with serfer map-plan --statistics exact"
+            "have no more: make it again with serfer map-plan --set statistics=exact"
         )
     plan = structure(Plan, value, PLAN_FILE)
     executed = _executed(plan)

@@ -170,5 +170,5 @@ def _disk_errors(name: str, needed: int, where: Path) -> Iterator[None]:
 def _no_room(name: str, needed: int, where: Path, free: int) -> UnavailableError:
     return UnavailableError(
         f"{name} is decoded into a temporary file of {needed:,} bytes in {where}, whose disk has {free:,} free: make "
-        "room, or name another disk (--parts), or store the image as a TIFF"
+        "room, or name another disk (parts), or store the image as a TIFF"
     )

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 import serfer
-from serfer.cli.shared.named_model import WeightsFrom, named_model
 from serfer.cli.shared.network_options import FileOptions
+from serfer.cli.shared.option_groups import WeightsOptions
 from serfer.cli.shared.options import network_among, plan_directory
 from serfer.cli.shared.service_options import served_models
 from serfer.core.errors import (
@@ -250,25 +250,20 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(monkeypatch, tm
         serfer.split("timm:tiny", out=tmp_path / "plan")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("timm:tiny", Path("net.pth"), True, False), "--weights-file and --random contradict each other"),
-        (
-            ("net.onnx", None, False, True),
-            "--download says where the weights of timm:NAME or torchvision:NAME are from",
-        ),
-    ],
-)
-def test_options_that_contradict_the_model_or_each_other_are_refused(arguments, message):
-    with pytest.raises(UsageError, match=message):
-        named_model(*arguments)
+def test_options_that_contradict_the_model_or_each_other_are_refused():
+    with pytest.raises(UsageError, match="--weights-file and --random contradict each other"):
+        WeightsOptions(weights_file=Path("net.pth"), random=True)
+    with pytest.raises(UsageError, match="--download says where the weights of timm:NAME or torchvision:NAME are from"):
+        WeightsOptions(download=True).model_with_weights("net.onnx")
 
 
 def test_options_say_where_weights_are_from():
-    assert named_model("net.onnx", None, False, False) == "net.onnx"  # noqa: FBT003 - as commands call it
-    assert named_model("timm:tiny", None, True, False) == NamedModel("timm:tiny", "random")  # noqa: FBT003 - same
-    assert named_model("timm:tiny", Path("a.pth"), False, False) == NamedModel("timm:tiny", Path("a.pth"))  # noqa: FBT003 - same
+    assert WeightsOptions().model_with_weights("net.onnx") == "net.onnx"
+    for weights, options in (
+        ("random", WeightsOptions(random=True)),
+        (Path("a"), WeightsOptions(weights_file=Path("a"))),
+    ):
+        assert options.model_with_weights("timm:tiny") == NamedModel("timm:tiny", weights)
 
 
 @pytest.mark.usefixtures("timm")
@@ -309,7 +304,7 @@ def test_weights_that_are_fetched_are_those_of_the_cache():
 @pytest.mark.usefixtures("timm")
 def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
-    random = FileOptions.of("32x32", None, None, None, None, WeightsFrom(random=True))
+    random = FileOptions.of("32x32", None, None, None, None, WeightsOptions(random=True))
     images, network = network_among(["timm:tiny", "a.png"], None)
     assert images == ["a.png"]
     plan = load_plan(plan_directory(network, None, file=random))

@@ -143,7 +143,7 @@ class Testbed:
 
         Raises UnavailableError where it ends by itself.
         """
-        more = ["--concurrency", "2", *options]
+        more = ["--set", "concurrency=2", *options]
         words = map_command(self.home / "image.tif", self.home / "plan", self.home / f"{name}.tif", more)
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:  # noqa: S603
             try:

@@ -1,0 +1,192 @@
+"""Options as fields of frozen dataclasses, from which command line, keys, Python API and reference are made.
+
+A command's class names the fields that its line has (`line`). All of them are keys of the command's table in
+serfer.toml and variables, SERFER_COMMAND_NAME, and in Python values by name.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from inspect import get_annotations
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from serfer.core.errors import UsageError
+
+_METADATA = "option"
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Option:
+    """What a field's value means, and how it is given.
+
+    `flag` is its name on a command's line, by default the field's; `least` and `most` bound a number; `read` makes a
+    value of a text; `setting` is the setting that has its value where it is not given, of which `own_default` says that
+    the command itself asks the settings; `shown` is the default in words.
+    """
+
+    help: str
+    flag: str = ""
+    is_argument: bool = False
+    metavar: str | None = None
+    least: float | None = None
+    most: float | None = None
+    read: Callable[[str], Any] | None = None
+    setting: str | None = None
+    own_default: bool = False
+    shown: str | None = None
+
+
+def option(default: Any, help: str, flag: str = "", **how: Any) -> Any:  # noqa: A002, ANN401 - a field of any type
+    """Return the field of an option; its `flag` is --name-of-the-field unless given."""
+    return _field(default, Option(help, flag, **how))
+
+
+def argument(default: Any, help: str, metavar: str, **how: Any) -> Any:  # noqa: A002, ANN401 - same
+    """Return the field of an argument of a command's line."""
+    return _field(default, Option(help, metavar=metavar, is_argument=True, **how))
+
+
+REQUIRED: Any = MISSING
+"""The default of an option that has none."""
+
+
+def _field(default: Any, described: Option) -> Any:  # noqa: ANN401 - same
+    metadata = {_METADATA: described}
+    return field(metadata=metadata) if default is MISSING else field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The base of a command's options: values are within their bounds, in Python, too."""
+
+    command: ClassVar[str] = ""
+    """The words of the command, such as `app register`; its table's name has hyphens between them."""
+    line: ClassVar[str] = ""
+    """The names of the fields that the command's line has as options."""
+
+    def __post_init__(self) -> None:
+        hints = types_of(type(self))
+        for item, described in options_of(type(self)):
+            name, value = flag_of(item, described), getattr(self, item.name)
+            check_bounds(name, described, value)
+            if value is not None and all(get_origin(choice) is Literal for choice in _choices(hints[item.name])):
+                value_of(type(self), item, value, name)
+
+
+def options_of(kind: type) -> Iterator[tuple[Field[Any], Option]]:
+    """Yield the options of a class, its own before those of its bases."""
+    order = {name: (number, index) for number, name, index in _declared(kind)}
+    described = [item for item in fields(kind) if _METADATA in item.metadata]
+    for item in sorted(described, key=lambda item: order[item.name]):
+        yield item, item.metadata[_METADATA]
+
+
+def _declared(kind: type) -> Iterator[tuple[int, str, int]]:
+    for number, base in reversed([*enumerate(kind.__mro__)]):
+        for index, name in enumerate(get_annotations(base)):
+            yield number, name, index
+
+
+_Some = TypeVar("_Some", bound=Options)
+
+
+def with_values(options: _Some, values: Mapping[str, Any]) -> _Some:
+    """Return options with other values of some fields; raises UsageError for those that there are not."""
+    known = {item.name for item in fields(options)}
+    if unknown := sorted(values.keys() - known):
+        raise UsageError(f"{type(options).__name__} has no {', '.join(unknown)}: it has {', '.join(sorted(known))}")
+    changed = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return replace(options, **changed)
+
+
+def flag_of(item: Field[Any], described: Option) -> str:
+    """Return an option's name on a command's line."""
+    if described.is_argument:
+        return item.name
+    return described.flag or f"--{item.name.replace('_', '-')}"
+
+
+def is_on_line(kind: type[Options], item: Field[Any]) -> bool:
+    """Return whether a command's line has an option, or an argument."""
+    return item.metadata[_METADATA].is_argument or item.name in kind.line.split()
+
+
+def check_bounds(name: str, described: Option, value: object) -> None:
+    """Refuse a number beyond an option's bounds; raises UsageError with its `name`."""
+    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    least, most = described.least, described.most
+    if (least is None or value >= least) and (most is None or value <= most):
+        return
+    if most is None:
+        raise UsageError(f"{name} is at least {least:g}, not {value:g}")
+    raise UsageError(f"{name} is from {least or 0:g} to {most:g}, not {value:g}")
+
+
+def types_of(kind: type) -> Mapping[str, Any]:
+    """Return the types of a class' fields."""
+    return get_type_hints(kind)
+
+
+def value_of(kind: type, item: Field[Any], raw: object, name: str) -> Any:  # noqa: ANN401 - of the field's type
+    """Return a field's value from a text, or from what TOML has; raises UsageError with its `name`."""
+    described: Option = item.metadata[_METADATA]
+    hint = types_of(kind)[item.name]
+    if isinstance(raw, str) and described.read:
+        return described.read(raw)
+    for choice in _choices(hint):
+        try:
+            value = _converted(choice, raw)
+        except (ValueError, TypeError):
+            continue
+        check_bounds(name, described, value)
+        return value
+    raise UsageError(f"{name} is {in_words(hint)}, not {str(raw)!r:.80}")
+
+
+def in_words(hint: Any) -> str:  # noqa: ANN401 - a type
+    """Return a type as a reader wants it."""
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+    parts = []
+    for choice in _choices(hint):
+        if get_origin(choice) is Literal:
+            parts += [str(value) for value in get_args(choice)]
+        elif get_origin(choice) in (tuple, Sequence):
+            parts.append("a list")
+        else:
+            parts.append(names.get(choice, getattr(choice, "__name__", str(choice))))
+    *others, last = parts
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _choices(hint: Any) -> list[Any]:  # noqa: ANN401 - a type
+    """Return the types of a union without None."""
+    if get_origin(hint) is types.UnionType or str(get_origin(hint)) == "typing.Union":
+        return [choice for part in get_args(hint) if part is not types.NoneType for choice in _choices(part)]
+    return [hint]
+
+
+def _converted(kind: Any, raw: Any) -> Any:  # noqa: ANN401 - same; raises ValueError or TypeError
+    if get_origin(kind) is Literal:
+        if raw not in get_args(kind):
+            raise ValueError
+        return raw
+    if get_origin(kind) is tuple:
+        items = raw.split(",") if isinstance(raw, str) else raw
+        if not isinstance(items, list | tuple):
+            raise TypeError
+        return tuple(_converted(get_args(kind)[0], item) for item in items)
+    if kind is bool:
+        text = str(raw).lower()
+        if text not in (*_TRUE, *_FALSE):
+            raise ValueError
+        return text in _TRUE
+    if kind in (int, float) and (isinstance(raw, bool) or (kind is int and isinstance(raw, float))):
+        raise TypeError
+    if kind in (str, Path) and not isinstance(raw, str | Path):
+        raise TypeError
+    return kind(raw)

@@ -38,17 +38,13 @@ def test_a_task_runs_in_a_thread_and_returns_its_report():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("serfer-worker")]
 
 
-def test_closing_ends_the_worker_after_its_last_task():
+async def test_closing_ends_the_worker_after_its_last_task():
     ended = []
-
-    async def main():
-        calling = InProcessInvoker(
-            lambda _: REPORT, 1, events=lambda _: ended.append("task"), close_worker=lambda: ended.append("worker")
-        )
-        await calling.start("f", TASK)
-        await calling.close()
-
-    asyncio.run(main())
+    calling = InProcessInvoker(
+        lambda _: REPORT, 1, events=lambda _: ended.append("task"), close_worker=lambda: ended.append("worker")
+    )
+    await calling.start("f", TASK)
+    await calling.close()
     assert ended == ["task", "worker"]
 
 
@@ -140,11 +136,8 @@ class TestShared:
         assert seen == [TASK, TASK]
 
 
-def test_without_a_handler_of_events_none_can_be_started():
-    async def main():
-        invoker = InProcessInvoker(lambda _: REPORT, 1)
-        with pytest.raises(UsageError, match="events"):
-            await invoker.start("f", TASK)
-        await invoker.close()
-
-    asyncio.run(main())
+async def test_without_a_handler_of_events_none_can_be_started():
+    invoker = InProcessInvoker(lambda _: REPORT, 1)
+    with pytest.raises(UsageError, match="events"):
+        await invoker.start("f", TASK)
+    await invoker.close()

@@ -175,29 +175,26 @@ def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
     assert store.keys == set()
 
 
-def test_a_stage_waits_for_all_tiles_of_the_one_before(store):
-    async def main():
-        slow, reached = asyncio.Event(), asyncio.Event()
+async def test_a_stage_waits_for_all_tiles_of_the_one_before(store):
+    slow, reached = asyncio.Event(), asyncio.Event()
 
-        async def script(task, number):
-            if number == TILES[0]:
-                reached.set()
-            if (task.stage, task.tile) == (0, 2):
-                await slow.wait()
+    async def script(task, number):
+        if number == TILES[0]:
+            reached.set()
+        if (task.stage, task.tile) == (0, 2):
+            await slow.wait()
 
-        workers = Workers(store, script)
-        pushing = driver(workers, store)
-        query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
-        await reached.wait()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert {stage for stage, _ in workers.tasks} == {0}
-        slow.set()
-        await query
-        await pushing.close()
-        assert len(workers.tasks) == sum(TILES)
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    workers = Workers(store, script)
+    pushing = driver(workers, store)
+    query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
+    await reached.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert {stage for stage, _ in workers.tasks} == {0}
+    slow.set()
+    await query
+    await pushing.close()
+    assert len(workers.tasks) == sum(TILES)
 
 
 @pytest.mark.parametrize("kind", FailureKind)
@@ -253,51 +250,45 @@ def test_the_deadline_ends_a_query_whose_task_hangs(store):
     assert store.keys == set()
 
 
-def test_cancelling_stops_later_stages_and_deletes_what_stragglers_write(store):
-    async def main():
-        started, leave = asyncio.Event(), asyncio.Event()
+async def test_cancelling_stops_later_stages_and_deletes_what_stragglers_write(store):
+    started, leave = asyncio.Event(), asyncio.Event()
 
-        async def script(task, _number):
-            if task.stage == 1:
-                started.set()
-                await leave.wait()
+    async def script(task, _number):
+        if task.stage == 1:
+            started.set()
+            await leave.wait()
 
-        workers = Workers(store, script)
-        pushing = driver(workers, store)
-        query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
-        await started.wait()
-        query.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await query
-        leave.set()
-        await pushing.close()
-        assert {stage for stage, _ in workers.tasks} == {0, 1}
-        assert len(store.ever) == 6
-        assert store.keys == set()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    workers = Workers(store, script)
+    pushing = driver(workers, store)
+    query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
+    await started.wait()
+    query.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await query
+    leave.set()
+    await pushing.close()
+    assert {stage for stage, _ in workers.tasks} == {0, 1}
+    assert len(store.ever) == 6
+    assert store.keys == set()
 
 
-def test_a_bug_in_an_invoker_reaches_the_caller_and_nothing_more_is_started(store):
-    async def main():
-        leave = asyncio.Event()
+async def test_a_bug_in_an_invoker_reaches_the_caller_and_nothing_more_is_started(store):
+    leave = asyncio.Event()
 
-        async def script(task, _number):
-            if task.stage == 1 and task.tile == 0:
-                raise ZeroDivisionError
-            if task.stage == 1:
-                await leave.wait()
+    async def script(task, _number):
+        if task.stage == 1 and task.tile == 0:
+            raise ZeroDivisionError
+        if task.stage == 1:
+            await leave.wait()
 
-        workers = Workers(store, script)
-        pushing = driver(workers, store)
-        with pytest.raises(ZeroDivisionError):
-            await pushing.run(CROPS, 1, PATIENCE)
-        leave.set()
-        await pushing.close()
-        assert {stage for stage, _ in workers.tasks} == {0, 1}
-        assert store.keys == set()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    workers = Workers(store, script)
+    pushing = driver(workers, store)
+    with pytest.raises(ZeroDivisionError):
+        await pushing.run(CROPS, 1, PATIENCE)
+    leave.set()
+    await pushing.close()
+    assert {stage for stage, _ in workers.tasks} == {0, 1}
+    assert store.keys == set()
 
 
 def test_after_a_bug_failures_of_other_tiles_are_not_tried_again(store):
@@ -380,7 +371,7 @@ def test_crops_in_the_store_are_deleted_when_the_store_fails_halfway(store):
     assert store.keys == set()
 
 
-def test_crops_in_the_store_are_deleted_when_the_query_is_cancelled_while_they_are_put():
+async def test_crops_in_the_store_are_deleted_when_the_query_is_cancelled_while_they_are_put():
     entered, leave = threading.Event(), threading.Event()
 
     class Slow(WatchedStore):
@@ -390,20 +381,16 @@ def test_crops_in_the_store_are_deleted_when_the_query_is_cancelled_while_they_a
             super().put(key, value, ttl)
 
     store = Slow()
-
-    async def main():
-        workers = Workers(store)
-        pushing = driver(workers, store, inline_limit=1)
-        query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
-        assert await asyncio.to_thread(entered.wait, PATIENCE)
-        query.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await query
-        leave.set()
-        await pushing.close()
-        assert workers.tasks == []
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    workers = Workers(store)
+    pushing = driver(workers, store, inline_limit=1)
+    query = asyncio.create_task(pushing.run(CROPS, 1, PATIENCE))
+    assert await asyncio.to_thread(entered.wait, PATIENCE)
+    query.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await query
+    leave.set()
+    await pushing.close()
+    assert workers.tasks == []
     assert len(store.ever) == 4
     assert store.keys == set()
 
@@ -491,26 +478,22 @@ class TestInline:
         assert len(tried) == 3
         assert all(task is tried[0] for task in tried)
 
-    def test_a_late_duplicate_of_a_stage_that_fell_back_leaks_nothing(self, store):
+    async def test_a_late_duplicate_of_a_stage_that_fell_back_leaks_nothing(self, store):
         """The first attempt is given up, its environment goes on and writes after the second one."""
+        late = []
 
-        async def main():
-            late = []
+        async def script(task, _number):
+            if (task.stage, task.tile) == (0, 1) and not late:
+                late.append(task)
+                return Failure(FailureKind.TIMED_OUT, "x", "x")
+            if task.stage == 1:
+                workers.finish(late[0])
+            return None
 
-            async def script(task, _number):
-                if (task.stage, task.tile) == (0, 1) and not late:
-                    late.append(task)
-                    return Failure(FailureKind.TIMED_OUT, "x", "x")
-                if task.stage == 1:
-                    workers.finish(late[0])
-                return None
-
-            workers = Workers(store, script)
-            pushing = driver(workers, store, inline={0, 1})
-            await pushing.run(CROPS, 21, PATIENCE)
-            await pushing.close()
-
-        asyncio.run(asyncio.wait_for(main(), PATIENCE))
+        workers = Workers(store, script)
+        pushing = driver(workers, store, inline={0, 1})
+        await pushing.run(CROPS, 21, PATIENCE)
+        await pushing.close()
         assert len(store.ever) == 4
         assert store.keys == set()
 
@@ -532,7 +515,7 @@ class TestInline:
 
 
 @pytest.mark.two_at_once
-def test_many_queries_at_once_keep_apart(store):
+async def test_many_queries_at_once_keep_apart(store):
     failed = set()
 
     async def jitter(task, number):
@@ -542,13 +525,9 @@ def test_many_queries_at_once_keep_apart(store):
             return Failure(FailureKind.FAILED_IN_CODE, "x", "x")
         return None
 
-    async def main():
-        pushing = driver(Workers(store, jitter), store, inline={0}, hedge=False)  # a duplicate would save a retry
-        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(60)))
-        await pushing.close()
-        return answers
-
-    answers = asyncio.run(asyncio.wait_for(main(), 3 * PATIENCE))
+    pushing = driver(Workers(store, jitter), store, inline={0}, hedge=False)  # a duplicate would save a retry
+    answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(60)))
+    await pushing.close()
     assert len({answer.query for answer in answers}) == 60
     assert all(bytes(answer.outputs[0][0]).startswith(answer.query[:24].encode()) for answer in answers)
     assert {answer.overheads.retries for answer in answers} == {0, 3}
@@ -584,20 +563,17 @@ def test_queries_in_the_background_begin_when_no_other_waits(store):
     assert ended == [0, *range(10, 20), *range(1, 10)]
 
 
-def test_first_come_first_served_starves_queries_that_are_under_way(store):
+async def test_first_come_first_served_starves_queries_that_are_under_way(store):
     """SerFer, section 9.2: no query ends before the first stages of all have run."""
     seen = []
 
-    async def main():
-        async def a_turn(task, _number):
-            seen.append(task.stage)
-            await asyncio.sleep(0)
+    async def a_turn(task, _number):
+        seen.append(task.stage)
+        await asyncio.sleep(0)
 
-        pushing = driver(Workers(store, a_turn), store, slots=2, oldest_first=False)
-        await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
-        await pushing.close()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    pushing = driver(Workers(store, a_turn), store, slots=2, oldest_first=False)
+    await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
+    await pushing.close()
     assert seen.index(2) >= 40 * TILES[0]
 
 
@@ -650,27 +626,24 @@ def test_a_straggler_gets_a_duplicate_whose_answer_counts(store):
     clock.run(main())
 
 
-def test_closing_cancels_running_queries_and_leaves_nothing(store):
-    async def main():
-        reached, never = asyncio.Event(), asyncio.Event()
+async def test_closing_cancels_running_queries_and_leaves_nothing(store):
+    reached, never = asyncio.Event(), asyncio.Event()
 
-        async def script(task, _number):
-            if task.stage == 1:
-                reached.set()
-                await never.wait()
+    async def script(task, _number):
+        if task.stage == 1:
+            reached.set()
+            await never.wait()
 
-        pushing = driver(Workers(store, script), store, slots=2)
-        queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(5)]
-        await reached.wait()
-        closing = asyncio.create_task(pushing.close())
-        done, _ = await asyncio.wait(queries)
-        assert all(query.cancelled() for query in done)
-        never.set()
-        await closing
-        assert store.ever
-        assert store.keys == set()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    pushing = driver(Workers(store, script), store, slots=2)
+    queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(5)]
+    await reached.wait()
+    closing = asyncio.create_task(pushing.close())
+    done, _ = await asyncio.wait(queries)
+    assert all(query.cancelled() for query in done)
+    never.set()
+    await closing
+    assert store.ever
+    assert store.keys == set()
 
 
 class TestLostPieces:

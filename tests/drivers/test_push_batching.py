@@ -132,7 +132,7 @@ def test_no_query_lets_more_younger_ones_pass_than_share_an_invocation(store):
         assert sum(other > number for other in ended[:place]) <= MOST
 
 
-def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_answered(store):
+async def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_answered(store):
     failed = set()
 
     async def script(task, _number):
@@ -142,31 +142,21 @@ def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_answered
         return None
 
     workers = SharedWorkers(store, script)
-
-    async def main():
-        pushing = driver(workers, store, slots=2, batching=BATCHING)
-        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
-        await pushing.close()
-        return answers
-
-    answers = run(main())
+    pushing = driver(workers, store, slots=2, batching=BATCHING)
+    answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
+    await pushing.close()
     assert {answer.query for answer in answers if answer.overheads.retries} == failed
     assert sum(answer.overheads.retries for answer in answers) == 1
 
 
-def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
+async def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(store):
     async def fail(_tasks):
         return OOPS if len(workers.groups) == 1 else None
 
     workers = SharedWorkers(store, fail=fail)
-
-    async def main():
-        pushing = driver(workers, store, slots=2, batching=BATCHING)
-        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
-        await pushing.close()
-        return answers
-
-    answers = run(main())
+    pushing = driver(workers, store, slots=2, batching=BATCHING)
+    answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
+    await pushing.close()
     first, *others = workers.groups
     assert {answer.query for answer in answers if answer.overheads.retries} == set(first)
     assert not set(first) & {query for group in others for query in group}
@@ -184,7 +174,7 @@ def test_throttled_queries_may_share_again(store):
     assert set(first) & {query for group in others for query in group}
 
 
-def test_an_invocation_that_always_fails_ends_only_its_own_queries(store):
+async def test_an_invocation_that_always_fails_ends_only_its_own_queries(store):
     doomed = set()
 
     async def fail(tasks):
@@ -197,15 +187,10 @@ def test_an_invocation_that_always_fails_ends_only_its_own_queries(store):
         return OOPS if task.query in doomed and task.stage == 2 else None
 
     workers = SharedWorkers(store, script, fail=fail)
-
-    async def main():
-        pushing = driver(workers, store, slots=2, batching=BATCHING)
-        queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
-        answers = await asyncio.gather(*queries, return_exceptions=True)
-        await pushing.close()
-        return answers
-
-    answers = run(main())
+    pushing = driver(workers, store, slots=2, batching=BATCHING)
+    queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
+    answers = await asyncio.gather(*queries, return_exceptions=True)
+    await pushing.close()
     errors = [answer for answer in answers if isinstance(answer, Exception)]
     assert {type(error) for error in errors} == {TaskFailedError}
     assert len(errors) == len(doomed) == len(workers.groups[0])
@@ -231,76 +216,62 @@ def test_a_bug_in_an_invoker_reaches_every_query_that_shared(store):
     assert store.keys == set()
 
 
-def test_a_query_that_ends_while_others_compute_for_it_too_leaves_nothing(store):
+async def test_a_query_that_ends_while_others_compute_for_it_too_leaves_nothing(store):
     """Its keys are deleted after the shared invocation, which may still write them."""
     batching = Batching({1: BatchTerms(0.0, 0.0)}, MOST, 0.0)
+    shared, leave = asyncio.Event(), asyncio.Event()
 
-    async def main():
-        shared, leave = asyncio.Event(), asyncio.Event()
+    async def fail(_tasks):
+        shared.set()
+        await leave.wait()
 
-        async def fail(_tasks):
-            shared.set()
-            await leave.wait()
-
-        workers = SharedWorkers(store, fail=fail)
-        pushing = driver(workers, store, slots=2, batching=batching)
-        queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(20)]
-        await shared.wait()
-        for query in queries:
-            query.cancel()
-        await asyncio.gather(*queries, return_exceptions=True)
-        leave.set()
-        await pushing.close()
-        return workers
-
-    workers = run(main())
+    workers = SharedWorkers(store, fail=fail)
+    pushing = driver(workers, store, slots=2, batching=batching)
+    queries = [asyncio.create_task(pushing.run(CROPS, 1, PATIENCE)) for _ in range(20)]
+    await shared.wait()
+    for query in queries:
+        query.cancel()
+    await asyncio.gather(*queries, return_exceptions=True)
+    leave.set()
+    await pushing.close()
     assert any(key.startswith(f"serfer:{workers.groups[0][1]}:1:") for key in store.ever)
     assert store.keys == set()
 
 
-def test_a_query_past_its_deadline_is_not_invoked(store):
-    async def main():
-        async def script(task, _number):
-            if task.stage == 0 and task.tile == 0:
-                await asyncio.sleep(0.03)
+async def test_a_query_past_its_deadline_is_not_invoked(store):
+    async def script(task, _number):
+        if task.stage == 0 and task.tile == 0:
+            await asyncio.sleep(0.03)
 
-        workers = SharedWorkers(store, script)
-        pushing = driver(workers, store, slots=1, batching=BATCHING)
-        deadlines = [0.1 if number % 2 else PATIENCE for number in range(12)]
-        queries = (pushing.run(CROPS, 1, deadline) for deadline in deadlines)
-        answers = await asyncio.gather(*queries, return_exceptions=True)
-        await pushing.close()
-        await all_slots_are_back(pushing, 1)
-        return answers
-
-    answers = run(main())
+    workers = SharedWorkers(store, script)
+    pushing = driver(workers, store, slots=1, batching=BATCHING)
+    deadlines = [0.1 if number % 2 else PATIENCE for number in range(12)]
+    queries = (pushing.run(CROPS, 1, deadline) for deadline in deadlines)
+    answers = await asyncio.gather(*queries, return_exceptions=True)
+    await pushing.close()
+    await all_slots_are_back(pushing, 1)
     assert not [answer for answer in answers[::2] if isinstance(answer, Exception)]
     assert {type(answer) for answer in answers if isinstance(answer, Exception)} == {DeadlineError}
     assert store.keys == set()
 
 
-def test_a_straggler_among_those_that_share_gets_a_duplicate_of_its_own(store):
-    async def main():
-        leave = asyncio.Event()
+async def test_a_straggler_among_those_that_share_gets_a_duplicate_of_its_own(store):
+    leave = asyncio.Event()
 
-        async def fail(_tasks):
-            await leave.wait()
+    async def fail(_tasks):
+        await leave.wait()
 
-        workers = SharedWorkers(store, fail=fail)
-        pushing = driver(workers, store, slots=2, batching=BATCHING)
-        for _ in range(20):
-            await pushing.run(CROPS, 1, PATIENCE)
-        before = workers.alone[2]
-        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(3)))
-        assert workers.alone[2] == before + sum(answer.overheads.hedges for answer in answers) + 3 - len(
-            workers.groups[0]
-        )
-        assert sum(answer.overheads.hedges for answer in answers) == len(workers.groups[0])
-        leave.set()
-        await pushing.close()
-        await all_slots_are_back(pushing, 2)
-
-    run(main())
+    workers = SharedWorkers(store, fail=fail)
+    pushing = driver(workers, store, slots=2, batching=BATCHING)
+    for _ in range(20):
+        await pushing.run(CROPS, 1, PATIENCE)
+    before = workers.alone[2]
+    answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(3)))
+    assert workers.alone[2] == before + sum(answer.overheads.hedges for answer in answers) + 3 - len(workers.groups[0])
+    assert sum(answer.overheads.hedges for answer in answers) == len(workers.groups[0])
+    leave.set()
+    await pushing.close()
+    await all_slots_are_back(pushing, 2)
     assert store.keys == set()
 
 

@@ -316,48 +316,40 @@ def test_a_store_that_loses_or_alters_everything_is_given_up_in_the_end(store, e
 
 
 @KINDS
-def test_a_query_past_its_deadline_fails_and_leaves_nothing(store, kind):
+async def test_a_query_past_its_deadline_fails_and_leaves_nothing(store, kind):
     service, clock = Service(store), HeldClock()
     service.hang.clear()
-
-    async def main():
-        engine = driver(service, store, kind, clock=clock)
-        query = asyncio.create_task(engine.run(CROPS, 2, 0.05))
-        await asyncio.to_thread(service.reached.wait, PATIENCE)
-        clock.expire()
-        with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
-            await query
-        assert store.keys, "keys are deleted after the last one who may write them"
-        service.hang.set()
-        await engine.close()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    engine = driver(service, store, kind, clock=clock)
+    query = asyncio.create_task(engine.run(CROPS, 2, 0.05))
+    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    clock.expire()
+    with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
+        await query
+    assert store.keys, "keys are deleted after the last one who may write them"
+    service.hang.set()
+    await engine.close()
     assert len(service.stopped) == (kind == "standard")
     assert store.keys == set()
 
 
 @KINDS
-def test_cancelling_a_query_stops_its_execution(store, kind):
+async def test_cancelling_a_query_stops_its_execution(store, kind):
     service = Service(store)
     service.hang.clear()
-
-    async def main():
-        engine = driver(service, store, kind)
-        query = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
-        await asyncio.to_thread(service.reached.wait, PATIENCE)
-        query.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await query
-        service.hang.set()
-        await engine.close()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    engine = driver(service, store, kind)
+    query = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
+    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    query.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await query
+    service.hang.set()
+    await engine.close()
     assert service.stopped == [*service.executions]
     assert len(service.stopped) == (kind == "standard")
     assert store.keys == set()
 
 
-def test_an_execution_that_is_given_up_while_it_is_being_started_is_stopped_too(store):
+async def test_an_execution_that_is_given_up_while_it_is_being_started_is_stopped_too(store):
     service = Service(store)
     start, going_on = service.start_execution, threading.Event()
 
@@ -368,34 +360,26 @@ def test_an_execution_that_is_given_up_while_it_is_being_started_is_stopped_too(
         return start(**given)
 
     service.start_execution = slowly
-
-    async def main():
-        engine = driver(service, store)
-        query = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
-        await asyncio.to_thread(service.reached.wait, PATIENCE)
-        query.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await query
-        going_on.set()
-        await engine.close()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    engine = driver(service, store)
+    query = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
+    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    query.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await query
+    going_on.set()
+    await engine.close()
     assert service.stopped == [*service.executions] != []
     assert store.keys == set()
 
 
-def test_closing_stops_running_executions(store):
+async def test_closing_stops_running_executions(store):
     service = Service(store)
     service.hang.clear()
-
-    async def main():
-        engine = driver(service, store)
-        queries = [asyncio.create_task(engine.run(CROPS, 2, PATIENCE)) for _ in range(3)]
-        await asyncio.to_thread(service.reached.wait, PATIENCE)
-        await engine.close()
-        assert all(query.cancelled() for query in queries)
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    engine = driver(service, store)
+    queries = [asyncio.create_task(engine.run(CROPS, 2, PATIENCE)) for _ in range(3)]
+    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    await engine.close()
+    assert all(query.cancelled() for query in queries)
     assert sorted(service.stopped) == sorted(service.executions)
     assert store.keys == set()
 
@@ -519,20 +503,16 @@ def test_unknown_kinds_of_state_machine_are_refused(store):
         driver(Service(store), store, "rapid")
 
 
-def test_a_deadline_may_pass_while_the_query_waits_for_its_turn(store):
+async def test_a_deadline_may_pass_while_the_query_waits_for_its_turn(store):
     service = Service(store)
     service.hang.clear()
-
-    async def main():
-        engine = driver(service, store, concurrency=1)
-        first = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
-        await asyncio.to_thread(service.reached.wait, PATIENCE)
-        with pytest.raises(DeadlineError):
-            await engine.run(CROPS, 2, 0.02)
-        await engine.close()
-        with suppress(asyncio.CancelledError):
-            await first
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    engine = driver(service, store, concurrency=1)
+    first = asyncio.create_task(engine.run(CROPS, 2, PATIENCE))
+    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    with pytest.raises(DeadlineError):
+        await engine.run(CROPS, 2, 0.02)
+    await engine.close()
+    with suppress(asyncio.CancelledError):
+        await first
     assert len(service.executions) == 1
     assert store.keys == set()

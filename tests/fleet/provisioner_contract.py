@@ -48,18 +48,15 @@ class ProvisionerContract:
             await emptied(pool)
             await pool.close()
 
-    def test_started_instances_are_counted_at_once_and_serve_at_their_own_addresses(self):
-        async def run():
-            async with self.pool() as pool:
-                await pool.start(1)
-                assert len(await pool.members()) == 1
-                await pool.start(2)
-                assert len(await pool.members()) == 3
-                members = await serving(pool, 3)
-                assert len({one.name for one in members}) == len({one.url for one in members}) == 3
-                assert all(one.url.startswith("http://") for one in members)
-
-        asyncio.run(run())
+    async def test_started_instances_are_counted_at_once_and_serve_at_their_own_addresses(self):
+        async with self.pool() as pool:
+            await pool.start(1)
+            assert len(await pool.members()) == 1
+            await pool.start(2)
+            assert len(await pool.members()) == 3
+            members = await serving(pool, 3)
+            assert len({one.name for one in members}) == len({one.url for one in members}) == 3
+            assert all(one.url.startswith("http://") for one in members)
 
     def test_more_than_there_may_be_are_not_started(self):
         async def run():
@@ -70,53 +67,41 @@ class ProvisionerContract:
         if self.MOST is not None:
             asyncio.run(run())
 
-    def test_another_controller_finds_instances_of_an_ended_one(self):
-        async def run():
-            async with self.pool() as pool:
-                await pool.start(2)
-                names = {one.name for one in await serving(pool, 2)}
-                other = self.opened()  # and the first one is never asked again
-                assert names <= {one.name for one in await other.members()}
-                for name in names:
-                    await other.stop(name)
-                assert not names & {
-                    one.name for one in await until(other, lambda members: not names & {each.name for each in members})
-                }
-                await other.close()
+    async def test_another_controller_finds_instances_of_an_ended_one(self):
+        async with self.pool() as pool:
+            await pool.start(2)
+            names = {one.name for one in await serving(pool, 2)}
+            other = self.opened()  # and the first one is never asked again
+            assert names <= {one.name for one in await other.members()}
+            for name in names:
+                await other.stop(name)
+            assert not names & {
+                one.name for one in await until(other, lambda members: not names & {each.name for each in members})
+            }
+            await other.close()
 
-        asyncio.run(run())
+    async def test_one_is_stopped_and_the_others_stay_and_a_second_stop_is_harmless(self):
+        async with self.pool() as pool:
+            await pool.start(2)
+            first, second = await serving(pool, 2)
+            assert await pool.stop(first.name)
+            await pool.stop(first.name)
+            assert [one.name for one in await serving(pool, 1)] == [second.name]
+            assert not await pool.stop(first.name)
+            assert [one.name for one in await pool.members()] == [second.name]
 
-    def test_one_is_stopped_and_the_others_stay_and_a_second_stop_is_harmless(self):
-        async def run():
-            async with self.pool() as pool:
-                await pool.start(2)
-                first, second = await serving(pool, 2)
-                assert await pool.stop(first.name)
-                await pool.stop(first.name)
-                assert [one.name for one in await serving(pool, 1)] == [second.name]
-                assert not await pool.stop(first.name)
-                assert [one.name for one in await pool.members()] == [second.name]
+    async def test_an_unknown_name_is_ignored(self):
+        async with self.pool() as pool:
+            await pool.start(1)
+            await serving(pool, 1)
+            for name in ("nobody", "", "../nobody", "i-0123456789abcdef0"):
+                assert not await pool.stop(name)
+            assert len(await pool.members()) == 1
 
-        asyncio.run(run())
-
-    def test_an_unknown_name_is_ignored(self):
-        async def run():
-            async with self.pool() as pool:
-                await pool.start(1)
-                await serving(pool, 1)
-                for name in ("nobody", "", "../nobody", "i-0123456789abcdef0"):
-                    assert not await pool.stop(name)
-                assert len(await pool.members()) == 1
-
-        asyncio.run(run())
-
-    def test_closing_leaves_the_instances_alone(self):
-        async def run():
-            async with self.pool() as pool:
-                await pool.start(1)
-                [there] = await serving(pool, 1)
-                other = self.opened()
-                await other.close()
-                assert [one.name for one in await pool.members()] == [there.name]
-
-        asyncio.run(run())
+    async def test_closing_leaves_the_instances_alone(self):
+        async with self.pool() as pool:
+            await pool.start(1)
+            [there] = await serving(pool, 1)
+            other = self.opened()
+            await other.close()
+            assert [one.name for one in await pool.members()] == [there.name]

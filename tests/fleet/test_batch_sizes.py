@@ -8,7 +8,7 @@ from serfer.control.scenario import Market
 from serfer.fleet.provisioners.batch_sizes import BatchSizes
 from serfer.fleet.registry import FleetMember
 from tests.fleet.fakes import GPU, Net, scenario
-from tests.fleet.test_controller import Drivers, run
+from tests.fleet.test_controller import Drivers
 
 
 def wanting(*batches):
@@ -109,18 +109,15 @@ class Sized:
         pass
 
 
-def test_every_driver_knows_the_batch_sizes_and_nothing_is_restarted_when_they_change():
-    async def scene():
-        made = Drivers()
-        policies = [Sized(8, 2), Sized(8, 2)]
-        drivers = [made.add(name, policy) for name, policy in zip("ab", policies, strict=True)]
-        await made.step(20)
-        for driver, policy in zip(drivers, policies, strict=True):
-            assert sorted(endpoint.batch for endpoint in driver.pool.endpoints()) == [2, 8]
-            assert policy.fleets[-1] == {(InstanceState.SERVING, 8): 1, (InstanceState.SERVING, 2): 1}
-            policy.batches = (8, 8)
-        await made.step(3)
-        assert [[one.batch for one in driver.pool.endpoints()] for driver in drivers] == [[8, 8], [8, 8]]
-        assert made.provisioner.calls == [("start", 2)]
-
-    run(scene)
+async def test_every_driver_knows_the_batch_sizes_and_nothing_is_restarted_when_they_change():
+    made = Drivers()
+    policies = [Sized(8, 2), Sized(8, 2)]
+    drivers = [made.add(name, policy) for name, policy in zip("ab", policies, strict=True)]
+    await made.step(20)
+    for driver, policy in zip(drivers, policies, strict=True):
+        assert sorted(endpoint.batch for endpoint in driver.pool.endpoints()) == [2, 8]
+        assert policy.fleets[-1] == {(InstanceState.SERVING, 8): 1, (InstanceState.SERVING, 2): 1}
+        policy.batches = (8, 8)
+    await made.step(3)
+    assert [[one.batch for one in driver.pool.endpoints()] for driver in drivers] == [[8, 8], [8, 8]]
+    assert made.provisioner.calls == [("start", 2)]

@@ -119,185 +119,154 @@ class Drivers:
             policy.wanted = count
 
 
-def run(scene):
-    asyncio.run(scene())
+async def test_a_pool_grows_serves_and_shrinks_to_nothing():
+    made = Drivers()
+    one = made.add("a")
+    await made.step(3)
+    assert one.status.leads
+    made.want(2)
+    await made.step(5)
+    assert made.provisioner.calls == [("start", 2)]
+    assert (one.status.wanted, one.status.on, one.status.serving) == (2, 2, 0)
+    assert await one.pool.run(ONE, 30) is None  # while they boot
+    await made.step(8)
+    assert one.status.serving == 2
+    assert await one.pool.run(ONE, 30) is not None
+    assert one.status.instances_usd == pytest.approx(11 * 2 * 3.6 / 3600, rel=0.2)
+    made.want(0)
+    await made.step(12)
+    assert made.provisioner.there == {}
+    assert (one.status.on, one.status.serving) == (0, 0)
+    assert one.changes == {"started": 2, "stopped": 2}
 
 
-def test_a_pool_grows_serves_and_shrinks_to_nothing():
-    async def scene():
-        made = Drivers()
-        one = made.add("a")
-        await made.step(3)
-        assert one.status.leads
-        made.want(2)
-        await made.step(5)
-        assert made.provisioner.calls == [("start", 2)]
-        assert (one.status.wanted, one.status.on, one.status.serving) == (2, 2, 0)
-        assert await one.pool.run(ONE, 30) is None  # while they boot
-        await made.step(8)
-        assert one.status.serving == 2
-        assert await one.pool.run(ONE, 30) is not None
-        assert one.status.instances_usd == pytest.approx(11 * 2 * 3.6 / 3600, rel=0.2)
-        made.want(0)
-        await made.step(12)
-        assert made.provisioner.there == {}
-        assert (one.status.on, one.status.serving) == (0, 0)
-        assert one.changes == {"started": 2, "stopped": 2}
-
-    run(scene)
+async def test_policies_see_the_latencies_of_all_drivers():
+    made = Drivers()
+    names = ("a", "b")
+    pools = [made.add(name).pool for name in names]
+    made.want(1)
+    await made.step(15)
+    for pool in pools:
+        assert await pool.run(ONE, 30) is not None
+    await made.step(3)
+    for name in names:
+        seen = made.policies[name].latencies
+        assert sum(window.answered for window in seen) == 2
+        assert sum(window.late for window in seen) == 0
 
 
-def test_policies_see_the_latencies_of_all_drivers():
-    async def scene():
-        made = Drivers()
-        names = ("a", "b")
-        pools = [made.add(name).pool for name in names]
-        made.want(1)
-        await made.step(15)
-        for pool in pools:
-            assert await pool.run(ONE, 30) is not None
-        await made.step(3)
-        for name in names:
-            seen = made.policies[name].latencies
-            assert sum(window.answered for window in seen) == 2
-            assert sum(window.late for window in seen) == 0
+async def test_every_driver_decides_on_the_load_of_all_and_uses_the_same_instances():
+    made = Drivers()
+    drivers = [made.add(name) for name in "abc"]
+    made.want(1)
 
-    run(scene)
+    async def ask():
+        for number, driver in enumerate(drivers, 1):
+            for _ in range(number):
+                await driver.pool.run(ONE, 30)
 
-
-def test_every_driver_decides_on_the_load_of_all_and_uses_the_same_instances():
-    async def scene():
-        made = Drivers()
-        drivers = [made.add(name) for name in "abc"]
-        made.want(1)
-
-        async def ask():
-            for number, driver in enumerate(drivers, 1):
-                for _ in range(number):
-                    await driver.pool.run(ONE, 30)
-
-        await made.step(20, ask)
-        assert [driver.pool.serving for driver in drivers] == [1, 1, 1]
-        assert made.provisioner.calls == [("start", 1)]
-        for policy in made.policies.values():
-            assert policy.rates[-1] == (1, 6)
-        assert [driver.pool.drivers for driver in drivers] == [3, 3, 3]
-
-    run(scene)
+    await made.step(20, ask)
+    assert [driver.pool.serving for driver in drivers] == [1, 1, 1]
+    assert made.provisioner.calls == [("start", 1)]
+    for policy in made.policies.values():
+        assert policy.rates[-1] == (1, 6)
+    assert [driver.pool.drivers for driver in drivers] == [3, 3, 3]
 
 
 @pytest.mark.killed
-def test_another_driver_leads_when_the_leader_dies_and_adopts_its_instances():
-    async def scene():
-        made = Drivers()
-        for name in "abc":
-            made.add(name)
-        made.want(2)
-        await made.step(20)
-        there = dict(made.provisioner.there)
-        made.kill(made.leader)
-        await made.step(9)  # two ticks, the lease and a second
-        assert made.leader is not None
-        await made.step(10)
-        assert made.provisioner.there == there
-        assert all(driver.pool.serving == 2 for driver in made.running.values())
-        assert all(driver.pool.drivers == 2 for driver in made.running.values())
-        made.want(0)
-        await made.step(12)
-        assert made.provisioner.there == {}
-
-    run(scene)
+async def test_another_driver_leads_when_the_leader_dies_and_adopts_its_instances():
+    made = Drivers()
+    for name in "abc":
+        made.add(name)
+    made.want(2)
+    await made.step(20)
+    there = dict(made.provisioner.there)
+    made.kill(made.leader)
+    await made.step(9)  # two ticks, the lease and a second
+    assert made.leader is not None
+    await made.step(10)
+    assert made.provisioner.there == there
+    assert all(driver.pool.serving == 2 for driver in made.running.values())
+    assert all(driver.pool.drivers == 2 for driver in made.running.values())
+    made.want(0)
+    await made.step(12)
+    assert made.provisioner.there == {}
 
 
 @pytest.mark.killed
-def test_a_leader_that_died_while_one_drained_is_followed_by_one_that_stops_it():
-    async def scene():
-        made = Drivers()
-        for name in "ab":
-            made.add(name)
-        made.want(2)
-        await made.step(20)
-        made.want(1)
-        await made.step(2)
-        assert len(made.provisioner.there) == 2
-        made.kill(made.leader)
-        await made.step(20)
-        assert len(made.provisioner.there) == 1
-
-    run(scene)
+async def test_a_leader_that_died_while_one_drained_is_followed_by_one_that_stops_it():
+    made = Drivers()
+    for name in "ab":
+        made.add(name)
+    made.want(2)
+    await made.step(20)
+    made.want(1)
+    await made.step(2)
+    assert len(made.provisioner.there) == 2
+    made.kill(made.leader)
+    await made.step(20)
+    assert len(made.provisioner.there) == 1
 
 
-def test_a_later_driver_learns_of_running_instances():
-    async def scene():
-        made = Drivers()
-        made.add("a")
-        made.want(2)
-        await made.step(15)
-        late = made.add("b")
-        made.want(2)
-        await made.step(2)
-        assert made.policies["b"].resumed == [2]
-        assert made.policies["a"].resumed == []
-        assert late.pool.serving == 2
-
-    run(scene)
+async def test_a_later_driver_learns_of_running_instances():
+    made = Drivers()
+    made.add("a")
+    made.want(2)
+    await made.step(15)
+    late = made.add("b")
+    made.want(2)
+    await made.step(2)
+    assert made.policies["b"].resumed == [2]
+    assert made.policies["a"].resumed == []
+    assert late.pool.serving == 2
 
 
-def test_instances_of_a_dead_fleet_are_adopted_and_reported_to_the_policy():
-    async def scene():
-        made = Drivers()
-        await made.provisioner.start(2)
-        made.clock.now += 100
-        one = made.add("a")
-        await made.step(2)
-        made.want(2)
-        await made.step(2)
-        assert made.policies["a"].resumed == [2]
-        assert one.pool.serving == 2
-        assert made.provisioner.calls == [("start", 2)]
-
-    run(scene)
+async def test_instances_of_a_dead_fleet_are_adopted_and_reported_to_the_policy():
+    made = Drivers()
+    await made.provisioner.start(2)
+    made.clock.now += 100
+    one = made.add("a")
+    await made.step(2)
+    made.want(2)
+    await made.step(2)
+    assert made.policies["a"].resumed == [2]
+    assert one.pool.serving == 2
+    assert made.provisioner.calls == [("start", 2)]
 
 
 @pytest.mark.killed
-def test_an_instance_that_dies_is_replaced():
-    async def scene():
-        made = Drivers()
-        one = made.add("a")
-        made.want(1)
-        await made.step(15)
-        made.net.up.clear()
-        made.provisioner.there.clear()
-        await made.step(3)
-        assert len(made.provisioner.there) == 1
-        assert one.pool.serving == 0
-        await made.step(12)
-        assert one.pool.serving == 1
-
-    run(scene)
+async def test_an_instance_that_dies_is_replaced():
+    made = Drivers()
+    one = made.add("a")
+    made.want(1)
+    await made.step(15)
+    made.net.up.clear()
+    made.provisioner.there.clear()
+    await made.step(3)
+    assert len(made.provisioner.there) == 1
+    assert one.pool.serving == 0
+    await made.step(12)
+    assert one.pool.serving == 1
 
 
-def test_an_instance_that_did_not_answer_gets_queries_again_when_it_is_ready():
-    async def scene():
-        made = Drivers()
-        one = made.add("a")
-        made.want(1)
-        await made.step(15)
-        (name,) = made.provisioner.there
-        made.net.fail(f"http://{name}")
-        assert await one.pool.run(ONE, 30) is None
-        await made.step(2)
-        assert one.pool.serving == 0
-        made.net.faults.clear()
-        await made.step(1)
-        assert one.pool.serving == 1
-        assert len(made.provisioner.calls) == 1  # a few failed looks replace nothing
-
-    run(scene)
+async def test_an_instance_that_did_not_answer_gets_queries_again_when_it_is_ready():
+    made = Drivers()
+    one = made.add("a")
+    made.want(1)
+    await made.step(15)
+    (name,) = made.provisioner.there
+    made.net.fail(f"http://{name}")
+    assert await one.pool.run(ONE, 30) is None
+    await made.step(2)
+    assert one.pool.serving == 0
+    made.net.faults.clear()
+    await made.step(1)
+    assert one.pool.serving == 1
+    assert len(made.provisioner.calls) == 1  # a few failed looks replace nothing
 
 
-def test_a_failing_provisioner_is_tried_again_and_logged_once(caplog):
-    async def scene():
+async def test_a_failing_provisioner_is_tried_again_and_logged_once(caplog):
+    with caplog.at_level("INFO", "serfer.fleet"):
         made = Drivers()
         one = made.add("a")
         made.want(1)
@@ -307,94 +276,79 @@ def test_a_failing_provisioner_is_tried_again_and_logged_once(caplog):
         made.provisioner.broken = None
         await made.step(15)
         assert one.pool.serving == 1
-
-    with caplog.at_level("INFO", "serfer.fleet"):
-        run(scene)
     logged = [record.serfer for record in caplog.records if record.msg == "pool trouble"]
     assert logged == [{"of": "provisioner", "message": "UnavailableError: ec2 refuses"}]
     assert [record.msg for record in caplog.records].count("pool trouble is over") == 1
 
 
-def test_without_the_store_instances_go_on_serving_and_none_is_started_or_stopped():
-    async def scene():
-        made = Drivers()
-        drivers = [made.add(name) for name in "ab"]
-        made.want(1)
-        await made.step(15)
-        made.coordination.gone = True
-        made.want(0)
-        await made.step(60)
-        assert made.provisioner.calls == [("start", 1)]
-        assert all([await driver.pool.run(ONE, 30) for driver in drivers])
-        assert made.leader is None
-        made.coordination.gone = False
-        made.want(1)
-        await made.step(10)
-        assert made.leader is not None
-        assert made.provisioner.calls == [("start", 1)]
-
-    run(scene)
+async def test_without_the_store_instances_go_on_serving_and_none_is_started_or_stopped():
+    made = Drivers()
+    drivers = [made.add(name) for name in "ab"]
+    made.want(1)
+    await made.step(15)
+    made.coordination.gone = True
+    made.want(0)
+    await made.step(60)
+    assert made.provisioner.calls == [("start", 1)]
+    assert all([await driver.pool.run(ONE, 30) for driver in drivers])
+    assert made.leader is None
+    made.coordination.gone = False
+    made.want(1)
+    await made.step(10)
+    assert made.leader is not None
+    assert made.provisioner.calls == [("start", 1)]
 
 
-def test_a_store_that_fails_once_costs_a_leader_neither_its_lease_nor_an_instance():
-    async def scene():
-        made = Drivers()
-        one = made.add("a")
-        made.want(2)
-        await made.step(15)
-        made.coordination.gone = True
-        made.want(1)
-        await made.step(1)
-        made.coordination.gone = False
-        assert one.status.leads
-        assert one.troubles == {"store": 1}  # nothing was begun that has to be published
-        await made.step(10)
-        assert len(made.provisioner.there) == 1
-        assert one.troubles == {"store": 1}
-
-    run(scene)
+async def test_a_store_that_fails_once_costs_a_leader_neither_its_lease_nor_an_instance():
+    made = Drivers()
+    one = made.add("a")
+    made.want(2)
+    await made.step(15)
+    made.coordination.gone = True
+    made.want(1)
+    await made.step(1)
+    made.coordination.gone = False
+    assert one.status.leads
+    assert one.troubles == {"store": 1}  # nothing was begun that has to be published
+    await made.step(10)
+    assert len(made.provisioner.there) == 1
+    assert one.troubles == {"store": 1}
 
 
-def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
-    async def scene():
-        made = Drivers()
-        one = made.add("a", admits=lambda _bought, url: url != "http://evil")
-        members = [FleetMember(name, f"http://{name}", "serving") for name in ("evil", "good")]
-        other = PoolRegistry(made.coordination, "p", "b", made.clock)
-        other.exchange(DriverLoad("b"))
-        assert other.publish(FleetState("b", tuple(members), 2, "another program wrote it"))
+async def test_a_driver_sends_nothing_to_an_address_that_its_instances_cannot_have():
+    made = Drivers()
+    one = made.add("a", admits=lambda _bought, url: url != "http://evil")
+    members = [FleetMember(name, f"http://{name}", "serving") for name in ("evil", "good")]
+    other = PoolRegistry(made.coordination, "p", "b", made.clock)
+    other.exchange(DriverLoad("b"))
+    assert other.publish(FleetState("b", tuple(members), 2, "another program wrote it"))
+    await one.tick()
+    assert one.pool.serving == 1
+    assert await one.pool.run(ONE, 30)
+    assert [url for url, *_ in made.net.requests] == ["http://good"]
+
+
+async def test_a_hanging_store_blocks_neither_the_loop_nor_shutdown():
+    made = Drivers()
+    one = made.add("a")
+    await made.step(5)
+    made.coordination.answers.clear()
+    for _ in range(2):
         await one.tick()
-        assert one.pool.serving == 1
-        assert await one.pool.run(ONE, 30)
-        assert [url for url, *_ in made.net.requests] == ["http://good"]
-
-    run(scene)
-
-
-def test_a_hanging_store_blocks_neither_the_loop_nor_shutdown():
-    async def scene():
-        made = Drivers()
-        one = made.add("a")
-        await made.step(5)
-        made.coordination.answers.clear()
-        for _ in range(2):
-            await one.tick()
-        assert len(made.policies["a"].rates) == 7
-        closing = asyncio.create_task(one.close())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not closing.done()
-        made.coordination.answers.set()
-        await closing
-        assert one.troubles == {}
-        made.clock.now += 20
-        made.store.put("x", b"", 1)
-        assert list(made.store._values) == ["x"]  # nothing was written after the end
-
-    run(scene)
+    assert len(made.policies["a"].rates) == 7
+    closing = asyncio.create_task(one.close())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    made.coordination.answers.set()
+    await closing
+    assert one.troubles == {}
+    made.clock.now += 20
+    made.store.put("x", b"", 1)
+    assert list(made.store._values) == ["x"]  # nothing was written after the end
 
 
-def test_queries_go_on_while_the_policy_thinks():
+async def test_queries_go_on_while_the_policy_thinks():
     class Slow(Steps):
         """A policy whose decision takes until the event loop has done something else."""
 
@@ -403,18 +357,14 @@ def test_queries_go_on_while_the_policy_thinks():
             return super().observe(seen)
 
     served = threading.Event()
-
-    async def scene():
-        drivers = Drivers()
-        drivers.add("a", Slow())
-        ticking = asyncio.create_task(drivers.step())
-        for _ in range(1000):  # turns of the loop, in which queries would be answered
-            await asyncio.sleep(0)
-        served.set()
-        await ticking
-        assert len(drivers.policies["a"].rates) == 1
-
-    run(scene)
+    drivers = Drivers()
+    drivers.add("a", Slow())
+    ticking = asyncio.create_task(drivers.step())
+    for _ in range(1000):  # turns of the loop, in which queries would be answered
+        await asyncio.sleep(0)
+    served.set()
+    await ticking
+    assert len(drivers.policies["a"].rates) == 1
 
 
 def test_drivers_that_were_not_seen_for_an_hour_are_forgotten_and_none_is_paid_for_twice():
@@ -431,34 +381,28 @@ def test_drivers_that_were_not_seen_for_an_hour_are_forgotten_and_none_is_paid_f
     assert len(paid._known) <= 360
 
 
-def test_other_drivers_spending_counts_towards_the_ceiling():
-    async def scene():
-        made = Drivers()
-        one, other = (made.add(name, max_usd_per_hour=25e-4) for name in "ab")
-        await made.step(2)
-        for _ in range(20):
-            await one.pool.run(ONE, 30)
-        await made.step(2)
-        assert other.status.serverless_usd == pytest.approx(20e-4)
-        assert not other.pool.router.budget_limiter.allows(made.clock(), 6e-4)
-        assert other.pool.router.budget_limiter.allows(made.clock(), 4e-4)
-        late = made.add("c", max_usd_per_hour=25e-4)
-        await made.step(2)
-        assert not late.pool.router.budget_limiter.allows(made.clock(), 6e-4)
-
-    run(scene)
+async def test_other_drivers_spending_counts_towards_the_ceiling():
+    made = Drivers()
+    one, other = (made.add(name, max_usd_per_hour=25e-4) for name in "ab")
+    await made.step(2)
+    for _ in range(20):
+        await one.pool.run(ONE, 30)
+    await made.step(2)
+    assert other.status.serverless_usd == pytest.approx(20e-4)
+    assert not other.pool.router.budget_limiter.allows(made.clock(), 6e-4)
+    assert other.pool.router.budget_limiter.allows(made.clock(), 4e-4)
+    late = made.add("c", max_usd_per_hour=25e-4)
+    await made.step(2)
+    assert not late.pool.router.budget_limiter.allows(made.clock(), 6e-4)
 
 
-def test_changes_are_logged_with_the_policys_reason(caplog):
-    async def scene():
+async def test_changes_are_logged_with_the_policys_reason(caplog):
+    with caplog.at_level("INFO", "serfer.fleet"):
         made = Drivers()
         made.add("a")
         await made.step(2)
         made.want(1)
         await made.step(30)
-
-    with caplog.at_level("INFO", "serfer.fleet"):
-        run(scene)
     lines = [record.serfer for record in caplog.records if record.msg == "pool"]
     assert 2 <= len(lines) <= 5  # a line a change, not one a second
     assert lines[-1] == {
@@ -474,71 +418,62 @@ def test_changes_are_logged_with_the_policys_reason(caplog):
     assert start["reason"] == "1 because the test says so"
 
 
-def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
-    async def scene():
-        made = Drivers()
-        for name in "ab":
-            made.add(name)
-        made.want(2)
-        await made.step(15)
-        first = made.kill("a")
-        await first.close()
-        assert len(made.provisioner.there) == 2
-        await made.step(12)
-        assert made.leader == "b"
-        await made.kill("b").close()
-        assert made.provisioner.there == {}
-        assert made.provisioner.closed == 2
-        made.clock.now += 20  # the cleared record
-        made.store.put("x", b"", 1)
-        assert [key for key in made.store._values if key != "x"] == []
-
-    run(scene)
+async def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
+    made = Drivers()
+    for name in "ab":
+        made.add(name)
+    made.want(2)
+    await made.step(15)
+    first = made.kill("a")
+    await first.close()
+    assert len(made.provisioner.there) == 2
+    await made.step(12)
+    assert made.leader == "b"
+    await made.kill("b").close()
+    assert made.provisioner.there == {}
+    assert made.provisioner.closed == 2
+    made.clock.now += 20  # the cleared record
+    made.store.put("x", b"", 1)
+    assert [key for key in made.store._values if key != "x"] == []
 
 
-def test_the_loop_survives_bugs_which_are_logged_with_their_traceback(caplog):
+async def test_the_loop_survives_bugs_which_are_logged_with_their_traceback(caplog):
     class Mad(Steps):
         def observe(self, seen):
             super().observe(seen)
             bugs.buggy()
 
-    async def scene():
-        made = Drivers()
-        one = made.add("a", Mad())
-        slept = asyncio.Event()
+    made = Drivers()
+    one = made.add("a", Mad())
+    slept = asyncio.Event()
 
-        async def sleep(_):
-            made.clock.now += 1
-            if len(made.policies["a"].rates) >= 3:
-                slept.set()
-            await asyncio.sleep(0)
+    async def sleep(_):
+        made.clock.now += 1
+        if len(made.policies["a"].rates) >= 3:
+            slept.set()
+        await asyncio.sleep(0)
 
-        one._timing = Timing(made.clock, sleep)
-        one.start()
-        await asyncio.wait_for(slept.wait(), 60)
-        assert one.troubles["controller"] >= 3
-        with contextlib.suppress(ZeroDivisionError):
-            await one.close()
-
-    run(scene)
+    one._timing = Timing(made.clock, sleep)
+    one.start()
+    await asyncio.wait_for(slept.wait(), 60)
+    assert one.troubles["controller"] >= 3
+    with contextlib.suppress(ZeroDivisionError):
+        await one.close()
     assert bugs.logged(caplog.records) >= 1
 
 
-def test_a_real_policy_starts_an_instance_for_a_load_that_lasts_and_stops_it_after():
-    async def scene():
-        made = Drivers()
-        one = made.add("a", make_policy("ski-rental", scenario()))
+async def test_a_real_policy_starts_an_instance_for_a_load_that_lasts_and_stops_it_after():
+    made = Drivers()
+    one = made.add("a", make_policy("ski-rental", scenario()))
 
-        async def ask():
-            for _ in range(50):
-                await one.pool.run(ONE, 30)
+    async def ask():
+        for _ in range(50):
+            await one.pool.run(ONE, 30)
 
-        await made.step(20, ask)
-        assert one.status.serving == 1
-        await made.step(40)
-        assert one.status.on == 0
-
-    run(scene)
+    await made.step(20, ask)
+    assert one.status.serving == 1
+    await made.step(40)
+    assert one.status.on == 0
 
 
 class Pings:
@@ -562,87 +497,69 @@ def warmed(made, name, count, **more):
     return controller, pings
 
 
-def test_the_leader_pings_what_a_plan_wants_once_and_again_when_lambda_has_dropped_it():
-    async def scene():
-        made = Drivers()
-        (one, first), (two, second) = (warmed(made, name, 7) for name in "ab")
-        await made.step(500)
-        leader, sent = (one, first.sent) if made.leader == "a" else (two, second.sent)
-        assert sorted([first.sent, second.sent]) == [[], [7]]
-        assert leader.status.serverless_usd == pytest.approx(7e-4)
-        await made.step(200)  # environments are kept for 600 s
-        assert sent == [7, 7]
-        made.policies[made.leader].warm = 9
-        await made.step(5)
-        assert sent == [7, 7, 9]  # idle ones answer pings, too
-
-    run(scene)
+async def test_the_leader_pings_what_a_plan_wants_once_and_again_when_lambda_has_dropped_it():
+    made = Drivers()
+    (one, first), (two, second) = (warmed(made, name, 7) for name in "ab")
+    await made.step(500)
+    leader, sent = (one, first.sent) if made.leader == "a" else (two, second.sent)
+    assert sorted([first.sent, second.sent]) == [[], [7]]
+    assert leader.status.serverless_usd == pytest.approx(7e-4)
+    await made.step(200)  # environments are kept for 600 s
+    assert sent == [7, 7]
+    made.policies[made.leader].warm = 9
+    await made.step(5)
+    assert sent == [7, 7, 9]  # idle ones answer pings, too
 
 
-def test_queries_in_flight_count_as_warm():
-    async def scene():
-        made = Drivers()
-        one, pings = warmed(made, "a", 5)
-        for _ in range(3):
-            one.pool._count(1)
-        await made.step(3)
-        assert pings.sent == [2]
-        assert one.pool.take_stats().paid_usd == pytest.approx(2e-4)
-
-    run(scene)
+async def test_queries_in_flight_count_as_warm():
+    made = Drivers()
+    one, pings = warmed(made, "a", 5)
+    for _ in range(3):
+        one.pool._count(1)
+    await made.step(3)
+    assert pings.sent == [2]
+    assert one.pool.take_stats().paid_usd == pytest.approx(2e-4)
 
 
-def test_a_surge_is_pinged_for_every_ten_seconds_up_to_the_concurrency():
-    async def scene():
-        made = Drivers()
-        _, pings = warmed(made, "a", 1)
+async def test_a_surge_is_pinged_for_every_ten_seconds_up_to_the_concurrency():
+    made = Drivers()
+    _, pings = warmed(made, "a", 1)
 
-        async def more():
-            made.policies["a"].warm += 3
+    async def more():
+        made.policies["a"].warm += 3
 
-        await made.step(51, more)
-        assert pings.sent == [1, 31, 61, 91, 100]  # of the account
-
-    run(scene)
+    await made.step(51, more)
+    assert pings.sent == [1, 31, 61, 91, 100]  # of the account
 
 
-def test_pings_that_fail_are_counted_and_sent_again_in_a_minute(caplog):
-    async def scene():
-        made = Drivers()
-        one, pings = warmed(made, "a", 3)
-        pings.broken = UnavailableError("worker-1 was not warmed: throttled")
-        await made.step(100)
-        assert pings.sent == [3, 3]
-        assert one.troubles["functions"] == 2
-        pings.broken = None
-        await made.step(100)
-        assert pings.sent == [3, 3, 3]
-
-    run(scene)
+async def test_pings_that_fail_are_counted_and_sent_again_in_a_minute(caplog):
+    made = Drivers()
+    one, pings = warmed(made, "a", 3)
+    pings.broken = UnavailableError("worker-1 was not warmed: throttled")
+    await made.step(100)
+    assert pings.sent == [3, 3]
+    assert one.troubles["functions"] == 2
+    pings.broken = None
+    await made.step(100)
+    assert pings.sent == [3, 3, 3]
     messages = [record.serfer["message"] for record in caplog.records if record.message == "pool trouble"]
     assert messages == ["UnavailableError: worker-1 was not warmed: throttled"]
 
 
 @pytest.mark.parametrize("more", [{"overflow": False}, {"max_usd_per_hour": 1e-4}])
-def test_nothing_is_pinged_where_functions_may_not_be_used(more):
-    async def scene():
-        made = Drivers()
-        _, pings = warmed(made, "a", 3, **more)
-        await made.step(5)
-        assert pings.sent == []
-
-    run(scene)
+async def test_nothing_is_pinged_where_functions_may_not_be_used(more):
+    made = Drivers()
+    _, pings = warmed(made, "a", 3, **more)
+    await made.step(5)
+    assert pings.sent == []
 
 
-def test_functions_that_are_always_warm_take_no_pings():
-    async def scene():
-        made = Drivers()
-        made.add("a")
-        made.policies["a"].warm = 3
-        await made.step(5)
-        assert "functions" not in made.running["a"].duties
-
-    run(scene)
+async def test_functions_that_are_always_warm_take_no_pings():
+    made = Drivers()
+    made.add("a")
+    made.policies["a"].warm = 3
+    await made.step(5)
+    assert "functions" not in made.running["a"].duties
 
 
 class Slow(Steps):
@@ -658,33 +575,29 @@ class Slow(Steps):
         return super().observe(seen)
 
 
-def test_a_decision_that_takes_longer_than_the_lease_does_not_cost_it(monkeypatch):
+async def test_a_decision_that_takes_longer_than_the_lease_does_not_cost_it(monkeypatch):
     monkeypatch.setattr(controller_module, "PERIOD_S", 0.01)  # between two renewals while a policy decides
+    made = Drivers()
+    one, other = made.add("a", Slow()), made.add("b")
+    await made.step(3)
+    assert made.leader == "a"
+    made.policies["a"].may_decide.clear()
+    renewed, exchange, loop = asyncio.Event(), one._registry.exchange, asyncio.get_running_loop()
 
-    async def scene():
-        made = Drivers()
-        one, other = made.add("a", Slow()), made.add("b")
-        await made.step(3)
-        assert made.leader == "a"
-        made.policies["a"].may_decide.clear()
-        renewed, exchange, loop = asyncio.Event(), one._registry.exchange, asyncio.get_running_loop()
+    def exchanged(load):
+        view = exchange(load)
+        loop.call_soon_threadsafe(renewed.set)
+        return view
 
-        def exchanged(load):
-            view = exchange(load)
-            loop.call_soon_threadsafe(renewed.set)
-            return view
-
-        one._registry.exchange = exchanged
-        deciding = asyncio.create_task(one.tick())
-        for _ in range(12):
-            made.clock.now += 1
-            for _ in range(2):  # the first one may have begun before
-                renewed.clear()
-                await asyncio.wait_for(renewed.wait(), 30)
-            await other.tick()
-            assert not other.status.leads, "the other one took over from a driver that is there"
-        made.policies["a"].may_decide.set()
-        await deciding
-        assert one.status.leads
-
-    run(scene)
+    one._registry.exchange = exchanged
+    deciding = asyncio.create_task(one.tick())
+    for _ in range(12):
+        made.clock.now += 1
+        for _ in range(2):  # the first one may have begun before
+            renewed.clear()
+            await asyncio.wait_for(renewed.wait(), 30)
+        await other.tick()
+        assert not other.status.leads, "the other one took over from a driver that is there"
+    made.policies["a"].may_decide.set()
+    await deciding
+    assert one.status.leads

@@ -73,93 +73,78 @@ class Drivers:
         return [round(now - since) for now, _ in self.pings if now > since]
 
 
-def test_pings_go_on_for_the_keep_alive_window_and_stop():
-    async def scene():
-        made = Drivers("600")
-        made.add("a")
-        await made.step(10)
-        assert made.pings == []
+async def test_pings_go_on_for_the_keep_alive_window_and_stop():
+    made = Drivers("600")
+    made.add("a")
+    await made.step(10)
+    assert made.pings == []
+    await made.query("a")
+    since = made.clock.now
+    await made.step(3000)
+    assert made.sent(since) == [241, 481]
+    assert made.paid == [1, 1]
+    assert made.running["a"].pings == 2
+
+
+async def test_a_period_that_was_learnt_is_prewarmed_and_nothing_is_pinged_before():
+    made = Drivers("lsth")
+    made.add("a")
+    for _ in range(7):
         await made.query("a")
         since = made.clock.now
-        await made.step(3000)
-        assert made.sent(since) == [241, 481]
-        assert made.paid == [1, 1]
-        assert made.running["a"].pings == 2
-
-    asyncio.run(scene())
-
-
-def test_a_period_that_was_learnt_is_prewarmed_and_nothing_is_pinged_before():
-    async def scene():
-        made = Drivers("lsth")
-        made.add("a")
-        for _ in range(7):
-            await made.query("a")
-            since = made.clock.now
-            await made.step(3600, by=8)
-        first, *more = made.sent(since)
-        assert 0.85 * 3600 < first < 3600
-        assert len(more) <= 2
-        assert len([now for now, _ in made.pings if now < 3600]) >= 14  # nothing is known: four hours are kept
-
-    asyncio.run(scene())
+        await made.step(3600, by=8)
+    first, *more = made.sent(since)
+    assert 0.85 * 3600 < first < 3600
+    assert len(more) <= 2
+    assert len([now for now, _ in made.pings if now < 3600]) >= 14  # nothing is known: four hours are kept
 
 
-def test_queries_of_all_drivers_count_together_and_one_pings_for_all():
-    async def scene():
-        made = Drivers("300")
-        for name in "abc":
-            made.add(name)
-        await made.step(10)
-        await made.query("a", "b", "c")
-        await made.step(260)
-        assert [count for _, count in made.pings] == [3]
-        assert sum(driver.status.leads for driver in made.running.values()) == 1
-        assert {driver.status.wanted for driver in made.running.values()} == {3}
-
-    asyncio.run(scene())
+async def test_queries_of_all_drivers_count_together_and_one_pings_for_all():
+    made = Drivers("300")
+    for name in "abc":
+        made.add(name)
+    await made.step(10)
+    await made.query("a", "b", "c")
+    await made.step(260)
+    assert [count for _, count in made.pings] == [3]
+    assert sum(driver.status.leads for driver in made.running.values()) == 1
+    assert {driver.status.wanted for driver in made.running.values()} == {3}
 
 
-def test_the_next_leader_knows_what_the_one_before_had_learnt():
-    async def scene():
-        made = Drivers("lsth")
-        for name in "ab":
-            made.add(name)
-        for _ in range(6):
-            await made.query("b")
-            await made.step(1800, by=8)
-        leader = next(name for name, driver in made.running.items() if driver.status.leads)
-        del made.running[leader]
-        (left,) = made.running
-        await made.query(left)
-        since = made.clock.now
-        await made.step(1900, by=8)
-        assert 0.85 * 1800 < made.sent(since)[0] < 1800
-
-    asyncio.run(scene())
+async def test_the_next_leader_knows_what_the_one_before_had_learnt():
+    made = Drivers("lsth")
+    for name in "ab":
+        made.add(name)
+    for _ in range(6):
+        await made.query("b")
+        await made.step(1800, by=8)
+    leader = next(name for name, driver in made.running.items() if driver.status.leads)
+    del made.running[leader]
+    (left,) = made.running
+    await made.query(left)
+    since = made.clock.now
+    await made.step(1900, by=8)
+    assert 0.85 * 1800 < made.sent(since)[0] < 1800
 
 
-def test_without_the_store_none_pings_and_each_driver_learns_on():
-    async def scene():
-        made = Drivers("600")
-        one = made.add("a")
-        await made.step(3)
-        made.coordination.gone = True
-        await made.step(20)
-        await made.query("a")
-        await made.step(400)
-        assert made.pings == []
-        assert one.troubles["store"] > 100
-        assert one.status.wanted == 1
-        made.coordination.gone = False
-        await made.step(30)
-        assert [count for _, count in made.pings] == [1]
-
-    asyncio.run(scene())
+async def test_without_the_store_none_pings_and_each_driver_learns_on():
+    made = Drivers("600")
+    one = made.add("a")
+    await made.step(3)
+    made.coordination.gone = True
+    await made.step(20)
+    await made.query("a")
+    await made.step(400)
+    assert made.pings == []
+    assert one.troubles["store"] > 100
+    assert one.status.wanted == 1
+    made.coordination.gone = False
+    await made.step(30)
+    assert [count for _, count in made.pings] == [1]
 
 
-def test_pings_that_fail_are_repeated_in_a_minute_and_end_nothing(caplog):
-    async def scene():
+async def test_pings_that_fail_are_repeated_in_a_minute_and_end_nothing(caplog):
+    with caplog.at_level("WARNING", "serfer.fleet"):
         made = Drivers("3000")
         made.add("a")
         await made.query("a")
@@ -168,41 +153,32 @@ def test_pings_that_fail_are_repeated_in_a_minute_and_end_nothing(caplog):
         await made.step(400)
         assert made.sent(since) == [241, 301, 361]
         assert made.running["a"].troubles["functions"] == 3
-
-    with caplog.at_level("WARNING", "serfer.fleet"):
-        asyncio.run(scene())
     assert [record.msg for record in caplog.records].count("keep warm trouble") == 1
 
 
-def test_no_more_environments_are_pinged_than_the_concurrency_has():
-    async def scene():
-        made = Drivers("300")
-        one = made.add("a")
-        one.in_flight.change(50)
-        await made.step(1)
-        one.in_flight.change(-50)
-        await made.step(290)
-        assert [count for _, count in made.pings] == [10]
-
-    asyncio.run(scene())
+async def test_no_more_environments_are_pinged_than_the_concurrency_has():
+    made = Drivers("300")
+    one = made.add("a")
+    one.in_flight.change(50)
+    await made.step(1)
+    one.in_flight.change(-50)
+    await made.step(290)
+    assert [count for _, count in made.pings] == [10]
 
 
-def test_windows_with_a_bug_leave_the_loop_running_and_their_traceback_is_logged(caplog):
+async def test_windows_with_a_bug_leave_the_loop_running_and_their_traceback_is_logged(caplog):
     class Broken:
         name = "broken"
 
         observe = windows = bugs.buggy
 
-    async def scene():
-        made = Drivers(make=Broken)
-        one = made.add("a")
-        await made.query("a")
-        await made.step(5)
-        assert one.troubles["windows"] >= 1
-        assert made.pings == []
-        await one.close()
-
-    asyncio.run(scene())
+    made = Drivers(make=Broken)
+    one = made.add("a")
+    await made.query("a")
+    await made.step(5)
+    assert one.troubles["windows"] >= 1
+    assert made.pings == []
+    await one.close()
     assert bugs.logged(caplog.records) >= 1
 
 
@@ -220,19 +196,16 @@ class Waiting:
         pass
 
 
-def test_short_queries_between_two_looks_are_counted_and_failed_ones_end():
-    async def scene():
-        count, driver = InFlight(), Waiting()
-        counted = count.counted(driver)
-        queries = [asyncio.create_task(counted.run((), 1, 1.0, NO_CONTEXT)) for _ in range(3)]
-        await asyncio.sleep(0)
-        driver.over.set()
-        for query in queries:
-            with pytest.raises(UnavailableError):
-                await query
-        assert [count.take(), count.take()] == [3, 0]
-
-    asyncio.run(scene())
+async def test_short_queries_between_two_looks_are_counted_and_failed_ones_end():
+    count, driver = InFlight(), Waiting()
+    counted = count.counted(driver)
+    queries = [asyncio.create_task(counted.run((), 1, 1.0, NO_CONTEXT)) for _ in range(3)]
+    await asyncio.sleep(0)
+    driver.over.set()
+    for query in queries:
+        with pytest.raises(UnavailableError):
+            await query
+    assert [count.take(), count.take()] == [3, 0]
 
 
 def test_metrics_tell_of_each_model():

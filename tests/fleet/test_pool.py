@@ -36,108 +36,87 @@ def run(scene):
     return asyncio.run(scene())
 
 
-def test_without_instances_everything_goes_through_the_functions():
-    async def scene():
-        made = Made(members=())
-        assert await made.ask() is None
-        assert made.router.counts == {Reason.NO_INSTANCE: 1}
-        assert made.pool.take_stats().paid_usd == pytest.approx(1e-4)
-
-    run(scene)
+async def test_without_instances_everything_goes_through_the_functions():
+    made = Made(members=())
+    assert await made.ask() is None
+    assert made.router.counts == {Reason.NO_INSTANCE: 1}
+    assert made.pool.take_stats().paid_usd == pytest.approx(1e-4)
 
 
-def test_an_instance_answers_at_its_own_price_and_is_paid_for_by_the_hour():
-    async def scene():
+async def test_an_instance_answers_at_its_own_price_and_is_paid_for_by_the_hour():
+    made = Made()
+    served = await made.ask(np.zeros((2, 4, 4, 3), np.uint8))
+    assert (served.instance, served.batch, served.computed_ms) == ("a", 4, 2.5)
+    assert served.cost_usd == pytest.approx(2 * 3.6 / 3600 / 100)
+    assert served.logits.shape == (2, 7)
+    stats = made.pool.take_stats()
+    assert (stats.images, stats.paid_usd, stats.busy) == (2, 0.0, ())
+    assert made.pool.take_stats().images == 0
+
+
+async def test_queries_go_to_the_instance_with_the_least_to_do_and_to_the_functions_when_all_would_be_late():
+    made = Made(members=("a", "b"))
+    made.net.gate.clear()
+    pending = [asyncio.create_task(made.ask()) for _ in range(200)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    sent = [url for url, *_ in made.net.requests]
+    assert sent[:4] == [A, B, A, B]
+    assert abs(sent.count(A) - sent.count(B)) <= 1
+    assert made.pool.take_stats().busy == ("a", "b")
+    made.net.gate.set()
+    answers = await asyncio.gather(*pending)
+    assert sum(answer is not None for answer in answers) == len(sent) < 200
+    assert made.router.counts[Reason.FULL] == 200 - len(sent)
+
+
+async def test_other_drivers_are_taken_to_send_as_much():
+    sent = []
+    for drivers in (1, 4):
         made = Made()
-        served = await made.ask(np.zeros((2, 4, 4, 3), np.uint8))
-        assert (served.instance, served.batch, served.computed_ms) == ("a", 4, 2.5)
-        assert served.cost_usd == pytest.approx(2 * 3.6 / 3600 / 100)
-        assert served.logits.shape == (2, 7)
-        stats = made.pool.take_stats()
-        assert (stats.images, stats.paid_usd, stats.busy) == (2, 0.0, ())
-        assert made.pool.take_stats().images == 0
-
-    run(scene)
-
-
-def test_queries_go_to_the_instance_with_the_least_to_do_and_to_the_functions_when_all_would_be_late():
-    async def scene():
-        made = Made(members=("a", "b"))
+        made.pool.drivers = drivers
         made.net.gate.clear()
         pending = [asyncio.create_task(made.ask()) for _ in range(200)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        sent = [url for url, *_ in made.net.requests]
-        assert sent[:4] == [A, B, A, B]
-        assert abs(sent.count(A) - sent.count(B)) <= 1
-        assert made.pool.take_stats().busy == ("a", "b")
+        sent.append(len(made.net.requests))
         made.net.gate.set()
-        answers = await asyncio.gather(*pending)
-        assert sum(answer is not None for answer in answers) == len(sent) < 200
-        assert made.router.counts[Reason.FULL] == 200 - len(sent)
-
-    run(scene)
-
-
-def test_other_drivers_are_taken_to_send_as_much():
-    async def scene():
-        sent = []
-        for drivers in (1, 4):
-            made = Made()
-            made.pool.drivers = drivers
-            made.net.gate.clear()
-            pending = [asyncio.create_task(made.ask()) for _ in range(200)]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            sent.append(len(made.net.requests))
-            made.net.gate.set()
-            await asyncio.gather(*pending)
-        assert 3 * sent[1] < sent[0] < 5 * sent[1]
-
-    run(scene)
+        await asyncio.gather(*pending)
+    assert 3 * sent[1] < sent[0] < 5 * sent[1]
 
 
 @pytest.mark.parametrize("kind", list(FaultKind))
-def test_queries_that_fail_on_an_instance_run_on_functions_in_time(kind):
-    async def scene():
-        made = Made()
-        made.net.fail(A, kind)
-        assert await made.ask() is None
-        assert made.pool.faults == {kind: 1}
-        assert made.pool.take_stats().paid_usd == pytest.approx(1e-4)
-        gone = kind in (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
-        assert made.pool.serving == (0 if gone else 1)  # what is gone gets no more queries
-        await made.ask()
-        assert len(made.net.requests) == (1 if gone else 2)
-
-    run(scene)
+async def test_queries_that_fail_on_an_instance_run_on_functions_in_time(kind):
+    made = Made()
+    made.net.fail(A, kind)
+    assert await made.ask() is None
+    assert made.pool.faults == {kind: 1}
+    assert made.pool.take_stats().paid_usd == pytest.approx(1e-4)
+    gone = kind in (FaultKind.UNREACHABLE, FaultKind.NO_RESPONSE)
+    assert made.pool.serving == (0 if gone else 1)  # what is gone gets no more queries
+    await made.ask()
+    assert len(made.net.requests) == (1 if gone else 2)
 
 
-def test_a_query_in_a_hurry_takes_no_instance_from_the_others():
-    async def scene():
-        made = Made()
-        made.net.fail(A, FaultKind.NO_RESPONSE)
-        assert await made.ask(deadline_s=0.01) is None
-        assert made.pool.serving == 1  # it was waited for no longer than half of that
-
-    run(scene)
+async def test_a_query_in_a_hurry_takes_no_instance_from_the_others():
+    made = Made()
+    made.net.fail(A, FaultKind.NO_RESPONSE)
+    assert await made.ask(deadline_s=0.01) is None
+    assert made.pool.serving == 1  # it was waited for no longer than half of that
 
 
-def test_an_instance_that_is_silent_hangs_however_short_each_query_waits_for_it():
-    async def scene():
-        made = Made()
-        made.net.fail(A, FaultKind.NO_RESPONSE)
-        made.net.gate.clear()
-        pending = [asyncio.create_task(made.ask(deadline_s=seconds)) for seconds in (0.5, 30.0)]
-        await asyncio.sleep(0)
-        made.clock.now += 1.1
-        made.net.gate.set()
-        with pytest.raises(DeadlineError):
-            await pending[0]
-        assert await pending[1] is None
-        assert made.pool.serving == 0
-
-    run(scene)
+async def test_an_instance_that_is_silent_hangs_however_short_each_query_waits_for_it():
+    made = Made()
+    made.net.fail(A, FaultKind.NO_RESPONSE)
+    made.net.gate.clear()
+    pending = [asyncio.create_task(made.ask(deadline_s=seconds)) for seconds in (0.5, 30.0)]
+    await asyncio.sleep(0)
+    made.clock.now += 1.1
+    made.net.gate.set()
+    with pytest.raises(DeadlineError):
+        await pending[0]
+    assert await pending[1] is None
+    assert made.pool.serving == 0
 
 
 def test_metrics_read_in_another_thread_while_instances_come():
@@ -156,140 +135,113 @@ def test_metrics_read_in_another_thread_while_instances_come():
     assert made.pool.serving == 1
 
 
-def test_an_instance_that_is_there_again_gets_queries_again():
-    async def scene():
-        made = Made()
-        made.net.fail(A)
+async def test_an_instance_that_is_there_again_gets_queries_again():
+    made = Made()
+    made.net.fail(A)
+    await made.ask()
+    (client,) = made.pool.down()
+    made.net.faults.clear()
+    made.pool.revive(client)
+    assert made.pool.down() == []
+    assert await made.ask() is not None
+
+
+async def test_an_instance_is_given_as_long_as_leaves_the_functions_their_time():
+    made = Made()
+    await made.ask(deadline_s=30.0)
+    await made.ask(deadline_s=1.2)
+    await made.ask(deadline_s=0.4)
+    (_, _, timeout, patience), (_, _, _, short), (_, _, _, shortest) = made.net.requests
+    assert timeout == 0.2  # the objective: beyond it, the functions are asked
+    assert patience == pytest.approx(1.0)  # four objectives, and at least a second
+    assert short == pytest.approx(0.7)  # the functions take 0.5 s when cold
+    assert shortest == pytest.approx(0.2)
+
+
+async def test_where_the_functions_are_full_an_instance_is_given_all_the_time():
+    made = Made()
+    made.pool.elsewhere = 100
+    made.net.gate.clear()
+    pending = [asyncio.create_task(made.ask()) for _ in range(100)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(made.net.requests) == 100
+    assert made.net.requests[-1][2:] == (30.0, 30.0)
+    made.net.gate.set()
+    assert all(await asyncio.gather(*pending))
+    assert made.router.counts[Reason.LATE] > 0
+
+
+async def test_without_functions_a_failed_query_goes_to_another_instance():
+    made = Made(overflow=False, members=("a", "b"))
+    made.net.fail(A)
+    served = [await made.ask(), await made.ask()]
+    assert [one.instance for one in served] == ["b", "b"]
+    made.net.fail(B)
+    with pytest.raises(OverloadedError):
         await made.ask()
-        (client,) = made.pool.down()
-        made.net.faults.clear()
-        made.pool.revive(client)
-        assert made.pool.down() == []
-        assert await made.ask() is not None
-
-    run(scene)
+    with pytest.raises(OverloadedError) as none:  # both are down
+        await made.ask()
+    assert none.value.retry_after_s == 10  # what a boot takes
+    assert made.pool.take_stats().paid_usd == 0
 
 
-def test_an_instance_is_given_as_long_as_leaves_the_functions_their_time():
-    async def scene():
-        made = Made()
-        await made.ask(deadline_s=30.0)
-        await made.ask(deadline_s=1.2)
-        await made.ask(deadline_s=0.4)
-        (_, _, timeout, patience), (_, _, _, short), (_, _, _, shortest) = made.net.requests
-        assert timeout == 0.2  # the objective: beyond it, the functions are asked
-        assert patience == pytest.approx(1.0)  # four objectives, and at least a second
-        assert short == pytest.approx(0.7)  # the functions take 0.5 s when cold
-        assert shortest == pytest.approx(0.2)
-
-    run(scene)
-
-
-def test_where_the_functions_are_full_an_instance_is_given_all_the_time():
-    async def scene():
-        made = Made()
-        made.pool.elsewhere = 100
-        made.net.gate.clear()
-        pending = [asyncio.create_task(made.ask()) for _ in range(100)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert len(made.net.requests) == 100
-        assert made.net.requests[-1][2:] == (30.0, 30.0)
-        made.net.gate.set()
-        assert all(await asyncio.gather(*pending))
-        assert made.router.counts[Reason.LATE] > 0
-
-    run(scene)
-
-
-def test_without_functions_a_failed_query_goes_to_another_instance():
-    async def scene():
-        made = Made(overflow=False, members=("a", "b"))
-        made.net.fail(A)
-        served = [await made.ask(), await made.ask()]
-        assert [one.instance for one in served] == ["b", "b"]
-        made.net.fail(B)
-        with pytest.raises(OverloadedError):
-            await made.ask()
-        with pytest.raises(OverloadedError) as none:  # both are down
-            await made.ask()
-        assert none.value.retry_after_s == 10  # what a boot takes
-        assert made.pool.take_stats().paid_usd == 0
-
-    run(scene)
-
-
-def test_the_ceiling_refuses_and_says_when_there_is_money_again():
-    async def scene():
-        made = Made(ceiling=3.5e-4, members=())
-        for _ in range(3):
-            assert await made.ask() is None
-        with pytest.raises(CeilingError) as refused:
-            await made.ask()
-        assert 3600 <= refused.value.retry_after_s <= 3660
-        made.clock.now += refused.value.retry_after_s
+async def test_the_ceiling_refuses_and_says_when_there_is_money_again():
+    made = Made(ceiling=3.5e-4, members=())
+    for _ in range(3):
         assert await made.ask() is None
-
-    run(scene)
-
-
-def test_queries_that_fail_on_an_instance_are_refused_over_budget():
-    async def scene():
-        made = Made(ceiling=1e-5)
-        made.net.fail(A)
-        with pytest.raises(CeilingError):
-            await made.ask()
-
-    run(scene)
+    with pytest.raises(CeilingError) as refused:
+        await made.ask()
+    assert 3600 <= refused.value.retry_after_s <= 3660
+    made.clock.now += refused.value.retry_after_s
+    assert await made.ask() is None
 
 
-def test_a_query_past_its_deadline_is_not_sent_again():
-    async def scene():
-        made = Made()
-        made.net.fail(A, FaultKind.NO_RESPONSE)
-        made.net.gate.clear()
-        pending = asyncio.create_task(made.ask(deadline_s=5.0))
-        await asyncio.sleep(0)
-        made.clock.now += 6
-        made.net.gate.set()
-        with pytest.raises(DeadlineError):
-            await pending
-
-    run(scene)
+async def test_queries_that_fail_on_an_instance_are_refused_over_budget():
+    made = Made(ceiling=1e-5)
+    made.net.fail(A)
+    with pytest.raises(CeilingError):
+        await made.ask()
 
 
-def test_a_removed_instance_still_answers_its_queries():
-    async def scene():
-        made = Made()
-        made.net.gate.clear()
-        pending = asyncio.create_task(made.ask())
-        await asyncio.sleep(0)
-        made.pool.use([])
-        assert await made.ask() is None
-        assert made.pool.take_stats().busy == ("a",)
-        made.net.gate.set()
-        assert (await pending).instance == "a"
-        assert made.pool.take_stats().busy == ()
-        made.pool.use(serving({"a": "http://a/"}))
-        assert (await made.ask()).instance == "a"
-
-    run(scene)
+async def test_a_query_past_its_deadline_is_not_sent_again():
+    made = Made()
+    made.net.fail(A, FaultKind.NO_RESPONSE)
+    made.net.gate.clear()
+    pending = asyncio.create_task(made.ask(deadline_s=5.0))
+    await asyncio.sleep(0)
+    made.clock.now += 6
+    made.net.gate.set()
+    with pytest.raises(DeadlineError):
+        await pending
 
 
-def test_a_cancelled_query_leaves_no_trace():
-    async def scene():
-        made = Made()
-        made.net.gate.clear()
-        pending = asyncio.create_task(made.ask())
-        await asyncio.sleep(0)
-        pending.cancel()
-        await asyncio.gather(pending, return_exceptions=True)
-        assert made.pool.take_stats().busy == ()
+async def test_a_removed_instance_still_answers_its_queries():
+    made = Made()
+    made.net.gate.clear()
+    pending = asyncio.create_task(made.ask())
+    await asyncio.sleep(0)
+    made.pool.use([])
+    assert await made.ask() is None
+    assert made.pool.take_stats().busy == ("a",)
+    made.net.gate.set()
+    assert (await pending).instance == "a"
+    assert made.pool.take_stats().busy == ()
+    made.pool.use(serving({"a": "http://a/"}))
+    assert (await made.ask()).instance == "a"
 
-    run(scene)
+
+async def test_a_cancelled_query_leaves_no_trace():
+    made = Made()
+    made.net.gate.clear()
+    pending = asyncio.create_task(made.ask())
+    await asyncio.sleep(0)
+    pending.cancel()
+    await asyncio.gather(pending, return_exceptions=True)
+    assert made.pool.take_stats().busy == ()
 
 
-def test_queries_on_the_functions_are_counted_until_they_end():
+async def test_queries_on_the_functions_are_counted_until_they_end():
     class Driver:
         closed = False
 
@@ -301,23 +253,19 @@ def test_queries_on_the_functions_are_counted_until_they_end():
         async def close(self):
             self.closed = True
 
-    async def scene():
-        nonlocal gate
-        gate = asyncio.Event()
-        made, driver = Made(), Driver()
-        counted = made.pool.counted(driver)
-        pending = asyncio.create_task(counted.run([], 1, 2.0))
-        await asyncio.sleep(0)
-        assert made.pool.take_stats().in_flight == 1
-        gate.set()
-        with pytest.raises(DeadlineError):
-            await pending
-        assert made.pool.take_stats().in_flight == 0
-        await counted.close()
-        assert driver.closed
-
     gate = None
-    run(scene)
+    gate = asyncio.Event()
+    made, driver = Made(), Driver()
+    counted = made.pool.counted(driver)
+    pending = asyncio.create_task(counted.run([], 1, 2.0))
+    await asyncio.sleep(0)
+    assert made.pool.take_stats().in_flight == 1
+    gate.set()
+    with pytest.raises(DeadlineError):
+        await pending
+    assert made.pool.take_stats().in_flight == 0
+    await counted.close()
+    assert driver.closed
 
 
 CPU, SPOT = Purchase("cpu"), Purchase("gpu", Market.SPOT)
@@ -343,32 +291,25 @@ def test_an_answer_costs_the_share_of_its_instances_type_and_market():
     assert run(scene) == {name: pytest.approx(usd / 3600) for name, usd in prices.items()}
 
 
-def test_queries_go_to_the_type_that_answers_first():
-    async def scene():
-        made = two_types()
-        made.net.gate.clear()
-        pending = []
-        for _ in range(30):
-            pending.append(asyncio.create_task(made.ask()))
-            await asyncio.sleep(0)
-        sent = Counter(url for url, *_ in made.net.requests)
-        made.net.gate.set()
-        await asyncio.gather(*pending)
-        return sent
-
-    sent = run(scene)
+async def test_queries_go_to_the_type_that_answers_first():
+    made = two_types()
+    made.net.gate.clear()
+    pending = []
+    for _ in range(30):
+        pending.append(asyncio.create_task(made.ask()))
+        await asyncio.sleep(0)
+    sent = Counter(url for url, *_ in made.net.requests)
+    made.net.gate.set()
+    await asyncio.gather(*pending)
     assert sent[A] + sent[B] > 3 * sent["http://c"] > 0
 
 
-def test_a_query_that_fails_alone_on_instances_goes_on_to_the_one_that_answers_first():
-    async def scene():
-        made = two_types(overflow=False)
-        made.net.fail(A)
-        made.net.fail(B)
-        served = await made.ask()
-        return served.instance, [url for url, *_ in made.net.requests]
-
-    answered, asked = run(scene)
+async def test_a_query_that_fails_alone_on_instances_goes_on_to_the_one_that_answers_first():
+    made = two_types(overflow=False)
+    made.net.fail(A)
+    made.net.fail(B)
+    served = await made.ask()
+    answered, asked = served.instance, [url for url, *_ in made.net.requests]
     assert answered == "c"
     assert asked == [A, B, "http://c"]
 

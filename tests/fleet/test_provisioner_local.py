@@ -67,26 +67,23 @@ def recorded(registry):
     return {path.stem: json.loads(path.read_text())["process"]["pid"] for path in registry.glob("*.json")}
 
 
-def test_types_share_a_registry_and_a_limit_and_each_has_its_own_processes(registry):
-    async def work():
-        fast, slow, spot = (
-            LocalProvisioner(STUB, registry, label=f"local-{name}", most=3) for name in ("fast", "slow", "fast-spot")
-        )
-        try:
-            await fast.start(1)
-            await spot.start(1)
-            await slow.start(5)  # one is left
-            names = [[one.name for one in await serving(each, 1)] for each in (fast, slow, spot)]
-            assert len({name for (name,) in names}) == 3
-            assert not await slow.stop(names[0][0])
-            assert await fast.stop(names[0][0])
-            await until(fast, lambda members: not members)
-            assert len(await slow.members()) == len(await spot.members()) == 1
-        finally:
-            for each in (fast, slow, spot):
-                await emptied(each)
-
-    asyncio.run(work())
+async def test_types_share_a_registry_and_a_limit_and_each_has_its_own_processes(registry):
+    fast, slow, spot = (
+        LocalProvisioner(STUB, registry, label=f"local-{name}", most=3) for name in ("fast", "slow", "fast-spot")
+    )
+    try:
+        await fast.start(1)
+        await spot.start(1)
+        await slow.start(5)  # one is left
+        names = [[one.name for one in await serving(each, 1)] for each in (fast, slow, spot)]
+        assert len({name for (name,) in names}) == 3
+        assert not await slow.stop(names[0][0])
+        assert await fast.stop(names[0][0])
+        await until(fast, lambda members: not members)
+        assert len(await slow.members()) == len(await spot.members()) == 1
+    finally:
+        for each in (fast, slow, spot):
+            await emptied(each)
 
 
 def test_a_pool_without_measure_does_not_take_the_whole_machine(pool, caplog):
@@ -195,21 +192,17 @@ asyncio.run(main())
 
 
 @pytest.mark.killed
-def test_instances_of_a_killed_controller_are_adopted_and_can_be_stopped(registry):
+async def test_instances_of_a_killed_controller_are_adopted_and_can_be_stopped(registry):
     command = [sys.executable, "-c", textwrap.dedent(CONTROLLER), str(registry), *STUB]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as controller:  # noqa: ASYNC220 - it is all that runs
         assert controller.stdout.readline() == "started\n"
         controller.kill()
-
-    async def work():
-        pool = LocalProvisioner(STUB, registry)
-        assert len(await serving(pool, 2)) == 2
-        pids = recorded(registry).values()
-        await emptied(pool)
-        assert not any(Identity(pid, 0, "").lives for pid in pids)
-        assert not list(registry.iterdir())
-
-    asyncio.run(work())
+    pool = LocalProvisioner(STUB, registry)
+    assert len(await serving(pool, 2)) == 2
+    pids = recorded(registry).values()
+    await emptied(pool)
+    assert not any(Identity(pid, 0, "").lives for pid in pids)
+    assert not list(registry.iterdir())
 
 
 @pytest.fixture
@@ -221,7 +214,7 @@ def stranger():
 
 @pytest.mark.killed
 @pytest.mark.parametrize("other", ["started", "boot"])
-def test_a_number_that_another_process_has_by_now_is_never_killed(registry, stranger, other):
+async def test_a_number_that_another_process_has_by_now_is_never_killed(registry, stranger, other):
     """The record is of a process that has ended; its number, or the machine's boot, is another one's."""
     real = identify(stranger.pid)
     past = {"pid": real.pid, "started": real.started, "boot": real.boot}
@@ -229,13 +222,9 @@ def test_a_number_that_another_process_has_by_now_is_never_killed(registry, stra
     registry.mkdir()
     (registry / "local-old.json").write_text(json.dumps({"process": past, "ends": None}))
     (registry / "local-ends.json").write_text(json.dumps({"process": past, "ends": 0.0}))
-
-    async def work():
-        pool = LocalProvisioner(STUB, registry)
-        await pool.stop("local-old")
-        assert await pool.members() == []
-
-    asyncio.run(work())
+    pool = LocalProvisioner(STUB, registry)
+    await pool.stop("local-old")
+    assert await pool.members() == []
     assert stranger.poll() is None
     assert list(registry.iterdir()) == []
 
@@ -253,40 +242,32 @@ def test_a_number_that_another_process_has_by_now_is_never_killed(registry, stra
         '"a"',
     ],
 )
-def test_an_invalid_record_is_skipped_and_logged_once(registry, text, caplog):
+async def test_an_invalid_record_is_skipped_and_logged_once(registry, text, caplog):
     registry.mkdir()
     (registry / "foreign.json").write_text(text)
-
-    async def work():
+    with caplog.at_level(logging.WARNING):
         pool = LocalProvisioner(STUB, registry)
         assert await pool.members() == await pool.members() == []
         await pool.stop("foreign")
-
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(work())
     assert caplog.text.count("not a record of an instance") == 1
     assert (registry / "foreign.json").read_text() == text
 
 
 @pytest.mark.slow
-def test_a_real_instance_is_started_answers_and_ends(registry, tmp_path):
+async def test_a_real_instance_is_started_answers_and_ends(registry, tmp_path):
     directory = split_small(tmp_path / "plan")
     command = [sys.executable, "-m", "serfer", "instance", "--plan", str(directory), "--port", "0", "--json"]
     command += ["--device", "cpu", "--exit-when-idle-s", "600", "--log-level", "warning", "--drain-s", "0"]
-
-    async def work():
-        pool = LocalProvisioner(command, registry)
-        await pool.start(1)
-        try:
-            [one] = await serving(pool, 1)
-            assert ready(one.url) == 200
-            other = LocalProvisioner(command, registry)
-            assert await other.members() == [one]
-        finally:
-            await emptied(pool)
-        assert not list(registry.iterdir())
-
-    asyncio.run(work())
+    pool = LocalProvisioner(command, registry)
+    await pool.start(1)
+    try:
+        [one] = await serving(pool, 1)
+        assert ready(one.url) == 200
+        other = LocalProvisioner(command, registry)
+        assert await other.members() == [one]
+    finally:
+        await emptied(pool)
+    assert not list(registry.iterdir())
 
 
 def test_a_registry_that_cannot_be_written_is_an_error(tmp_path):

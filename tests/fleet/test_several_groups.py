@@ -1,7 +1,5 @@
 """A pool of two Auto Scaling groups, one of them spot instances that AWS takes away, against moto's server."""
 
-import asyncio
-
 import pytest
 
 from serfer.control.policy import InstanceGroup, InstanceState, Interruption
@@ -48,38 +46,35 @@ def ids(moto, bought):
     return [each["InstanceId"] for each in group["Instances"]]
 
 
-def test_two_groups_are_one_pool_and_a_spot_instance_that_aws_takes_is_an_interruption(moto):
-    async def scene():
-        world = World(bought=[])
-        specs = specs_by_purchase("gpu/spot=ec2:shop-spot,cpu=ec2:shop-cpu", SCENARIO)
-        world.provisioners.update({one: open_provisioner(spec) for one, spec in specs.items()})
-        world.net.up = Everywhere()
-        one, policy = world.add()
-        policy.counts = {SPOT: 2, CPU: 1}
-        await world.step(6)
-        assert one.troubles == {}
-        assert (len(ids(moto, SPOT)), len(ids(moto, CPU))) == (2, 1)
-        assert one.pool.serving_by_type == {SPOT: 2, CPU: 1}
+async def test_two_groups_are_one_pool_and_a_spot_instance_that_aws_takes_is_an_interruption(moto):
+    world = World(bought=[])
+    specs = specs_by_purchase("gpu/spot=ec2:shop-spot,cpu=ec2:shop-cpu", SCENARIO)
+    world.provisioners.update({one: open_provisioner(spec) for one, spec in specs.items()})
+    world.net.up = Everywhere()
+    one, policy = world.add()
+    policy.counts = {SPOT: 2, CPU: 1}
+    await world.step(6)
+    assert one.troubles == {}
+    assert (len(ids(moto, SPOT)), len(ids(moto, CPU))) == (2, 1)
+    assert one.pool.serving_by_type == {SPOT: 2, CPU: 1}
 
-        noticed, taken = ids(moto, SPOT)
-        with moto.client("autoscaling") as client:  # as where EC2's checks say so
-            client.set_instance_health(InstanceId=noticed, HealthStatus="Unhealthy")
-        await world.step(2)
-        assert one.pool.serving_by_type == {SPOT: 1, CPU: 1}
-        leaving = InstanceGroup("gpu", Market.SPOT, InstanceState.LEAVING, 1)
-        assert leaving in policy.seen[-1].fleet
-        assert policy.interruptions == []
+    noticed, taken = ids(moto, SPOT)
+    with moto.client("autoscaling") as client:  # as where EC2's checks say so
+        client.set_instance_health(InstanceId=noticed, HealthStatus="Unhealthy")
+    await world.step(2)
+    assert one.pool.serving_by_type == {SPOT: 1, CPU: 1}
+    leaving = InstanceGroup("gpu", Market.SPOT, InstanceState.LEAVING, 1)
+    assert leaving in policy.seen[-1].fleet
+    assert policy.interruptions == []
 
-        with moto.client("ec2") as ec2:
-            ec2.terminate_instances(InstanceIds=[noticed, taken])  # the group replaces them
-        await world.step(6)
-        assert policy.interruptions == [Interruption("gpu", 2)]
-        assert not {noticed, taken} & {*ids(moto, SPOT)}
-        assert one.pool.serving_by_type == {SPOT: 2, CPU: 1}
+    with moto.client("ec2") as ec2:
+        ec2.terminate_instances(InstanceIds=[noticed, taken])  # the group replaces them
+    await world.step(6)
+    assert policy.interruptions == [Interruption("gpu", 2)]
+    assert not {noticed, taken} & {*ids(moto, SPOT)}
+    assert one.pool.serving_by_type == {SPOT: 2, CPU: 1}
 
-        policy.counts = {}
-        await world.step(8)
-        assert ids(moto, SPOT) == ids(moto, CPU) == []
-        await one.close()
-
-    asyncio.run(scene())
+    policy.counts = {}
+    await world.step(8)
+    assert ids(moto, SPOT) == ids(moto, CPU) == []
+    await one.close()

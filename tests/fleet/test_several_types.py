@@ -95,90 +95,68 @@ class World:
         return {one: len(made.there) for one, made in self.provisioners.items() if made.there}
 
 
-def run(scene):
-    return asyncio.run(scene())
+async def test_each_type_and_market_is_started_by_its_own_provisioner_and_stopped_again():
+    world = World()
+    one, policy = world.add()
+    policy.counts = {GPU: 1, SPOT: 2, CPU: 1}
+    await world.step(20)
+    assert world.there() == {GPU: 1, SPOT: 2, CPU: 1}
+    assert one.pool.serving_by_type == {GPU: 1, SPOT: 2, CPU: 1}
+    policy.counts = {SPOT: 1}
+    await world.step(15)
+    assert world.there() == {SPOT: 1}
+    assert one.changes == {"started": 4, "stopped": 3}
 
 
-def test_each_type_and_market_is_started_by_its_own_provisioner_and_stopped_again():
-    async def scene():
-        world = World()
-        one, policy = world.add()
-        policy.counts = {GPU: 1, SPOT: 2, CPU: 1}
-        await world.step(20)
-        assert world.there() == {GPU: 1, SPOT: 2, CPU: 1}
-        assert one.pool.serving_by_type == {GPU: 1, SPOT: 2, CPU: 1}
-        policy.counts = {SPOT: 1}
-        await world.step(15)
-        assert world.there() == {SPOT: 1}
-        assert one.changes == {"started": 4, "stopped": 3}
-
-    run(scene)
+async def test_each_type_boots_for_as_long_as_it_takes():
+    world = World()
+    one, policy = world.add()
+    policy.counts = {GPU: 1, CPU: 1}
+    await world.step(8)
+    assert one.pool.serving_by_type == {CPU: 1}
 
 
-def test_each_type_boots_for_as_long_as_it_takes():
-    async def scene():
-        world = World()
-        one, policy = world.add()
-        policy.counts = {GPU: 1, CPU: 1}
-        await world.step(8)
-        assert one.pool.serving_by_type == {CPU: 1}
-
-    run(scene)
-
-
-def test_policies_see_the_fleet_by_type_market_and_state():
-    async def scene():
-        world = World()
-        _, policy = world.add()
-        policy.counts = {SPOT: 2, CPU: 1}
-        await world.step(8)
-        assert policy.seen[-1].fleet == (
-            InstanceGroup("cpu", Market.ON_DEMAND, InstanceState.SERVING, 1),
-            InstanceGroup("gpu", Market.SPOT, InstanceState.BOOTING, 2),
-        )
-
-    run(scene)
+async def test_policies_see_the_fleet_by_type_market_and_state():
+    world = World()
+    _, policy = world.add()
+    policy.counts = {SPOT: 2, CPU: 1}
+    await world.step(8)
+    assert policy.seen[-1].fleet == (
+        InstanceGroup("cpu", Market.ON_DEMAND, InstanceState.SERVING, 1),
+        InstanceGroup("gpu", Market.SPOT, InstanceState.BOOTING, 2),
+    )
 
 
-def test_dollars_are_those_of_each_type_and_market():
-    async def scene():
-        world = World()
-        one, policy = world.add()
-        policy.counts = {GPU: 1, SPOT: 2, CPU: 3}
-        await world.step(61)
-        usd = {bought: each.hour_usd for bought, each in one.status.types.items()}
-        prices = {GPU: 3.6, SPOT: 2 * 1.2, CPU: 3 * 0.36}
-        seconds = usd[GPU] / 3.6 * 3600
-        assert 50 < seconds <= 60
-        assert usd == {bought: pytest.approx(price * seconds / 3600) for bought, price in prices.items()}
-        assert one.status.instances_usd == pytest.approx(sum(usd.values()))
-
-    run(scene)
+async def test_dollars_are_those_of_each_type_and_market():
+    world = World()
+    one, policy = world.add()
+    policy.counts = {GPU: 1, SPOT: 2, CPU: 3}
+    await world.step(61)
+    usd = {bought: each.hour_usd for bought, each in one.status.types.items()}
+    prices = {GPU: 3.6, SPOT: 2 * 1.2, CPU: 3 * 0.36}
+    seconds = usd[GPU] / 3.6 * 3600
+    assert 50 < seconds <= 60
+    assert usd == {bought: pytest.approx(price * seconds / 3600) for bought, price in prices.items()}
+    assert one.status.instances_usd == pytest.approx(sum(usd.values()))
 
 
-def test_the_ceiling_counts_each_type_at_its_own_price():
-    async def scene():
-        world = World()
-        one, policy = world.add(max_usd_per_hour=2.0)
-        policy.counts = {SPOT: 1, GPU: 1, CPU: 1}  # $1.20, $3.60, $0.36 an hour
-        await world.step(5)
-        assert world.there() == {SPOT: 1, CPU: 1}
-        assert one.status.wanted == 2
-
-    run(scene)
+async def test_the_ceiling_counts_each_type_at_its_own_price():
+    world = World()
+    one, policy = world.add(max_usd_per_hour=2.0)
+    policy.counts = {SPOT: 1, GPU: 1, CPU: 1}  # $1.20, $3.60, $0.36 an hour
+    await world.step(5)
+    assert world.there() == {SPOT: 1, CPU: 1}
+    assert one.status.wanted == 2
 
 
-def test_a_type_without_a_provisioner_is_not_started_and_the_reason_says_so(caplog):
-    async def scene():
+async def test_a_type_without_a_provisioner_is_not_started_and_the_reason_says_so(caplog):
+    with caplog.at_level("INFO", "serfer.fleet"):
         world = World(bought=[GPU])
         one, policy = world.add()
         policy.counts = {GPU: 1, SPOT: 2, CPU: 1}
         await world.step(3)
         assert world.there() == {GPU: 1}
         assert one.status.wanted == 1
-
-    with caplog.at_level("INFO", "serfer.fleet"):
-        run(scene)
     (start,) = [record.serfer for record in caplog.records if record.msg == "pool starts instances"]
     assert start == {
         "count": 1,
@@ -188,132 +166,111 @@ def test_a_type_without_a_provisioner_is_not_started_and_the_reason_says_so(capl
     }
 
 
-def test_a_provisioner_that_fails_holds_up_no_other_type():
-    async def scene():
-        world = World()
-        one, policy = world.add()
-        policy.counts = {GPU: 1, CPU: 1}
+async def test_a_provisioner_that_fails_holds_up_no_other_type():
+    world = World()
+    one, policy = world.add()
+    policy.counts = {GPU: 1, CPU: 1}
+    await world.step(15)
+    world.provisioners[GPU].broken = UnavailableError("ec2 refuses")
+    policy.counts = {GPU: 2, CPU: 2}
+    await world.step(10)
+    assert one.pool.serving_by_type == {GPU: 1, CPU: 2}  # the one that served goes on
+    assert one.troubles["provisioner"] == 10
+    world.provisioners[GPU].broken = None
+    await world.step(12)
+    assert one.pool.serving_by_type == {GPU: 2, CPU: 2}
+
+
+async def test_an_interruption_reaches_the_policy_of_every_driver_once():
+    world = World()
+    (_, first), (_, second) = world.add("a"), world.add("b")
+    first.counts = second.counts = {SPOT: 2}
+    await world.step(15)
+    lost, _ = world.provisioners[SPOT].there
+    world.provisioners[SPOT].lose(lost)
+    await world.step(20)
+    assert first.interruptions == second.interruptions == [Interruption("gpu", 1)]
+    assert world.there() == {SPOT: 2}
+    late, _ = world.add("c")
+    await world.step(3)
+    assert late.pool.serving == 2
+    assert world.running["c"].pool.router.policy.interruptions == []  # it was before its time
+    assert sum(each.changes["interrupted"] for each in world.running.values()) == 1
+
+
+async def test_interruptions_count_on_when_another_driver_leads():
+    world = World()
+    (_, first), (_, second) = world.add("a"), world.add("b")
+    first.counts = second.counts = {SPOT: 1}
+    for number in range(2):
         await world.step(15)
-        world.provisioners[GPU].broken = UnavailableError("ec2 refuses")
-        policy.counts = {GPU: 2, CPU: 2}
-        await world.step(10)
-        assert one.pool.serving_by_type == {GPU: 1, CPU: 2}  # the one that served goes on
-        assert one.troubles["provisioner"] == 10
-        world.provisioners[GPU].broken = None
-        await world.step(12)
-        assert one.pool.serving_by_type == {GPU: 2, CPU: 2}
-
-    run(scene)
-
-
-def test_an_interruption_reaches_the_policy_of_every_driver_once():
-    async def scene():
-        world = World()
-        (_, first), (_, second) = world.add("a"), world.add("b")
-        first.counts = second.counts = {SPOT: 2}
-        await world.step(15)
-        lost, _ = world.provisioners[SPOT].there
-        world.provisioners[SPOT].lose(lost)
-        await world.step(20)
-        assert first.interruptions == second.interruptions == [Interruption("gpu", 1)]
-        assert world.there() == {SPOT: 2}
-        late, _ = world.add("c")
+        world.provisioners[SPOT].lose(next(iter(world.provisioners[SPOT].there)))
         await world.step(3)
-        assert late.pool.serving == 2
-        assert world.running["c"].pool.router.policy.interruptions == []  # it was before its time
-        assert sum(each.changes["interrupted"] for each in world.running.values()) == 1
-
-    run(scene)
-
-
-def test_interruptions_count_on_when_another_driver_leads():
-    async def scene():
-        world = World()
-        (_, first), (_, second) = world.add("a"), world.add("b")
-        first.counts = second.counts = {SPOT: 1}
-        for number in range(2):
-            await world.step(15)
-            world.provisioners[SPOT].lose(next(iter(world.provisioners[SPOT].there)))
-            await world.step(3)
-            if not number:
-                leader = next(name for name, each in world.running.items() if each.status.leads)
-                del world.running[leader]
-        left = {"a": first, "b": second}[next(iter(world.running))]
-        assert left.interruptions == [Interruption("gpu", 1)] * 2
-
-    run(scene)
+        if not number:
+            leader = next(name for name, each in world.running.items() if each.status.leads)
+            del world.running[leader]
+    left = {"a": first, "b": second}[next(iter(world.running))]
+    assert left.interruptions == [Interruption("gpu", 1)] * 2
 
 
-def test_an_instance_under_notice_gets_no_more_queries_and_is_reported_as_leaving():
-    async def scene():
-        world = World()
-        one, policy = world.add()
-        policy.counts = {SPOT: 1}
-        await world.step(15)
-        (name,) = world.provisioners[SPOT].there
-        world.provisioners[SPOT].ending = {name}
-        await world.step(2)
-        assert one.pool.serving == 0
-        assert policy.seen[-1].fleet == (InstanceGroup("gpu", Market.SPOT, InstanceState.LEAVING, 1),)
-        assert policy.interruptions == []
-        world.provisioners[SPOT].lose(name)
-        await world.step(2)
-        assert policy.interruptions == [Interruption("gpu", 1)]
-
-    run(scene)
+async def test_an_instance_under_notice_gets_no_more_queries_and_is_reported_as_leaving():
+    world = World()
+    one, policy = world.add()
+    policy.counts = {SPOT: 1}
+    await world.step(15)
+    (name,) = world.provisioners[SPOT].there
+    world.provisioners[SPOT].ending = {name}
+    await world.step(2)
+    assert one.pool.serving == 0
+    assert policy.seen[-1].fleet == (InstanceGroup("gpu", Market.SPOT, InstanceState.LEAVING, 1),)
+    assert policy.interruptions == []
+    world.provisioners[SPOT].lose(name)
+    await world.step(2)
+    assert policy.interruptions == [Interruption("gpu", 1)]
 
 
 @pytest.mark.killed
-def test_instances_of_a_dead_fleet_are_adopted_by_type():
-    async def scene():
-        world = World()
-        await world.provisioners[SPOT].start(1)
-        await world.provisioners[CPU].start(2)
-        world.clock.now += 100
-        one, policy = world.add()
-        await world.step(2)
-        policy.counts = {SPOT: 1, CPU: 2}
-        await world.step(2)
-        assert {(group.kind, group.market, group.count) for group in policy.resumed[0]} == {
-            ("gpu", Market.SPOT, 1),
-            ("cpu", Market.ON_DEMAND, 2),
-        }
-        assert one.pool.serving == 3
-        assert one.changes["started"] == 0
-
-    run(scene)
+async def test_instances_of_a_dead_fleet_are_adopted_by_type():
+    world = World()
+    await world.provisioners[SPOT].start(1)
+    await world.provisioners[CPU].start(2)
+    world.clock.now += 100
+    one, policy = world.add()
+    await world.step(2)
+    policy.counts = {SPOT: 1, CPU: 2}
+    await world.step(2)
+    assert {(group.kind, group.market, group.count) for group in policy.resumed[0]} == {
+        ("gpu", Market.SPOT, 1),
+        ("cpu", Market.ON_DEMAND, 2),
+    }
+    assert one.pool.serving == 3
+    assert one.changes["started"] == 0
 
 
-def test_the_last_driver_stops_the_types_that_end_with_it_and_no_others():
-    async def scene():
-        world = World()
-        one, policy = world.add(ends=[CPU])
-        policy.counts = {GPU: 1, CPU: 2}
-        await world.step(15)
-        await one.close()
-        assert world.there() == {GPU: 1}
-        assert [made.closed for made in world.provisioners.values()] == [1, 1, 1]
-
-    run(scene)
+async def test_the_last_driver_stops_the_types_that_end_with_it_and_no_others():
+    world = World()
+    one, policy = world.add(ends=[CPU])
+    policy.counts = {GPU: 1, CPU: 2}
+    await world.step(15)
+    await one.close()
+    assert world.there() == {GPU: 1}
+    assert [made.closed for made in world.provisioners.values()] == [1, 1, 1]
 
 
-def test_a_fleet_that_an_earlier_version_published_is_used_as_the_first_type_and_foreign_types_are_not():
-    async def scene():
-        world = World()
-        one, policy = world.add()
-        other = PoolRegistry(world.store.coordination(), "p", "old", world.clock)
-        other.exchange(DriverLoad("old"))
-        members = (
-            FleetMember("i-1", "http://i-1", "serving"),
-            FleetMember("i-2", "http://i-2", "serving", "tpu"),
-        )
-        assert other.publish(FleetState("old", members, 2, "", (Interruption("tpu", 1),)))
-        await one.tick()
-        assert one.pool.serving_by_type == {GPU: 1}
-        assert policy.seen[-1].fleet == (InstanceGroup("gpu", Market.ON_DEMAND, InstanceState.SERVING, 1),)
-        assert one.troubles == {}
-
-    run(scene)
+async def test_a_fleet_that_an_earlier_version_published_is_used_as_the_first_type_and_foreign_types_are_not():
+    world = World()
+    one, policy = world.add()
+    other = PoolRegistry(world.store.coordination(), "p", "old", world.clock)
+    other.exchange(DriverLoad("old"))
+    members = (
+        FleetMember("i-1", "http://i-1", "serving"),
+        FleetMember("i-2", "http://i-2", "serving", "tpu"),
+    )
+    assert other.publish(FleetState("old", members, 2, "", (Interruption("tpu", 1),)))
+    await one.tick()
+    assert one.pool.serving_by_type == {GPU: 1}
+    assert policy.seen[-1].fleet == (InstanceGroup("gpu", Market.ON_DEMAND, InstanceState.SERVING, 1),)
+    assert one.troubles == {}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("mark")])
@@ -342,36 +299,32 @@ def spot_scenario():
     return parse_scenario({**TWO_TYPES, "instance": [*TWO_TYPES["instance"], stand_in]})
 
 
-def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_away():
+async def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_away():
     stand_in = Purchase("t3")
+    known = spot_scenario()
+    world = World(known, [GPU, SPOT, CPU, stand_in])
+    policy = make_policy("mark-spot", known)
+    batching = {kind: set_to for kind, set_to in policy.guarded._batching.items() if kind == SPOT.kind}
+    assert all(set_to.window_s > 0 for set_to in batching.values())
+    one, _ = world.add(policy=policy)
 
-    async def scene():
-        known = spot_scenario()
-        world = World(known, [GPU, SPOT, CPU, stand_in])
-        policy = make_policy("mark-spot", known)
-        batching = {kind: set_to for kind, set_to in policy.guarded._batching.items() if kind == SPOT.kind}
-        assert all(set_to.window_s > 0 for set_to in batching.values())
-        one, _ = world.add(policy=policy)
+    async def ask():
+        for _ in range(150):
+            await one.pool.run(ONE, 30)
 
-        async def ask():
-            for _ in range(150):
-                await one.pool.run(ONE, 30)
-
-        await world.step(150, ask)
-        served = one.pool.serving_by_type
-        assert served[SPOT] > 0
-        asked = {(size, window_s) for _, size, window_s in world.net.settings}
-        assert asked == {(set_to.max_batch, set_to.window_s) for set_to in batching.values()}  # MArk's, section 4.3
-        assert stand_in not in world.there()
-        name = next(iter(world.provisioners[SPOT].there))
-        world.provisioners[SPOT].ending = {name}
-        await world.step(10, ask)
-        assert world.there()[stand_in] == 5  # 100 queries/s of one spot instance, by 20 each
-        world.provisioners[SPOT].lose(name)
-        world.provisioners[SPOT].ending = set()
-        await world.step(90, ask)
-        assert one.pool.serving_by_type[SPOT] == served[SPOT]
-        assert stand_in not in world.there()
-        await one.close()
-
-    run(scene)
+    await world.step(150, ask)
+    served = one.pool.serving_by_type
+    assert served[SPOT] > 0
+    asked = {(size, window_s) for _, size, window_s in world.net.settings}
+    assert asked == {(set_to.max_batch, set_to.window_s) for set_to in batching.values()}  # MArk's, section 4.3
+    assert stand_in not in world.there()
+    name = next(iter(world.provisioners[SPOT].there))
+    world.provisioners[SPOT].ending = {name}
+    await world.step(10, ask)
+    assert world.there()[stand_in] == 5  # 100 queries/s of one spot instance, by 20 each
+    world.provisioners[SPOT].lose(name)
+    world.provisioners[SPOT].ending = set()
+    await world.step(90, ask)
+    assert one.pool.serving_by_type[SPOT] == served[SPOT]
+    assert stand_in not in world.there()
+    await one.close()

@@ -77,93 +77,77 @@ def test_floats_and_pixels_of_several_queries_share_a_batch_and_each_gets_its_ow
         assert difference(one.logits, whole(images)).exact
 
 
-def test_cancelled_queries_are_not_computed(engine_of, network):
-    async def main():
-        engine = engine_of()
-        with network.held():
-            first = await first_of(engine, network)
-            gone, stays = ask(engine, batch(2)), ask(engine, batch(3))
-            await queued(engine, 5)
-            gone.cancel()
-            await asyncio.wait((gone,))
-            assert engine.waiting == 3
-        await asyncio.gather(first, stays)
-        await engine.close()
-
-    asyncio.run(main())
+async def test_cancelled_queries_are_not_computed(engine_of, network):
+    engine = engine_of()
+    with network.held():
+        first = await first_of(engine, network)
+        gone, stays = ask(engine, batch(2)), ask(engine, batch(3))
+        await queued(engine, 5)
+        gone.cancel()
+        await asyncio.wait((gone,))
+        assert engine.waiting == 3
+    await asyncio.gather(first, stays)
+    await engine.close()
     assert network.sizes == [1, 3]
 
 
-def test_cancelling_one_query_of_a_batch_leaves_the_others(engine_of, network, whole):
-    async def main():
-        engine = engine_of()
-        with network.held():
-            first = await first_of(engine, network)
-            gone, stays = ask(engine, batch(1, 1)), ask(engine, batch(1, 2))
-            await queued(engine, 2)
-        await first
-        with network.held():
-            await asyncio.to_thread(network.wait)
-            gone.cancel()
-            await asyncio.wait((gone,))
-        served = await stays
-        await engine.close()
-        return served
-
-    served = asyncio.run(main())
+async def test_cancelling_one_query_of_a_batch_leaves_the_others(engine_of, network, whole):
+    engine = engine_of()
+    with network.held():
+        first = await first_of(engine, network)
+        gone, stays = ask(engine, batch(1, 1)), ask(engine, batch(1, 2))
+        await queued(engine, 2)
+    await first
+    with network.held():
+        await asyncio.to_thread(network.wait)
+        gone.cancel()
+        await asyncio.wait((gone,))
+    served = await stays
+    await engine.close()
     assert (network.sizes, served.batch) == ([1, 2], 2)
     assert difference(served.logits, whole(batch(1, 2))).exact
 
 
-def test_a_passed_deadline_fails_at_once_without_computing(engine_of, network):
-    async def main():
-        engine = engine_of()
-        with network.held():
-            first = await first_of(engine, network)
-            with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
-                await engine.run(batch(2), 0.05, NO_CONTEXT)
-            assert engine.waiting == 0
-        await first
-        await engine.close()
-
-    asyncio.run(main())
+async def test_a_passed_deadline_fails_at_once_without_computing(engine_of, network):
+    engine = engine_of()
+    with network.held():
+        first = await first_of(engine, network)
+        with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
+            await engine.run(batch(2), 0.05, NO_CONTEXT)
+        assert engine.waiting == 0
+    await first
+    await engine.close()
     assert network.sizes == [1]
 
 
-def test_a_predicted_deadline_miss_is_refused_at_once_with_retry_after(engine_of, network):
-    async def main():
-        engine = engine_of(profile=Profile(((1, 1000.0), (8, 8000.0))))
-        with network.held():
-            first = await first_of(engine, network)
-            waiting = [ask(engine, batch(8), 20.0), ask(engine, batch(8), 20.0)]
-            await queued(engine, 16)
-            with pytest.raises(OverloadedError, match="too much to do") as refused:
-                await engine.run(batch(), 20.0, NO_CONTEXT)
-            in_time = ask(engine, batch(), 30.0)
-            await queued(engine, 17)
-        await asyncio.gather(first, *waiting, in_time)
-        await engine.close()
-        return engine, refused.value.retry_after_s
-
-    engine, retry_after_s = asyncio.run(main())
+async def test_a_predicted_deadline_miss_is_refused_at_once_with_retry_after(engine_of, network):
+    engine = engine_of(profile=Profile(((1, 1000.0), (8, 8000.0))))
+    with network.held():
+        first = await first_of(engine, network)
+        waiting = [ask(engine, batch(8), 20.0), ask(engine, batch(8), 20.0)]
+        await queued(engine, 16)
+        with pytest.raises(OverloadedError, match="too much to do") as refused:
+            await engine.run(batch(), 20.0, NO_CONTEXT)
+        in_time = ask(engine, batch(), 30.0)
+        await queued(engine, 17)
+    await asyncio.gather(first, *waiting, in_time)
+    await engine.close()
+    retry_after_s = refused.value.retry_after_s
     assert 1.0 <= retry_after_s <= 60.0
     assert engine.counts.refused == 1
 
 
-def test_late_queries_are_refused_before_they_are_computed(engine_of, network):
-    async def main():
-        engine = engine_of(profile=Profile(((1, 1.0), (8, 4.0))))
-        with network.held():
-            first = await first_of(engine, network)
-            late, stays = ask(engine, batch(2), 20.0), ask(engine, batch(3))
-            await queued(engine, 5)
-            engine._times._scale = 2e4  # the machine turns out to be slow: two images take over 20 s, three not 60
-        with pytest.raises(OverloadedError):
-            await late
-        await asyncio.gather(first, stays)
-        await engine.close()
-
-    asyncio.run(main())
+async def test_late_queries_are_refused_before_they_are_computed(engine_of, network):
+    engine = engine_of(profile=Profile(((1, 1.0), (8, 4.0))))
+    with network.held():
+        first = await first_of(engine, network)
+        late, stays = ask(engine, batch(2), 20.0), ask(engine, batch(3))
+        await queued(engine, 5)
+        engine._times._scale = 2e4  # the machine turns out to be slow: two images take over 20 s, three not 60
+    with pytest.raises(OverloadedError):
+        await late
+    await asyncio.gather(first, stays)
+    await engine.close()
     assert network.sizes == [1, 3]
 
 
@@ -177,71 +161,56 @@ def test_an_idle_engine_accepts_a_query_despite_its_estimate(engine_of):
     assert asyncio.run(main()).batch == 1
 
 
-def test_a_free_engine_waits_for_its_window(engine_of, network):
-    async def main():
-        engine = engine_of(window_s=LONG / 2)
-        pending = [ask(engine, batch()) for _ in range(7)]
-        await queued(engine, 7)
-        assert network.sizes == []
-        served = await asyncio.gather(*pending, ask(engine, batch()))  # the eighth makes it full
-        soon = await engine_of(window_s=0.01).run(batch(), LONG, NO_CONTEXT)
-        await engine.close()
-        return served, soon
-
-    served, soon = asyncio.run(main())
+async def test_a_free_engine_waits_for_its_window(engine_of, network):
+    engine = engine_of(window_s=LONG / 2)
+    pending = [ask(engine, batch()) for _ in range(7)]
+    await queued(engine, 7)
+    assert network.sizes == []
+    served = await asyncio.gather(*pending, ask(engine, batch()))  # the eighth makes it full
+    soon = await engine_of(window_s=0.01).run(batch(), LONG, NO_CONTEXT)
+    await engine.close()
     assert [one.batch for one in served] == [8] * 8
     assert soon.batch == 1
 
 
-def test_a_batch_that_fails_fails_its_queries_and_no_others(engine_of, network):
+async def test_a_batch_that_fails_fails_its_queries_and_no_others(engine_of, network):
     network.error = RuntimeError("CUDA out of memory\nand much more")
-
-    async def main():
-        engine = engine_of()
-        with pytest.raises(TaskFailedError, match=r"^the network failed: CUDA out of memory$"):
-            await engine.run(batch(), LONG, NO_CONTEXT)
-        assert engine.trouble
-        network.error = None
+    engine = engine_of()
+    with pytest.raises(TaskFailedError, match=r"^the network failed: CUDA out of memory$"):
         await engine.run(batch(), LONG, NO_CONTEXT)
-        assert not engine.trouble
-        await engine.close()
+    assert engine.trouble
+    network.error = None
+    await engine.run(batch(), LONG, NO_CONTEXT)
+    assert not engine.trouble
+    await engine.close()
 
-    asyncio.run(main())
 
-
-def test_images_that_wait_are_bounded_in_bytes_but_one_query_always_has_room(engine_of, network):
+async def test_images_that_wait_are_bounded_in_bytes_but_one_query_always_has_room(engine_of, network):
     image_bytes = batch().nbytes
-
-    async def main():
-        engine = engine_of(most_held=3 * image_bytes)
-        with network.held():
-            first = await first_of(engine, network)
-            large = ask(engine, batch(5))
-            await queued(engine, 5)
-            with pytest.raises(OverloadedError, match="all the memory"):
-                await engine.run(batch(), LONG, NO_CONTEXT)
-        await asyncio.gather(first, large)
-        await engine.close()
-
-    asyncio.run(main())
-
-
-def test_closing_fails_waiting_queries_and_finishes_the_running_batch(engine_of, network):
-    async def main():
-        engine = engine_of()
-        with network.held():
-            first = await first_of(engine, network)
-            waiting = ask(engine, batch())
-            await queued(engine, 1)
-            closing = asyncio.ensure_future(engine.close())
-            with pytest.raises(UnavailableError, match="closing"):
-                await waiting
-        assert (await first).batch == 1
-        await closing
-        with pytest.raises(UnavailableError, match="closing"):
+    engine = engine_of(most_held=3 * image_bytes)
+    with network.held():
+        first = await first_of(engine, network)
+        large = ask(engine, batch(5))
+        await queued(engine, 5)
+        with pytest.raises(OverloadedError, match="all the memory"):
             await engine.run(batch(), LONG, NO_CONTEXT)
+    await asyncio.gather(first, large)
+    await engine.close()
 
-    asyncio.run(main())
+
+async def test_closing_fails_waiting_queries_and_finishes_the_running_batch(engine_of, network):
+    engine = engine_of()
+    with network.held():
+        first = await first_of(engine, network)
+        waiting = ask(engine, batch())
+        await queued(engine, 1)
+        closing = asyncio.ensure_future(engine.close())
+        with pytest.raises(UnavailableError, match="closing"):
+            await waiting
+    assert (await first).batch == 1
+    await closing
+    with pytest.raises(UnavailableError, match="closing"):
+        await engine.run(batch(), LONG, NO_CONTEXT)
     assert network.sizes == [1]
 
 

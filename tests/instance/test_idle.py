@@ -50,7 +50,7 @@ def test_every_request_restarts_the_idle_time():
     assert (clock.now, clock.slept) == (119.0, [10.0, 9.0])
 
 
-def test_nothing_is_idle_while_a_request_runs_however_it_ends():
+async def test_nothing_is_idle_while_a_request_runs_however_it_ends():
     clock, began, going = Time(), asyncio.Event(), asyncio.Event()
 
     async def slow(_scope, _receive, _send):
@@ -58,19 +58,16 @@ def test_nothing_is_idle_while_a_request_runs_however_it_ends():
         await going.wait()
         raise RuntimeError("it ends so")
 
-    async def main():
-        watch = IdleWatch(slow, 10.0, clock)
-        running = asyncio.ensure_future(request(watch))
-        await began.wait()
-        clock.now = 1000.0
-        assert watch.left_s == 10.0
-        going.set()
-        with pytest.raises(RuntimeError):
-            await running
-        clock.now = 1004.0
-        assert watch.left_s == 6.0
-
-    asyncio.run(main())
+    watch = IdleWatch(slow, 10.0, clock)
+    running = asyncio.ensure_future(request(watch))
+    await began.wait()
+    clock.now = 1000.0
+    assert watch.left_s == 10.0
+    going.set()
+    with pytest.raises(RuntimeError):
+        await running
+    clock.now = 1004.0
+    assert watch.left_s == 6.0
 
 
 def test_other_asgi_messages_pass_through():

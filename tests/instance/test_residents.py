@@ -104,20 +104,16 @@ def status(residents):
 
 
 @pytest.mark.two_at_once
-def test_two_queries_for_a_cold_network_load_it_once(residents_of, loader, whole):
-    async def main():
-        residents = residents_of("ab", 100)
-        loader.gate.clear()
-        asked = [ask(residents, "a", batch(1, 1)), ask(residents, "a", pixels(2, 2))]
-        await loader.wait()
-        assert status(residents) == {"a": "loading", "b": "unloaded"}
-        loader.gate.set()
-        answers = await asyncio.gather(*asked)
-        state = residents.states()["a"]
-        await end(residents, "ab")
-        return answers, state
-
-    answers, state = asyncio.run(main())
+async def test_two_queries_for_a_cold_network_load_it_once(residents_of, loader, whole):
+    residents = residents_of("ab", 100)
+    loader.gate.clear()
+    asked = [ask(residents, "a", batch(1, 1)), ask(residents, "a", pixels(2, 2))]
+    await loader.wait()
+    assert status(residents) == {"a": "loading", "b": "unloaded"}
+    loader.gate.set()
+    answers = await asyncio.gather(*asked)
+    state = residents.states()["a"]
+    await end(residents, "ab")
     assert loader.loaded == ["a"]
     assert np.array_equal(answers[0].logits, whole(batch(1, 1)))
     assert np.array_equal(answers[1].logits, whole(pixels(2, 2)))
@@ -126,18 +122,14 @@ def test_two_queries_for_a_cold_network_load_it_once(residents_of, loader, whole
     assert state.idle_s is not None
 
 
-def test_the_least_recently_used_network_goes_when_another_needs_room(residents_of, loader):
-    async def main():
-        residents = residents_of("abc", 2 * SIZE)
-        for name in "abac":
-            await ask(residents, name)
-        states = status(residents)
-        await ask(residents, "b")
-        held = residents.held
-        await end(residents, "abc")
-        return states, held
-
-    states, held = asyncio.run(main())
+async def test_the_least_recently_used_network_goes_when_another_needs_room(residents_of, loader):
+    residents = residents_of("abc", 2 * SIZE)
+    for name in "abac":
+        await ask(residents, name)
+    states = status(residents)
+    await ask(residents, "b")
+    held = residents.held
+    await end(residents, "abc")
     assert states == {"a": "loaded", "b": "unloaded", "c": "loaded"}
     assert held == 2 * SIZE
     assert loader.loaded == ["a", "b", "c", "b"]
@@ -186,17 +178,14 @@ def test_nothing_is_unloaded_for_a_query_that_has_gone(residents_of, loader):
     assert loader.loaded == ["a"]
 
 
-def test_a_query_that_waits_for_loading_keeps_its_deadline_and_the_load_serves_the_next(residents_of, loader):
-    async def main():
-        residents = residents_of("a", SIZE)
-        loader.gate.clear()
-        with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
-            await ask(residents, "a", deadline_s=0.05)
-        loader.gate.set()
-        await ask(residents, "a")
-        await end(residents, "a")
-
-    asyncio.run(main())
+async def test_a_query_that_waits_for_loading_keeps_its_deadline_and_the_load_serves_the_next(residents_of, loader):
+    residents = residents_of("a", SIZE)
+    loader.gate.clear()
+    with pytest.raises(DeadlineError, match="no answer by the deadline of 50 ms"):
+        await ask(residents, "a", deadline_s=0.05)
+    loader.gate.set()
+    await ask(residents, "a")
+    await end(residents, "a")
     assert loader.loaded == ["a"]
 
 
@@ -214,25 +203,23 @@ def test_a_query_that_loading_would_make_late_is_refused_at_once_and_loads_all_t
     assert loader.loaded == ["a"]
 
 
-def test_a_failed_load_fails_the_queries_that_wait_with_the_reason_and_a_later_one_tries_again(residents_of, loader):
-    async def main():
-        residents = residents_of("a", SIZE)
-        loader.gate.clear()
-        loader.error = OSError(f"{residents['a'].measured.directory}/unsplit.onnx: no such file\nand more")
-        asked = [ask(residents, "a"), ask(residents, "a")]
-        await loader.wait()
-        loader.gate.set()
-        for each in asked:
-            with pytest.raises(NetworkLoadError, match=r"^a cannot be loaded: small/unsplit.onnx: no such file$"):
-                await each
-        state = residents.states()["a"]
-        loader.error = None
-        await ask(residents, "a")
-        after = residents.states()["a"]
-        await end(residents, "a")
-        return state, after
-
-    state, after = asyncio.run(main())
+async def test_failed_load_fails_the_queries_that_wait_with_the_reason_and_a_later_one_tries_again(
+    residents_of, loader
+):
+    residents = residents_of("a", SIZE)
+    loader.gate.clear()
+    loader.error = OSError(f"{residents['a'].measured.directory}/unsplit.onnx: no such file\nand more")
+    asked = [ask(residents, "a"), ask(residents, "a")]
+    await loader.wait()
+    loader.gate.set()
+    for each in asked:
+        with pytest.raises(NetworkLoadError, match=r"^a cannot be loaded: small/unsplit.onnx: no such file$"):
+            await each
+    state = residents.states()["a"]
+    loader.error = None
+    await ask(residents, "a")
+    after = residents.states()["a"]
+    await end(residents, "a")
     assert (state.status, state.failure, state.resident_bytes) == ("unloaded", "small/unsplit.onnx: no such file", 0)
     assert (after.status, after.failure, after.loads) == ("loaded", "", 1)
 
@@ -268,109 +255,93 @@ def test_loading_takes_more_than_what_is_loaded_and_that_room_is_made_first(resi
     assert asyncio.run(main()) == {"a": "unloaded", "b": "loaded", "c": "loaded"}
 
 
-def test_networks_are_loaded_and_unloaded_on_request_but_none_that_has_queries(residents_of, loader):
-    async def main():
-        residents = residents_of("ab", SIZE)
-        await residents.load("a", LONG)
-        assert status(residents) == {"a": "loaded", "b": "unloaded"}
-        with loader.networks["a"].held():
-            busy = ask(residents, "a")
-            await asyncio.to_thread(loader.networks["a"].wait)
-            assert not await residents.unload("a")
-            with pytest.raises(OverloadedError, match="there was no room for b"):
-                await residents.load("b", 0.05)
-        await busy
-        await until(lambda: residents["b"].bringing is None)
-        assert await residents.unload("a")
-        assert await residents.unload("a")
-        assert residents.held == 0
-        loader.error = OSError("no file")
-        with pytest.raises(NetworkLoadError, match="b cannot be loaded: no file"):
-            await residents.load("b", LONG)
-        await end(residents, "ab")
-
-    asyncio.run(main())
+async def test_networks_are_loaded_and_unloaded_on_request_but_none_that_has_queries(residents_of, loader):
+    residents = residents_of("ab", SIZE)
+    await residents.load("a", LONG)
+    assert status(residents) == {"a": "loaded", "b": "unloaded"}
+    with loader.networks["a"].held():
+        busy = ask(residents, "a")
+        await asyncio.to_thread(loader.networks["a"].wait)
+        assert not await residents.unload("a")
+        with pytest.raises(OverloadedError, match="there was no room for b"):
+            await residents.load("b", 0.05)
+    await busy
+    await until(lambda: residents["b"].bringing is None)
+    assert await residents.unload("a")
+    assert await residents.unload("a")
+    assert residents.held == 0
+    loader.error = OSError("no file")
+    with pytest.raises(NetworkLoadError, match="b cannot be loaded: no file"):
+        await residents.load("b", LONG)
+    await end(residents, "ab")
     assert loader.loaded == ["a", "b"]
 
 
-def test_the_device_computes_what_is_due_first_whichever_network_it_is_for(residents_of, loader):
+async def test_the_device_computes_what_is_due_first_whichever_network_it_is_for(residents_of, loader):
     order = []
+    residents = residents_of("ab", 100)
+    await asyncio.gather(ask(residents, "a"), ask(residents, "b"))
 
-    async def main():
-        residents = residents_of("ab", 100)
-        await asyncio.gather(ask(residents, "a"), ask(residents, "b"))
+    async def noted(name, deadline_s):
+        await ask(residents, name, deadline_s=deadline_s)
+        order.append((name, deadline_s))
 
-        async def noted(name, deadline_s):
-            await ask(residents, name, deadline_s=deadline_s)
-            order.append((name, deadline_s))
-
-        with loader.networks["a"].held():
-            first = ask(residents, "a")
-            await asyncio.to_thread(loader.networks["a"].wait)
-            await asyncio.to_thread(loader.networks["a"].wait)
-            waiting = [asyncio.ensure_future(noted(*each)) for each in (("a", 50.0), ("b", 40.0))]
-            await until(lambda: residents["a"].engine.waiting == residents["b"].engine.waiting == 1)
-        await asyncio.gather(first, *waiting)
-        await end(residents, "ab")
-
-    asyncio.run(main())
+    with loader.networks["a"].held():
+        first = ask(residents, "a")
+        await asyncio.to_thread(loader.networks["a"].wait)
+        await asyncio.to_thread(loader.networks["a"].wait)
+        waiting = [asyncio.ensure_future(noted(*each)) for each in (("a", 50.0), ("b", 40.0))]
+        await until(lambda: residents["a"].engine.waiting == residents["b"].engine.waiting == 1)
+    await asyncio.gather(first, *waiting)
+    await end(residents, "ab")
     assert order == [("b", 40.0), ("a", 50.0)]
 
 
-def test_another_networks_queries_count_for_the_predicted_deadline(loader, measured):
-    async def main():
-        residents = Residents(None, loader)
-        for name in "ab":
-            slow = replace(measured(name), profile=replace(QUICK, batches=((1, 10_000.0), (8, 10_000.0))))
-            residents.add(name, slow, None, 0.0)
-        await asyncio.gather(residents.load("a", LONG), residents.load("b", LONG))
-        with loader.networks["a"].held():
-            first = ask(residents, "a")
-            await asyncio.to_thread(loader.networks["a"].wait)
-            waiting = [ask(residents, "a", deadline_s=25.0), ask(residents, "b")]
-            await until(lambda: residents["a"].engine.waiting == residents["b"].engine.waiting == 1)
-            with pytest.raises(OverloadedError):  # a's running batch, a's query, which is due before, and its own: 30 s
-                await ask(residents, "b", deadline_s=29.0)
-            waiting.append(ask(residents, "b", deadline_s=24.0))  # this one is due before a's: 20 s
-            await until(lambda: waiting[-1].done() or residents["b"].engine.waiting == 2)
-            assert not waiting[-1].done()
-        await asyncio.gather(first, *waiting, return_exceptions=True)
-        await end(residents, "ab")
-
-    asyncio.run(main())
+async def test_another_networks_queries_count_for_the_predicted_deadline(loader, measured):
+    residents = Residents(None, loader)
+    for name in "ab":
+        slow = replace(measured(name), profile=replace(QUICK, batches=((1, 10_000.0), (8, 10_000.0))))
+        residents.add(name, slow, None, 0.0)
+    await asyncio.gather(residents.load("a", LONG), residents.load("b", LONG))
+    with loader.networks["a"].held():
+        first = ask(residents, "a")
+        await asyncio.to_thread(loader.networks["a"].wait)
+        waiting = [ask(residents, "a", deadline_s=25.0), ask(residents, "b")]
+        await until(lambda: residents["a"].engine.waiting == residents["b"].engine.waiting == 1)
+        with pytest.raises(OverloadedError):  # a's running batch, a's query, which is due before, and its own: 30 s
+            await ask(residents, "b", deadline_s=29.0)
+        waiting.append(ask(residents, "b", deadline_s=24.0))  # this one is due before a's: 20 s
+        await until(lambda: waiting[-1].done() or residents["b"].engine.waiting == 2)
+        assert not waiting[-1].done()
+    await asyncio.gather(first, *waiting, return_exceptions=True)
+    await end(residents, "ab")
 
 
-def test_images_that_wait_are_bounded_over_all_networks(residents_of, loader):
-    async def main():
-        residents = residents_of("ab", 100)
-        residents.device.most_held = 3 * batch().nbytes
-        await asyncio.gather(residents.load("a", LONG), residents.load("b", LONG))
-        with loader.networks["a"].held():
-            first = ask(residents, "a")
-            await asyncio.to_thread(loader.networks["a"].wait)
-            waiting = [ask(residents, "a", batch(2)), ask(residents, "b")]
-            await until(lambda: residents.device.held_bytes == residents.device.most_held)
-            with pytest.raises(OverloadedError, match="all the memory"):
-                await ask(residents, "b")
-        await asyncio.gather(first, *waiting)
-        await end(residents, "ab")
-
-    asyncio.run(main())
+async def test_images_that_wait_are_bounded_over_all_networks(residents_of, loader):
+    residents = residents_of("ab", 100)
+    residents.device.most_held = 3 * batch().nbytes
+    await asyncio.gather(residents.load("a", LONG), residents.load("b", LONG))
+    with loader.networks["a"].held():
+        first = ask(residents, "a")
+        await asyncio.to_thread(loader.networks["a"].wait)
+        waiting = [ask(residents, "a", batch(2)), ask(residents, "b")]
+        await until(lambda: residents.device.held_bytes == residents.device.most_held)
+        with pytest.raises(OverloadedError, match="all the memory"):
+            await ask(residents, "b")
+    await asyncio.gather(first, *waiting)
+    await end(residents, "ab")
 
 
-def test_closing_ends_what_waits_for_a_network(residents_of, loader):
-    async def main():
-        residents = residents_of("ab", SIZE)
-        loader.gate.clear()
-        waits = ask(residents, "a")
-        await loader.wait()
-        closing = asyncio.ensure_future(end(residents, "ab"))
-        with pytest.raises(UnavailableError, match="closing"):
-            await waits
-        loader.gate.set()
-        await closing
-
-    asyncio.run(main())
+async def test_closing_ends_what_waits_for_a_network(residents_of, loader):
+    residents = residents_of("ab", SIZE)
+    loader.gate.clear()
+    waits = ask(residents, "a")
+    await loader.wait()
+    closing = asyncio.ensure_future(end(residents, "ab"))
+    with pytest.raises(UnavailableError, match="closing"):
+        await waits
+    loader.gate.set()
+    await closing
 
 
 STEPS = st.lists(

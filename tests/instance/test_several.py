@@ -1,6 +1,5 @@
 """An instance of several networks: each is asked by name, memory is bounded, and others can read and change it all."""
 
-import asyncio
 import resource
 import shutil
 import signal
@@ -198,19 +197,16 @@ def test_a_batch_size_that_no_instance_can_have_is_refused(shared):
     assert shared.post("/v2/repository/models/third/batching", json={"max_batch": 2}).status_code == 404
 
 
-def test_the_client_of_an_instance_sets_batch_sizes_and_knows_servers_that_have_none(shared_url, other, monkeypatch):
-    async def scene():
-        async with open_http() as http:
-            client = InstanceClient(shared_url, "other", load_plan(other), http)
-            assert await client.set_batching(2, 0.1, PATIENCE) == 2
-            assert await client.set_batching(64, 0.1, PATIENCE) == 4
-            assert await client.set_batching(0, 0.0, PATIENCE) == 0
-            monkeypatch.setattr(module, "_BATCHING", "nothing")
-            assert await client.set_batching(2, 0.1, PATIENCE) == 0
-            gone = InstanceClient("http://127.0.0.1:1", "other", load_plan(other), http)
-            assert await gone.set_batching(2, 0.1, PATIENCE) is None
-
-    asyncio.run(scene())
+async def test_instance_client_sets_batch_sizes_and_knows_servers_that_have_none(shared_url, other, monkeypatch):
+    async with open_http() as http:
+        client = InstanceClient(shared_url, "other", load_plan(other), http)
+        assert await client.set_batching(2, 0.1, PATIENCE) == 2
+        assert await client.set_batching(64, 0.1, PATIENCE) == 4
+        assert await client.set_batching(0, 0.0, PATIENCE) == 0
+        monkeypatch.setattr(module, "_BATCHING", "nothing")
+        assert await client.set_batching(2, 0.1, PATIENCE) == 0
+        gone = InstanceClient("http://127.0.0.1:1", "other", load_plan(other), http)
+        assert await gone.set_batching(2, 0.1, PATIENCE) is None
 
 
 def test_signals_stand_in_the_metrics_and_at_each_model(http):

@@ -4,7 +4,6 @@ Stacks of function drivers are deployed by SAM CLI (test_deployed.py), to minist
 moto lacks is named here: cfn-lint has looked at it (test_template.py).
 """
 
-import asyncio
 import base64
 import io
 import json
@@ -135,7 +134,7 @@ def test_a_fleet_starts_and_its_instances_get_their_settings():
     assert len(text) < 16_384
 
 
-def test_a_pool_starts_empty_and_drivers_start_and_stop_its_instances():
+async def test_a_pool_starts_empty_and_drivers_start_and_stop_its_instances():
     stack = Stack(*POOLED, gpu=POOL)
     assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
     digest = digest12(plans()[0])
@@ -150,22 +149,18 @@ def test_a_pool_starts_empty_and_drivers_start_and_stop_its_instances():
         assert "${" not in script
         assert len(script) < 16_384
         assert f"--auto-scaling-group-name '{STACK}-gpu-{digest12(plan)}'" in script
-
-    async def started_and_stopped():
-        pool = open_provisioner(environ["SERFER_INSTANCES"])
-        assert await pool.members() == []
-        await pool.start(POOL.most + 1)
-        members = await pool.members()
-        assert len(members) == POOL.most
-        for one in members:
-            await pool.stop(one.name)
-        assert await pool.members() == []
-        await pool.close()
-
-    asyncio.run(started_and_stopped())
+    pool = open_provisioner(environ["SERFER_INSTANCES"])
+    assert await pool.members() == []
+    await pool.start(POOL.most + 1)
+    members = await pool.members()
+    assert len(members) == POOL.most
+    for one in members:
+        await pool.stop(one.name)
+    assert await pool.members() == []
+    await pool.close()
 
 
-def test_a_pool_with_spot_instances_has_a_group_for_each_market():
+async def test_a_pool_with_spot_instances_has_a_group_for_each_market():
     stack = Stack(*POOLED, gpu=SPOT_POOL)
     assert stack.lacking == LACKING & {resource["Type"] for resource in stack.source["Resources"].values()}
     digest = digest12(plans()[0])
@@ -174,17 +169,13 @@ def test_a_pool_with_spot_instances_has_a_group_for_each_market():
     assert environ["SERFER_ROUTE"] == "mark-spot"
     groups = [f"{STACK}-gpu-{digest}", f"{STACK}-gpu-{digest}-spot"]
     assert environ["SERFER_INSTANCES"] == f"g6.xlarge=ec2:{groups[0]},g6.xlarge/spot=ec2:{groups[1]}"
-
-    async def started_and_stopped():
-        for group in groups:
-            pool = open_provisioner(f"ec2:{group}")
-            await pool.start(1)
-            (one,) = await pool.members()
-            assert await pool.stop(one.name)
-            assert await pool.members() == []
-            await pool.close()
-
-    asyncio.run(started_and_stopped())
+    for group in groups:
+        pool = open_provisioner(f"ec2:{group}")
+        await pool.start(1)
+        (one,) = await pool.members()
+        assert await pool.stop(one.name)
+        assert await pool.members() == []
+        await pool.close()
 
 
 def test_every_listed_gap_of_moto_is_used():

@@ -119,12 +119,10 @@ def needed(kind: str) -> tuple[str, ...]:
 
 
 def unlisted(types: Iterable[str]) -> list[str]:
-    """Return the types that the table of actions does not have."""
     return sorted({kind for kind in types if not {kind, kind[: kind.rindex("::") + 2]} & ACTIONS.types.keys()})
 
 
 def statements(types: Collection[str], target: Target) -> list[dict[str, Any]]:
-    """Return the statements that allow deploying, updating and removing a target's stacks."""
     services: dict[str, list[str]] = {}
     for action in actions(types):
         services.setdefault(_statement_of(action, target), []).append(action)
@@ -190,7 +188,6 @@ def _statement(name: str, allowed: list[str], types: Collection[str], target: Ta
 
 
 def _equals(key: str, values: Sequence[str]) -> dict[str, Any]:
-    """Return a condition that a request's key has one of some values."""
     return {"StringEquals": {key: values[0] if len(values) == 1 else sorted(values)}}
 
 

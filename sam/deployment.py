@@ -65,7 +65,6 @@ class Deployment:
 
     @property
     def current(self) -> str:
-        """The digest of the deployed plan."""
         return self.plans[0]
 
     def is_image(self, name: str) -> bool:
@@ -195,7 +194,6 @@ class _Loader(yaml.SafeLoader):
     """Reads no aliases: a few lines of them stand for a template of any size, or for one without an end."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 - PyYAML's
-        """Compose a node that is written out."""
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("an alias")
         return super().compose_node(parent, index)

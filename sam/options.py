@@ -42,22 +42,18 @@ _MOST_GPUS = 100
 
 
 def digest12(plan: Plan) -> str:
-    """Return what a plan is called in a deployment."""
     return plan.digest[:12]
 
 
 def function_id(digest: str, stage: int, number: int) -> str:
-    """Return the logical id of a stage's function."""
     return f"Function{digest}S{stage}N{number}"
 
 
 def weights_id(digest: str, stage: int, number: int) -> str:
-    """Return the logical id of the layer with a function's weights."""
     return f"Weights{digest}S{stage}N{number}"
 
 
 def machine_id(digest: str) -> str:
-    """Return the logical id of a plan's state machine."""
     return f"Machine{digest}"
 
 
@@ -108,7 +104,6 @@ class GpuPool:
     spot: bool = False
 
     def check(self) -> None:
-        """Raise UsageError that names the first choice that cannot be."""
         if not _GPU_TYPE.fullmatch(self.instance_type):
             raise UsageError(
                 f"--gpu-instance-type is one of EC2's G types such as g6.xlarge, not {self.instance_type!r}"
@@ -127,7 +122,6 @@ class Pings:
     queries: int = 1
 
     def check(self) -> None:
-        """Raise UsageError that names the first choice that cannot be."""
         if self.minutes < 1:
             raise UsageError(f"--ping-every is 1 minute or more, not {self.minutes}")
         if not 1 <= self.queries <= MOST_AT_ONCE:
@@ -143,11 +137,9 @@ class Serves:
 
     @property
     def place(self) -> str:
-        """The bucket and the prefix, with a slash between them."""
         return self.registry.removeprefix("s3://").rstrip("/")
 
     def check(self) -> None:
-        """Raise UsageError that names the first choice that cannot be."""
         if not _REGISTRY.fullmatch(self.registry):
             raise UsageError(f"--registry is s3://BUCKET/PREFIX for drivers in AWS, not {self.registry!r:.100}")
         if not 1 <= len(self.names) <= _MOST_APPLICATIONS or len(set(self.names)) < len(self.names):
@@ -189,7 +181,6 @@ class Options:
 
     @property
     def by_alias(self) -> bool:
-        """Whether functions are invoked by an alias of a published version."""
         return self.snapstart or self.provisioned_concurrency is not None
 
     @property
@@ -199,7 +190,6 @@ class Options:
 
     @property
     def builds_on(self) -> str:
-        """The image that container images are built on."""
         return self.base_image or f"{_BASE_IMAGE}:{self.runtime.removeprefix('python')}"
 
     @property
@@ -214,16 +204,13 @@ class Options:
 
     @property
     def in_vpc(self) -> bool:
-        """Whether functions and drivers need a network of their own."""
         return self.drivers == "fleet" or self.store in {"valkey", "redis"}
 
     @property
     def by_state_machine(self) -> bool:
-        """Whether Step Functions takes queries through the stages."""
         return self.engine.startswith("stepfunctions")
 
     def check(self) -> None:
-        """Raise UsageError that names the first choice that cannot be."""
         check_name(self.name)
         if self.runtime == _OLD_RUNTIME:
             raise UsageError(

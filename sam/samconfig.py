@@ -52,7 +52,6 @@ parameter_overrides = 'Serving="current" LogRetentionDays="{days}"'
 
 
 def stack_name(name: str, environment: str) -> str:
-    """Return what the stack of an environment is called."""
     return f"{name}-{environment}"
 
 

@@ -75,7 +75,6 @@ class Budget:
             )
 
     def spend(self, usd: float) -> None:
-        """Count dollars, which were spent whatever is left."""
         self.spent_usd += usd
 
 
@@ -91,7 +90,6 @@ class Smoke:
 
     @property
     def region(self) -> str:
-        """The region of the stack."""
         return self.order.settings.region
 
     @property

@@ -59,7 +59,6 @@ def companion_stack(name: str) -> str:
 
 
 def repositories(name: str) -> str:
-    """Return what the names of these repositories begin with."""
     return f"{re.sub('[^a-z0-9]', '', name.lower())}{_md5(name)}/"
 
 

@@ -39,7 +39,6 @@ class Piece:
 
     @property
     def name(self) -> str:
-        """Its name among the pieces of a deployment."""
         return f"{self.sha256[:_DIGITS]}-{self.number}"
 
     @property
@@ -49,7 +48,6 @@ class Piece:
 
     @property
     def function_id(self) -> str:
-        """The logical id of the function that uploads it."""
         return f"Uploader{self.sha256[:_DIGITS]}P{self.number}"
 
     @property
@@ -59,7 +57,6 @@ class Piece:
 
 
 def fetched(plans: Iterable[Plan]) -> list[Artefact]:
-    """Return the weights that functions of these plans fetch, equal ones once."""
     every = (file for plan in plans for part in plan.functions for file in plan.fetched(*part))
     return [*{file.sha256: file for file in every}.values()]
 

@@ -17,12 +17,12 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "cli": (("serfer/cli",), 7_000),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_600),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_700),
-    "sam": (("sam",), 6_100),
+    "sam": (("sam",), 6_000),
     "bench and study": (("bench",), 37_200),
     "tests": (("tests",), 108_500),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 104_250
+PRODUCT = 104_200
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 158_050  # words below docs/
 CHANGELOG = 25_000  # bytes

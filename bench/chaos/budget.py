@@ -46,7 +46,6 @@ class Reply:
 
 
 def reply_of(result: Result) -> Reply:
-    """Return a query's reply."""
     answer, overheads = result.answer, result.answer.overheads
     enough = sum(1 / report.shared for stage in answer.stages for report in stage.reports)
     enough += len(overheads.warm_ups)

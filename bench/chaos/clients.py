@@ -48,7 +48,6 @@ class Clients:
 
     @property
     def share_ended(self) -> float:
-        """The share of the queries that has ended."""
         return self._ended / self._queries
 
     def stop(self) -> None:
@@ -104,7 +103,6 @@ class TwoDrivers:
         self.budget = InvocationBudget()
 
     def submit(self, batch: Batch) -> Future[Reply]:
-        """Start a query at the driver whose turn it is."""
         with self._lock:
             self._sent += 1
             if self._sent % 2:

@@ -129,7 +129,6 @@ class _LimitedSettings(Settings):
     """Settings of a driver that has no more invocations at once than the local Lambda service takes."""
 
     def facts(self) -> AwsFacts:
-        """Return the facts with the service's limit in place of an account's."""
         facts = super().facts()
         return replace(facts, functions=replace(facts.functions, concurrency=self.local_concurrency))
 

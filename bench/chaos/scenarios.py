@@ -73,7 +73,6 @@ class Scenario:
 
     @property
     def criteria(self) -> PassCriteria:
-        """The criteria that it has to pass."""
         return PassCriteria(_DEADLINE_S + TTL_MARGIN_S, self.keys_stay, self.tail)
 
     def driven_by(self, driver: str) -> Scenario:
@@ -198,7 +197,6 @@ def _outcome(scenario: Scenario, suite: Suite) -> Outcome:
 
 
 def _observe(testbed: Testbed, scenario: Scenario, suite: Suite) -> Observations:
-    """Warm the workers up, send the queries and inject the fault."""
     count = len(suite.examples)
     _warm_up(testbed, scenario, suite)
     with ExitStack() as parts:
@@ -234,7 +232,6 @@ def _observe(testbed: Testbed, scenario: Scenario, suite: Suite) -> Observations
 
 
 def _warm_up(testbed: Testbed, scenario: Scenario, suite: Suite) -> None:
-    """Start the workers, and let the driver learn how long tasks take."""
     suite.progress(f"{scenario.name}: warming up")
     testbed.warm_up()
     times = arrivals.burst(suite.settings.local_concurrency)
@@ -242,7 +239,6 @@ def _warm_up(testbed: Testbed, scenario: Scenario, suite: Suite) -> None:
 
 
 def _remark(injected: str, grown: dict[str, int], duplicates: int) -> str:
-    """Describe what was done, and what the Lambda service counted."""
     words = {
         "failed": "failed",
         "throttled": "were throttled",

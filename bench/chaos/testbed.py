@@ -85,7 +85,6 @@ class OwnRedis:
         self._server = self._loop.wait(_started(lambda: RedisServer(port, password)))
 
     def close(self) -> None:
-        """Stop the server."""
         self._server.stop()
         self._loop.close()
 
@@ -143,12 +142,10 @@ class Testbed:
 
     @property
     def tasks(self) -> int:
-        """The number of tasks of a query."""
         return sum(len(stage.tiles) for stage in self._pipeline.plan.stages)
 
     @property
     def processes(self) -> int:
-        """The number of processes that were not there before."""
         return len({*descendants()} - self._before)
 
     def submit(self, batch: NDArray[Any]) -> Future[Reply]:
@@ -222,7 +219,6 @@ class Testbed:
         self._pipeline.close()
 
     def left(self) -> Left:
-        """Look at the keys in the store that were not there before."""
         ttls = [ttl for key in self._listed() if key not in self._foreign and (ttl := self._keys.pttl(key)) != _GONE]
         return Left(len(ttls), ttls.count(_FOR_EVER), max([0, *ttls]) / _MS_PER_S)
 

@@ -75,7 +75,6 @@ class Outcome:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "scenario": self.scenario,
             "queries": f"{self.queries:,}",
@@ -100,7 +99,6 @@ class Outcome:
 def judge(
     name: str, criteria: PassCriteria, observed: Observations, left: Left, processes: int, seconds: float
 ) -> Outcome:
-    """Hold a scenario against its pass criteria."""
     latencies_ms = [one.latency * _MS_PER_S for one in observed.sent if one.error is None]
     p50, p99 = percentiles(latencies_ms, 50, 99)
     served_p50, served_p99 = percentiles([seconds * _MS_PER_S for seconds in observed.served], 50, 99)

@@ -102,7 +102,6 @@ class PartTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         predicted = "" if self.predicted_ms is None else f"{self.predicted_ms:,.0f}"
         cells = {"ms": self.ms, "from": self.least_ms, "to": self.greatest_ms}
         shown = {name: f"{value:,.1f}" for name, value in cells.items()}
@@ -166,7 +165,6 @@ def _function_rows(
 
 
 def _warm(start: Mapping[str, float], keys: Sequence[str]) -> float:
-    """Return what a warm invocation takes of these parts too."""
     return start[SECOND_SESSION] if "run" in keys else 0.0
 
 
@@ -193,7 +191,6 @@ def _row(
 
 
 def predict(plan: Plan, part: tuple[int, int], settings: Settings) -> ColdStart:
-    """Predict the cold start of a function as the planner does."""
     return cold_start(weight_bytes(plan, part), plan.stages[part[0]].weights_in, settings.facts().functions)
 
 

@@ -121,7 +121,6 @@ class FunctionStart:
 
 
 async def measure_functions(bench: Bench) -> dict[Function, FunctionStart]:
-    """Start every function once in a fresh process, one after the other."""
     query = query_id(secrets.token_hex(16), one_slot=False)
     _store_values(bench, query)
     try:

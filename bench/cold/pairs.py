@@ -67,7 +67,6 @@ class PlanAnswers:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         earlier = self.earlier
         return {
             "network": self.network,
@@ -94,12 +93,10 @@ class Pairs:
 
     @property
     def rows(self) -> list[PlanAnswers]:
-        """Both plans."""
         return [self.whole, self.split]
 
     @property
     def notes(self) -> list[str]:
-        """What the dollars are of, and the page cache."""
         dollars = (
             "dollars: of a query on either plan alone, by the times here; warming the first plan beside a cold plan "
             "costs about as much as a cold query on the first one, and is not part of them"

@@ -65,7 +65,6 @@ class Parts:
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function whose time counts as a part's."""
 
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's own
             if threading.get_ident() != self._thread:
@@ -81,7 +80,6 @@ class Parts:
         return call
 
     def taken(self) -> dict[str, float]:
-        """Return the seconds since the last call."""
         self._switch()
         seconds, self._seconds = dict(self._seconds), defaultdict(float)
         return seconds

@@ -49,12 +49,10 @@ def is_wide(values: Iterable[float]) -> bool:
 
 
 def order_chart(curves: Sequence[Curve]) -> Chart:
-    """Chart each query's latency in the order in which queries were answered."""
     return Chart("latency in order of completion", "queries answered", "ms", tuple(map(thinned, curves)))
 
 
 def time_chart(curves: Sequence[Curve]) -> Chart:
-    """Chart each query's latency over the time at which it was due."""
     log = is_wide(y for _, y in _points(curves) or [(0.0, 0.0)])
     return Chart("latency over time", "seconds", "ms", tuple(map(thinned, curves)), dots=True, y_log=log)
 

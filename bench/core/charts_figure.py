@@ -103,7 +103,6 @@ def log_axis(axes: Axes, name: Literal["x", "y"], values: Sequence[float]) -> No
 
 
 def plain_ticks(axes: Axes) -> None:
-    """Write ticks as plain numbers on a light grid."""
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axes.grid(color=LIGHT, linewidth=0.6)

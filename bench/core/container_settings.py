@@ -15,6 +15,5 @@ class ContainerSettings(Settings):
     """Settings whose functions may be as large as a container image."""
 
     def facts(self) -> AwsFacts:
-        """Return the facts with that limit in place of the package's."""
         facts = super().facts()
         return replace(facts, functions=replace(facts.functions, package_limit=IMAGE_MB << 20))

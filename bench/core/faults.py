@@ -60,11 +60,9 @@ class Injector(Conditions):
         self._created = faults.seed
 
     def throttles(self) -> bool:
-        """Return whether the next invocation is refused."""
         return self._faults.throttle > 0 and self._chance() < self._faults.throttle
 
     def latency_s(self) -> float:
-        """Return how late the next invocation begins."""
         return self._faults.latency_s + next(self._invoke_tail)
 
     def placing_s(self, package_bytes: int) -> float:
@@ -72,17 +70,14 @@ class Injector(Conditions):
         return next(self._start_tail) + self._faults.times.placing_s(package_bytes)
 
     def slowness(self) -> float:
-        """Return how many times as long as others the next environment takes."""
         self._created += 1
         one_in = self._faults.slow_one_in
         return self._faults.slow_factor if one_in and self._created % one_in == 0 else 1.0
 
     def least_init_s(self, *, restored: bool) -> float:
-        """Return the time of the platform."""
         return self._faults.times.restore_s if restored else self._faults.times.init_s
 
     def limit_processors(self, process: WorkerProcess, memory_mb: int) -> ProcessorShare | None:
-        """Return the share that the platform gives so much memory."""
         times = self._faults.times
         return ProcessorShare(process, times.processors(memory_mb)) if times.memory_per_vcpu else None
 

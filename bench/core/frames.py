@@ -10,13 +10,11 @@ _LENGTH = 4  # bytes of a frame's length
 
 
 def pipe_of(pipe: IO[bytes] | None) -> IO[bytes]:
-    """Return a pipe of Popen, which was made with it."""
     assert pipe is not None  # noqa: S101 - Popen was made with it
     return pipe
 
 
 def write_frame(stream: IO[bytes], value: Any) -> None:  # noqa: ANN401 - any plain value
-    """Write a value, at once."""
     data = msgpack.packb(value)
     stream.write(len(data).to_bytes(_LENGTH, "little") + data)
     stream.flush()

@@ -31,7 +31,6 @@ class NullService:
         self._answers: dict[tuple[int, int, int, int, bool], bytes] = {}
 
     def handle(self, exchange: Exchange) -> None:
-        """Answer one invocation."""
         task = decode_task(json.loads(exchange.body))
         if last_stage(task) == len(self._plan.stages) - 1:  # its checksum is the query's own
             exchange.reply(200, self._answer(task))

@@ -68,7 +68,6 @@ class NullInvoker:
         self._service_ms = [each * _MS_PER_S for each in service_s]
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:  # noqa: ARG002 - a contract
-        """Wait, and answer."""
         report, last = null_report(self._plan, task, self._service_ms), len(self._plan.stages) - 1
         await asyncio.sleep(sum(stage.total_ms for stage in report.stages) / _MS_PER_S)
         if not task.inline and last_stage(task) == last and task.tile < len(self._plan.stages[last].tiles):

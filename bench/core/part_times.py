@@ -22,7 +22,6 @@ class PartTimes:
         self._ms = _no_times()
 
     def add(self, part: str, ms: Iterable[float]) -> None:
-        """Add times of a part."""
         self._ms[part].extend(ms)
 
     def since(self, part: str, started: float) -> None:
@@ -30,7 +29,6 @@ class PartTimes:
         self._ms[part].append((time.perf_counter() - started) * _MS_PER_S)
 
     def take(self) -> Times:
-        """Return what was added since the last call."""
         taken, self._ms = self._ms, _no_times()
         return taken
 

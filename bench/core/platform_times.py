@@ -82,7 +82,6 @@ class ProcessorShare:
         self._seen = self._used = self._left_s = 0.0
 
     def start(self) -> None:
-        """Begin, with nothing used and nothing left."""
         self._seen, self._used, self._left_s = self._loop.time(), self._process.processor_s(), 0.0
         self._tick()
 

@@ -24,7 +24,6 @@ class Held:
 
 
 def held() -> Held:
-    """Return what is held now."""
     below = [size for process in descendants() if (size := resident(process))]
     descriptors = Process().num_fds() - 1  # one is that of the listing itself
     return Held(resident(Process()), sum(below), len(below), descriptors)

@@ -57,7 +57,6 @@ class RedisCluster:
         return f"redis+cluster://:{self._password}@{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
     def client(self, node: int) -> Redis:
-        """Return a client of one node, to be closed by the caller."""
         return Redis(host="127.0.0.1", port=self.nodes[node].port, password=self._password, protocol=2)
 
     def stop(self) -> None:

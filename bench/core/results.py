@@ -42,7 +42,6 @@ def publish_rows(
 
 
 def stamp_now() -> Stamp:
-    """Stamp what this command line measures."""
     return make_stamp(sys.argv[1:], datetime.now(UTC))
 
 

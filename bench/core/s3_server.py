@@ -67,12 +67,10 @@ class S3Server(LocalServer):
 
     @property
     def endpoint(self) -> str:
-        """The server's URL."""
         return f"http://127.0.0.1:{self._ports[2 * _SERVERS.index('s3')]}"
 
     @property
     def bucket(self) -> str:
-        """The bucket's name."""
         return self._bucket
 
     @property
@@ -82,7 +80,6 @@ class S3Server(LocalServer):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment variables with which any AWS library uses this server."""
         return {
             "AWS_ENDPOINT_URL_S3": self.endpoint,
             "AWS_ACCESS_KEY_ID": self._key,

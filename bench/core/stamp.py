@@ -34,13 +34,11 @@ class Stamp:
 
     @property
     def lines(self) -> tuple[str, str]:
-        """The lines below a picture."""
         versions = ", ".join(f"{one.package} {one.version}" for one in self.versions)
         return f"{self.command}   ({self.date})", f"{self.machine}; Python {self.python}; {versions}"
 
 
 def make_stamp(arguments: Sequence[str], now: datetime) -> Stamp:
-    """Stamp what the command line with these arguments measures now."""
     command = shlex.join(["serfer", *arguments])
     versions = tuple(Version(name, _version(name)) for name in _PACKAGES)
     return Stamp(this_machine(), platform.python_version(), versions, command, now.strftime("%Y-%m-%dT%H:%M:%SZ"))

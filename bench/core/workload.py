@@ -41,7 +41,6 @@ class Sent(Generic[T]):
 
     @property
     def latency(self) -> float:
-        """Seconds from its scheduled arrival."""
         return self.ended - self.scheduled
 
     @property
@@ -115,7 +114,6 @@ class _Workload(Generic[T]):
 
     @property
     def now(self) -> float:
-        """Seconds since the workload's start."""
         return self._clock.now() - self._start
 
     async def send(self, number: int) -> None:
@@ -172,7 +170,6 @@ class _Workload(Generic[T]):
         return self._all_ended.is_set()
 
     def give_up(self) -> None:
-        """Cancel what has not ended, as failed."""
         with self._lock:
             left = [*self._open.items()]
         for number, (started, pending) in left:
@@ -180,7 +177,6 @@ class _Workload(Generic[T]):
             pending.cancel()
 
     def in_order(self) -> list[Sent[T]]:
-        """Return how every query ended."""
         with self._lock:
             return [self._ends[number] for number in sorted(self._ends)]
 

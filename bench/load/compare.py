@@ -48,7 +48,6 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """The verdict of the interval, in words."""
         if self.pairs < _MIN_PAIRS:
             return "too few rounds to say"
         if not self.real:
@@ -95,7 +94,6 @@ def compare(before: Result, after: Result, confidence: float = 0.95) -> list[Dif
 
 
 def difference(system: str, figure: str, pairs: Sequence[tuple[float, float]], confidence: float) -> Difference:
-    """Return the mean difference of pairs with its interval of Student's distribution."""
     changes = [after - before for before, after in pairs]
     reach = math.inf
     if len(pairs) >= _MIN_PAIRS:
@@ -152,7 +150,6 @@ _HEAD = ("system", "figure", "A", "B", "B less A", "interval", "of A", "rounds",
 
 
 def results(differences: Sequence[Difference], confidence: float) -> Results:
-    """Return the differences with their intervals."""
     return Results(
         (each.as_dict() for each in differences),
         [Table(_HEAD, [_row(each) for each in differences])],

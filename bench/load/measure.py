@@ -38,9 +38,7 @@ class Workload(Protocol):
         """Return the arrivals of each round, in seconds from its start."""
         ...
 
-    def charts(self, logs: Sequence[Log]) -> list[Chart]:
-        """Return what to draw."""
-        ...
+    def charts(self, logs: Sequence[Log]) -> list[Chart]: ...
 
 
 @dataclass(frozen=True)

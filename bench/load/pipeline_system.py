@@ -41,11 +41,9 @@ class PipelineSystem(System):
         return answer
 
     def counts(self) -> StoreCounts:
-        """Add up the store's share of the queries' reports."""
         return self._counts
 
     def totals(self) -> Totals:
-        """Add up the queries' reports."""
         return self._totals
 
     def take_times(self) -> Times:
@@ -54,7 +52,6 @@ class PipelineSystem(System):
             return self._times.take()
 
     def close(self) -> None:
-        """Close the pipeline."""
         self._pipeline.close()
 
     def _end(self, done: Future[Result], answer: Future[Logits]) -> None:
@@ -104,7 +101,6 @@ class UnsplitSystem(System):
         self._threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="serfer-bench")
 
     def submit(self, pixels: Pixels) -> Future[Logits]:
-        """Start a query."""
         return self._threads.submit(self._run, pixels)
 
     def counts(self) -> StoreCounts:
@@ -112,5 +108,4 @@ class UnsplitSystem(System):
         return StoreCounts()
 
     def close(self) -> None:
-        """Wait for running queries, and cancel the others."""
         self._threads.shutdown(cancel_futures=True)

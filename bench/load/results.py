@@ -102,11 +102,9 @@ class Result:
 
     @property
     def systems(self) -> tuple[str, ...]:
-        """The systems, in the order in which they were measured."""
         return tuple(dict.fromkeys(one.system for one in self.rounds))
 
     def of(self, system: str) -> list[Round]:
-        """Return a system's rounds."""
         return [one for one in self.rounds if one.system == system]
 
 
@@ -121,7 +119,6 @@ class Log:
 
 
 def make_round(log: Log, spent: Totals, start: Held, end: Held) -> Round:
-    """Summarise a round's queries."""
     answered = [query for query in log.queries if query.error is None]
     seconds = max(query.ended for query in log.queries) - min(query.scheduled for query in log.queries)
     count = len(answered)
@@ -168,7 +165,6 @@ def write_result(out: Path, result: Result, logs: Sequence[Log]) -> None:
 
 
 def queries_csv(logs: Sequence[Log]) -> str:
-    """Write one line for each query of all rounds."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(("system", "round", "query", "scheduled_s", "started_s", "ended_s", "latency_ms", "error"))

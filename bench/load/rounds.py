@@ -103,7 +103,6 @@ def _row(system: str, rounds: Sequence[Round]) -> tuple[str, ...]:
 
 
 def summaries(result: Result) -> list[str]:
-    """Return a line for each system, for the key of a picture."""
     head = HEAD[1:]
     shown = ("p50 ms", "p99", "p99/p50", "a second", "failed")
     lines = (zip(head, row[1:], strict=True) for row in rows(result))
@@ -134,5 +133,4 @@ def _mb(count: int) -> str:
 
 
 def results(result: Result) -> Results:
-    """Return a load's result, a row for each system."""
     return Results([unstructure(result)], [Table(HEAD, rows(result))], remarks(result))

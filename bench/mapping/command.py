@@ -189,7 +189,6 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _whole(unet: Unet, image: Path, result: Path, *, scores: bool) -> Comparison:
-    """Compare a result with PyTorch's map of the image at once."""
     import rasterio  # noqa: PLC0415 - slow to import
     import torch  # noqa: PLC0415 - same
 

@@ -126,7 +126,6 @@ def _way(what: str, found: Found, whole: Found, ends: Fates) -> Way:
 
 
 def results(shown: Demonstration, notes: Sequence[str] = ()) -> Results:
-    """Return the ways side by side."""
     head = (
         *("way", "boxes", "same", "cut", "doubled", "lost", "added"),
         *("largest difference", "pixels across 0.3", "peak GB", "seconds"),

@@ -38,7 +38,6 @@ def windows(size: tuple[int, int], side: int, step: int) -> Iterator[tuple[slice
 
 
 def sliced(network: Network, image: Image, side: int) -> Boxes:
-    """Return the boxes of all windows, merged as SAHI does."""
     found = []
     for rows, cols in windows(image.shape[1:], side, side - int(SAHI_OVERLAP * side)):
         boxes = text_boxes(network(image[:, rows, cols]))

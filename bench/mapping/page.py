@@ -57,7 +57,6 @@ def read(path: Path) -> NDArray[Any]:
 
 @contextmanager
 def _opened(path: Path, *words: str, **form: Any) -> Iterator[Any]:  # noqa: ANN401 - rasterio has no types
-    """Open an image that lies nowhere on earth, as pages do."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotGeoreferencedWarning)
         with rasterio.open(path, *words, **form) as dataset:

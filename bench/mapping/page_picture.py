@@ -70,7 +70,6 @@ def _title(one: Drawn) -> str:
 
 
 def _coloured(one: Drawn, reference: Boxes) -> list[tuple[Boxes, str]]:
-    """Return boxes and their colours."""
     ends = np.array(one.fates.of)
     same = reference[ends == "same"]
     others = [box for box in one.boxes if not belonging(same, box).any()]

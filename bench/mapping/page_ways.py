@@ -51,12 +51,10 @@ class Killed:
 
 
 def at_once(page: Path, network: Path, home: Path) -> Found:
-    """Run the network on the whole page."""
     return _apart(_at_once, page, network, [home / "whole.npy"])[0]
 
 
 def sliced_boxes(page: Path, network: Path, home: Path, side: int) -> Found:
-    """Find boxes in SAHI's windows, and merge them."""
     place = home / "sliced.npy"
     peak, seconds = _measured(_sliced, page, network, side, place)
     return Found(np.load(place), None, peak, seconds)
@@ -91,7 +89,6 @@ def by_serfer(page: Path, home: Path, windows: int, progress: Callable[[str], No
 
 
 def _apart(work: Callable[..., None], page: Path, network: Path, places: list[Path], *more: int) -> list[Found]:
-    """Run what writes maps to places in a process of its own."""
     peak, seconds = _measured(work, page, network, places, *more)
     maps = [np.load(place) for place in places]
     return [Found(text_boxes(values), values, peak, seconds) for values in maps]

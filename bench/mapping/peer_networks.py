@@ -68,7 +68,6 @@ class DeepLab(nn.Module):
         self.last = nn.Sequential(_block(5 * width, 4 * width), nn.Conv2d(4 * width, _CLASSES, 1))
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Return the scores of each pixel."""
         early = self.early(image)
         late = self.late(early)
         parts = [part(late) for part in self.pyramid]

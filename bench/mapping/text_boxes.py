@@ -106,7 +106,6 @@ class Fates:
     added: int
 
     def count(self, fate: Fate) -> int:
-        """Return how many boxes of the reference have this fate."""
         return self.of.count(fate)
 
 

@@ -58,7 +58,6 @@ class Comparison:
 
     @property
     def said(self) -> str:
-        """What was compared, in words."""
         height, width = image_size(self.network)
         return (
             f"{self.network.name} at {height} x {width} pixels, {len(self.examples)} images as JPEG; {self.workers} "

@@ -100,7 +100,6 @@ class Peer:
 
     @property
     def requirements(self) -> str:
-        """The packages of its environment, each with its version."""
         return files("serfer_bench.peers").joinpath("locks", f"{self.lock}.txt").read_text(encoding="utf-8")
 
     @property
@@ -117,7 +116,6 @@ def _posted(
 
 
 def _raw(path: str = "/") -> Callable[[Launch, bytes], Request]:
-    """Return what posts an image as it is."""
     return partial(_posted, path, _JPEG, bytes)
 
 

@@ -66,7 +66,6 @@ def _p50(measured: Round) -> float:
 
 
 def _beside(own: Sequence[float], bare: Sequence[float]) -> str:
-    """Return the median ratio of rounds to bare uvicorn's, and the extremes."""
     ratios = sorted(mine / theirs for mine, theirs in zip(own, bare, strict=False))
     return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})" if ratios else "-"
 

@@ -75,7 +75,6 @@ async def running(
 
 
 def _start(peer: Peer, launch: Launch) -> subprocess.Popen[bytes]:
-    """Start a server's process, which writes what it says to a file."""
     with (launch.home / _LOG).open("wb") as log:
         return subprocess.Popen(  # noqa: S603 - our own command
             peer.command(launch),
@@ -130,7 +129,6 @@ def _end_of(log: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a server and all below it, which some leave behind."""
     below = descendants(process.pid)
     end(process, _END_S)
     for left in wait_procs(below, timeout=1.0)[1]:

@@ -61,7 +61,6 @@ class DriverOverhead:
 
     @property
     def rate(self) -> float:
-        """The burst's share of the bare client's rate."""
         return self.driver_rate / self.client_rate
 
     @property

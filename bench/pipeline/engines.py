@@ -72,7 +72,6 @@ class EngineTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "engine": self.engine,
             "path": self.path,

@@ -136,7 +136,6 @@ class GangTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "network": f"{self.network} {self.size}",
             "latencies put in": self.latencies,
@@ -299,13 +298,11 @@ class _Calibration:
         return cls(*(1 + (median(ms) - one.predicted_ms) / compute_ms for ms in (one.ms, together[_WARM_UP:])))
 
     def of_plan(self, plan: Plan, predicted_ms: float) -> float:
-        """Return a plan's prediction with compute as slow as it is here."""
         alone, together = _compute_ms(plan)
         return predicted_ms + (self.alone - 1) * alone + (self.together - 1) * together
 
 
 def _plan(network: str, size: int, members: int, system: str, settings: Settings, progress: Progress) -> Path:
-    """Return the directory of a system's plan, split when first needed."""
     facts = settings.facts()
     vcpus = members if system == "threads" else 1
     shapes: dict[str, dict[str, Any]] = {
@@ -367,7 +364,6 @@ def _row(
 
 
 def _described(plan: Plan) -> str:
-    """Return a plan's grids, a gang's in brackets."""
     steps, gangs = [], {gang.start: gang for gang in plan.gangs}
     for stage, _ in plan.functions:
         gang = gangs.get(stage)
@@ -422,7 +418,6 @@ def command(
 
 
 def _shared(rows: Sequence[GangTime]) -> list[str]:
-    """Say which gangs had fewer processors than members."""
     short = {row.members: row.processors for row in rows if row.processors < row.members}
     return [
         f"members: {members}, processors: {processors}: they took turns, and these rows do not show what {members} "

@@ -51,7 +51,6 @@ class PartRun:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {"part": self.part, "seconds": f"{self.seconds:,.0f}", "result": self.result}
 
 
@@ -123,7 +122,6 @@ def _ended(process: subprocess.Popen[bytes], limit_s: float) -> str:
 
 
 def run_all(chosen: Sequence[Part], out: Path, progress: Progress) -> Iterator[PartRun]:
-    """Run parts one after the other, and yield what became of each."""
     for number, part in enumerate(chosen, 1):
         progress(f"{number} of {len(chosen)}: {part.name}, {part.limit_s:g} s at most")
         yield run(part, out)

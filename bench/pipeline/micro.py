@@ -55,7 +55,6 @@ class Micro:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "part": self.part,
             "us a call": f"{self.ns / _NS_PER_US:,.2f}",

@@ -50,7 +50,6 @@ class Orchestration:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "plan": self.plan,
             "workers": str(self.workers),
@@ -121,7 +120,6 @@ class Scaling:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "plan": self.plan,
             "workers": str(self.workers),

@@ -113,7 +113,6 @@ def _processor_s() -> dict[str, float]:
 
 
 def results(result: Overhead) -> Results:
-    """Return the pipeline's processor time beside the unsplit forward pass's."""
     times = {**result.shares_ms, "pipeline, all of it": result.pipeline_ms, "unsplit forward pass": result.unsplit_ms}
     low, high = min(result.ratios), max(result.ratios)
     rows = {

@@ -48,7 +48,6 @@ class StoreTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "store": self.store,
             "bytes": f"{self.bytes:,}",

@@ -41,7 +41,6 @@ class Unet(nn.Module):
         self.last.bias = nn.Parameter(((self.last.bias - mean) if self.last.bias is not None else -mean) / deviation)
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
-        """Return the scores of each pixel."""
         maps = [self.down[0](image)]
         for block in self.down[1:]:
             maps.append(block(self.pool(maps[-1])))

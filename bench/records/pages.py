@@ -35,7 +35,6 @@ class Page:
 
     @property
     def records(self) -> list[str]:
-        """The names of its records, in its order."""
         return list(dict.fromkeys(found[2] for found in _PART.finditer(self.text)))
 
     def rendered(self, records: Mapping[str, Record], root: Path) -> str:

@@ -47,7 +47,6 @@ class TableChart:
 
     @property
     def columns(self) -> set[str]:
-        """The columns that it names."""
         return {*self.curve, *self.where, self.x, self.y} - {""}
 
     def of(self, tables: Sequence[Table]) -> Chart:
@@ -135,7 +134,6 @@ class Picture:
         ]
 
     def shows(self, tables: Sequence[Table], root: Path) -> bool:
-        """Whether the file is there and says that it shows these figures."""
         path = root / self.file
         return path.is_file() and self._figures(tables) in read_text(path, _MAX_BYTES)
 

@@ -42,7 +42,6 @@ class Figures:
 
     @property
     def shape(self) -> tuple[tuple[str, ...], int]:
-        """Its columns and how many rows it has."""
         return self.head, len(self.rows)
 
 
@@ -58,7 +57,6 @@ class Layout:
     cell: str
 
     def of(self, figures: Figures) -> Table:
-        """Return the table as it is shown."""
         cells: dict[tuple[str, ...], dict[str, str]] = {}
         for row in figures.rows:
             named = dict(zip(figures.head, row, strict=True))
@@ -112,7 +110,6 @@ class Record:
             raise InputError(f"{path}: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Write the record, a row of a table a line."""
         text = json.dumps(unstructure(self), indent=1, ensure_ascii=False)
         write_whole(path, (_TEXTS.sub(lambda found: f"[{_joined(found[1])}]", text) + "\n").encode())
 

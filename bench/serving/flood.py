@@ -106,7 +106,6 @@ class _Client(asyncio.Protocol):
         self.gone = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the first request."""
         assert isinstance(transport, asyncio.Transport)  # noqa: S101 - asyncio types it too widely
         self._transport = transport
         self._send()
@@ -128,14 +127,12 @@ class _Client(asyncio.Protocol):
             self._send()
 
     def connection_lost(self, _: Exception | None) -> None:
-        """Count a request that has no reply."""
         if self._started:
             self._replies.add(0, self._started)
         if not self.gone.done():
             self.gone.set_result(None)
 
     def abort(self) -> None:
-        """Disconnect."""
         self._transport.abort()
 
     def _send(self) -> None:
@@ -193,7 +190,6 @@ class _Checks:
 
 
 async def _status(url: str, request: bytes) -> int:
-    """Return the status of one reply on a connection of its own."""
     reader, writer = await asyncio.open_connection(*_address(url))
     try:
         writer.write(request)
@@ -276,7 +272,6 @@ async def _flood(
 
 
 def results(flood: Flood) -> Results:
-    """Return the outcome."""
     recovery = "never" if flood.normal_after_s is None else f"{flood.normal_after_s:.1f} s after the load's end"
     rows = (
         ("load", f"{flood.connections} clients, {flood.seconds:g} s, deadline {flood.deadline_ms:.0f} ms"),

@@ -95,7 +95,6 @@ class InstanceTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "system": self.system,
             "device": self.device,

@@ -53,11 +53,9 @@ class _Fixed:
 
     @property
     def batches(self) -> tuple[int, int]:
-        """Their batch sizes."""
         return 0, 0
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Want the two."""
         del seen
         kind = self._scenario.instance.name
         counts = {batch: self.batches.count(batch) for batch in self.batches}
@@ -77,12 +75,10 @@ class Uniform(_Fixed):
 
     @property
     def batches(self) -> tuple[int, int]:
-        """Their batch sizes."""
         large = sizes_of(self._scenario.instance, self._scenario.slo_ms)[0].batch
         return large, large
 
     def dispatcher(self) -> RateDispatcher:
-        """Return what divides queries by rates."""
         return RateDispatcher(self._scenario)
 
 
@@ -91,7 +87,6 @@ class Pair(Uniform):
 
     @property
     def batches(self) -> tuple[int, int]:
-        """Their batch sizes."""
         return super().batches[0], SMALL
 
 
@@ -118,7 +113,6 @@ class Row:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "system": self.system,
             "queries/s": f"{self.rate:g}",
@@ -171,11 +165,9 @@ class _Instances:
     processes: Sequence[psutil.Process]
 
     def cpu_s(self) -> float:
-        """Return the processor time that they have taken."""
         return sum(times.user + times.system for times in (one.cpu_times() for one in self.processes))
 
     async def signals(self, http: aiohttp.ClientSession) -> list[dict[str, Any]]:
-        """Return each one's counters and its batch size."""
         found = []
         for url in self.urls:
             async with http.get(f"{url}/v1/models") as reply:

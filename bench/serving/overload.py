@@ -78,7 +78,6 @@ class _Memory:
     max: float = 0.0
 
     def now(self) -> float:
-        """Return what they hold now."""
         held = sum(resident(process) for process in self.processes) / _MB
         self.max = max(self.max, held)
         return held
@@ -177,7 +176,6 @@ async def overload(
 
 
 def overload_table(result: Overload) -> Table:
-    """Return the load and its outcome."""
     before, peak, after = result.memory_mb
     tries = f"at try {result.tries:g} in the median, {result.most_tries} at most"
     recovery = "never" if result.normal_after_s is None else f"{result.normal_after_s:.1f} s after the load's end"

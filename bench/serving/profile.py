@@ -71,7 +71,6 @@ class QueryCounts:
 
 
 def part_of(file: str) -> str:
-    """Return the part that a source file belongs to."""
     for place in (f"{Path(serfer.__file__).parents[1]}/serfer/", "/site-packages/", "/lib/python"):
         _, found, rest = file.rpartition(place)
         if found:

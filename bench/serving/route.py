@@ -95,7 +95,6 @@ class Step:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         answered = self.serverless + self.gpu
         return {
             "second": f"{self.second:g}",
@@ -131,7 +130,6 @@ def measure(directory: Path, experiment: Experiment, settings: Settings, progres
 
 
 def examples_of(plan: Plan, directory: Path, settings: Settings) -> list[tuple[bytes, int]]:
-    """Return photographs of noise, and the unsplit network's class of each."""
     whole, examples = unsplit(plan, directory), []
     for seed in range(_PICTURES):
         coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
@@ -175,7 +173,6 @@ async def _kill(experiment: Experiment, settings: Settings, before: set[Path]) -
 
 
 def _records(settings: Settings) -> list[Path]:
-    """Return the records that pools on this machine keep of their instances."""
     return sorted((settings.cache_dir / "pools").glob("*/*.json"))
 
 
@@ -191,7 +188,6 @@ class _Clients:
     _start: float = 0.0
 
     def start(self) -> None:
-        """Start the clock, after warming up."""
         self._ended, self._start = 0, time.perf_counter()
 
     async def classify(self, http: aiohttp.ClientSession, number: int) -> str:
@@ -219,7 +215,6 @@ class _Clients:
 
 
 def outcome(status: int, answer: dict[str, object], expected: int) -> str:
-    """Return a query's target, "refused", "wrong" or what failed."""
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         return "refused"
     if status != HTTPStatus.OK:

@@ -176,16 +176,13 @@ class _Query:
         self._threads = threads
 
     async def pipeline(self) -> None:
-        """Send it to the pipeline, in a thread that waits for it."""
         classify, image = self._scene.pipeline.classify, self._scene.image
         await asyncio.get_running_loop().run_in_executor(self._threads, lambda: classify([image]))
 
     async def driver(self) -> None:
-        """Send it to a driver over HTTP."""
         await self._post(self._scene.driver_urls[0])
 
     async def balancer(self) -> None:
-        """Send it to the balancer."""
         await self._post(self._scene.balancer)
 
     async def _post(self, url: str) -> None:

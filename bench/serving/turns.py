@@ -63,7 +63,6 @@ class TurnsTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "load": self.load,
             "system": self.system,
@@ -90,7 +89,6 @@ class _Known:
 
     @property
     def image(self) -> np.ndarray:
-        """One image of zeros."""
         shape = self.plan.input
         return np.zeros((1, shape.channels, shape.height, shape.width), np.float32)
 

@@ -78,13 +78,11 @@ class TunedNetwork:
     loss: float
 
     def table(self) -> list[str]:
-        """Return the profile as lines."""
         rows = [("images", "ms", "images/s")]
         rows += [(str(size), f"{ms:,.1f}", f"{size / ms * MS_PER_S:,.1f}") for size, ms in self.profile.batches]
         return [f"{size:>6}  {ms:>10}  {rate:>10}" for size, ms, rate in rows]
 
     def remarks(self) -> list[str]:
-        """Return what follows from it, as lines."""
         tuning = self.tuning
         largest = "" if tuning.most < self.profile.max_batch else ", the largest measured: --most measures more"
         where = f"{self.model} on {self.device}, {self.precision}"
@@ -117,14 +115,12 @@ class TunedNetwork:
         return "\n".join(lines) + "\n"
 
     def as_dict(self, machine: Machine) -> dict[str, Any]:
-        """Return plain values for JSON."""
         known = {"model": self.model, "device": self.device, "precision": self.precision, "slo_ms": self.slo_ms}
         batches = [list(batch) for batch in self.profile.batches]
         return {**known, "batches": batches, **asdict(self.tuning), "loss": self.loss, "machine": asdict(machine)}
 
     @property
     def _used(self) -> list[tuple[int, float]]:
-        """The measured batches below N_batch, and that one."""
         most = self.tuning.most
         below = [batch for batch in self.profile.batches if batch[0] < most]
         return [*below, (most, self.tuning.batch_ms)]

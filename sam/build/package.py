@@ -97,7 +97,6 @@ class _Generation:
 
     @property
     def sources(self) -> list[_Source]:
-        """All of them, the plan first."""
         return [self.main, *([self.cold] if self.cold else []), *self.beside]
 
 
@@ -269,7 +268,6 @@ def _earlier_of(
 
 
 def _write_own_files(plan: Plan, place: Path) -> None:
-    """Write plan.json and explanation.json, all that drivers read of a plan."""
     place.mkdir(parents=True)
     write_plan(plan, place)
 

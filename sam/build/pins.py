@@ -29,7 +29,6 @@ def lock_file(layer: str) -> Path:
 
 
 def pins(lock: Path) -> tuple[Pin, ...]:
-    """Return what a lock file pins, in its order."""
     lines = lock.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     matches = [(line, _PIN.match(line)) for line in lines]
     return tuple(
@@ -38,7 +37,6 @@ def pins(lock: Path) -> tuple[Pin, ...]:
 
 
 def dump(pinned: tuple[Pin, ...]) -> str:
-    """Write pins as a lock file."""
     lines = [
         "# Made by `python -m serfer.sam.build.relock` from requirements.txt: wheels of each runtime and architecture."
     ]

@@ -24,7 +24,6 @@ _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 
 
 def versions() -> dict[str, str]:
-    """Return what requirements.txt pins, by canonical name."""
     lines = [line for line in _REQUIREMENTS.read_text(encoding="utf-8").splitlines() if "==" in line]
     pairs = (line.partition("==") for line in lines)
     return {canonicalize_name(name): version.strip() for name, _, version in pairs}

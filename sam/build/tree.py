@@ -48,7 +48,6 @@ def seal(directory: Path, *names: str, compiled_by: str | None = None) -> Built:
 
 
 def built(directory: Path, compiled_by: str | None = None) -> Built:
-    """Describe a sealed directory."""
     size = sum((directory / name).stat().st_size for name in _payload(directory))
     return Built(tree_digest(directory), size, compiled_by)
 

@@ -50,7 +50,6 @@ class Month:
 
     @property
     def usd(self) -> float:
-        """Dollars of all lines."""
         return sum(line.usd for line in self.lines)
 
 
@@ -86,7 +85,6 @@ class Bill:
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The assumptions of the bill, a sentence each."""
         deployed = self.deployed
         facts = deployed.facts
         services = facts.services
@@ -130,7 +128,6 @@ class Bill:
         return self.deployed.facts.instances.get(pool.instance_type) if pool else None
 
     def _of_kept(self) -> list[str]:
-        """Describe what keeping environments costs and buys."""
         options = self.deployed.options
         if not options.kept_ready:
             return []
@@ -370,7 +367,6 @@ def _zone(options: Options, facts: AwsFacts) -> str | None:
 
 
 def markdown(rows: Sequence[Row], loads: Sequence[int] = LOADS) -> str:
-    """Return the rows as a table for docs."""
     months = "".join(f" {load:,} queries |" for load in loads)
     head = f"| drivers | store | engine | warm query | idle month |{months}\n|---|---|---|---:|---:|" + "---:|" * len(
         loads

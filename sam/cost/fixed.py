@@ -40,7 +40,6 @@ class Line:
 
     @classmethod
     def priced(cls, facts: AwsFacts, item: str, quantity: float, unit: str, source: str) -> Line:
-        """Return the item at the price of that name."""
         return cls(item, quantity, unit, quantity * facts.price(source), source)
 
 
@@ -55,7 +54,6 @@ class _Stack:
         return (properties for type_, properties in self.resources.values() if type_ == kind)
 
     def service(self, name: str, item: str, quantity: float, unit: str) -> Line:
-        """Price a quantity by a field of the services."""
         return Line.priced(self.facts, item, quantity, unit, f"services.{name}")
 
 
@@ -132,7 +130,6 @@ def _machines(stack: _Stack, properties: Properties) -> list[Line]:
 
 
 def _disk_gb(launched: Properties) -> float:
-    """Return the gigabytes of one machine's disks."""
     disks = [mapping["Ebs"] for mapping in launched.get("BlockDeviceMappings", []) if "Ebs" in mapping]
     return sum(float(disk.get("VolumeSize", _ROOT_GB)) for disk in disks) or _ROOT_GB
 
@@ -146,7 +143,6 @@ def _warm_pool(stack: _Stack, properties: Properties) -> list[Line]:
 
 
 def _launched(stack: _Stack, group: Properties) -> Properties:
-    """Return what a group's machines are like."""
     template = (group.get("LaunchTemplate") or {}).get("LaunchTemplateId") or {}
     name = template.get("Ref") if isinstance(template, dict) else None
     _, properties = stack.resources.get(str(name), ("", {}))
@@ -194,7 +190,6 @@ def _alarm(stack: _Stack, properties: Properties) -> list[Line]:
 
 
 def _weights(stack: _Stack, properties: Properties) -> list[Line]:
-    """Price an object of the bucket of weights, with its last piece."""
     if properties.get("Piece") != properties.get("Pieces"):
         return []
     gigabytes = float(properties.get("Bytes", 0)) / _BYTES_PER_GB
@@ -202,7 +197,6 @@ def _weights(stack: _Stack, properties: Properties) -> list[Line]:
 
 
 def _each(name: str, item: str, unit: str) -> Callable[[_Stack, Properties], list[Line]]:
-    """Return what prices each resource of a type alike."""
     return lambda stack, _properties: [stack.service(name, item, 1, unit)]
 
 

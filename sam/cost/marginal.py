@@ -56,7 +56,6 @@ class Deployed:
 
     @property
     def store(self) -> StoreFacts:
-        """Latency and prices of the deployment's store."""
         facts = self.facts
         return {
             "s3": facts.s3,
@@ -67,12 +66,10 @@ class Deployed:
 
     @property
     def table(self) -> str:
-        """The table of the store's prices in aws.toml."""
         return "redis_serverless" if self.options.store == "redis" else self.options.store
 
     @property
     def compute_price(self) -> str:
-        """The name of the price of functions' compute in aws.toml."""
         return self._price("gb_second")
 
     @property
@@ -84,7 +81,6 @@ class Deployed:
         return f"lambda.price_{name}{'_arm' if self.options.architecture == 'arm64' else ''}"
 
     def line(self, item: str, quantity: float, unit: str, source: str) -> Line:
-        """Return an item at the price of that name."""
         return Line.priced(self.facts, item, quantity, unit, source)
 
     def platform(self, cold_share: float) -> Platform:
@@ -109,7 +105,6 @@ class Usage:
 
     @property
     def usd(self) -> float:
-        """Dollars of all lines."""
         return sum(line.usd for line in self.lines)
 
 
@@ -213,7 +208,6 @@ class _Step:
     gang: GangLoad | None = None
 
     def seconds(self, platform: Platform) -> float:
-        """Return its expected seconds in warm environments."""
         if self.gang:
             return price_gang(self.gang, self.memory_mb, platform).seconds
         return float(stage_price(self.load, self.memory_mb, platform)[0])
@@ -282,7 +276,6 @@ def _workers(deployed: Deployed, steps: list[_Step], platform: Platform) -> list
 
 
 def _tasks(steps: list[_Step]) -> int:
-    """Return the invocations of a query's workers."""
     return sum(step.load.tasks for step in steps)
 
 
@@ -362,7 +355,6 @@ def _waiting_for_starts(deployed: Deployed, steps: list[_Step], platform: Platfo
 
 
 def _engine(deployed: Deployed, seconds: float) -> list[Line]:
-    """Price a state machine's execution."""
     if deployed.options.engine == "stepfunctions":
         count = transitions(compile_plan(deployed.plan, local_functions(deployed.plan), express=False))
         return [deployed.line("transitions", count, "transitions", "services.price_transition")]

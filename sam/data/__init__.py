@@ -8,5 +8,4 @@ from typing import Any
 
 
 def read_table(name: str) -> dict[str, Any]:
-    """Return what NAME.toml in this folder holds."""
     return tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))

@@ -49,7 +49,6 @@ _Loader.add_multi_constructor("!", _intrinsic)
 
 
 def text(name: str) -> str:
-    """Return a file of sam/template/parts."""
     return (_DIRECTORY / name).read_text(encoding="utf-8")
 
 

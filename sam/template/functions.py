@@ -115,7 +115,6 @@ def _code(plan: Plan, stage: int, number: int, options: Options) -> Part:
 
 
 def _docker(digest: str, stage: int, number: int) -> Part:
-    """Return what SAM CLI builds a function's image of."""
     return {
         "DockerContext": f"plans/{digest}/images/{stage}-{number}",
         "Dockerfile": "Dockerfile",
@@ -124,7 +123,6 @@ def _docker(digest: str, stage: int, number: int) -> Part:
 
 
 def vpc(group: str) -> Part:
-    """Return a function's place in the network, in a security group."""
     return {
         "SecurityGroupIds": [{"Ref": group}],
         "SubnetIds": [{"Ref": "PrivateSubnetA"}, {"Ref": "PrivateSubnetB"}],
@@ -183,11 +181,9 @@ def _target(function: str, options: Options) -> Part:
 
 
 def _stages(plan: Plan, stage: int) -> str:
-    """Return the name of a function's stages."""
     gang = plan.gang_of(stage)
     return f"Stages {gang.start} to {gang.stop - 1}" if gang else f"Stage {stage}"
 
 
 def _plain(text: str) -> str:
-    """Return text as any AWS description takes it."""
     return "".join(char if char.isascii() and (char.isalnum() or char in " -._") else "-" for char in text)[:100]

@@ -21,7 +21,6 @@ Statement = dict[str, Any]
 
 
 def allow(sid: str, action: str | list[str], resource: Any, **more: Any) -> Statement:  # noqa: ANN401 - intrinsics
-    """Return a statement that allows what it names."""
     return {"Sid": sid, "Effect": "Allow", "Action": action, "Resource": resource, **more}
 
 
@@ -74,7 +73,6 @@ def attach(resources: Mapping[str, Any], statements: Mapping[str, Sequence[State
 
 
 def _characters(document: Any) -> int:  # noqa: ANN401 - any JSON value
-    """Return how long a policy may be once CloudFormation has resolved it."""
     if isinstance(document, dict):
         if len(document) == 1 and next(iter(document)).startswith(("Fn::", "Ref")):
             return _ARN_CHARACTERS + 3

@@ -169,7 +169,6 @@ class _Dumper(SafeDumper):
     """Writes every value out, and texts of several lines as such."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - PyYAML's
-        """Disable YAML anchors and aliases."""
         return True
 
 

@@ -24,5 +24,4 @@ class Service:
 
     @bentoml.api  # type: ignore[untyped-decorator] # its types are not seen here
     def classify(self, image: Path) -> dict[str, Any]:
-        """Answer one request."""
         return self._classifier.answer(image.read_bytes())

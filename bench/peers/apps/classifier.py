@@ -33,7 +33,6 @@ class Classifier:
 
     @classmethod
     def of_variables(cls) -> Classifier:
-        """Return the one that this process's variables describe."""
         return cls(os.environ[MODEL], int(os.environ[THREADS]))
 
     def answer(self, image: bytes) -> dict[str, Any]:

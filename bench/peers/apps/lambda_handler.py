@@ -12,6 +12,5 @@ _CLASSIFIER = Classifier.of_variables()
 
 
 def handler(event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401, ARG001 - Lambda's signature
-    """Answer one invocation."""
     answer = _CLASSIFIER.answer(b64decode(event["body"]))
     return {"statusCode": 200, "headers": {"Content-Type": "application/json"}, "body": json.dumps(answer)}

@@ -19,19 +19,15 @@ class Api(litserve.LitAPI):  # type: ignore[misc] # it ships no types that are s
     """Images in base64 in, classes out."""
 
     def setup(self, device: str) -> None:  # noqa: ARG002 - LitServe's signature
-        """Make the session of a worker."""
         self._classifier = Classifier.of_variables()
 
     def decode_request(self, request: dict[str, str]) -> bytes:
-        """Return the image."""
         return b64decode(request["image"])
 
     def predict(self, image: bytes) -> dict[str, Any]:
-        """Return its classes."""
         return self._classifier.answer(image)
 
     def encode_response(self, output: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer as it is."""
         return output
 
 

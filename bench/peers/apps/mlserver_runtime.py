@@ -20,12 +20,10 @@ class Runtime(MLModel):  # type: ignore[misc] # it ships no types that are seen 
     """One input of BYTES, an image in base64; one output of BYTES, the answer as JSON."""
 
     async def load(self) -> bool:
-        """Make the session of a worker."""
         self._classifier = Classifier.of_variables()
         return True
 
     async def predict(self, payload: InferenceRequest) -> InferenceResponse:
-        """Answer one request."""
         [image] = Base64Codec.decode_input(payload.inputs[0])
         answer = json.dumps(self._classifier.answer(image))
         return InferenceResponse(model_name=self.name, outputs=[StringCodec.encode_output("answer", [answer])])

@@ -28,7 +28,6 @@ class Deployment:
         self._classifier = Classifier.of_variables()
 
     async def __call__(self, request: Request) -> dict[str, Any]:
-        """Answer one request."""
         return self._classifier.answer(await request.body())
 
 

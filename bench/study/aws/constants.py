@@ -77,7 +77,6 @@ class Constants:
 
     @property
     def faults(self) -> Faults:
-        """What makes the local Lambda service take them on."""
         names = {field.name for field in fields(PlatformTimes)}
         times = {name: value for name, value in asdict(self).items() if name in names}
         return Faults(latency_s=self.invoke_floor_s, times=PlatformTimes(**times, vcpu_speed=_VCPU_SPEED))
@@ -108,7 +107,6 @@ class Row:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Return the cells of its row."""
         return {
             "set": self.set,
             "constant": self.constant,
@@ -200,7 +198,6 @@ def _function(directory: Path, constants: Constants, memory_mb: int) -> tuple[Fu
 
 
 def _origin(module: str) -> Path:
-    """Return the file of a module, which is not run."""
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None  # noqa: S101, PT018 - our own, and what we run by
     return Path(spec.origin)

@@ -31,12 +31,10 @@ class Priced:
 
     @property
     def functions(self) -> LambdaFacts:
-        """The facts of functions."""
         return self.facts.on(self.architecture)
 
     @property
     def store(self) -> StoreFacts:
-        """The facts of the store."""
         store: StoreFacts = getattr(self.facts, self.table)
         return store
 
@@ -58,13 +56,11 @@ class Findings:
 
     @property
     def facts(self) -> list[Fact]:
-        """The measured constants."""
         weights = plan_load(self.plan, 0).weight_bytes
         return facts_of(self.samples, weights, self.priced.table, self.plan.memory_per_vcpu)
 
     @property
     def toml(self) -> str:
-        """A file for SERFER_AWS_FILE."""
         return dump_facts(self.facts, self.priced.facts.sources, self.where, self.date)
 
     def tables(self) -> list[Rows]:
@@ -72,7 +68,6 @@ class Findings:
         return [rows for rows in (self.constants(), [*measured_rows(self.samples)], self.bill()) if rows]
 
     def constants(self) -> Rows:
-        """Return each constant beside the one that is in use."""
         rows = []
         for fact in self.facts:
             known = fact.name in self.priced.facts.sources

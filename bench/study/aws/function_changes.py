@@ -51,7 +51,6 @@ class ChangeableLambda(LambdaService):
         self._changes = FunctionChanges(facts)
 
     async def stop(self) -> None:
-        """Stop as the service does, and remove the code that was unpacked."""
         await super().stop()
         await self._changes.stop()
 

@@ -40,7 +40,6 @@ class Sample:
 
     @property
     def overhead_s(self) -> float:
-        """The seconds of the invocation besides its task."""
         return self.seconds - self.report.total_ms / _MS
 
     @property
@@ -97,12 +96,10 @@ class Samples:
 
     @property
     def cold(self) -> list[Sample]:
-        """All samples of the groups."""
         return [sample for group in self.groups.values() for sample in group]
 
     @property
     def warm(self) -> list[Sample]:
-        """The warm samples of both sizes."""
         return [*self.small, *self.large]
 
 

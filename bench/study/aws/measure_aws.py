@@ -47,7 +47,6 @@ class Measurement(Smoke):
 
     @property
     def priced(self) -> Priced:
-        """The facts by which invocations are priced."""
         deployed = self.bill.deployed
         return Priced(deployed.facts, deployed.options.architecture, deployed.table)
 

@@ -45,7 +45,6 @@ class ProbedFunction:
         return int(limits.get("UnreservedConcurrentExecutions", limits["ConcurrentExecutions"]))
 
     def set_memory(self, memory_mb: int) -> None:
-        """Give the function so much memory."""
         self._change("update_function_configuration", MemorySize=memory_mb)
 
     def renew(self, memory_mb: int) -> None:

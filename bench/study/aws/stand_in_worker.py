@@ -34,7 +34,6 @@ def _start() -> list[float]:
 
 
 def handler(event: dict[str, Any], _: object) -> dict[str, str]:
-    """Run a task."""
     started = time.perf_counter()
     task = decode_task(event)
     stored = _STORE.get_many([Range(input_key(task.query, 0))])

@@ -41,7 +41,6 @@ class Row:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Return the cells of its row."""
         return {
             "tau / sigma": f"{self.share:g}",
             "starts": str(self.starts),

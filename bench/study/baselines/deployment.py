@@ -79,7 +79,6 @@ class LocalStack:
         return self._loop.wait(run())
 
     def start_redis(self) -> str:
-        """Start a Redis server and return its URL."""
         server = self.run(RedisServer)
         self._parts.callback(server.stop)
         return server.url
@@ -102,7 +101,6 @@ class LocalStack:
         return service.url
 
     def close(self) -> None:
-        """Stop everything, the newest first."""
         self._parts.close()
 
 

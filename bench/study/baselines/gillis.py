@@ -131,7 +131,6 @@ class Gillis:
 
     @property
     def positions(self) -> list[int]:
-        """The places between layers, both ends included."""
         return [cut.position for cut in self._cuts]
 
     def best(self, master_mb: Sequence[int] | None = None, worker_mb: Sequence[int] | None = None) -> GillisPlan | None:
@@ -356,7 +355,6 @@ def _undominated(labels: Iterator[_Label]) -> list[_Label]:
 
 
 def _computing(serial_s: Floats | float, parallel_s: Floats | float) -> StageLoad:
-    """Return the load of tasks that move nothing."""
     none = np.zeros(1)
     return StageLoad(np.atleast_1d(serial_s), np.atleast_1d(parallel_s), none, none, none, none, none)
 

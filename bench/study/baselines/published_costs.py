@@ -98,7 +98,6 @@ class Group:
 
     @property
     def workers(self) -> int:
-        """How many functions the master calls."""
         return self.grid.tiles - self.here
 
 
@@ -144,15 +143,12 @@ class PublishedCosts:
 
     @property
     def weights_mb(self) -> float:
-        """Megabytes of all weights."""
         return self.mb(0, len(self.ends) - 1)
 
     def mb(self, start: int, stop: int) -> float:
-        """Return the megabytes of weights of layers [start, stop)."""
         return weight_bytes(self.graph, self.ends[start], self.ends[stop]) / MIB
 
     def held_mb(self, group: Group) -> float:
-        """Return the megabytes of weights that a group takes in one function."""
         return self.mb(group.start, group.stop) / (group.grid.tiles if group.grid.columns else 1)
 
     def price(self, group: Group) -> tuple[float, float]:
@@ -171,7 +167,6 @@ class PublishedCosts:
         return ms, group.workers * float(self.prices.usd(busy))
 
     def plan(self, groups: Sequence[Group]) -> Priced:
-        """Price a plan."""
         prices = [self.price(group) for group in groups]
         ms, workers = sum(ms for ms, _ in prices), sum(usd for _, usd in prices)
         held = sum(self.held_mb(group) for group in groups if group.here)
@@ -220,7 +215,6 @@ class PublishedCosts:
         return all(node.kind in _LINEAR_MS and len(self.graph.shapes[node.output]) == 4 for node in nodes)  # noqa: PLR2004 - maps
 
     def groups(self) -> Iterator[Group]:
-        """Yield every group that their planners may choose."""
         grids = ONE, Grid(1, 2), Grid(2, 2), Grid(1, 2, columns=True), Grid(1, 4, columns=True)
         count = len(self.ends) - 1
         for start in range(count):
@@ -286,7 +280,6 @@ def layer_ends(graph: Graph) -> list[int]:
 
 
 def _ms(node: Node, work: float) -> float:
-    """Return an operator's milliseconds from its multiply-accumulates or elements."""
     slope, constant = _LINEAR_MS.get(node.kind, (0.0, 0.0))
     return max(0.0, slope * work / _PER + constant)
 

@@ -42,7 +42,6 @@ class ClusterRequest:
 
 
 def check_cluster_options(context: typer.Context) -> None:
-    """Raise UsageError for an option that is of Lambda and instances alone."""
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -77,7 +76,6 @@ def simulate_cluster(request: ClusterRequest, plot: Path | None, *, as_json: boo
 
 
 def _check_load(request: ClusterRequest, world: ClusterScenario) -> None:
-    """Refuse a LOAD that no function has a use for."""
     if request.load.name and all(one.load for one in world.functions):
         raise UsageError(
             f"LOAD is for functions without one of their own, and all {len(world.functions)} of {request.scenario} "

@@ -35,7 +35,6 @@ def _legend(outcomes: Sequence[ClusterOutcome]) -> list[str]:
 
 
 def cluster_charts(runs: Sequence[ClusterRun]) -> list[Chart]:
-    """Return the charts, over hours."""
     load = runs[0].load
     came = load.counts.sum(axis=1) / load.period_s
     charts = [Chart("load", "hours", "requests a second", (_curve("load", came, load.period_s),))]
@@ -52,7 +51,6 @@ def cluster_charts(runs: Sequence[ClusterRun]) -> list[Chart]:
 
 
 def _curve(name: str, values: Floats, period_s: float) -> Curve:
-    """Return means of ticks, in bins."""
     bins = min(_BINS, len(values))
     edges = np.linspace(0, len(values), bins + 1).astype(np.int64)
     means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)

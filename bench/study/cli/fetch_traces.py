@@ -63,7 +63,6 @@ def listed(traces: Mapping[str, PublicTrace], mirror: str) -> Results:
 
 
 def results(found: Sequence[FetchedTrace], traces: Mapping[str, PublicTrace], directory: Path) -> Results:
-    """Return what became of each, and what the files are for."""
     records = ({**asdict(one), "licence": traces[one.name].licence} for one in found)
     body = [[one.name, one.state, traces[one.name].licence] for one in found]
     notes = [f"serfer study simulate {directory}/NAME.csv; serfer study policies --traces {directory}"]

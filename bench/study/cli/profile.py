@@ -66,7 +66,6 @@ def cluster_profile(
 
 
 def _print_profiles(profiles: Profiles) -> None:
-    """Print how well each kind of operator was measured."""
     table = columns("operators", "measured", "mean error of the fit", "divided among threads")
     for kind, one in profiles.kinds.items():
         table.add_row(str(kind), f"{one.samples:,}", f"{one.error:.1%}", f"{one.parallel:.0%}")

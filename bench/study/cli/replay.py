@@ -74,7 +74,6 @@ def replay(
 
 
 def print_replay(replay: Replay) -> None:
-    """Print a replay."""
     load = replay.load
     what = "the whole load" if load.window.name == "whole" else f"the busiest {load.seconds:,.0f} s of the load"
     since = "" if load.window.name == "whole" else f", from its second {load.window.begin_s:,.0f} on"

@@ -443,7 +443,6 @@ def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: 
 
 
 def _check_places(plot: Path | None, csv_file: Path | None) -> None:
-    """Refuse places that files cannot be written to, before the work."""
     from serfer.files import check_place  # noqa: PLC0415 - the command line starts fast
 
     if plot is not None:

@@ -93,7 +93,6 @@ def _of_statistics(path: Path, points: Sequence[Any]) -> Iterator[tuple[str, flo
 
 
 def is_cloudwatch_csv(text: str) -> bool:
-    """Return whether one of the first lines begins with a time."""
     lines = islice(StringIO(text), _MAX_HEADER)
     return any(unix_time(line.partition(",")[0].strip(' "\t\r\n')) is not None for line in lines)
 
@@ -150,7 +149,6 @@ def _value(place: str, value: object) -> float:
 
 
 def _time(place: str, value: object) -> float:
-    """Return Unix time in whole seconds."""
     known = unix_time(value) if isinstance(value, str) else value
     if isinstance(known, bool) or not isinstance(known, int | float) or not 0 <= known <= _LAST or known % 1:
         raise InputError(f"{place}: a time is as in 2026-11-25T13:55:00Z, in whole seconds, not {value!s:.40}")

@@ -165,7 +165,6 @@ OF_ONE_FUNCTION: Final = frozenset({"sporadic", "periodic", "bursty-days"})
 
 
 def is_generator(text: str) -> bool:
-    """Return whether a text names a generator."""
     return text.partition(":")[0] in GENERATORS
 
 

@@ -75,7 +75,6 @@ _SMP: Final = {
 
 
 def architectures() -> list[tuple[str, str, int]]:
-    """Return library, name and side of the images of all of them."""
     libraries = {"torchvision": _TORCHVISION, "timm": _TIMM, "smp": _SMP}
     found = []
     for library, sizes in libraries.items():

@@ -46,14 +46,12 @@ class Best:
 
     @classmethod
     def of(cls, search: Search, usd: float) -> Best:
-        """Search for them."""
         if search.fastest is None:
             raise AssertionError("a network's search finds a plan")
         at_cost, at_more = (search.best(replace(LATENCY, most_usd=most)) for most in (usd, _MORE * usd))
         return cls(point(search.fastest), point(at_cost) if at_cost else None, point(at_more) if at_more else None)
 
     def speedup(self, large: Point) -> float:
-        """Return the speedup of the fastest plan over the large function."""
         return large.ms / self.fastest.ms
 
     def speedup_at_cost(self, large: Point) -> float:
@@ -65,7 +63,6 @@ class Best:
         return large.ms / self.at_more.ms if self.at_more else 0.0
 
     def verdict(self, large: Point) -> str:
-        """Return the winner."""
         if self.speedup_at_cost(large) > _EVEN:
             return SPLIT
         if self.speedup(large) > _EVEN:
@@ -73,7 +70,6 @@ class Best:
         return "even" if self.speedup(large) > 1 else ONE
 
     def as_dict(self, large: Point) -> dict[str, object]:
-        """Return plain values for JSON."""
         plans = {"fastest": self.fastest, "at_cost": self.at_cost, "at_1.3_times_the_cost": self.at_more}
         ratios = {"speedup": self.speedup(large), "speedup_at_cost": self.speedup_at_cost(large)}
         named = {key: each and vars(each) for key, each in plans.items()}
@@ -98,7 +94,6 @@ class Race:
         return self.gangs.verdict(self.large)
 
     def as_dict(self) -> dict[str, object]:
-        """Return plain values for JSON."""
         whole = {"one_vcpu": self.small and vars(self.small), "large": vars(self.large)}
         split = {"without_gangs": self.staged.as_dict(self.large), "with_gangs": self.gangs.as_dict(self.large)}
         verdicts = {"verdict_without_gangs": self.staged.verdict(self.large), "verdict": self.verdict}
@@ -147,7 +142,6 @@ _HEAD = (
 
 
 def rows(result: BreakEven) -> list[tuple[str, ...]]:
-    """Return the table's rows."""
     return [_row(one) for one in result.races]
 
 
@@ -200,7 +194,6 @@ def _first(verdicts: Mapping[int, str], winning: Sequence[str]) -> str:
 
 
 def results(result: BreakEven) -> Results:
-    """Return all races, and from which size on splitting wins."""
     records = ({**one.as_dict(), "profiles": result.profiled_on} for one in result.races)
     return Results(records, [Table(_HEAD, rows(result))], summary(result))
 

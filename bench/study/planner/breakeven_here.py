@@ -45,7 +45,6 @@ class Measured:
 
     @property
     def speedup(self) -> float:
-        """The speedup of the split over one function with one vCPU."""
         return self.one_vcpu_ms / self.split_ms
 
     @property
@@ -54,7 +53,6 @@ class Measured:
         return self.two_vcpus_ms / self.split_ms
 
     def as_dict(self) -> dict[str, object]:
-        """Return plain values for JSON."""
         return {**asdict(self), "speedup": self.speedup, "against_large": self.against_large}
 
 
@@ -108,7 +106,6 @@ _HEAD = ("network", "px", "one vCPU ms", "two vCPUs ms", "split over two ms", "a
 
 
 def rows(measured: Sequence[Measured]) -> list[tuple[str, ...]]:
-    """Return the table's rows."""
     return [
         (
             *(one.model, str(one.size), f"{one.one_vcpu_ms:.1f}", f"{one.two_vcpus_ms:.1f}", f"{one.split_ms:.1f}"),
@@ -119,7 +116,6 @@ def rows(measured: Sequence[Measured]) -> list[tuple[str, ...]]:
 
 
 def results(measured: Sequence[Measured]) -> Results:
-    """Return what was measured."""
     spread = max(one.spread for one in measured)
     note = f"measured; slowest over fastest run at most {spread:+.0%}"
     return Results((one.as_dict() for one in measured), [Table(_HEAD, rows(measured))], [note])

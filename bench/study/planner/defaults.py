@@ -58,7 +58,6 @@ class Choice:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Return the cells of its row."""
         cold = f"{100 * COLD_SHARE:g}% cold"
         return {
             "network": self.network,

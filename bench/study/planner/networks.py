@@ -58,7 +58,6 @@ class Network:
     size: int = 96
 
     def build(self) -> torch.nn.Module:
-        """Return the network with random weights, in evaluation mode."""
         if self.library != "smp":
             named = NamedModel(f"{self.library}:{self.name}", RANDOM)
             named_module: torch.nn.Module = build(named, (3, self.size, self.size)).module
@@ -70,7 +69,6 @@ class Network:
 
     @property
     def installed(self) -> bool:
-        """Whether its library is installed."""
         return importlib.util.find_spec(_SMP if self.library == "smp" else self.library) is not None
 
 
@@ -104,7 +102,6 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The row of the table."""
         counts = "" if self.reason else f"{self.tiled} of {self.convolutions}"
         known = self.network.name, self.network.library, str(self.network.size), self.how, f"{self.seconds:.0f}"
         return *known, counts, self.reason or in_runs(self.grids)
@@ -189,12 +186,10 @@ def _kinds_only(reason: str) -> str:
 
 
 def networks_table(rows: Iterable[tuple[str, ...]]) -> Table:
-    """Return rows of cells as a table."""
     return Table(_HEADS, list(rows))
 
 
 def known_rows(text: str) -> Mapping[Network, tuple[str, ...]]:
-    """Return the rows of a table in CSV by their networks."""
     rows = [tuple(cells) for cells in csv.reader(text.splitlines())]
     if not rows or rows[0] != _HEADS:
         raise UsageError(f"the table does not begin with {','.join(_HEADS)}")

@@ -166,7 +166,6 @@ class Comparison:
     versus: tuple[Versus, ...]
 
     def named(self, which: str) -> list[Versus]:
-        """Return the comparisons with Gillis's plans of one name."""
         return [one for one in self.versus if one.which == which]
 
     @property
@@ -180,7 +179,6 @@ class Comparison:
         return [slowest, dearest]
 
     def as_dict(self) -> dict[str, object]:
-        """Return plain values for JSON."""
         return {
             "model": self.model,
             "size": self.size,
@@ -255,7 +253,6 @@ def _versus(network: Network, which: str, plan: GillisPlan) -> Versus:
 
 
 def point(chain: Chain) -> Point:
-    """Return a chain of ours in words and numbers."""
     stored = any(not choice.inline for choice in choices_of(chain)[:-1])
     return Point(chain.seconds * _MS_PER_S, chain.usd, written([*steps_of(chain)]), stored=stored)
 
@@ -316,7 +313,6 @@ def priced(one: Point | None) -> tuple[str, str]:
 
 
 def summary(result: Comparisons) -> list[str]:
-    """Count what is clearly better, and list every loss."""
     lines = []
     for which in (FASTEST, ONE_VCPU):
         for large in (False, True):
@@ -358,7 +354,6 @@ def _store(result: Comparisons) -> str:
 
 
 def results(comparisons: Comparisons) -> Results:
-    """Return plans against Gillis's and against one function."""
     return Results(
         ({**case.as_dict(), "profiles": comparisons.profiled_on} for case in comparisons.cases),
         [Table(_HEAD, rows(comparisons)), Table(_HEAD_UNSPLIT, unsplit_rows(comparisons))],

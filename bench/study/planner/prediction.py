@@ -89,7 +89,6 @@ class Prediction:
 
     @property
     def errors(self) -> dict[str, float]:
-        """Each network's mean absolute error."""
         names = dict.fromkeys(stage.model for stage in self.counted)
         return {name: mean(abs(stage.error) for stage in self.counted if stage.model == name) for name in names}
 
@@ -158,7 +157,6 @@ def _run(task: Task, meter: Meter, max_s: float) -> Repetitions:
 
 
 def results(prediction: Prediction) -> Results:
-    """Return the stages, the networks' mean errors and the mean of all."""
     head = ("network", "stage", "grid", "predicted ms", "measured ms", "error", "spread", "quiet/runs", "")
     stages = [
         (

@@ -65,7 +65,6 @@ class Cell:
 
     @property
     def winner(self) -> str:
-        """The cheapest way."""
         return self.ranking[0].way if self.answers else NONE
 
     @property
@@ -79,7 +78,6 @@ class Cell:
         return self.question.per_hour * self.answers[INSTANCE].usd / self.ranking[0].usd
 
     def as_dict(self) -> dict[str, object]:
-        """Return plain values for JSON."""
         ways = {way: asdict(one) for way, one in self.answers.items()}
         return {"model": self.model, "size": self.size, **asdict(self.question), "winner": self.winner, "ways": ways}
 
@@ -138,7 +136,6 @@ def _by_burst(cells: Sequence[Cell]) -> str:
 
 
 def details(cells: Sequence[Cell]) -> Table:
-    """Return the dollars of every way, and what wins."""
     head = ("network", "px", "within ms", "cold", "burst", *(f"{way}, $/M" for way in WAYS))
     return Table((*head, "cheapest", "warm ms", "cold ms", "instances from, queries/h"), [_row(cell) for cell in cells])
 
@@ -157,7 +154,6 @@ def _row(cell: Cell) -> tuple[str, ...]:
 
 
 def notes(cells: Sequence[Cell], gang_width: int, profiled_on: str) -> Iterator[str]:
-    """Count who wins, and say what the figures are."""
     won = Counter(cell.winner for cell in cells)
     yield f"cheapest of {len(cells)}: " + ", ".join(f"{way} {won[way]}" for way in (*WAYS, NONE) if won[way])
     per_hour = cells[0].question.per_hour

@@ -44,16 +44,16 @@ class Won(Protocol):
     """A question about a network at one size of image, and who wins: a way, or "none"."""
 
     @property
-    def model(self) -> str: ...  # noqa: D102 - as it says
+    def model(self) -> str: ...
 
     @property
-    def size(self) -> int: ...  # noqa: D102 - same
+    def size(self) -> int: ...
 
     @property
-    def question(self) -> Question: ...  # noqa: D102 - same
+    def question(self) -> Question: ...
 
     @property
-    def winner(self) -> str: ...  # noqa: D102 - same
+    def winner(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,6 @@ def _text(
 
 
 def _objectives(figure: Figure, panels: Sequence[_Panel], y: float, wide: float) -> None:
-    """Write each objective above its first panel."""
     for slo_s in dict.fromkeys(slo_s for slo_s, _ in panels):
         first = min(column for column, panel in enumerate(panels) if panel[0] == slo_s)
         place = _LEFT + first * (wide + _GAP), y

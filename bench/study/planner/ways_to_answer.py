@@ -78,7 +78,6 @@ class Question:
 
     @property
     def cold_counts(self) -> bool:
-        """Whether cold queries have to be within the objective."""
         return self.cold_share > MISSED
 
     def is_met(self, warm_s: float, cold_s: float) -> bool:

@@ -59,7 +59,6 @@ class Way:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Return the cells of its row."""
         return {
             "network": self.model,
             "weights": f"{self.weights}, {self.precision}",

@@ -68,7 +68,6 @@ class IntegerProgram:
         return np.concatenate([usd * (1 + self._options.unpredictability * load), -usd])
 
     def _most(self, seen: LoadObservation) -> float:
-        """Return the greatest throughput that can be added, in queries/s."""
         qps = np.array([variant.qps for variant in self._variants])
         solution = self._solve(seen, np.concatenate([-qps, qps]), None)
         return float(qps @ (solution[: len(qps)] - solution[len(qps) :])) if solution is not None else 0.0

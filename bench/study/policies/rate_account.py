@@ -31,7 +31,6 @@ class RateAccount:
         self.instances_usd = self.serverless_usd = 0.0
 
     def adopt(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Begin with instances that are on, and serve."""
         for group in fleet:
             if group.state is not InstanceState.DRAINING:
                 self._launches.setdefault((group.kind, group.market), []).append((-math.inf, group.count))
@@ -66,7 +65,6 @@ class RateAccount:
         self.serverless_usd += pings * self._scenario.serverless.usd_per_query
 
     def fleet(self) -> tuple[InstanceGroup, ...]:
-        """Return the instances that are paid for."""
         groups = []
         for (name, market), launches in self._launches.items():
             ready_s = self.seconds - self._scenario.kind(name).boot_s
@@ -119,6 +117,5 @@ class AccountedPolicy:
         return plan
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Begin with the instances that are on."""
         self.account.adopt(fleet)
         self.policy.resume(fleet)

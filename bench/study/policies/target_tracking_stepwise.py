@@ -28,7 +28,6 @@ class StepwiseTargetTracking:
         self._cooling = 0.0
 
     def purchases(self) -> list[tuple[str, Market]]:
-        """Return the one type and market that plans have."""
         return [(self._kind.name, Market.ON_DEMAND)]
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
@@ -43,7 +42,6 @@ class StepwiseTargetTracking:
         return on_demand(self._kind, self._on, f"{mean:.1f} queries/s in the last minute")
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Go on from what is there."""
         self._on = max(1, on_demand_in(fleet, self._kind))
 
     def _note(self, elapsed_s: float, rate: float) -> None:

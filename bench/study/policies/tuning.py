@@ -38,7 +38,6 @@ class Tuning:
 
 
 def check_objective(slo_ms: float) -> None:
-    """Raise InputError for what is not an objective."""
     if not 0 < slo_ms < float("inf"):
         raise UsageError(f"--slo-ms is a number of milliseconds above 0, not {slo_ms:g}")
 

@@ -65,7 +65,6 @@ class HalfOptions(RunOptions):
     mark: MarkOptions = field(default_factory=MarkOptions)
 
     def new_policy(self, name: str, scenario: Scenario, factor: float) -> Policy:
-        """Return a policy that has seen the history."""
         if name != TUNED:
             return super().new_policy(name, scenario, factor)
         policy = (MarkSpot if self.mark.spot else Mark)(scenario, self.mark)
@@ -206,7 +205,6 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def results(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Results:
-    """Return all outcomes, and how each policy did."""
     return Results((one.as_dict() for one in outcomes), [Table(HEAD, rows(outcomes))], [*summary(outcomes), *notes])
 
 

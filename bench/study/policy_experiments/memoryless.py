@@ -54,7 +54,6 @@ class MemorylessOptimum:
         self._instances = [_OFF] * len(self._on)
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Switch levels, a step after the last time."""
         state = int(seen.rate > self._between)
         for level, instance in enumerate(self._instances):
             passed = max(_SERVES, instance - 1) if instance else _OFF
@@ -64,7 +63,6 @@ class MemorylessOptimum:
         return on_demand(self._kind, wanted_on, f"the process is {'high' if state else 'low'}")
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Take as many levels for serving as there are instances."""
         for level in range(min(paid_for(fleet), len(self._instances))):
             self._instances[level] = _SERVES
 

@@ -106,7 +106,6 @@ class Case:
     seed: int = 0
 
     def run(self) -> list[Outcome]:
-        """Run the policies."""
         options, scenario = self.options, read_scenario(self.scenario)
         sim_input = prepare(self.load.read(self.seed), self.scenario.stem, scenario, self.scale)
         facts = load_settings().facts().functions

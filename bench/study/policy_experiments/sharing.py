@@ -44,7 +44,6 @@ class Row:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "tasks/s": f"{self.rate:g}",
             "slots": f"{self.slots:,}",
@@ -66,7 +65,6 @@ class Stage:
     slo_s: float
 
     def batch_s(self, images: int) -> float:
-        """Return the seconds of a batch."""
         return self.alone_s * float(np.interp(images, _SIZES, _TIMES))
 
 

@@ -72,7 +72,6 @@ class Quantile:
 
     @property
     def within(self) -> bool:
-        """Whether it lies within the spread of the local runs."""
         return min(self.local_ms) <= self.simulated_ms <= max(self.local_ms)
 
 
@@ -164,7 +163,6 @@ def _simulator_speeds(made: Calibration, scenario: Scenario, settings: Settings,
 
 
 def _speed(run: QueriesRun, rate: float, queries: int) -> float:
-    """Return queries a minute of processor time."""
     seconds = queries / rate
     steps = steps_of(Trace("even", np.array([seconds]), np.array([rate])), 5.0)
     begun = time.process_time()
@@ -222,7 +220,6 @@ def _line(checked: Checked) -> str:
 
 
 def results(checked: Checked) -> Results:
-    """Return quantiles and speeds."""
     tables = [Table(_QUANTILE_HEAD, _quantile_rows(checked)), Table(_SPEED_HEAD, _speed_rows(checked))]
     return Results([asdict(checked)], tables, [_line(checked)])
 

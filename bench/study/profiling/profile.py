@@ -99,11 +99,9 @@ class Task:
 
     @property
     def works(self) -> list[Work]:
-        """What the operators of the task do."""
         return tile_works(self.graph, self.nodes, self.regions, self.inputs, self.outputs)
 
     def model(self) -> onnx.ModelProto:
-        """The task's graph as the splitter writes it, with its weights inside."""
         return tile_graph(self.graph, self.nodes, self.regions, self.inputs, self.outputs).model({})
 
 
@@ -202,7 +200,6 @@ def timed(session: ort.InferenceSession, given: Mapping[str, NDArray[Any]]) -> f
 
 
 def given_to(session: ort.InferenceSession, batch: int = 1) -> dict[str, NDArray[np.float32]]:
-    """Return noise for the inputs of a session."""
     rng = np.random.default_rng(0)
     return {
         tensor.name: rng.standard_normal((batch, *tensor.shape[1:]), dtype=np.float32)
@@ -438,7 +435,6 @@ class Overheads:
 
 
 def overheads(meter: Meter) -> Overheads:
-    """Measure both with chains of operators with almost no work."""
     one, many = worker_session(_chain(1)), worker_session(_chain(_CHAIN))
     given = given_to(one)
     run = meter.repeat(lambda: timed(one, given)).best
@@ -488,7 +484,6 @@ def _fitted(kind: Kind, samples: Sequence[Sample], parallel: float, watching: fl
 
 
 def _coefficients(rows: NDArray[Any], seconds: NDArray[Any], weights: NDArray[Any]) -> NDArray[Any]:
-    """Return the non-negative coefficients with the least weighted squared error."""
     from sklearn.linear_model import LinearRegression  # noqa: PLC0415 - slow to import, and only a fit needs it
 
     scale = np.maximum(rows.max(axis=0), 1e-30)

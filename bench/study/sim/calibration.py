@@ -105,12 +105,10 @@ class Calibration:
 
     @property
     def tiles(self) -> tuple[int, ...]:
-        """The number of tasks of each stage."""
         return tuple(map(len, self.functions))
 
     @property
     def tasks(self) -> int:
-        """The number of tasks of a query."""
         return sum(self.tiles)
 
     @property
@@ -171,7 +169,6 @@ class Summary:
 
 
 def summary_of(calibration: Calibration) -> Summary:
-    """Sum up a calibration."""
     p50, p95, p99 = (float(value) * _MS for value in np.quantile(calibration.latencies_s, (0.5, 0.95, 0.99)))
     cold = float(np.median(calibration.cold_ms))
     return Summary(len(calibration.driver_ms), calibration.tasks, p50, p95, p99, cold)

@@ -35,7 +35,6 @@ class InstanceHistory:
 
     @property
     def usd(self) -> float:
-        """The price of the instances for the time that they were on."""
         return float((self.stopped_s - self.launched_s) @ self._each([one.usd_per_s for one in self.purchases]))
 
     @property
@@ -60,7 +59,6 @@ class InstanceHistory:
         return _sum(self.launched_s, ones, times) - _sum(self.stopped_s, ones, times)
 
     def serving_at(self, times: Floats) -> Floats:
-        """Return how many serve at each of the times."""
         return self._serving(np.ones(len(self.launched_s)), times)
 
     def capacity_at(self, times: Floats) -> Floats:
@@ -68,7 +66,6 @@ class InstanceHistory:
         return self._serving(self._each([one.kind.qps for one in self.purchases]), times)
 
     def booting_capacity_at(self, times: Floats) -> Floats:
-        """Return how many queries/s those that boot will sustain."""
         qps = self._each([one.kind.qps for one in self.purchases])
         return _sum(self.launched_s, qps, times) - _sum(self.stopped_s, qps, times) - self._serving(qps, times)
 
@@ -83,7 +80,6 @@ class InstanceHistory:
         return _sum(ready[served], values[served], times) - _sum(self.stopped_s[served], values[served], times)
 
     def _each(self, values: Sequence[float]) -> Floats:
-        """Return a value of each purchase as one of each instance."""
         return np.array(values, dtype=np.float64)[self.bought] if len(self.bought) else np.zeros(0)
 
 
@@ -95,7 +91,6 @@ def _sum(events: Floats, values: Floats, times: Floats) -> Floats:
 
 
 def history_of(fleet: Fleet, end_s: float) -> InstanceHistory:
-    """Return all instances of a fleet up to the end."""
     left = [(one.launched_s, end_s, True, False, one.purchase) for one in fleet if one.launched_s < end_s]
     ended = [(one.launched_s, time_s, False, lost, one.purchase) for one, time_s, lost in fleet.ended]
     table = np.array(sorted([*ended, *left]), dtype=np.float64).reshape(-1, 5)

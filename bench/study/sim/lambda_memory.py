@@ -14,7 +14,6 @@ _MB_PER_GB = 1024.0
 
 
 def with_memory(plan: Plan, memory_mb: int) -> Plan:
-    """Return the plan with so many MB for each of its functions."""
     return replace(plan, stages=tuple(replace(stage, memory_mb=memory_mb) for stage in plan.stages))
 
 

@@ -79,7 +79,6 @@ _FUNCTIONS, _MIX = "one function", "SerFer: one function, "
 
 
 def check_replay(plan: Plan, directory: Path) -> None:
-    """Raise UsageError or PlanError for what cannot be replayed on this machine."""
     if sys.platform != "linux":
         raise UsageError("--replay runs functions as processes of this machine, which needs Linux")
     check_whole_images(plan)
@@ -202,7 +201,6 @@ class LocalReplay:
             yield pipeline
 
     def _batch(self) -> NDArray[Any]:
-        """Return an image of noise."""
         shape, rng = self.plan.input, np.random.default_rng(0)
         batch: NDArray[Any] = rng.random((1, shape.channels, shape.height, shape.width), dtype=np.float32)
         if self.plan.preprocess is not None:
@@ -222,7 +220,6 @@ class LocalReplay:
         return found
 
     def _at_once(self, pipeline: Pipeline, count: int) -> list[Invocation]:
-        """Run so many queries at once, and return what they took."""
         batch = self._batch()
 
         def send(_number: int) -> Future[Result]:
@@ -334,7 +331,6 @@ def _own_instance(
 
 
 def _most() -> int:
-    """Return how many queries run at once on functions."""
     return min(_AT_ONCE * processors(), _MOST)
 
 

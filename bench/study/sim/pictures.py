@@ -102,12 +102,10 @@ def _slowest(latencies_s: Floats, came: int) -> tuple[Point, ...]:
 
 
 def _comparable(runs: Sequence[PolicyRun]) -> bool:
-    """Return whether any of the costs can be compared with the optimum."""
     return any(each.outcome.optimum_usd is not None for each in runs)
 
 
 def _mean(name: str, times_s: Floats, values: Floats | NDArray[np.int64], unit_s: float) -> Curve:
-    """Return the mean of what holds between times, in bins."""
     edges = np.linspace(0.0, times_s[-1], _BINS + 1)
     means = integrated(times_s, values, edges) / np.diff(edges)
     return Curve(name, _points((edges[:-1] + edges[1:]) / 2 / unit_s, means))

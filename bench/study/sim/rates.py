@@ -76,7 +76,6 @@ class RatesResult:
 
     @property
     def cost_usd(self) -> float:
-        """Dollars of both targets."""
         return self.serverless_usd + self.instances_usd
 
     def resume(self, mark_s: float, end_s: float) -> tuple[Steps, float, list[tuple[float, Purchase]]]:
@@ -162,7 +161,6 @@ class _UnlimitedStepper:
         return 1.0
 
     def pings(self, steps: Steps, on_lambda: Floats) -> Floats:
-        """Ping what is missing of the environments that were wanted."""
         pings = np.zeros(len(self._warm))
         if not any(self._warm):
             return pings
@@ -205,7 +203,6 @@ class _LimitedStepper:
         return allowed
 
     def pings(self, steps: Steps, on_lambda: Floats) -> Floats:
-        """Return those that were paid for."""
         del steps, on_lambda
         return np.array(self._pings, dtype=np.float64)
 

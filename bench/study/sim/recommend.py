@@ -68,7 +68,6 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The candidate in words."""
         on = "" if self.instance is None else f" on {self.instance}"
         return f"{self.policy}{on}" + ("" if self.memory_mb is None else f", Lambda with {self.memory_mb:,} MB")
 
@@ -106,16 +105,13 @@ class Evaluation:
 
     @property
     def candidate(self) -> Candidate:
-        """What was evaluated."""
         return Candidate(self.policy, self.instance, self.memory_mb)
 
     @property
     def usd(self) -> float:
-        """Dollars of the whole load on average."""
         return self.cost_usd.mean if self.cost_usd else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
         return asdict(self)
 
 
@@ -158,7 +154,6 @@ class Comparison:
         return found
 
     def decisions(self) -> float:
-        """Return about how many decisions all runs take."""
         trace = self.load.read(self.first_seed)
         return len(self.candidates()) * self.seeds * max(len(trace.rates), trace.seconds / self.options.period_s)
 

@@ -59,7 +59,6 @@ class InstanceSpeed:
 
     @property
     def image_s(self) -> float:
-        """Seconds of an image on average."""
         return float(np.mean(self.images_s))
 
 
@@ -93,7 +92,6 @@ class MachineSpeed:
 
     @property
     def environments(self) -> int:
-        """How many queries run at once at most."""
         return len(self.warm_s)
 
     @property
@@ -175,12 +173,10 @@ class MeasuredTimes(ServiceTimes):
 
     @classmethod
     def on(cls, speed: MachineSpeed) -> MeasuredTimes:
-        """Return the times of a machine."""
         alone = Quantiles(speed.warm_s[0]), Quantiles(speed.cold_s[0])
         return cls(*alone, "measured on this machine", one_task=True, speed=speed)
 
     def draws(self, rng: Generator, running: Sequence[float]) -> tuple[Iterator[float], Iterator[float]]:
-        """Draw by how many run."""
         return self._drawn(rng, running, self.speed.warm_s), self._drawn(rng, running, self.speed.cold_s)
 
     def _drawn(self, rng: Generator, running: Sequence[float], rows: Floats) -> Iterator[float]:
@@ -231,7 +227,6 @@ class ReplayedWay:
     measured: ReplayOutcome
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
         offs = {f"{name}_off": off(getattr(self, name), self.measured) for name in ("simulated", "explained")}
         return {**asdict(self), **offs}
 
@@ -259,7 +254,6 @@ class ReplayedLoad:
 
     @property
     def seconds(self) -> float:
-        """Its duration."""
         return self.window.end_s - self.window.begin_s
 
 

@@ -95,11 +95,9 @@ class RunOptions:
         check_period(self.period_s)
 
     def losses(self, seed: int) -> SpotLosses:
-        """Return how spot instances are taken away."""
         return SpotLosses(self.spot_losses_per_hour, seed, on_demand=self.spot)
 
     def new_policy(self, name: str, scenario: Scenario, factor: float) -> Policy:
-        """Return a policy that has seen the history."""
         policy = make_policy(name, scenario)
         if self.history is not None:
             see_history(policy, scenario, self.history.scaled(factor), period_s=self.period_s)
@@ -130,7 +128,6 @@ class Latencies:
 
     @classmethod
     def of(cls, milliseconds: Floats) -> Latencies:
-        """Return the quantiles of latencies in milliseconds."""
         return cls(*(float(value) for value in np.quantile(milliseconds, (0.5, 0.95, 0.99))))
 
 
@@ -196,7 +193,6 @@ class Outcome:
     pings_usd: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields as plain JSON values."""
         return asdict(self)
 
 

@@ -148,7 +148,6 @@ class LambdaSimulator:
         self.count_from(0.0)
 
     def count_from(self, time: float) -> None:
-        """Begin to count."""
         self.since = time
         self.latencies_s = array("d")
         self._tasks_before += self.tasks
@@ -157,7 +156,6 @@ class LambdaSimulator:
 
     @property
     def in_flight(self) -> int:
-        """The number of queries in flight."""
         return self._in_flight
 
     def start(self, now: float) -> None:
@@ -169,7 +167,6 @@ class LambdaSimulator:
         self._carry_out(query, run.start(now), now)
 
     def advance(self, now: float) -> None:
-        """Process all events that are due by a time."""
         events = self._events
         while events and events[0][0] <= now:
             time, _, query, event, function = heappop(events)
@@ -365,7 +362,6 @@ class LambdaSimulator:
 
 
 def _ganged(calibration: Calibration) -> frozenset[int]:
-    """Return the stages that are run by gangs."""
     return frozenset(stage for start, stop in calibration.gangs for stage in range(start, stop))
 
 
@@ -385,7 +381,6 @@ def _shares(calibration: Calibration) -> list[float]:
 
 
 def _check_slots(calibration: Calibration, slots: int) -> None:
-    """Raise UsageError for a gang that no driver can start."""
     widest = max((calibration.tiles[start] for start, _ in calibration.gangs), default=0)
     if widest > slots:
         raise UsageError(
@@ -440,7 +435,6 @@ class TasksRun(QueriesRun):
         self._world.count_from(time)
 
     def _arrive(self, times: list[float]) -> None:
-        """Route queries, in the order of their arrivals."""
         world = self._world
         self._queries += len(times)
         for now in times:

@@ -101,7 +101,6 @@ class _Sum:
         self.idle_s = 0.0
 
     def add(self, periods: Iterable[IdlePeriod]) -> None:
-        """Add idle times."""
         for one in periods:
             self.periods += 1
             self.cold += one.cold

@@ -32,7 +32,6 @@ class Environment:
 
     @classmethod
     def of_this_process(cls) -> Environment:
-        """Return what Lambda's own variables describe."""
         root = Path(os.environ["LAMBDA_TASK_ROOT"])
         plan, memory_mb = load_plan(root), int(os.environ["AWS_LAMBDA_FUNCTION_MEMORY_SIZE"])
         return cls(plan, root, threads(memory_mb, plan.memory_per_vcpu))
@@ -42,7 +41,6 @@ class Environment:
         return Environment(self.plan, self._root, self._threads)
 
     def holds(self, stage: Stage, tile: int) -> bool:
-        """Return whether the weights that a tile needs are in this package."""
         return (self._root / stage.functions[stage.tiles[tile].function].weights.path).is_file()
 
     def compute(self, number: int, index: int, arrays: Sequence[NDArray[Any]]) -> list[Array]:

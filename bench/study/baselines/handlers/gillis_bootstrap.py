@@ -13,10 +13,8 @@ _MASTER = Master(_ENVIRONMENT)  # its threads start when it first forks
 
 
 def master(event: Any, context: Any) -> dict[str, Any]:  # noqa: ANN401, ARG001 - awslambdaric's signature
-    """Answer a query."""
     return _MASTER.handle(event)
 
 
 def worker(event: Any, context: Any) -> dict[str, Any]:  # noqa: ANN401, ARG001 - awslambdaric's signature
-    """Compute one part of a group."""
     return work(event, _ENVIRONMENT)

@@ -44,7 +44,6 @@ class View:
 
     @property
     def array(self) -> Array:
-        """The array that the view shows."""
         return self.whole[tuple(slice(*span) for span in self.bounds)]
 
     def alone(self) -> View:
@@ -53,7 +52,6 @@ class View:
 
 
 def encode(views: Sequence[View]) -> bytes:
-    """Write views together with all of the storage behind each."""
     header = msgpack.packb([[view.whole.shape, view.bounds] for view in views])
     padding = -(_LENGTH + len(header)) % _ALIGNED
     storage = (np.ascontiguousarray(view.whole, dtype="<f4").data.cast("B") for view in views)
@@ -79,10 +77,8 @@ def _views(value: bytes) -> Iterator[View]:
 
 
 def written_key(query: str, stage: int, tile: int) -> str:
-    """Return the key of what a task writes."""
     return output_key(query, stage, tile)
 
 
 def read_key(query: str, stage: int, tile: int) -> str:
-    """Return the key of what a task reads."""
     return f"{output_key(query, stage, tile)}:input"

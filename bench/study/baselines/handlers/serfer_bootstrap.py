@@ -19,5 +19,4 @@ def published(event: Any, context: Any) -> None:  # noqa: ANN401, ARG001 - awsla
 
 
 def repaired(event: Any, context: Any) -> None:  # noqa: ANN401, ARG001 - awslambdaric's signature
-    """Run a task with the sessions that this environment has built before."""
     run_task(event, _ENVIRONMENT, _STORE)

@@ -115,7 +115,6 @@ class _Queue:
     slowdown: float = 1.0
 
     def copies(self, now_s: float = math.inf) -> int:
-        """Return how many copies are loaded by a time."""
         return sum(ready_s <= now_s for ready_s in self.ready_s)
 
     def qps(self, now_s: float) -> float:
@@ -128,7 +127,6 @@ class _Queue:
         return math.inf if self.empty_s > loaded_s + _PATIENCE_S else max(loaded_s, self.empty_s)
 
     def ends_s(self, begins_s: float) -> float:
-        """Return when a query that begins then is answered."""
         return begins_s + self.slowdown * max(1 / self.qps(begins_s), self.variant.latency_ms.value / MS_PER_S)
 
     def serve(self, now_s: float) -> float:
@@ -163,7 +161,6 @@ class Measured:
 
     @property
     def qps(self) -> float:
-        """Answers a second within the time of the load."""
         return sum(each.answered_s < self.seconds for each in self.outcomes) / self.seconds
 
     @property
@@ -176,7 +173,6 @@ class Cluster:
     """A system with what it has loaded where."""
 
     def __init__(self, system: System) -> None:
-        """Load what is there from the beginning."""
         self.system = system
         self._workers = list(system.workers)
         self._now_s = -math.inf
@@ -278,7 +274,6 @@ class Cluster:
         return all(state == VariantState.OVERLOADED for state in states)
 
     def _free(self) -> dict[str, float]:
-        """Return what is free of each type of hardware, in machines."""
         free: dict[str, float] = {}
         for worker in self._workers:
             free[worker.kind] = free.get(worker.kind, 0.0) + self._room(worker)

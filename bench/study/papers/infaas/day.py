@@ -52,7 +52,6 @@ def read_day(load: str, number: int, seed: int, progress: Callable[[str], None])
 
 
 def smoothed(day: Rates) -> Rates:
-    """Return a day's means over an hour around each minute."""
     padded = np.pad(day, _HOUR // 2, mode="edge")
     return np.array(np.convolve(padded, np.full(_HOUR, 1 / _HOUR), mode="valid")[: len(day)])
 

@@ -172,7 +172,6 @@ def _copies(gpus: int) -> dict[str, Counter[str]]:
 
 
 def systems() -> tuple[System, ...]:
-    """Return INFaaS, in its three readings, and the baselines."""
     every, shared = ("cpu", "inferentia", "gpu"), {"gpu": 1.0}
     one = {each.name: Counter({_static(each, _POPULAR_MS).name: 1}) for each in ARCHITECTURES}
     most = {"cpu": 5, "gpu": 5, "inferentia": 4}
@@ -208,7 +207,6 @@ class ProductionResult:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "load": self.load,
             "system": self.system,

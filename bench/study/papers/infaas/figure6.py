@@ -128,7 +128,6 @@ PUBLISHED: Final = {
 
 
 def arrivals(rate: Callable[[float], float], seconds: float, seed: int) -> Iterator[tuple[float, int]]:
-    """Yield the times of Poisson arrivals, all of the first network."""
     rng = np.random.default_rng(seed)
     for step in range(round(seconds / _STEP_S)):
         count = rng.poisson(rate(step * _STEP_S) * _STEP_S)
@@ -151,7 +150,6 @@ class LoadResult:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "load": self.load,
             "system": self.system,

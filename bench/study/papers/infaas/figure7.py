@@ -122,7 +122,6 @@ class SharingResult:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "load": self.load,
             "system": self.system,

@@ -62,7 +62,6 @@ class Load:
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
         return self.phase_s * self.phases
 
     def arrivals(self) -> list[float]:
@@ -95,7 +94,6 @@ class Together:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         online, offline = self.queries > 0, self.windows > 0
         return {
             "run": self.run,
@@ -158,7 +156,6 @@ class Testbed:
                 process.kill()
 
     def windows(self, name: str) -> int:
-        """Return how many windows are done."""
         return kept_parts(self.parts(name))
 
     def _wait(self, process: subprocess.Popen[bytes], name: str) -> None:

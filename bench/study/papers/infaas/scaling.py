@@ -59,7 +59,6 @@ class ScalingComparison:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "networks": str(self.networks),
             "variants": str(self.variants),
@@ -114,7 +113,6 @@ def settle(scaler: Scaler, seen: LoadObservation) -> tuple[dict[str, int], bool]
 
 
 def compare(networks: int, loads: int, seed: int = 0) -> ScalingComparison:
-    """Compare both on random loads of applications with so many networks."""
     chance = random.Random(seed)  # noqa: S311 - figures, no secret
     options = ScalingOptions(unpredictability=0.0)
     ratios: list[float] = []

@@ -57,7 +57,6 @@ class SelectionTime:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "states": self.states,
             "query": self.query,

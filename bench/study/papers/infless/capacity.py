@@ -61,7 +61,6 @@ class Capacity:
 
     @property
     def per_unit(self) -> float:
-        """Requests a second per occupied unit."""
         return self.rps / self.units if self.units else 0.0
 
 

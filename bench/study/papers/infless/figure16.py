@@ -64,7 +64,6 @@ class WindowsRow:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "load": self.load,
             "windows": self.policy,

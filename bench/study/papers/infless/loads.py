@@ -52,7 +52,6 @@ _TABLE: Final = "periodic"
 
 
 def under_loads(seed: int, progress: Progress, hours: float | None = None) -> Iterator[FigureRow]:
-    """Yield the rows of each load, for the first application."""
     for world in SHOWN:
         for name in LOADS:
             progress(f"seed {seed}: {name}, profiles {world.profiles}")

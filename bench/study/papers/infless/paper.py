@@ -179,7 +179,6 @@ class World:
 
     @property
     def beta(self) -> str:
-        """Its beta in words."""
         return "scarcity" if self.by_scarcity else "FLOPS"
 
     @property
@@ -188,7 +187,6 @@ class World:
         return NETWORKS if self.profiles != OPERATORS else {OSVT: tuple(_OPERATOR_GFLOPS)}
 
     def cluster(self, functions: tuple[FunctionSpec, ...], servers: int = SERVER.count) -> ClusterScenario:
-        """Return a cluster of so many of the paper's servers."""
         policy = PolicyFacts(exec_error=_OPERATOR_ERROR if self.profiles == OPERATORS else _ERROR)
         made = _PROFILES[self.profiles]()
         facts = CLUSTER if self.profiles == AUTHORS else replace(CLUSTER, cores=(1, 2, 4, 8), images_per_core=1e9)
@@ -197,7 +195,6 @@ class World:
         return ClusterScenario(facts, (replace(SERVER, count=servers),), made, functions, policy)
 
     def application(self, name: str, slo_ms: float | None = None) -> ClusterScenario:
-        """Return the cluster with an application's three functions."""
         slo = SLO_MS[name] if slo_ms is None else slo_ms
         return self.cluster(tuple(FunctionSpec(each, each, slo, COLD_MS) for each in self.networks[name]))
 

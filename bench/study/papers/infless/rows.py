@@ -25,7 +25,6 @@ class FigureRow:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "figure": self.figure,
             "profiles": self.profiles,
@@ -47,7 +46,6 @@ def rows_of(
     values: Mapping[str, float],
     published: Mapping[str, str],
 ) -> list[FigureRow]:
-    """Return a row for each system."""
     base = values.get("infless")
     return [
         FigureRow(
@@ -66,7 +64,6 @@ def rows_of(
 
 
 def _figures(value: float) -> str:
-    """Return four significant digits, small numbers by their exponent."""
     return f"{value:,.0f}" if abs(value) >= _WHOLE else f"{value:.4g}"
 
 

@@ -21,7 +21,6 @@ _SYSTEMS: Final = ("infless", "batch", "openfaas-plus", "batch-rs")
 
 
 def figure_17() -> Iterator[FigureRow]:
-    """Yield times and fragments by the number of instances."""
     for world in SHOWN:
         scenario = functions_of(world, _FUNCTIONS)
         for count in _COUNTS:

@@ -40,7 +40,6 @@ def figure_11() -> Iterator[FigureRow]:
 
 
 def figure_12b() -> Iterator[FigureRow]:
-    """Yield requests per resource of the first application by SLO."""
     for world in SHOWN:
         for slo_ms, (batch, infless) in FIGURE_12B.items():
             scenario = world.application(OSVT, float(slo_ms))

@@ -158,17 +158,14 @@ class Row:
 
     @property
     def here(self) -> str:
-        """What was found here."""
         return self.form.format(**self.values)
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The cells of its line."""
         return self.experiment, self.model, self.load, self.figure, self.published, self.here
 
 
 def over_seeds(found: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the rows of one seed with the values of all seeds."""
     return [
         replace(same[0], values={key: Several(tuple(one.values[key] for one in same)) for key in same[0].values})
         for same in zip(*found, strict=True)
@@ -311,7 +308,6 @@ class _Fleet:
     market: Market
 
     def run(self, trace: Trace, window: Window, seed: int, losses: SpotLosses | None = None) -> QueriesResult:
-        """Run a load query by query, and count a window of it."""
         kind, policy = self.scenario.instance, make_policy(self.policy, self.scenario)
         policy.resume([InstanceGroup(kind.name, self.market, InstanceState.SERVING, self.number)])
         router = Router(self.scenario, policy, overflow=not serves_alone(policy))

@@ -74,7 +74,6 @@ class Way:
     usd_an_hour: float
 
     def usd(self, queries: float) -> float:
-        """Return the dollars of an hour of so many queries."""
         return self.usd_an_hour + queries * self.usd_a_query
 
     def moves_at(self, instance_usd: float) -> float:

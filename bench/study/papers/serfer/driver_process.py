@@ -76,7 +76,6 @@ class DriverProcess:
         return np.frombuffer(logits, dtype="<f4").reshape(shape)
 
     def take_times(self) -> Times:
-        """Return what parts of the queries since the last call took."""
         return self._times.take()
 
     def kill(self) -> None:

@@ -69,7 +69,6 @@ class PartRow:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         return {
             "figure": f"{self.figure}",
             "part": self.part,

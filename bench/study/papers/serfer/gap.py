@@ -73,12 +73,10 @@ class GapResult:
 
     @property
     def before(self) -> float:
-        """Return the original networks' mean accuracy, a share."""
         return float(np.mean([trial.before for trial in self.trials]))
 
     @property
     def after(self) -> float:
-        """Return the pooled networks' mean accuracy, a share."""
         return float(np.mean([trial.after for trial in self.trials]))
 
     @property
@@ -198,7 +196,6 @@ def _folder(path: Path) -> tuple[NDArray[np.float32], Labels]:
 
 
 def results(gap: GapResult) -> Results:
-    """Return what each seed's network lost."""
     head = ("seed", "own head", "pooled", "points lost", "same answer", "head before, kB", "head after, kB")
     rows = [
         (

@@ -43,7 +43,6 @@ class Load:
 
     @property
     def traffic(self) -> str:
-        """The paper's kind of traffic and its sleep time."""
         return f"one every {self.gap_s:g} s" if self.gap_s else BURST
 
     @property
@@ -133,7 +132,6 @@ class LoadRow:
 
     @property
     def shown(self) -> dict[str, str]:
-        """Its columns."""
         shares = self.of_unsplit
         return {
             "traffic": self.traffic,

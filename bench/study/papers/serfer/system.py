@@ -72,7 +72,6 @@ class SerFerPaper(System):
         return sum((driver.counts for driver in self._drivers), StoreCounts())
 
     def take_times(self) -> Times:
-        """Return what the drivers timed since the last call."""
         times = PartTimes()
         for driver in self._drivers:
             for part, values in driver.take_times().items():

@@ -66,14 +66,12 @@ class Pair:
 
     @property
     def loses(self) -> bool:
-        """Whether a plan of theirs is cheaper than all of ours."""
         if self.theirs is None:
             return False
         return self.ours is None or self.ours.usd > self.theirs.usd * (1 + _SAME)
 
     @property
     def cell(self) -> str:
-        """Ours, and theirs in parentheses, in dollars a million."""
         return dollars(self.ours) + (f" ({dollars(self.theirs)})" if self.theirs else "")
 
 
@@ -92,12 +90,10 @@ class Comparison:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Those in which theirs is a plan."""
         return [pair for pair in (self.as_theirs, *self.at) if pair and pair.theirs]
 
     @property
     def cells(self) -> list[str]:
-        """The row of the table."""
         same = self.as_theirs
         numbers = ["-", "-", "-", "-"]
         if same and same.theirs:
@@ -125,7 +121,6 @@ class SloAware:
 
     @property
     def best(self) -> Price | None:
-        """The cheapest of the plans."""
         return self._ordered[0]
 
     @property
@@ -140,12 +135,10 @@ class SloAware:
 
     @property
     def pairs(self) -> list[Pair]:
-        """Those in which theirs is a plan."""
         return [Pair(MS_PER_S * self.slo_s, price, self.ours) for price in self.theirs if price]
 
     @property
     def cells(self) -> list[str]:
-        """The row of the table."""
         found = f"{sum(price is not None for price in self.theirs)} of {len(self.theirs)}"
         theirs = f"{self.best.ms:.0f}" if self.best else "-", dollars(self.best), dollars(self.median)
         ours = f"{self.ours.ms:.0f}" if self.ours else "-", dollars(self.ours)
@@ -168,12 +161,10 @@ class Compared:
 
     @property
     def pairs(self) -> list[Pair]:
-        """All pairs in which theirs is a plan."""
         return [pair for row in self.rows for pair in row.pairs]
 
     @property
     def rows(self) -> list[Comparison | SloAware]:
-        """All comparisons."""
         return [*self.fastest, *self.slo_aware]
 
 
@@ -197,7 +188,6 @@ class Theirs:
         return lambda most_ms: Price(plan.ms, plan.usd) if plan.ms <= most_ms else None
 
     def ours(self, most_ms: float) -> Price | None:
-        """Return the cheapest of all plans that theirs may choose."""
         best = self._costs.best(most_ms)
         return Price(best.ms, best.usd) if best else None
 
@@ -221,7 +211,6 @@ class Ours:
         return best
 
     def ours(self, most_ms: float) -> Price | None:
-        """Return the cheapest of our plans."""
         chain = self._network.search.best(replace(COST, most_seconds=most_ms / MS_PER_S))
         return Price(MS_PER_S * chain.seconds, chain.usd) if chain else None
 

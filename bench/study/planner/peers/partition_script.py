@@ -99,7 +99,6 @@ def described(plan: Theirs) -> dict[str, Any]:
 
 
 def fastest(graph: Theirs, util: Theirs) -> Theirs:
-    """Return the plan of the dynamic programme."""
     programme = _imported("policy_dp")
     if hasattr(util, "set_baseline"):
         util.set_baseline("memory", {0.5: 1.0}, {0.5: 1.0}, _VCPUS_BY_MB)
@@ -119,7 +118,6 @@ def plan_of(module: Theirs, util: Theirs, action: Theirs) -> Theirs:
 
 @functools.cache
 def prepared(name: str, network: str, util: Theirs) -> Theirs:
-    """Import a policy and give it the network, as its test_benchmark does."""
     module = _imported(name)
     module.embeddings, module.info_graph, module.hybrid_layers, module.phy_stages, *sizes = util.get_graph_metrics(
         network
@@ -212,7 +210,6 @@ def at_once(rl: Theirs) -> Theirs:
     autograd = _imported("mxnet.autograd")
 
     def drawn(probabilities: Theirs) -> list[int]:
-        """Draw as numpy.random.choice does, one after the other."""
         cumulated = probabilities.astype(np.float64).cumsum(axis=1)
         draws = np.random.random_sample((len(cumulated), 1))  # noqa: NPY002
         return [int(choice) for choice in (cumulated / cumulated[:, -1:] <= draws).sum(axis=1)]
@@ -276,7 +273,6 @@ def at_once(rl: Theirs) -> Theirs:
 
 
 def bayesian(network: str, util: Theirs, slo_ms: float, _: int) -> Theirs:
-    """Return the plan with which its optimisation ends."""
     module = prepared("policy_bayesian", network, util)
     theirs = _imported("scipy.optimize").minimize
 
@@ -291,7 +287,6 @@ def bayesian(network: str, util: Theirs, slo_ms: float, _: int) -> Theirs:
 
 
 def brute_force(network: str, util: Theirs, slo_ms: float, _: int) -> Theirs:
-    """Return the cheapest plan of all choices for the last layers."""
     module = prepared("policy_bf", network, util)
     first = [0] * (module.layer_size - _SEARCHED_LAYERS)
     sizes = module.aggre_stage_layer_sizes, module.aggre_layer_sizes

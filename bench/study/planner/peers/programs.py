@@ -55,7 +55,6 @@ class Stage:
     here: bool
 
     def group(self) -> Group:
-        """Return the stage as a group of layers."""
         return Group(self.start, self.stop, Grid(self.rows, self.cols, columns=self.columns), self.here)
 
 

@@ -39,12 +39,10 @@ class _Recorded:
 
 
 def recorded() -> tuple[Answer, ...]:
-    """Return all recorded answers, by program, network and question."""
     text = files("serfer_bench.study.planner.peers").joinpath(_FILE).read_text(encoding="utf-8")
     return structure(_Recorded, json.loads(text), _FILE, error=InputError).answers
 
 
 def keep(answers: Iterable[Answer], path: Path) -> None:
-    """Write answers as the recorded ones are, one a line."""
     lines = ",\n".join(json.dumps(unstructure(answer)) for answer in answers)
     write_whole(path, f'{{"answers": [\n{lines}\n]}}\n'.encode())

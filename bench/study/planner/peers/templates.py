@@ -139,7 +139,6 @@ SLOS_S: Final = (0.6, 0.8, 1.5, 2.0, 3.3)
 
 
 def rows(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the table's rows for the networks that have templates."""
     none = "none", "-", "-"
     for name in names:
         if name not in TEMPLATES:

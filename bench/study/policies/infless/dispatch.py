@@ -15,9 +15,7 @@ class HasRateRange(Protocol):
     """What takes from `low` to `up` requests a second: an instance, by its configuration."""
 
     @property
-    def low(self) -> float:
-        """The rate that fills batches before they time out."""
-        ...
+    def low(self) -> float: ...
 
     @property
     def up(self) -> float:

@@ -82,6 +82,5 @@ class Registry:
         return Instance(self._launched, function, option, placement)
 
     def stop(self, instance: Instance) -> Instance:
-        """Give back an instance's resources."""
         self._servers.release(instance.placement)
         return instance

@@ -41,7 +41,6 @@ class Option:
 
     @property
     def efficiency(self) -> float:
-        """Requests a second per unit of resources."""
         return self.up / self.units
 
 

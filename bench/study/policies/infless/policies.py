@@ -41,12 +41,10 @@ class OpenFaasPlus(Uniform):
         self._options = [fixed_option(function.network, INSTANCE, sizes, offset=offset) for function in functions]
 
     def option(self, function: int, rate: float) -> Option:
-        """Return the one kind of instance."""
         del rate
         return self._options[function]
 
     def front(self, function: int) -> FrontQueue:
-        """Return a buffer that keeps nothing back."""
         del function
         return _NO_WAIT
 

@@ -30,7 +30,6 @@ class _Instances:
 
     @property
     def count(self) -> int:
-        """How many get requests."""
         return sum(len(same) for same in self.serving.values())
 
     def add(self, one: Instance) -> None:

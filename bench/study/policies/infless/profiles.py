@@ -42,7 +42,6 @@ class Times:
     batch_core_ms: _Ms = 0.0
 
     def ms(self, one: Configuration) -> float:
-        """Return the milliseconds of a full batch."""
         each = self.image_ms + self.core_ms / one.cores
         if one.share:
             each += self.gpu_ms * WHOLE_GPU / one.share
@@ -58,16 +57,13 @@ class Operator:
     gpu: Times | None = None
 
     def ms(self, one: Configuration) -> float:
-        """Return the milliseconds of a full batch."""
         return (self.gpu if self.gpu is not None and one.share else self.cpu).ms(one)
 
 
 class Part(Protocol):
     """A part of a network: an operator, a chain, or branches."""
 
-    def ms(self, one: Configuration) -> float:
-        """Return the milliseconds of a full batch."""
-        ...
+    def ms(self, one: Configuration) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +73,6 @@ class Chain:
     parts: Sequence[Part]
 
     def ms(self, one: Configuration) -> float:
-        """Return the milliseconds of a full batch."""
         return sum(part.ms(one) for part in self.parts)
 
 
@@ -88,7 +83,6 @@ class Branches:
     parts: Sequence[Part]
 
     def ms(self, one: Configuration) -> float:
-        """Return the milliseconds of a full batch."""
         return max(part.ms(one) for part in self.parts)
 
 

@@ -74,7 +74,6 @@ class Profile:
 
     @cached_property
     def network(self) -> Part:
-        """The operators, combined."""
         known = {operator.name: operator for operator in self.operators}
         if not self.graph:
             return Chain(self.operators)
@@ -140,12 +139,10 @@ class ClusterScenario:
                 raise InputError(f"functions[{number}].profile: there is no {each.profile!r:.60} among [[profiles]]")
 
     def new_servers(self) -> Servers:
-        """Return the cluster, idle."""
         each = chain.from_iterable([(server.cores, server.gpus)] * server.count for server in self.servers)
         return Servers(each, self.cluster.sizes)
 
     def new_functions(self) -> list[Function]:
-        """Return the functions with the configurations that keep their SLO."""
         networks = {profile.name: profile.network for profile in self.profiles}
         facts = self.policy
         return [
@@ -162,7 +159,6 @@ class ClusterScenario:
 
     @property
     def server_usd_per_hour(self) -> list[float]:
-        """The price of each server."""
         return list(chain.from_iterable([server.usd_per_hour] * server.count for server in self.servers))
 
     def warnings(self) -> list[str]:

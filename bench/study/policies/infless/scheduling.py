@@ -122,7 +122,6 @@ class _Search:
         return None
 
     def entered(self, state: State) -> None:
-        """Consider a state that a server is in now."""
         if self._heap is None:
             return
         free, found, highest = self._servers.units(state), None, 0.0

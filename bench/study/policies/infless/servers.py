@@ -47,20 +47,16 @@ class Servers:
             self._enter(server)
 
     def __len__(self) -> int:
-        """Return the number of servers."""
         return len(self._whole)
 
     @property
     def states(self) -> Iterable[State]:
-        """The states that some server is in."""
         return self._by_state
 
     def has(self, state: State) -> bool:
-        """Whether a server is in that state."""
         return state in self._by_state
 
     def units(self, state: State) -> float:
-        """Return beta * C + G of what is free."""
         if (known := self._units.get(state)) is None:
             known = self._units[state] = self._sizes.units(state[0], sum(state[1]))
         return known
@@ -88,11 +84,9 @@ class Servers:
         return made
 
     def release(self, placement: Placement) -> None:
-        """Give back what an instance occupied."""
         self._change(placement, 1)
 
     def after(self, placement: Placement) -> State:
-        """Return the state of the server of a placement now."""
         return self._state(placement.server)
 
     def _first(self, state: State) -> int:

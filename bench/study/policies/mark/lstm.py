@@ -83,7 +83,6 @@ class LstmWeights:
 
     @property
     def horizon(self) -> int:
-        """The units that it forecasts."""
         return len(self.head_bias)
 
     def forecast(self, peaks: Floats) -> Floats:

@@ -66,7 +66,6 @@ class SloMonitor:
         self._late: deque[float] = deque()
 
     def observe(self, seen: Observation, capacity: float) -> None:
-        """Take in an observation, with the queries/s that instances serve."""
         if seen.latency is not None:
             answered, late = float(seen.latency.answered), float(seen.latency.late)
         else:
@@ -131,7 +130,6 @@ class Mark:
         self._cool_down = CoolDown(chosen.cooldown_s)
 
     def purchases(self) -> list[Key]:
-        """The types and markets that plans may have."""
         stand_ins = [(self._stand_in.name, Market.ON_DEMAND)] if self._stand_in else []
         return [*dict.fromkeys([*(candidate.key for candidate in self._candidates), self._backup, *stand_ins])]
 
@@ -157,7 +155,6 @@ class Mark:
         return ProvisioningPlan(self._counts(wanted), reason, self._environments(seen), self._batching)
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Keep them for a cool-down."""
         running, _ = self._paid_for(fleet)
         self._cool_down.add(self._now, running)
 
@@ -228,7 +225,6 @@ class Mark:
         return running, leaving
 
     def _counts(self, wanted: Counter[Key]) -> tuple[InstanceCount, ...]:
-        """Return the instances by type and market, the candidates' first."""
         keys = dict.fromkeys([*(candidate.key for candidate in self._candidates), *wanted])
         return tuple(InstanceCount(*key, wanted[key]) for key in keys if wanted[key])
 

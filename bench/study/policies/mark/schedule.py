@@ -40,7 +40,6 @@ class Candidate:
 
     @classmethod
     def of(cls, kind: InstanceType, market: Market, unit_s: float) -> Candidate:
-        """Return the candidate of a type of a scenario."""
         usd_per_s = kind.market_usd_per_hour(market) / 3600.0
         return cls((kind.name, market), kind.qps, usd_per_s * unit_s, usd_per_s * kind.boot_s)
 

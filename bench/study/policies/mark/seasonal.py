@@ -44,7 +44,6 @@ class SeasonalSmoothing:
         return cls(round(DAY * _MINUTE_S / unit_s), max(1, round(_PART * _MINUTE_S / unit_s)))
 
     def observe(self, peak: float) -> None:
-        """Correct level and season by the error of the forecast."""
         place = self._count % self._units // self._part
         self._count += 1
         if self._first is not None:

@@ -48,7 +48,6 @@ class Standby:
 
 
 def _serve(fleet: Iterable[InstanceGroup], planned: Mapping[tuple[str, Market], int]) -> bool:
-    """Return whether as many spot instances serve as are planned."""
     serving = sum(
         group.count for group in fleet if group.market is Market.SPOT and group.state is InstanceState.SERVING
     )

@@ -42,11 +42,9 @@ class NonUniform:
         self._ample_s = 0.0
 
     def purchases(self) -> list[tuple[str, Market]]:
-        """Return the one type and market that plans have."""
         return [(self._kind.name, Market.ON_DEMAND)]
 
     def dispatcher(self) -> RateDispatcher:
-        """Return what a router chooses instances by."""
         return RateDispatcher(self._scenario)
 
     def observe(self, seen: Observation) -> ProvisioningPlan:

@@ -72,7 +72,6 @@ class RateDispatcher:
         self._credit: dict[str, float] = {}
 
     def observe(self, rate: float, elapsed_s: float) -> None:
-        """Take in the load of the last seconds."""
         self._mean.observe(rate, elapsed_s)
         self._key = None
 

@@ -38,7 +38,6 @@ def ticks_of(traces: Sequence[Trace], period_s: float) -> int:
 
 
 def times_within(count: int, begin_s: float, period_s: float, rng: Generator) -> Floats:
-    """Return so many random times of a tick, ascending."""
     return np.sort(rng.uniform(begin_s, begin_s + period_s, count))
 
 

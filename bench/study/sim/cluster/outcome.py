@@ -76,12 +76,10 @@ class ClusterOutcome:
     windows: tuple[Window, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object of it."""
         return asdict(self)
 
 
 def outcome_of(scenario: ClusterScenario, scenario_name: str, run: ClusterRun, seed: int) -> ClusterOutcome:
-    """Sum a run up."""
     counters, line, load = run.counters, run.timeline, run.load
     met = sum(one.met for one in counters)
     requests = sum(one.requests for one in counters)

@@ -25,7 +25,6 @@ class Server:
     pending: list[float] = field(default_factory=list)
 
     def run(self, arrivals: list[float], start_s: float, counters: Counters) -> None:
-        """Run a batch."""
         seconds = self.exec_s(len(arrivals))
         counters.answer(arrivals, start_s, seconds)
         counters.busy_unit_s += seconds * self.units
@@ -52,7 +51,6 @@ def offer(one: Server, arrivals: Iterable[float], timeout_s: float, counters: Co
 
 
 def advance(one: Server, until_s: float, timeout_s: float, counters: Counters) -> None:
-    """Run the batch that starts by a time."""
     if one.pending:
         start_s = _start(one, one.instance.option.configuration.batch, timeout_s)
         if start_s <= until_s:
@@ -81,7 +79,6 @@ class FrontBuffer:
         self.pending: list[float] = []
 
     def offer(self, arrivals: Iterable[float], front: FrontQueue, servers: list[Server], counters: Counters) -> None:
-        """Put requests in order of time into the buffer."""
         heap = [(one.free_s, one.instance.number, one) for one in servers]
         heapify(heap)
         batch, timeout_s = front.batch, front.timeout_s
@@ -93,7 +90,6 @@ class FrontBuffer:
                 self._submit(arrival, heap, counters)
 
     def advance(self, until_s: float, front: FrontQueue, servers: list[Server], counters: Counters) -> None:
-        """Submit the batch that times out by a time."""
         if self.pending and self.pending[0] + front.timeout_s <= until_s:
             heap = [(one.free_s, one.instance.number, one) for one in servers]
             heapify(heap)

@@ -52,17 +52,14 @@ class ClusterLoad:
 
     @property
     def ticks(self) -> int:
-        """The number of ticks."""
         return len(self.counts)
 
     @property
     def looked_at(self) -> int:
-        """Requests that are looked at one by one."""
         return int(self.counts[self.detailed].sum())
 
     @property
     def seconds(self) -> float:
-        """The whole duration."""
         return self.ticks * self.period_s
 
 
@@ -110,7 +107,6 @@ class Timeline:
 
     @classmethod
     def empty(cls, ticks: int) -> Timeline:
-        """Return zeros."""
         return cls(*(np.zeros(ticks) for _ in range(9)))
 
 
@@ -175,7 +171,6 @@ class _Simulation:
         self._server_usd = 0.0
 
     def tick(self, tick: int) -> None:
-        """Let the policy decide, and answer the requests of a tick."""
         load = self._load
         begin_s, counts = tick * load.period_s, load.counts[tick]
         rates = load.counts[max(tick - 1, 0)] / load.period_s
@@ -226,7 +221,6 @@ class _Simulation:
         return max(slo_s - server.instance.option.exec_s, 0.0)
 
     def _requests(self, function: int, count: int, begin_s: float, tick: int) -> None:
-        """Send a tick's requests through the queues."""
         counters, known = self.counters[function], self._functions[function]
         rng = np.random.default_rng((self._seed, 2, tick, function))
         times = times_within(count, begin_s, self._load.period_s, rng)

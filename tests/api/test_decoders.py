@@ -102,34 +102,26 @@ def test_the_pixels_of_a_requests_images_are_bounded_together(forks):
         decode(forks, [png()] * 4, limits=limits)
 
 
-def test_the_processor_time_of_a_requests_images_is_bounded_together(forks, slow_bmp):
+async def test_the_processor_time_of_a_requests_images_is_bounded_together(forks, slow_bmp):
     """A decoder that takes longer is ended, and another one takes its place."""
-
-    async def check():
-        pool = Decoders(DecodeLimits(1, request_processor_s=0.1), forks)
-        with pytest.raises(ImageTooLargeError, match=r"image 1: decoding takes more than the 0\.1 s of processor time"):
-            await pool.decode([png(), slow_bmp], ["image 0", "image 1"], RECIPE, Place("me"))
-        assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
-        await pool.close()
-
-    run(check())
+    pool = Decoders(DecodeLimits(1, request_processor_s=0.1), forks)
+    with pytest.raises(ImageTooLargeError, match=r"image 1: decoding takes more than the 0\.1 s of processor time"):
+        await pool.decode([png(), slow_bmp], ["image 0", "image 1"], RECIPE, Place("me"))
+    assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
+    await pool.close()
 
 
-def test_memory_is_bounded(forks, monkeypatch):
+async def test_memory_is_bounded(forks, monkeypatch):
     """An image that needs more than its decoder has is refused, and the decoder goes on."""
     monkeypatch.setattr(decoders_module, "BYTES_PER_PIXEL", 0)
     monkeypatch.setattr(decoders_module, "_MARGIN_BYTES", 2 * 1024 * 1024)
     buffer = io.BytesIO()
     Image.new("RGBA", (1000, 1000)).save(buffer, "PNG")
-
-    async def check():
-        pool = Decoders(DecodeLimits(1), forks)
-        with pytest.raises(ImageError, match=r"x takes more memory to decode|the decoder failed"):
-            await pool.decode([buffer.getvalue()], ["x"], RECIPE, Place("me"))
-        assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
-        await pool.close()
-
-    run(check())
+    pool = Decoders(DecodeLimits(1), forks)
+    with pytest.raises(ImageError, match=r"x takes more memory to decode|the decoder failed"):
+        await pool.decode([buffer.getvalue()], ["x"], RECIPE, Place("me"))
+    assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
+    await pool.close()
 
 
 def busy(forks):
@@ -145,40 +137,34 @@ def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-def test_a_request_that_is_cancelled_ends_its_decoder(forks, slow_bmp):
-    async def check():
-        pool, ended = Decoders(DecodeLimits(1), forks), []
-        end = forks.end
-        forks.end = lambda pid: ended.append((pid, end(pid)))
-        task = asyncio.create_task(pool.decode([slow_bmp], ["slow"], RECIPE, Place("me")))
-        await until(lambda: busy(forks))
-        waiting = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("other")))
-        await until(lambda: pool.slots.waiting)
-        task.cancel()
-        await asyncio.wait([task])
-        assert [status for _, status in ended] == [-signal.SIGKILL]
-        assert len((await waiting).pixels) == 1
-        assert not _lives(ended[0][0])
-        forks.end = end
-        await pool.close()
-
-    run(check())
+async def test_a_request_that_is_cancelled_ends_its_decoder(forks, slow_bmp):
+    pool, ended = Decoders(DecodeLimits(1), forks), []
+    end = forks.end
+    forks.end = lambda pid: ended.append((pid, end(pid)))
+    task = asyncio.create_task(pool.decode([slow_bmp], ["slow"], RECIPE, Place("me")))
+    await until(lambda: busy(forks))
+    waiting = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("other")))
+    await until(lambda: pool.slots.waiting)
+    task.cancel()
+    await asyncio.wait([task])
+    assert [status for _, status in ended] == [-signal.SIGKILL]
+    assert len((await waiting).pixels) == 1
+    assert not _lives(ended[0][0])
+    forks.end = end
+    await pool.close()
 
 
-def test_a_request_that_is_cancelled_while_a_decoder_starts_leaves_it_to_the_next(forks):
-    async def check():
-        pool = Decoders(DecodeLimits(1), forks)
-        task = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("me")))
-        await until(lambda: pool._background)
-        task.cancel()
-        await asyncio.wait([task])
-        await until(lambda: pool._idle)
-        first = pool._idle[0].pid
-        await pool.decode([png()], ["x"], RECIPE, Place("me"))
-        assert [one.pid for one in pool._idle] == [first]
-        await pool.close()
-
-    run(check())
+async def test_a_request_that_is_cancelled_while_a_decoder_starts_leaves_it_to_the_next(forks):
+    pool = Decoders(DecodeLimits(1), forks)
+    task = asyncio.create_task(pool.decode([png()], ["x"], RECIPE, Place("me")))
+    await until(lambda: pool._background)
+    task.cancel()
+    await asyncio.wait([task])
+    await until(lambda: pool._idle)
+    first = pool._idle[0].pid
+    await pool.decode([png()], ["x"], RECIPE, Place("me"))
+    assert [one.pid for one in pool._idle] == [first]
+    await pool.close()
 
 
 def test_a_decoder_that_starts_while_its_event_loop_ends_is_not_lost(forks):
@@ -206,70 +192,57 @@ def _link(descriptor):
 
 
 @pytest.mark.parametrize("image", ["slow", "cancelled"])
-def test_a_decoder_that_works_while_its_service_ends_leaves_no_socket(forks, slow_bmp, image):
+async def test_a_decoder_that_works_while_its_service_ends_leaves_no_socket(forks, slow_bmp, image):
     """Its request may outlast the service, as one that goes on to its end without its client does."""
-
-    async def check():
-        forks.launch()
-        before = sorted(sockets())
-        pool = Decoders(DecodeLimits(1), forks)
-        task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, Place("me")))
-        await until(lambda: busy(forks))
-        await pool.close()
-        if image == "cancelled":
-            task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled() == (image == "cancelled")
-        assert sorted(sockets()) == before
-
-    run(check())
+    forks.launch()
+    before = sorted(sockets())
+    pool = Decoders(DecodeLimits(1), forks)
+    task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, Place("me")))
+    await until(lambda: busy(forks))
+    await pool.close()
+    if image == "cancelled":
+        task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled() == (image == "cancelled")
+    assert sorted(sockets()) == before
 
 
-def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_bmp):
-    async def check():
-        pool = Decoders(DecodeLimits(1, request_processor_s=1000), forks)
-        hostile = asyncio.create_task(pool.decode([slow_bmp] * 16, ["slow"] * 16, RECIPE, Place("hostile")))
-        await until(lambda: pool.slots.running == pool.slots.count)
-        served = await pool.decode([png()], ["x"], RECIPE, Place("alice"))
-        assert len(served.pixels) == 1
-        assert not hostile.done()
-        hostile.cancel()
-        await asyncio.wait([hostile])
-        await pool.close()
-
-    run(check())
+async def test_other_clients_images_come_between_those_of_a_large_request(forks, slow_bmp):
+    pool = Decoders(DecodeLimits(1, request_processor_s=1000), forks)
+    hostile = asyncio.create_task(pool.decode([slow_bmp] * 16, ["slow"] * 16, RECIPE, Place("hostile")))
+    await until(lambda: pool.slots.running == pool.slots.count)
+    served = await pool.decode([png()], ["x"], RECIPE, Place("alice"))
+    assert len(served.pixels) == 1
+    assert not hostile.done()
+    hostile.cancel()
+    await asyncio.wait([hostile])
+    await pool.close()
 
 
 @pytest.mark.killed
 @pytest.mark.parametrize("who", ["decoder", "server"])
-def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
-    async def check():
-        pool = Decoders(DecodeLimits(1), forks)
-        await pool.decode([png()], ["x"], RECIPE, Place("me"))
-        pid = pool._idle[0].pid if who == "decoder" else forks._process.pid
-        os.kill(pid, signal.SIGKILL)
-        await until(lambda: not pool._idle[0].alive)
-        await until(lambda: not pool._idle[0]._watched)  # else its end wakes the loop again and again
-        assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
-        await pool.close()
-
-    run(check())
+async def test_a_decoder_that_dies_while_idle_is_replaced(forks, who):
+    pool = Decoders(DecodeLimits(1), forks)
+    await pool.decode([png()], ["x"], RECIPE, Place("me"))
+    pid = pool._idle[0].pid if who == "decoder" else forks._process.pid
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not pool._idle[0].alive)
+    await until(lambda: not pool._idle[0]._watched)  # else its end wakes the loop again and again
+    assert len((await pool.decode([png()], ["x"], RECIPE, Place("me"))).pixels) == 1
+    await pool.close()
 
 
 @pytest.mark.killed
-def test_a_killed_decoder_is_not_an_image_error(forks, slow_bmp):
-    async def check():
-        pool = Decoders(DecodeLimits(1), forks)
-        await pool.decode([png()], ["x"], RECIPE, Place("me"))
-        pid = pool._idle[0].pid
-        task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, Place("me")))
-        await until(lambda: not pool._idle)
-        os.kill(pid, signal.SIGKILL)
-        with pytest.raises(UnavailableError, match="killed"):
-            await task
-        await pool.close()
-
-    run(check())
+async def test_a_killed_decoder_is_not_an_image_error(forks, slow_bmp):
+    pool = Decoders(DecodeLimits(1), forks)
+    await pool.decode([png()], ["x"], RECIPE, Place("me"))
+    pid = pool._idle[0].pid
+    task = asyncio.create_task(pool.decode([slow_bmp], ["x"], RECIPE, Place("me")))
+    await until(lambda: not pool._idle)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(UnavailableError, match="killed"):
+        await task
+    await pool.close()
 
 
 def described(pid):

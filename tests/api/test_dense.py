@@ -1,7 +1,5 @@
 """A network with maps, masks and several outputs, served beside one that classifies."""
 
-import asyncio
-
 import httpx
 import numpy as np
 import pytest
@@ -99,12 +97,10 @@ def test_the_client_returns_arrays_by_name(client, expected):
     assert [*client.infer(batch(1))] == ["logits"]  # of the default model
 
 
-def test_the_asynchronous_client_does_too(url, expected):
-    async def ask():
-        async with serfer.AsyncClient(url, timeout_s=PATIENCE) as client:
-            return await client.infer(batch(2), model="dense")
-
-    assert same(asyncio.run(ask()), expected["floats"])
+async def test_the_asynchronous_client_does_too(url, expected):
+    async with serfer.AsyncClient(url, timeout_s=PATIENCE) as client:
+        found = await client.infer(batch(2), model="dense")
+    assert same(found, expected["floats"])
 
 
 def test_the_client_takes_an_array_in_any_order_of_memory(client, expected):

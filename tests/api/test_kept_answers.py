@@ -1,6 +1,5 @@
 """Answers that are kept: by /v2 and by the client, with queries that run."""
 
-import asyncio
 import io
 import time
 from contextlib import ExitStack
@@ -178,14 +177,12 @@ def test_the_client_has_arrays_and_files(client, expected, tmp_path):
     assert [*client.open_result(result.id)] == [*expected]
 
 
-def test_the_asynchronous_client_does_too(url, expected, tmp_path):
-    async def ask():
-        async with serfer.AsyncClient(url, timeout_s=PATIENCE) as client:
-            result = await client.infer(batch(2), model="dense", result="link")
-            await result.download("scores", tmp_path / "scores.npy")
-            tensor = await result.tensor("classes")
-            await result.delete()
-            return tensor
-
-    assert np.array_equal(np.asarray(asyncio.run(ask())), expected["classes"])
+async def test_the_asynchronous_client_does_too(url, expected, tmp_path):
+    async with serfer.AsyncClient(url, timeout_s=PATIENCE) as client:
+        result = await client.infer(batch(2), model="dense", result="link")
+        await result.download("scores", tmp_path / "scores.npy")
+        tensor = await result.tensor("classes")
+        await result.delete()
+        found = tensor
+    assert np.array_equal(np.asarray(found), expected["classes"])
     assert np.array_equal(np.load(tmp_path / "scores.npy"), expected["scores"])

@@ -104,7 +104,7 @@ class TestRequestLines:
         async def unavailable(*_):
             raise StoreUnavailableError("the store at 10.0.0.1 does not answer")
 
-        monkeypatch.setattr(service, "classify", unavailable)
+        monkeypatch.setattr(service, "predict", unavailable)
         http.post("/v1/classify", content=png(), headers={"Content-Type": "image/png"})
         [line] = requests_in(lines)
         assert (line["level"], line["status"], line["error"]) == ("warning", 503, "StoreUnavailableError")
@@ -176,7 +176,7 @@ class TestPrivacy:
         def bug(query, images, names, top_k):  # noqa: ARG001 - as Service.classify
             raise ValueError(f"cannot use {names}")
 
-        monkeypatch.setattr(service, "classify", bug)
+        monkeypatch.setattr(service, "predict", bug)
         answer = http.post("/v1/classify", files={"image": (f"{WORD}.png", png(), "image/png")})
         assert answer.status_code == 500
         requests_in(lines)
@@ -200,13 +200,8 @@ class TestPrivacy:
         assert "KeyError" not in answer.text
         assert path.startswith("/v2") or answer.headers["content-type"] == "application/problem+json"
 
-    def test_nor_by_way_of_other_libraries(self, stream):
-        async def forget():
-            asyncio.get_running_loop().call_exception_handler(
-                {"message": "lost\nand more", "exception": ValueError(WORD)}
-            )
-
-        asyncio.run(forget())
+    async def test_nor_by_way_of_other_libraries(self, stream):
+        asyncio.get_running_loop().call_exception_handler({"message": "lost\nand more", "exception": ValueError(WORD)})
         logging.getLogger("mangum.http").info("GET /%s", WORD)
         logging.getLogger("uvicorn.access").info("GET /?%s", WORD)
         assert "lost" in stream.getvalue()

@@ -104,27 +104,24 @@ def test_an_open_pipeline_of_a_service_has_no_loop_of_its_own(whole, forks):
         assert left_behind.present().threads == before
 
 
-def test_a_variant_that_is_not_kept_is_closed_on_the_loop_on_which_others_go_on(whole):
-    async def check():
-        loop, served = RunningLoop(), {}
+async def test_a_variant_that_is_not_kept_is_closed_on_the_loop_on_which_others_go_on(whole):
+    loop, served = RunningLoop(), {}
 
-        async def opened(*_):
-            return await open_on(loop, whole, Choices("memory://", "inprocess", "push"), Settings())
+    async def opened(*_):
+        return await open_on(loop, whole, Choices("memory://", "inprocess", "push"), Settings())
 
-        variants = VariantPipelines(opened, served)
-        variants.keep(["old", "new"])
-        for name in ("old", "new"):
-            await variants.open(name, None, "")
-        old = served["old"]
-        variants.keep(["new"])
-        await variants.close()
-        with pytest.raises(UsageError, match="closed"):
-            await old.answer(batch())
-        assert (await served["new"].answer(batch())).logits.shape == (1, 7)
-        await served["new"].close()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(check())
+    variants = VariantPipelines(opened, served)
+    variants.keep(["old", "new"])
+    for name in ("old", "new"):
+        await variants.open(name, None, "")
+    old = served["old"]
+    variants.keep(["new"])
+    await variants.close()
+    with pytest.raises(UsageError, match="closed"):
+        await old.answer(batch())
+    assert (await served["new"].answer(batch())).logits.shape == (1, 7)
+    await served["new"].close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_nothing_on_the_loop_takes_long_while_photographs_are_in_flight(whole, forks, monkeypatch):

@@ -1,6 +1,5 @@
 """POST /v1/predict: what any network finds in images."""
 
-import asyncio
 import base64
 import io
 import json
@@ -202,13 +201,8 @@ def test_classify_says_what_to_use_and_tensors_are_as_before(http, plans):
         assert np.array_equal(np.float32(output["data"]).reshape(output["shape"]), pipeline.run(pixels))
 
 
-def test_both_clients_get_the_pipelines_answer(service, found):
+async def test_both_clients_get_the_pipelines_answer(service, found):
     pictures, names = [PIXELS, turned()], ["a.png", "b.jpg"]
-
-    async def asked():
-        async with serfer.AsyncClient(service, timeout_s=PATIENCE) as client:
-            return await client.predict(pictures, names=names, model="boxes", min_score=0.9, explain=True)
-
     with serfer.Client(service, timeout_s=PATIENCE) as client:
         for model, kind in (("small", "classes"), ("boxes", "boxes"), ("drawn", "map"), ("embedding", "vector")):
             report = client.predict(pictures, names=names, model=model)
@@ -216,6 +210,7 @@ def test_both_clients_get_the_pipelines_answer(service, found):
         assert {model.name: model.kind for model in client.models()}["boxes"] == "boxes"
         with pytest.raises(RequestRefusedError, match="min_score"):
             client.predict(PIXELS, model="boxes", min_score=2.0)
-    report = asyncio.run(asked())
+    async with serfer.AsyncClient(service, timeout_s=PATIENCE) as client:
+        report = await client.predict(pictures, names=names, model="boxes", min_score=0.9, explain=True)
     assert report.timeline.tasks
     assert all(box.score >= 0.9 for image in report.images for box in image.boxes)

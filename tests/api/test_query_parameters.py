@@ -75,63 +75,51 @@ def test_parameters_are_documented_as_fastapi_documents_them():
 
 
 class TestUnlessGone:
-    def test_work_ends_with_its_result(self):
-        async def ask():
-            return await unless_gone(asked("", asyncio.Event().wait), asyncio.sleep(0, "done"))
+    async def test_work_ends_with_its_result(self):
+        assert (await unless_gone(asked("", asyncio.Event().wait), asyncio.sleep(0, "done"))) == "done"
 
-        assert asyncio.run(ask()) == "done"
-
-    def test_a_client_that_goes_away_cancels_the_work_and_nothing_else(self):
+    async def test_a_client_that_goes_away_cancels_the_work_and_nothing_else(self):
         async def gone():
             return {"type": "http.disconnect"}
 
-        async def ask():
-            ended = []
+        ended = []
 
-            async def work():
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    ended.append(True)
+        async def work():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(True)
 
-            with pytest.raises(ClientDisconnect):
-                await unless_gone(asked("", gone), work())
-            await asyncio.sleep(0)  # the task goes on
-            return ended
-
-        assert asyncio.run(ask()) == [True]
+        with pytest.raises(ClientDisconnect):
+            await unless_gone(asked("", gone), work())
+        await asyncio.sleep(0)  # the task goes on
+        assert ended == [True]
 
     @pytest.mark.parametrize("turns", range(6))
-    def test_a_client_that_goes_away_as_the_work_ends_cancels_nothing_after_it(self, turns):
-        async def ask():
-            leaves = asyncio.Event()
+    async def test_a_client_that_goes_away_as_the_work_ends_cancels_nothing_after_it(self, turns):
+        leaves = asyncio.Event()
 
-            async def gone():
-                await leaves.wait()
-                return {"type": "http.disconnect"}
+        async def gone():
+            await leaves.wait()
+            return {"type": "http.disconnect"}
 
-            async def work():
-                await asyncio.sleep(0)  # the client is waited for
-                leaves.set()
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-
-            with suppress(ClientDisconnect):
-                await unless_gone(asked("", gone), work())
-            for _ in range(3):
+        async def work():
+            await asyncio.sleep(0)  # the client is waited for
+            leaves.set()
+            for _ in range(turns):
                 await asyncio.sleep(0)
 
-        asyncio.run(ask())
-
-    def test_a_caller_that_is_cancelled_is_no_client_that_goes_away(self):
-        async def ask():
-            task = asyncio.create_task(unless_gone(asked("", asyncio.Event().wait), asyncio.Event().wait()))
+        with suppress(ClientDisconnect):
+            await unless_gone(asked("", gone), work())
+        for _ in range(3):
             await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
 
-        asyncio.run(ask())
+    async def test_a_caller_that_is_cancelled_is_no_client_that_goes_away(self):
+        task = asyncio.create_task(unless_gone(asked("", asyncio.Event().wait), asyncio.Event().wait()))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     def test_what_the_work_raises_is_raised(self):
         async def fail():

@@ -63,107 +63,94 @@ def run(check):
     asyncio.run(asyncio.wait_for(check(), PATIENCE))
 
 
-def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_deleted():
-    async def check():
-        slow = SlowCoordination()
-        results, may_end = AsyncQueries(slow, 600.0), asyncio.Event()
+async def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_deleted():
+    slow = SlowCoordination()
+    results, may_end = AsyncQueries(slow, 600.0), asyncio.Event()
 
-        async def work(_):
-            await may_end.wait()
-            return {}
+    async def work(_):
+        await may_end.wait()
+        return {}
 
-        job_id = (await begin(results, work))["id"]
-        slow.writing.clear()
-        slow.may_write.clear()
-        may_end.set()
-        await until(slow.writing.is_set)
-        deleting = asyncio.create_task(results.cancel(job_id, ""))
-        await asyncio.sleep(0.02)
-        slow.may_write.set()
-        await deleting
-        assert await status(results, job_id) == 404
-        await until(lambda: not results.runner)
-        assert await status(results, job_id) == 404
-
-    run(check)
+    job_id = (await begin(results, work))["id"]
+    slow.writing.clear()
+    slow.may_write.clear()
+    may_end.set()
+    await until(slow.writing.is_set)
+    deleting = asyncio.create_task(results.cancel(job_id, ""))
+    await asyncio.sleep(0.02)
+    slow.may_write.set()
+    await deleting
+    assert await status(results, job_id) == 404
+    await until(lambda: not results.runner)
+    assert await status(results, job_id) == 404
 
 
-def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back():
+async def test_a_result_that_another_driver_deletes_stops_and_does_not_come_back():
     """Also where the delete comes while its driver writes."""
+    slow = SlowCoordination()
+    mine, other, stopped = AsyncQueries(slow, 600.0, beat_s=0.04), AsyncQueries(slow, 600.0), asyncio.Event()
 
-    async def check():
-        slow = SlowCoordination()
-        mine, other, stopped = AsyncQueries(slow, 600.0, beat_s=0.04), AsyncQueries(slow, 600.0), asyncio.Event()
-
-        async def work(watch):
-            try:
-                await may_go_on.wait()
-                watch([1])
-                await asyncio.get_running_loop().create_future()
-            finally:
-                stopped.set()
-
-        may_go_on = asyncio.Event()
-        job_id = (await begin(mine, work))["id"]
-        slow.writing.clear()
-        slow.may_write.clear()
-        may_go_on.set()
-        await until(slow.writing.is_set)  # the driver is about to write "running"
-        deleting = asyncio.create_task(other.cancel(job_id, ""))
-        await asyncio.sleep(0.02)
-        slow.may_write.set()
-        await deleting
-        await stopped.wait()
-        await until(lambda: not mine.runner)
-        assert await status(other, job_id) == 404
-
-    run(check)
-
-
-def test_a_job_without_progress_makes_few_store_requests():
-    async def check():
-        requests, looks = [], []
-        results = AsyncQueries(InterceptedCoordination(coordination(), requests.append), 600.0, beat_s=0.02)
-
-        def progress(_):
-            looks.append(1)
-            return ()
-
-        async def work(watch):
+    async def work(watch):
+        try:
+            await may_go_on.wait()
             watch([1])
-            await endless(watch)
+            await asyncio.get_running_loop().create_future()
+        finally:
+            stopped.set()
 
-        query = AsyncQuery("", "m", time.time() + 60.0, None, work, progress, lambda: None)
-        job_id = (await results.begin(query))["id"]
-        await until(lambda: len(looks) > 12)
-        assert set(requests) == {"compare_and_set"}
-        assert 4 <= len(requests) <= 3 + len(looks) / 4  # the first, "running", and one of four looks
-        await results.cancel(job_id, "")
-        assert await status(results, job_id) == 404
+    may_go_on = asyncio.Event()
+    job_id = (await begin(mine, work))["id"]
+    slow.writing.clear()
+    slow.may_write.clear()
+    may_go_on.set()
+    await until(slow.writing.is_set)  # the driver is about to write "running"
+    deleting = asyncio.create_task(other.cancel(job_id, ""))
+    await asyncio.sleep(0.02)
+    slow.may_write.set()
+    await deleting
+    await stopped.wait()
+    await until(lambda: not mine.runner)
+    assert await status(other, job_id) == 404
 
-    run(check)
+
+async def test_a_job_without_progress_makes_few_store_requests():
+    requests, looks = [], []
+    results = AsyncQueries(InterceptedCoordination(coordination(), requests.append), 600.0, beat_s=0.02)
+
+    def progress(_):
+        looks.append(1)
+        return ()
+
+    async def work(watch):
+        watch([1])
+        await endless(watch)
+
+    query = AsyncQuery("", "m", time.time() + 60.0, None, work, progress, lambda: None)
+    job_id = (await results.begin(query))["id"]
+    await until(lambda: len(looks) > 12)
+    assert set(requests) == {"compare_and_set"}
+    assert 4 <= len(requests) <= 3 + len(looks) / 4  # the first, "running", and one of four looks
+    await results.cancel(job_id, "")
+    assert await status(results, job_id) == 404
 
 
-def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every_driver():
-    async def check():
-        shared, once = coordination(), IdempotencyKey("", "1", "digest")
-        first, second = AsyncQueries(shared, 600.0), AsyncQueries(shared, 600.0)
-        state = await begin(first, at_once, once)
-        assert state["id"] not in once.name
-        again = await begin(second, endless, once)
-        assert again["id"] == state["id"]
-        await until(lambda: not first.runner)
-        assert await status(second, state["id"]) == "done"
-        elsewhere = await begin(AsyncQueries(coordination(), 600.0), at_once, once)
-        assert elsewhere["id"] != state["id"]
-        with pytest.raises(Problem, match="came with another request"):
-            await begin(second, at_once, IdempotencyKey("", "1", "another"))
-
-    run(check)
+async def test_ids_cannot_be_guessed_from_an_idempotency_key_and_are_the_same_on_every_driver():
+    shared, once = coordination(), IdempotencyKey("", "1", "digest")
+    first, second = AsyncQueries(shared, 600.0), AsyncQueries(shared, 600.0)
+    state = await begin(first, at_once, once)
+    assert state["id"] not in once.name
+    again = await begin(second, endless, once)
+    assert again["id"] == state["id"]
+    await until(lambda: not first.runner)
+    assert await status(second, state["id"]) == "done"
+    elsewhere = await begin(AsyncQueries(coordination(), 600.0), at_once, once)
+    assert elsewhere["id"] != state["id"]
+    with pytest.raises(Problem, match="came with another request"):
+        await begin(second, at_once, IdempotencyKey("", "1", "another"))
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_a_job_continues_after_a_failed_write(written):
+async def test_a_job_continues_after_a_failed_write(written):
     failures = []
 
     class Lossy(InterceptedCoordination):
@@ -175,58 +162,49 @@ def test_a_job_continues_after_a_failed_write(written):
                 raise StoreUnavailableError("gone")
             return version
 
-    async def check():
-        results, may_end = AsyncQueries(Lossy(coordination(), lambda _: None), 600.0, beat_s=0.04), asyncio.Event()
+    results, may_end = AsyncQueries(Lossy(coordination(), lambda _: None), 600.0, beat_s=0.04), asyncio.Event()
 
-        async def work(watch):
-            watch([1])
-            await may_end.wait()
-            return {}
+    async def work(watch):
+        watch([1])
+        await may_end.wait()
+        return {}
 
-        job_id = (await begin(results, work))["id"]
-        await until(lambda: failures)
-        may_end.set()
-        await until(lambda: not results.runner)
-        assert await status(results, job_id) == "done"
-
-    run(check)
+    job_id = (await begin(results, work))["id"]
+    await until(lambda: failures)
+    may_end.set()
+    await until(lambda: not results.runner)
+    assert await status(results, job_id) == "done"
 
 
 @pytest.mark.two_at_once
-def test_of_two_drivers_that_try_a_failed_job_again_one_runs_it():
+async def test_of_two_drivers_that_try_a_failed_job_again_one_runs_it():
     async def fails(_):
         raise RuntimeError
 
-    async def check():
-        shared, once, ran = coordination(), IdempotencyKey("", "1", "digest"), []
+    shared, once, ran = coordination(), IdempotencyKey("", "1", "digest"), []
 
-        async def counted(_):
-            ran.append(1)
-            await asyncio.get_running_loop().create_future()
+    async def counted(_):
+        ran.append(1)
+        await asyncio.get_running_loop().create_future()
 
-        first, second = AsyncQueries(shared, 600.0), AsyncQueries(shared, 600.0)
-        job_id = (await begin(first, fails, once))["id"]
-        await until(lambda: not first.runner)
-        assert await status(second, job_id) == "failed"
-        states = await asyncio.gather(begin(first, counted, once), begin(second, counted, once))
-        await until(lambda: ran)
-        assert [state["status"] for state in states] == ["queued"] * 2
-        assert len(first.runner) + len(second.runner) == 1
-        await first.cancel(job_id, "")
-        await second.runner.close()
-
-    run(check)
+    first, second = AsyncQueries(shared, 600.0), AsyncQueries(shared, 600.0)
+    job_id = (await begin(first, fails, once))["id"]
+    await until(lambda: not first.runner)
+    assert await status(second, job_id) == "failed"
+    states = await asyncio.gather(begin(first, counted, once), begin(second, counted, once))
+    await until(lambda: ran)
+    assert [state["status"] for state in states] == ["queued"] * 2
+    assert len(first.runner) + len(second.runner) == 1
+    await first.cancel(job_id, "")
+    await second.runner.close()
 
 
-def test_a_query_that_its_driver_stops_or_a_bug_ends_has_failed_and_says_why(caplog):
-    async def check():
-        results = AsyncQueries(coordination(), 600.0)
-        job_id, broken = (await begin(results, endless))["id"], (await begin(results, bugs.buggy))["id"]
-        await until(lambda: len(results.runner) == 1)
-        await results.runner.close()
-        stopped, failed = [await results.find(each, "") for each in (job_id, broken)]
-        assert (stopped["status"], stopped["problem"]["status"]) == ("failed", 503)
-        assert (failed["status"], failed["problem"]["status"]) == ("failed", 500)
-
-    run(check)
+async def test_a_query_that_its_driver_stops_or_a_bug_ends_has_failed_and_says_why(caplog):
+    results = AsyncQueries(coordination(), 600.0)
+    job_id, broken = (await begin(results, endless))["id"], (await begin(results, bugs.buggy))["id"]
+    await until(lambda: len(results.runner) == 1)
+    await results.runner.close()
+    stopped, failed = [await results.find(each, "") for each in (job_id, broken)]
+    assert (stopped["status"], stopped["problem"]["status"]) == ("failed", 503)
+    assert (failed["status"], failed["problem"]["status"]) == ("failed", 500)
     assert bugs.logged(caplog.records) == 1

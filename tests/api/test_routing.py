@@ -116,16 +116,12 @@ def test_metrics_cover_the_pool():
     assert samples["serfer_pool_troubles_total", "functions"] == 2
 
 
-def test_a_watched_query_that_an_instance_answers_ends(url, target):
+async def test_a_watched_query_that_an_instance_answers_ends(url, target):
     target.answer = InstanceAnswer(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
     headers = {"Content-Type": "image/png", "Prefer": "respond-async"}
+    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+        taken = await http.post("/v1/classify", content=png(), headers=headers)
+        while (state := (await http.get(taken.headers["Location"])).json())["status"] in ("queued", "running"):  # noqa: ASYNC110 - a service is asked
+            await asyncio.sleep(0.01)
 
-    async def follow():
-        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-            taken = await http.post("/v1/classify", content=png(), headers=headers)
-            while (state := (await http.get(taken.headers["Location"])).json())["status"] in ("queued", "running"):  # noqa: ASYNC110 - a service is asked
-                await asyncio.sleep(0.01)
-            return state
-
-    state = asyncio.run(follow())
     assert (state["status"], state["result"]["target"]) == ("done", "gpu")

@@ -96,153 +96,117 @@ def classify(service, **changes):
 
 
 class TestQueries:
-    def test_a_cancelled_caller_cancels_the_query(self, service, pipeline, observed):
-        async def check():
-            task = classify(service)
-            await until(lambda: pipeline.begun)
+    async def test_a_cancelled_caller_cancels_the_query(self, service, pipeline, observed):
+        task = classify(service)
+        await until(lambda: pipeline.begun)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert pipeline.begun[0][0].cancelled()
+        assert service.admission.turns.running == 0
+        assert len(observed.failures) == 1
+
+    async def test_a_query_that_is_cancelled_while_it_is_decoded_never_runs(self, service, pipeline):
+        service.decoders.endless = True
+        task = classify(service)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert (service.decoders.cancelled, len(service.admission.queries), pipeline.begun) == (1, 0, [])
+
+    async def test_waiting_counts_towards_the_deadline(self, service, pipeline):
+        first, second = classify(service), classify(service)
+        await until(lambda: pipeline.begun)
+        await asyncio.sleep(0.05)
+        pipeline.begun[0][0].set_result(Served("first"))
+        await until(lambda: len(pipeline.begun) == 2)
+        assert pipeline.begun[1][1] <= 60.0 - 0.05
+        pipeline.begun[1][0].set_result(Served("second"))
+        assert [(await task).result for task in (first, second)] == ["first", "second"]
+        assert (await second).queued_s >= 0.05
+
+    async def test_a_deadline_that_passes_in_the_queue_is_a_deadline_error(self, service, pipeline, observed):
+        first = classify(service)
+        await until(lambda: pipeline.begun)
+        with pytest.raises(DeadlineError):
+            await classify(service, deadline_s=0.01)
+        assert [type(error) for _, error in observed.failures] == [DeadlineError]
+        pipeline.begun[0][0].set_result(Served())
+        await first
+
+    async def test_a_deadline_stops_decoding(self, service, pipeline, observed):
+        service.decoders.endless = True
+        with pytest.raises(DeadlineError, match="deadline of 500 ms: its images were not decoded; allow more"):
+            await classify(service, deadline_s=0.5)
+        assert (service.decoders.cancelled, service.admission.turns.running, pipeline.begun) == (1, 0, [])
+        assert [type(error) for _, error in observed.failures] == [DeadlineError]
+
+    async def test_a_deadline_stops_a_query_that_runs(self, service, pipeline):
+        with pytest.raises(DeadlineError, match="deadline of 50 ms: it was running"):
+            await classify(service, deadline_s=0.05)
+        assert pipeline.begun[0][0].cancelled()
+
+    async def test_images_that_wait_for_a_decoder_keep_no_query_from_running(self, service, pipeline):
+        service.decoders.endless = True
+        hostile = [classify(service) for _ in range(3)]
+        await until(lambda: all(not task.done() for task in hostile))
+        await asyncio.sleep(0)
+        service.decoders.endless = False
+        served = classify(service)
+        await until(lambda: pipeline.begun)
+        pipeline.begun[0][0].set_result(Served("served"))
+        assert (await served).result == "served"
+        for task in hostile:
             task.cancel()
-            await asyncio.wait((task,))
-            assert pipeline.begun[0][0].cancelled()
-            assert service.admission.turns.running == 0
-            assert len(observed.failures) == 1
+        await asyncio.wait(hostile)
 
-        asyncio.run(check())
+    async def test_a_query_without_room_is_refused_before_an_image_is_decoded(self, pipeline, observed):
+        service = Service({"m": pipeline}, Admission(1, 1), observed, NoDecoders())
+        together = [classify(service) for _ in range(4)]  # the first look finds room for each of them
+        await until(lambda: pipeline.begun and sum(task.done() for task in together) == 2)
+        assert service.decoders.decoded == 2
+        for number in range(2):
+            await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
+            pipeline.begun[number][0].set_result(Served("served"))
+        ended = await asyncio.gather(*together, return_exceptions=True)
+        assert [isinstance(each, Problem) for each in ended].count(True) == 2
+        assert (service.admission.turns.running, len(service.admission.queries)) == (0, 0)
 
-    def test_a_query_that_is_cancelled_while_it_is_decoded_never_runs(self, service, pipeline):
-        async def check():
-            service.decoders.endless = True
-            task = classify(service)
-            await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait((task,))
-            assert (service.decoders.cancelled, len(service.admission.queries), pipeline.begun) == (1, 0, [])
+    async def test_client_with_all_places_loses_its_newest_query_to_another_client(self, service, pipeline, observed):
+        flood = [classify(service) for _ in range(5)]
+        await until(lambda: service.admission.turns.waiting == 4)
+        served = classify(service, client="b")
+        await until(flood[-1].done)
+        for number in range(5):
+            await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
+            pipeline.begun[number][0].set_result(Served(number))
+        assert (await served).result == "2"  # after one of the flood that ran, and one whose line was first
+        ended = await asyncio.gather(*flood, return_exceptions=True)
+        assert [isinstance(end, Problem) for end in ended] == [False] * 4 + [True]
+        assert observed.failures == []
 
-        asyncio.run(check())
+    async def test_decoded_pixels_count_with_the_bytes_that_requests_hold(self, service, pipeline):
+        service.admission.bytes.most = 1
+        first = classify(service)
+        await until(lambda: pipeline.begun)
+        with pytest.raises(Problem, match="hold all the memory"):
+            await classify(service)
+        assert len(service.admission.queries) == 1
+        pipeline.begun[0][0].set_result(Served())
+        await first
+        assert (service.admission.bytes.held, len(service.admission.queries)) == (0, 0)
 
-    def test_waiting_counts_towards_the_deadline(self, service, pipeline):
-        async def check():
-            first, second = classify(service), classify(service)
-            await until(lambda: pipeline.begun)
-            await asyncio.sleep(0.05)
-            pipeline.begun[0][0].set_result(Served("first"))
-            await until(lambda: len(pipeline.begun) == 2)
-            assert pipeline.begun[1][1] <= 60.0 - 0.05
-            pipeline.begun[1][0].set_result(Served("second"))
-            assert [(await task).result for task in (first, second)] == ["first", "second"]
-            assert (await second).queued_s >= 0.05
+    async def test_a_passed_deadline_is_a_deadline_error(self, service, pipeline):
+        for deadline_s in (0.0, -1.0):
+            with pytest.raises(DeadlineError, match="nothing was begun"):
+                await classify(service, deadline_s=deadline_s)
+        assert not pipeline.begun
 
-        asyncio.run(check())
-
-    def test_a_deadline_that_passes_in_the_queue_is_a_deadline_error(self, service, pipeline, observed):
-        async def check():
-            first = classify(service)
-            await until(lambda: pipeline.begun)
-            with pytest.raises(DeadlineError):
-                await classify(service, deadline_s=0.01)
-            assert [type(error) for _, error in observed.failures] == [DeadlineError]
-            pipeline.begun[0][0].set_result(Served())
-            await first
-
-        asyncio.run(check())
-
-    def test_a_deadline_stops_decoding(self, service, pipeline, observed):
-        async def check():
-            service.decoders.endless = True
-            with pytest.raises(DeadlineError, match="deadline of 500 ms: its images were not decoded; allow more"):
-                await classify(service, deadline_s=0.5)
-            assert (service.decoders.cancelled, service.admission.turns.running, pipeline.begun) == (1, 0, [])
-            assert [type(error) for _, error in observed.failures] == [DeadlineError]
-
-        asyncio.run(check())
-
-    def test_a_deadline_stops_a_query_that_runs(self, service, pipeline):
-        async def check():
-            with pytest.raises(DeadlineError, match="deadline of 50 ms: it was running"):
-                await classify(service, deadline_s=0.05)
-            assert pipeline.begun[0][0].cancelled()
-
-        asyncio.run(check())
-
-    def test_images_that_wait_for_a_decoder_keep_no_query_from_running(self, service, pipeline):
-        async def check():
-            service.decoders.endless = True
-            hostile = [classify(service) for _ in range(3)]
-            await until(lambda: all(not task.done() for task in hostile))
-            await asyncio.sleep(0)
-            service.decoders.endless = False
-            served = classify(service)
-            await until(lambda: pipeline.begun)
-            pipeline.begun[0][0].set_result(Served("served"))
-            assert (await served).result == "served"
-            for task in hostile:
-                task.cancel()
-            await asyncio.wait(hostile)
-
-        asyncio.run(check())
-
-    def test_a_query_without_room_is_refused_before_an_image_is_decoded(self, pipeline, observed):
-        async def check():
-            service = Service({"m": pipeline}, Admission(1, 1), observed, NoDecoders())
-            together = [classify(service) for _ in range(4)]  # the first look finds room for each of them
-            await until(lambda: pipeline.begun and sum(task.done() for task in together) == 2)
-            assert service.decoders.decoded == 2
-            for number in range(2):
-                await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
-                pipeline.begun[number][0].set_result(Served("served"))
-            ended = await asyncio.gather(*together, return_exceptions=True)
-            assert [isinstance(each, Problem) for each in ended].count(True) == 2
-            assert (service.admission.turns.running, len(service.admission.queries)) == (0, 0)
-
-        asyncio.run(check())
-
-    def test_a_client_that_has_all_places_loses_its_newest_query_to_another_client(self, service, pipeline, observed):
-        async def check():
-            flood = [classify(service) for _ in range(5)]
-            await until(lambda: service.admission.turns.waiting == 4)
-            served = classify(service, client="b")
-            await until(flood[-1].done)
-            for number in range(5):
-                await until(lambda: len(pipeline.begun) > number)  # noqa: B023 - awaited in the loop
-                pipeline.begun[number][0].set_result(Served(number))
-            assert (await served).result == "2"  # after one of the flood that ran, and one whose line was first
-            ended = await asyncio.gather(*flood, return_exceptions=True)
-            assert [isinstance(end, Problem) for end in ended] == [False] * 4 + [True]
-            assert observed.failures == []
-
-        asyncio.run(check())
-
-    def test_decoded_pixels_count_with_the_bytes_that_requests_hold(self, service, pipeline):
-        async def check():
-            service.admission.bytes.most = 1
-            first = classify(service)
-            await until(lambda: pipeline.begun)
-            with pytest.raises(Problem, match="hold all the memory"):
-                await classify(service)
-            assert len(service.admission.queries) == 1
-            pipeline.begun[0][0].set_result(Served())
-            await first
-            assert (service.admission.bytes.held, len(service.admission.queries)) == (0, 0)
-
-        asyncio.run(check())
-
-    def test_a_passed_deadline_is_a_deadline_error(self, service, pipeline):
-        async def check():
-            for deadline_s in (0.0, -1.0):
-                with pytest.raises(DeadlineError, match="nothing was begun"):
-                    await classify(service, deadline_s=deadline_s)
-            assert not pipeline.begun
-
-        asyncio.run(check())
-
-    def test_a_query_knows_the_request_that_it_came_with(self, service, pipeline):
-        async def check():
-            task = classify(service)
-            await until(lambda: pipeline.begun)
-            assert pipeline.begun[0][2].request == "request-1"
-            pipeline.begun[0][0].set_result(Served())
-            await task
-
-        asyncio.run(check())
+    async def test_a_query_knows_the_request_that_it_came_with(self, service, pipeline):
+        task = classify(service)
+        await until(lambda: pipeline.begun)
+        assert pipeline.begun[0][2].request == "request-1"
+        pipeline.begun[0][0].set_result(Served())
+        await task
 
     def test_unknown_models_are_named(self, service):
         with pytest.raises(Problem, match="no model 'other' here: there is m"):
@@ -251,73 +215,58 @@ class TestQueries:
 
 
 class TestHealth:
-    def test_a_query_that_was_throttled_raises_no_doubt(self, service, pipeline):
-        async def check():
-            task = classify(service)
-            await until(lambda: pipeline.begun)
-            pipeline.begun[0][0].set_exception(LambdaThrottledError("Rate Exceeded."))
-            with pytest.raises(LambdaThrottledError) as caught:
-                await task
-            problem = problem_of(caught.value)
-            assert (problem.status, problem.slug) == (429, "overloaded")
-            assert 1 <= int(problem.headers["Retry-After"]) <= 3
-            assert (await service.health()).ready
-            assert pipeline.health_looks == [False]  # none has to start, which would take more room
+    async def test_a_query_that_was_throttled_raises_no_doubt(self, service, pipeline):
+        task = classify(service)
+        await until(lambda: pipeline.begun)
+        pipeline.begun[0][0].set_exception(LambdaThrottledError("Rate Exceeded."))
+        with pytest.raises(LambdaThrottledError) as caught:
+            await task
+        problem = problem_of(caught.value)
+        assert (problem.status, problem.slug) == (429, "overloaded")
+        assert 1 <= int(problem.headers["Retry-After"]) <= 3
+        assert (await service.health()).ready
+        assert pipeline.health_looks == [False]  # none has to start, which would take more room
 
-        asyncio.run(check())
-
-    def test_a_throttled_health_check_does_not_clear_a_failure(self, service, pipeline):
-        async def check():
-            task = classify(service)
-            await until(lambda: pipeline.begun)
-            pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
-            await asyncio.wait((task,))
-            assert isinstance(task.exception(), LambdaUnavailableError)
-            for pipeline.next_health in (Health(busy=True), Health(), Health()):
-                service._looked = float("-inf")
-                assert (await service.health()).ready
-            assert pipeline.health_looks == [True, True, False]
-
-        asyncio.run(check())
-
-    def test_looks_at_the_same_time_are_one(self, service, pipeline):
-        async def check():
-            results = await asyncio.gather(*(service.health() for _ in range(5)))
-            assert results == [Health()] * 5
-            assert pipeline.health_looks == [False]
-
-        asyncio.run(check())
-
-    def test_the_last_health_is_returned_while_a_check_runs(self, service, pipeline, monkeypatch):
-        async def check():
-            assert (await service.health()).ready
-            looking = asyncio.get_running_loop().create_future()
-            monkeypatch.setattr(pipeline, "health", lambda **_: looking)
-            service._looked -= 3.0
-            assert (await asyncio.wait_for(service.health(), 5)).ready
-            looking.set_result(Health(store="gone"))
-            await until(lambda: service._looking is None)
-            assert (await service.health()) == Health(store="gone")
-
-        asyncio.run(check())
-
-    def test_after_a_failure_of_functions_they_have_to_start(self, service, pipeline):
-        async def check():
-            task = classify(service)
-            await until(lambda: pipeline.begun)
-            pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
-            with pytest.raises(LambdaUnavailableError):
-                await task
-            pipeline.next_health = Health(functions="gone")
-            assert await service.health() == Health(functions="gone")
+    async def test_a_throttled_health_check_does_not_clear_a_failure(self, service, pipeline):
+        task = classify(service)
+        await until(lambda: pipeline.begun)
+        pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
+        await asyncio.wait((task,))
+        assert isinstance(task.exception(), LambdaUnavailableError)
+        for pipeline.next_health in (Health(busy=True), Health(), Health()):
             service._looked = float("-inf")
-            pipeline.next_health = Health()
             assert (await service.health()).ready
-            service._looked = float("-inf")
-            await service.health()
-            assert pipeline.health_looks == [True, True, False]
+        assert pipeline.health_looks == [True, True, False]
 
-        asyncio.run(check())
+    async def test_looks_at_the_same_time_are_one(self, service, pipeline):
+        results = await asyncio.gather(*(service.health() for _ in range(5)))
+        assert results == [Health()] * 5
+        assert pipeline.health_looks == [False]
+
+    async def test_the_last_health_is_returned_while_a_check_runs(self, service, pipeline, monkeypatch):
+        assert (await service.health()).ready
+        looking = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(pipeline, "health", lambda **_: looking)
+        service._looked -= 3.0
+        assert (await asyncio.wait_for(service.health(), 5)).ready
+        looking.set_result(Health(store="gone"))
+        await until(lambda: service._looking is None)
+        assert (await service.health()) == Health(store="gone")
+
+    async def test_after_a_failure_of_functions_they_have_to_start(self, service, pipeline):
+        task = classify(service)
+        await until(lambda: pipeline.begun)
+        pipeline.begun[0][0].set_exception(LambdaUnavailableError("gone"))
+        with pytest.raises(LambdaUnavailableError):
+            await task
+        pipeline.next_health = Health(functions="gone")
+        assert await service.health() == Health(functions="gone")
+        service._looked = float("-inf")
+        pipeline.next_health = Health()
+        assert (await service.health()).ready
+        service._looked = float("-inf")
+        await service.health()
+        assert pipeline.health_looks == [True, True, False]
 
 
 def looked(pipelines, models):

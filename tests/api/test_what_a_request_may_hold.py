@@ -178,7 +178,7 @@ def test_every_kind_of_body_takes_bounded_memory_and_steps_of_the_event_loop(ser
 
 
 @pytest.mark.hostile
-def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
+async def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
     """Requests of 1 kB each that are 222 kB decoded: as many wait as the memory for bodies has room for."""
     held, go, waiting = 1_000_000, asyncio.Event(), []
     body, header = tensor(zeros(), binary=True)
@@ -205,17 +205,14 @@ def test_what_waits_decoded_counts_with_the_bodies(service, monkeypatch):
         go.set()
         return await asyncio.gather(*tasks)
 
-    async def twice():
-        assert set(await send(12)) == {429}
-        waiting.clear()
-        go.clear()
-        await send(2)  # all of it was given back
-
-    asyncio.run(twice())
+    assert set(await send(12)) == {429}
+    waiting.clear()
+    go.clear()
+    await send(2)  # all of it was given back
 
 
 @pytest.mark.hostile
-def test_a_large_request_waits_for_its_decoding_no_longer_than_a_query_may_take(service, monkeypatch):
+async def test_a_large_request_waits_for_its_decoding_no_longer_than_a_query_may_take(service, monkeypatch):
     go, begun, decode = threading.Event(), threading.Event(), inference.decode_request
 
     def decoded(*arguments):
@@ -226,14 +223,10 @@ def test_a_large_request_waits_for_its_decoding_no_longer_than_a_query_may_take(
     monkeypatch.setattr(inference, "decode_request", decoded)
     app = make_app(service, settings(api_deadline_ms=50))
     path, content_type, body, *more = BODIES["tensor, gzip"]
-
-    async def both():
-        first = asyncio.create_task(answer(app, path, content_type, body, *more))
-        await asyncio.to_thread(begun.wait, PATIENCE)
-        second = await answer(app, path, content_type, body, *more)
-        assert not first.done()
-        go.set()
-        await first
-        return second
-
-    assert asyncio.run(both()) == 504
+    first = asyncio.create_task(answer(app, path, content_type, body, *more))
+    await asyncio.to_thread(begun.wait, PATIENCE)
+    second = await answer(app, path, content_type, body, *more)
+    assert not first.done()
+    go.set()
+    await first
+    assert second == 504

@@ -138,82 +138,61 @@ def with_canary(registry, **fields):
     registry.update("faces", lambda record: record.with_canary(canary))
 
 
-def test_each_query_gets_the_cheapest_variant_that_meets_its_objectives(driver):
-    async def queries():
-        await driver.applications.open()
-        return [
-            (await driver.ask(**asked))[0].variant.name
-            for asked in ({}, {"latency_ms": 600.0, "min_accuracy": 0.9}, {"variant": "fast"}, {"network": "net"})
-        ]
-
-    assert asyncio.run(queries()) == ["cheap", "good", "fast", "cheap"]
+async def test_each_query_gets_the_cheapest_variant_that_meets_its_objectives(driver):
+    await driver.applications.open()
+    assert [
+        (await driver.ask(**asked))[0].variant.name
+        for asked in ({}, {"latency_ms": 600.0, "min_accuracy": 0.9}, {"variant": "fast"}, {"network": "net"})
+    ] == ["cheap", "good", "fast", "cheap"]
 
 
-def test_a_nearest_variant_answers_unless_the_query_is_strict(driver):
-    async def queries():
-        await driver.applications.open()
-        choice, _ = await driver.ask(max_cost_usd=1e-6)
-        with pytest.raises(UnmetObjectivesError, match="max_cost_usd"):
-            await driver.ask(max_cost_usd=1e-6, strict=True)
-        return choice
-
-    choice = asyncio.run(queries())
+async def test_a_nearest_variant_answers_unless_the_query_is_strict(driver):
+    await driver.applications.open()
+    choice, _ = await driver.ask(max_cost_usd=1e-6)
+    with pytest.raises(UnmetObjectivesError, match="max_cost_usd"):
+        await driver.ask(max_cost_usd=1e-6, strict=True)
     assert choice.variant.name == "cheap"
     assert choice.selection.missed["max_cost_usd"] == pytest.approx(9e-6)
 
 
-def test_unknown_applications_networks_and_variants_are_refused(driver):
-    async def queries():
-        await driver.applications.open()
-        for asked in ({"variant": "other"}, {"network": "other"}):
-            with pytest.raises(UsageError, match="other"):
-                await driver.ask(**asked)
-        with pytest.raises(UsageError, match="dogs"):
-            driver.applications.answering.choose(ApplicationQuery("dogs", Objectives(), "q"))
-
-    asyncio.run(queries())
+async def test_unknown_applications_networks_and_variants_are_refused(driver):
+    await driver.applications.open()
+    for asked in ({"variant": "other"}, {"network": "other"}):
+        with pytest.raises(UsageError, match="other"):
+            await driver.ask(**asked)
+    with pytest.raises(UsageError, match="dogs"):
+        driver.applications.answering.choose(ApplicationQuery("dogs", Objectives(), "q"))
 
 
-def test_a_variant_is_opened_once_however_many_wait_for_it(driver):
-    async def queries():
-        await driver.applications.open()
-        await asyncio.gather(*(driver.ask(f"q{number}", variant="good") for number in range(20)))
-
-    asyncio.run(queries())
+async def test_a_variant_is_opened_once_however_many_wait_for_it(driver):
+    await driver.applications.open()
+    await asyncio.gather(*(driver.ask(f"q{number}", variant="good") for number in range(20)))
     assert driver.opened.count("good") == 1
 
 
-def test_another_variant_answers_where_one_cannot_be_opened(driver):
+async def test_another_variant_answers_where_one_cannot_be_opened(driver):
     driver.broken.add("good")
-
-    async def queries():
-        await driver.applications.open()
-        return await driver.ask(min_accuracy=0.9), await driver.ask(min_accuracy=0.9)
-
-    (first, _), (second, _) = asyncio.run(queries())
+    await driver.applications.open()
+    (first, _), (second, _) = (await driver.ask(min_accuracy=0.9), await driver.ask(min_accuracy=0.9))
     assert first.variant.name == second.variant.name != "good"
     assert "not whole" in first.failed
     assert driver.opened.count("good") == 1
 
 
-def test_a_variant_that_could_not_be_opened_comes_back_in_whichever_application_it_is(registry, store):
+async def test_a_variant_that_could_not_be_opened_comes_back_in_whichever_application_it_is(registry, store):
     register(registry, "pets", version("net", 1, FAST, CHEAP))
     now = [0.0]
     driver = Driver(registry, store, names=("faces", "pets"), clock=lambda: now[0])
     driver.broken.add("cheap")
-
-    async def queries():
-        await driver.applications.open()
-        served = [driver.applications.releases.find(name) for name in ("faces", "pets")]
-        for one in served:
-            await driver.applications.look(one)
-        without = ["cheap" in one.variants for one in served]
-        now[0] = 31.0
-        for one in served:
-            await driver.applications.look(one)
-        return without, ["cheap" in one.variants for one in served]
-
-    assert asyncio.run(queries()) == ([False, False], [True, True])
+    await driver.applications.open()
+    served = [driver.applications.releases.find(name) for name in ("faces", "pets")]
+    for one in served:
+        await driver.applications.look(one)
+    without = ["cheap" in one.variants for one in served]
+    now[0] = 31.0
+    for one in served:
+        await driver.applications.look(one)
+    assert (without, ["cheap" in one.variants for one in served]) == ([False, False], [True, True])
 
 
 def test_a_driver_starts_with_the_next_variant_where_the_cheapest_cannot_be_opened(driver):
@@ -246,21 +225,17 @@ def test_a_query_that_no_variant_can_answer_is_refused_by_their_names_without_wh
     assert "it is not whole" not in said.detail
 
 
-def test_a_cheaper_variant_takes_over_when_enough_queries_would_be_cheaper(driver):
-    async def queries():
-        driver.broken.add("cheap")
-        await driver.applications.open()
-        driver.broken.clear()
-        driver.applications.releases._broken.clear()
-        chosen = []
-        for number in range(40):
-            await driver.look()
-            chosen.append((await driver.ask(f"query {number}"))[0].variant.name)
-            while driver.applications._warming:
-                await asyncio.wait(driver.applications._warming)
-        return chosen
-
-    chosen = asyncio.run(queries())
+async def test_a_cheaper_variant_takes_over_when_enough_queries_would_be_cheaper(driver):
+    driver.broken.add("cheap")
+    await driver.applications.open()
+    driver.broken.clear()
+    driver.applications.releases._broken.clear()
+    chosen = []
+    for number in range(40):
+        await driver.look()
+        chosen.append((await driver.ask(f"query {number}"))[0].variant.name)
+        while driver.applications._warming:
+            await asyncio.wait(driver.applications._warming)
     assert chosen[0] == "fast"
     assert chosen[-1] == "cheap"
 
@@ -276,33 +251,25 @@ def test_a_variant_that_was_named_and_cannot_be_opened_is_unavailable(driver):
         asyncio.run(query())
 
 
-def test_a_canary_answers_its_share(driver, registry):
+async def test_a_canary_answers_its_share(driver, registry):
     with_canary(registry, share=0.25)
-
-    async def queries():
-        await driver.applications.open()
-        return [(await driver.ask(f"query {number}"))[0].canary for number in range(400)]
-
-    assert 60 < sum(asyncio.run(queries())) < 140
+    await driver.applications.open()
+    assert 60 < sum([(await driver.ask(f"query {number}"))[0].canary for number in range(400)]) < 140
 
 
-def test_a_failing_canary_loses_no_query_and_is_taken_back_by_all_drivers(registry, store):
+async def test_a_failing_canary_loses_no_query_and_is_taken_back_by_all_drivers(registry, store):
     with_canary(registry, share=0.5)
     drivers = [Driver(registry, store, f"driver {number}") for number in range(3)]
-
-    async def queries():
+    for each in drivers:
+        each.failing.add("new")
+        await each.applications.open()
+    for number in range(12):
         for each in drivers:
-            each.failing.add("new")
-            await each.applications.open()
-        for number in range(12):
-            for each in drivers:
-                choice, answer = await each.ask(f"query {number}")
-                assert (choice.canary, answer) == (False, choice.variant.name)
-        for each in drivers:
-            await each.look()
-        return [(await each.ask(f"late {number}"))[0] for each in drivers for number in range(20)]
-
-    late = asyncio.run(queries())
+            choice, answer = await each.ask(f"query {number}")
+            assert (choice.canary, answer) == (False, choice.variant.name)
+    for each in drivers:
+        await each.look()
+    late = [(await each.ask(f"late {number}"))[0] for each in drivers for number in range(20)]
     assert not any(choice.failed or choice.canary for choice in late)
     record = registry.application("faces")
     assert record.canary is None
@@ -311,7 +278,7 @@ def test_a_failing_canary_loses_no_query_and_is_taken_back_by_all_drivers(regist
 
 
 @pytest.mark.parametrize(("allowed_s", "is_kept"), [(0.01, True), (5.0, False)])
-def test_a_client_that_allows_less_than_live_answers_take_does_not_have_a_canary_taken_back(
+async def test_a_client_that_allows_less_than_live_answers_take_does_not_have_a_canary_taken_back(
     registry, store, allowed_s, is_kept
 ):
     now = [0.0]
@@ -328,45 +295,36 @@ def test_a_client_that_allows_less_than_live_answers_take_does_not_have_a_canary
         return replace(ran(), answer=answer)
 
     driver.run = timed
-
-    async def queries():
-        await plain.open()
-        for number in range(20):
-            await driver.ask(f"live {number}")
-        with_canary(registry)
-        await driver.look()
-        for number in range(20):
-            await driver.ask(f"query {number}")
-        await driver.look()
-
-    asyncio.run(queries())
+    await plain.open()
+    for number in range(20):
+        await driver.ask(f"live {number}")
+    with_canary(registry)
+    await driver.look()
+    for number in range(20):
+        await driver.ask(f"query {number}")
+    await driver.look()
     assert (registry.application("faces").canary is not None) == is_kept
 
 
-def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached(driver, registry, monkeypatch):
+async def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reached(driver, registry, monkeypatch):
     with_canary(registry)
     logged = []
     monkeypatch.setattr(releases, "log_event", lambda _, event, **__: logged.append(event))
+    driver.failing.add("new")
+    await driver.applications.open()
+    for number in range(12):
+        await driver.ask(f"query {number}")
 
-    async def queries():
-        driver.failing.add("new")
-        await driver.applications.open()
-        for number in range(12):
-            await driver.ask(f"query {number}")
+    def unreachable(*_):
+        raise UnavailableError("no registry")
 
-        def unreachable(*_):
-            raise UnavailableError("no registry")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(registry.store, "read", unreachable)
-            await driver.look()
-            await driver.look()
-            choice, _ = await driver.ask("late")
-        assert registry.application("faces").canary is not None
+    with monkeypatch.context() as patched:
+        patched.setattr(registry.store, "read", unreachable)
         await driver.look()
-        return choice
-
-    choice = asyncio.run(queries())
+        await driver.look()
+        choice, _ = await driver.ask("late")
+    assert registry.application("faces").canary is not None
+    await driver.look()
     assert not choice.canary
     assert not choice.failed
     assert registry.application("faces").canary is None
@@ -379,72 +337,60 @@ def events(caplog):
     return lambda: [(record.msg, record.serfer.get("part")) for record in caplog.records if "trouble" in record.msg]
 
 
-def test_a_registry_that_is_away_is_logged_once_and_when_it_is_back(driver, registry, monkeypatch, events):
-    async def looks():
-        def unreachable(*_):
-            raise UnavailableError("no registry")
+async def test_a_registry_that_is_away_is_logged_once_and_when_it_is_back(driver, registry, monkeypatch, events):
+    def unreachable(*_):
+        raise UnavailableError("no registry")
 
-        await driver.applications.open()
-        with monkeypatch.context() as patched:
-            patched.setattr(registry.store, "read", unreachable)
-            for _ in range(5):
-                await driver.look()
-        await driver.look()
-
-    asyncio.run(looks())
+    await driver.applications.open()
+    with monkeypatch.context() as patched:
+        patched.setattr(registry.store, "read", unreachable)
+        for _ in range(5):
+            await driver.look()
+    await driver.look()
     assert events() == [("application trouble", "registry"), ("application trouble is over", "registry")]
 
 
-def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registry):
+async def test_a_shadow_answers_copies_whose_answers_nobody_gets(driver, registry):
     with_canary(registry, shadow=True)
-
-    async def queries():
-        await driver.applications.open()
-        choices = []
-        for number in range(5):
-            choices.append((await driver.ask(f"query {number}"))[0])
-            for _ in range(50):
-                await asyncio.sleep(0)
-            while driver.applications.answering.copies:
-                await asyncio.wait(driver.applications.answering.copies)
-        return choices
-
-    choices = asyncio.run(queries())
+    await driver.applications.open()
+    choices = []
+    for number in range(5):
+        choices.append((await driver.ask(f"query {number}"))[0])
+        for _ in range(50):
+            await asyncio.sleep(0)
+        while driver.applications.answering.copies:
+            await asyncio.wait(driver.applications.answering.copies)
     assert not any(choice.canary for choice in choices)
     assert driver.answered.count("new") == 5
     served = driver.applications.releases.find("faces")
     assert (served.compared, served.agreed) == (5, 0)
 
 
-def test_what_is_promoted_answers_after_the_next_look_and_what_is_gone_drains(driver, registry):
-    async def queries():
-        await driver.applications.open()
-        await driver.ask("q", variant="good")
-        gate, began = asyncio.Event(), asyncio.Event()
-        run = driver.run()
+async def test_what_is_promoted_answers_after_the_next_look_and_what_is_gone_drains(driver, registry):
+    await driver.applications.open()
+    await driver.ask("q", variant="good")
+    gate, began = asyncio.Event(), asyncio.Event()
+    run = driver.run()
 
-        async def slow(choice):
-            began.set()
-            await gate.wait()
-            return await run.answer(choice)
+    async def slow(choice):
+        began.set()
+        await gate.wait()
+        return await run.answer(choice)
 
-        held = asyncio.create_task(
-            driver.applications.answering.answer(
-                ApplicationQuery("faces", Objectives(variant="good"), "held"),
-                Run(slow, run.opening, run.is_cold, run.agree),
-            )
+    held = asyncio.create_task(
+        driver.applications.answering.answer(
+            ApplicationQuery("faces", Objectives(variant="good"), "held"),
+            Run(slow, run.opening, run.is_cold, run.agree),
         )
-        await began.wait()
-        register(registry, "faces", version("net", 2, NEW))
-        registry.update("faces", lambda record: record.promoted({"net": 2}, NOW, "test", "better"))
-        await driver.look()
-        choice, _ = await driver.ask("after")
-        still_open = served_name("faces", "good") in driver.served
-        gate.set()
-        await held
-        return choice, still_open
-
-    choice, still_open = asyncio.run(queries())
+    )
+    await began.wait()
+    register(registry, "faces", version("net", 2, NEW))
+    registry.update("faces", lambda record: record.promoted({"net": 2}, NOW, "test", "better"))
+    await driver.look()
+    choice, _ = await driver.ask("after")
+    still_open = served_name("faces", "good") in driver.served
+    gate.set()
+    await held
     assert choice.variant.name == "new"
     assert still_open
     assert [*driver.served] == [served_name("faces", "new")]
@@ -460,30 +406,26 @@ def test_an_application_without_a_usable_variant_is_unavailable(registry, store)
         asyncio.run(driver.applications.open())
 
 
-def test_a_look_that_began_before_a_change_does_not_undo_it(driver, registry, monkeypatch):
+async def test_a_look_that_began_before_a_change_does_not_undo_it(driver, registry, monkeypatch):
     register(registry, "faces", version("net", 2, NEW))
+    await driver.applications.open()
+    await driver.look()
+    before, may_end = registry.latest("faces"), threading.Event()
 
-    async def change_during_a_look():
-        await driver.applications.open()
-        await driver.look()
-        before, may_end = registry.latest("faces"), threading.Event()
+    def slow(*_):
+        assert may_end.wait(60)
+        return replace(before)  # read before the change, and decoded afresh
 
-        def slow(*_):
-            assert may_end.wait(60)
-            return replace(before)  # read before the change, and decoded afresh
-
-        with monkeypatch.context() as patched:
-            patched.setattr(registry, "latest", slow)
-            look = asyncio.create_task(driver.look())
-            await asyncio.sleep(0)
-            await driver.applications.releases.change(
-                "faces", lambda record: record.promoted({"net": 2}, NOW, "test", "better")
-            )
-            may_end.set()
-            await look
-        return driver.applications.releases.find("faces").table.release.networks
-
-    assert asyncio.run(change_during_a_look()) == {"net": 2}
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "latest", slow)
+        look = asyncio.create_task(driver.look())
+        await asyncio.sleep(0)
+        await driver.applications.releases.change(
+            "faces", lambda record: record.promoted({"net": 2}, NOW, "test", "better")
+        )
+        may_end.set()
+        await look
+    assert driver.applications.releases.find("faces").table.release.networks == {"net": 2}
 
 
 def test_a_record_that_cannot_be_read_is_not_the_clients_fault(driver, registry):
@@ -507,33 +449,25 @@ def test_a_query_that_names_a_variant_of_the_live_release_gets_it_whatever_the_c
     assert {(choice.variant.name, choice.canary) for choice in asyncio.run(queries())} == {("good", False)}
 
 
-def test_a_variant_of_the_canary_can_be_named(driver, registry):
+async def test_a_variant_of_the_canary_can_be_named(driver, registry):
     with_canary(registry, share=1e-9)
-
-    async def query():
-        await driver.applications.open()
-        return (await driver.ask("query", variant="new"))[0]
-
-    choice = asyncio.run(query())
+    await driver.applications.open()
+    choice = (await driver.ask("query", variant="new"))[0]
     assert (choice.variant.name, choice.canary) == ("new", True)
 
 
-def test_a_shadow_that_cannot_be_opened_costs_its_query_nothing(driver, registry):
+async def test_a_shadow_that_cannot_be_opened_costs_its_query_nothing(driver, registry):
     with_canary(registry, shadow=True)
     driver.broken.add("new")
-
-    async def query():
-        await driver.applications.open()
-        choice, _ = await driver.ask("query")
-        while working := [*driver.applications.answering.copies]:
-            await asyncio.wait(working)
-            assert all(task.exception() is None for task in working)
-        return choice
-
-    assert asyncio.run(query()).variant.name == "cheap"
+    await driver.applications.open()
+    choice, _ = await driver.ask("query")
+    while working := [*driver.applications.answering.copies]:
+        await asyncio.wait(working)
+        assert all(task.exception() is None for task in working)
+    assert choice.variant.name == "cheap"
 
 
-def test_a_driver_without_canaries_answers_all_by_the_live_release_and_looks_when_it_is_asked(registry, store):
+async def test_a_driver_without_canaries_answers_all_by_the_live_release_and_looks_when_it_is_asked(registry, store):
     now = [0.0]
     driver = Driver(registry, store, clock=lambda: now[0], canaries=False)
     with_canary(registry, share=1.0)
@@ -543,115 +477,96 @@ def test_a_driver_without_canaries_answers_all_by_the_live_release_and_looks_whe
         assert not choice.canary
         return choice.variant.version
 
-    async def queries():
-        await driver.applications.open(warm=False)
-        assert driver.opened == []
-        await driver.applications.catch_up()
-        registry.update("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
-        await driver.applications.catch_up()
-        soon = await version()
-        now[0] = STILL_S
-        await driver.applications.catch_up()
-        return soon, await version()
-
-    assert asyncio.run(queries()) == (1, 2)
+    await driver.applications.open(warm=False)
+    assert driver.opened == []
+    await driver.applications.catch_up()
+    registry.update("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
+    await driver.applications.catch_up()
+    soon = await version()
+    now[0] = STILL_S
+    await driver.applications.catch_up()
+    assert (soon, await version()) == (1, 2)
 
 
-def test_a_driver_without_a_loop_comes_to_a_cheaper_variant_when_its_queries_would_have_paid_for_it(registry, store):
+async def test_driver_without_a_loop_comes_to_a_cheaper_variant_when_its_queries_would_have_paid_for_it(
+    registry, store
+):
     now = [0.0]
     driver = Driver(registry, store, clock=lambda: now[0], canaries=False)
-
-    async def queries():
-        await driver.applications.open(warm=False)
-        chosen = []
-        for number in range(40):
-            now[0] += STILL_S
-            await driver.applications.catch_up()
-            chosen.append((await driver.ask(f"query {number}"))[0].variant.name)
-        return chosen
-
-    chosen = asyncio.run(queries())
+    await driver.applications.open(warm=False)
+    chosen = []
+    for number in range(40):
+        now[0] += STILL_S
+        await driver.applications.catch_up()
+        chosen.append((await driver.ask(f"query {number}"))[0].variant.name)
     assert (chosen[0], chosen[-1]) == ("fast", "cheap")
     assert [*dict.fromkeys(chosen)] == ["fast", "cheap"]
 
 
-def test_a_registry_that_hangs_keeps_a_request_waiting_for_a_second_and_no_other_one(registry, store, monkeypatch):
+async def test_registry_that_hangs_keeps_a_request_waiting_for_a_second_and_no_other_one(registry, store, monkeypatch):
     driver, released, reads = Driver(registry, store, canaries=False), threading.Event(), []
     monkeypatch.setattr(module, "STILL_S", 0.0)
     monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
+    await driver.applications.open(warm=False)
+    read = registry.store.read
 
-    async def queries():
-        await driver.applications.open(warm=False)
-        read = registry.store.read
+    def hanging(*arguments):
+        reads.append(arguments)
+        released.wait(PATIENCE_S)
+        return read(*arguments)
 
-        def hanging(*arguments):
-            reads.append(arguments)
-            released.wait(PATIENCE_S)
-            return read(*arguments)
-
-        monkeypatch.setattr(registry.store, "read", hanging)
-        for _ in range(3):
-            await driver.applications.catch_up()
-            await driver.ask()
-        released.set()
-        await driver.applications.close()
-
-    asyncio.run(queries())
+    monkeypatch.setattr(registry.store, "read", hanging)
+    for _ in range(3):
+        await driver.applications.catch_up()
+        await driver.ask()
+    released.set()
+    await driver.applications.close()
     assert len(reads) == 1
 
 
-def test_an_application_that_is_deleted_answers_no_more_until_it_is_restored(registry, store):
-    async def scene():
-        driver = Driver(registry, store)
-        await driver.applications.open()
-        [kept] = registry.history("faces")
-        registry.delete("faces")
-        await driver.look()
-        assert driver.applications.names == ()
-        assert "serfer app restore" in driver.applications.releases.why_absent("faces")
-        with pytest.raises(UnavailableError, match="was deleted from the registry"):
-            await driver.ask()
-        await asyncio.sleep(0)
-        assert driver.served == {}
-        await driver.look()
-        registry.restore("faces", kept.version)
-        await driver.look()
-        assert driver.applications.names == ("faces",)
-        assert (await driver.ask())[1] == "cheap"
-
-    asyncio.run(scene())
+async def test_an_application_that_is_deleted_answers_no_more_until_it_is_restored(registry, store):
+    driver = Driver(registry, store)
+    await driver.applications.open()
+    [kept] = registry.history("faces")
+    registry.delete("faces")
+    await driver.look()
+    assert driver.applications.names == ()
+    assert "serfer app restore" in driver.applications.releases.why_absent("faces")
+    with pytest.raises(UnavailableError, match="was deleted from the registry"):
+        await driver.ask()
+    await asyncio.sleep(0)
+    assert driver.served == {}
+    await driver.look()
+    registry.restore("faces", kept.version)
+    await driver.look()
+    assert driver.applications.names == ("faces",)
+    assert (await driver.ask())[1] == "cheap"
 
 
-def test_a_change_of_an_application_that_was_just_deleted_does_not_name_the_registry_s_place(registry, store):
-    async def scene():
-        driver = Driver(registry, store)
-        await driver.applications.open()
-        registry.delete("faces")
-        with pytest.raises(UsageError, match="application faces was deleted") as caught:
-            await driver.applications.releases.change("faces", lambda record: record)
-        assert str(registry.store) not in str(caught.value)
-
-    asyncio.run(scene())
+async def test_a_change_of_an_application_that_was_just_deleted_does_not_name_the_registry_s_place(registry, store):
+    driver = Driver(registry, store)
+    await driver.applications.open()
+    registry.delete("faces")
+    with pytest.raises(UsageError, match="application faces was deleted") as caught:
+        await driver.applications.releases.change("faces", lambda record: record)
+    assert str(registry.store) not in str(caught.value)
 
 
-def test_an_application_that_is_registered_later_is_served_where_none_were_named(registry, store):
-    async def scene():
-        found = store.coordination()
-        driver = Driver(registry, store, names=(), join=lambda name: Exchange(found, name, "driver"))
-        await driver.applications.open()
-        assert driver.applications.names == ()
-        await driver.applications.find_new()
-        assert driver.applications.names == ("faces",)
-        assert (await driver.ask())[1] == "cheap"
-        driver.broken.add("other")
-        register(registry, "dogs", version("net", 1, variant("other")))
-        await driver.applications.find_new()
-        assert driver.applications.names == ("faces",)
-
-    asyncio.run(scene())
+async def test_an_application_that_is_registered_later_is_served_where_none_were_named(registry, store):
+    found = store.coordination()
+    driver = Driver(registry, store, names=(), join=lambda name: Exchange(found, name, "driver"))
+    await driver.applications.open()
+    assert driver.applications.names == ()
+    await driver.applications.find_new()
+    assert driver.applications.names == ("faces",)
+    assert (await driver.ask())[1] == "cheap"
+    driver.broken.add("other")
+    register(registry, "dogs", version("net", 1, variant("other")))
+    await driver.applications.find_new()
+    assert driver.applications.names == ("faces",)
 
 
-def test_applications_are_looked_at_together_so_that_drivers_of_many_do_not_count_as_gone(registry, store):
+async def test_applications_are_looked_at_together_so_that_drivers_of_many_do_not_count_as_gone(registry, store):
     """One after the other, a hundred at 30 ms a request take longer than TTL_S (fleet/registry.py)."""
     names = [f"app-{number}" for number in range(8)]
     for name in names:
@@ -664,17 +579,14 @@ def test_applications_are_looked_at_together_so_that_drivers_of_many_do_not_coun
         together.wait()
         return latest(name, known)
 
-    async def scene():
-        await driver.applications.open(warm=False)
-        registry.latest = slow
-        await driver.applications.look_at_all()
-        assert not together.broken
-        await driver.applications.close()
-
-    asyncio.run(scene())
+    await driver.applications.open(warm=False)
+    registry.latest = slow
+    await driver.applications.look_at_all()
+    assert not together.broken
+    await driver.applications.close()
 
 
-def test_one_applications_bug_does_not_keep_the_others_from_being_looked_at(registry, store, caplog):
+async def test_one_applications_bug_does_not_keep_the_others_from_being_looked_at(registry, store, caplog):
     register(registry, "cats", version("net", 1, FAST))
     driver = Driver(registry, store, names=("faces", "cats"))
     latest, looked = registry.latest, []
@@ -685,12 +597,9 @@ def test_one_applications_bug_does_not_keep_the_others_from_being_looked_at(regi
             bugs.buggy()
         return latest(name, known)
 
-    async def scene():
-        await driver.applications.open(warm=False)
-        registry.latest = broken
-        await driver.applications.look_at_all()
-        await driver.applications.close()
-
-    asyncio.run(scene())
+    await driver.applications.open(warm=False)
+    registry.latest = broken
+    await driver.applications.look_at_all()
+    await driver.applications.close()
     assert sorted(looked) == ["cats", "faces"]
     assert bugs.logged(caplog.records) == 1

@@ -64,75 +64,60 @@ def run(scene):
     asyncio.run(scene())
 
 
-def test_a_load_is_asked_for_once_with_the_key_and_counts_until_the_instance_says_something_newer():
-    async def scene():
-        async with world() as (copies, instance, url, clock, looks):
-            clock.now = 10.0
-            instance.gate.clear()
-            copies.change("load", url, MODEL)
-            copies.change("load", url, MODEL)
-            assert copies.status(url, MODEL, listed("unloaded"), 9.0) == "loading"
-            instance.gate.set()
-            await done(copies)
-            assert instance.asked == [(MODEL, "load", KEY)]
-            assert looks == [10.0]
-            assert copies.status(url, MODEL, listed("unloaded"), 9.0) == "loaded"
-            assert copies.status(url, MODEL, listed("unloaded"), 11.0) == "unloaded"
-            assert copies.changes == {"load": 1}
-
-    run(scene)
+async def test_a_load_is_asked_for_once_with_the_key_and_counts_until_the_instance_says_something_newer():
+    async with world() as (copies, instance, url, clock, looks):
+        clock.now = 10.0
+        instance.gate.clear()
+        copies.change("load", url, MODEL)
+        copies.change("load", url, MODEL)
+        assert copies.status(url, MODEL, listed("unloaded"), 9.0) == "loading"
+        instance.gate.set()
+        await done(copies)
+        assert instance.asked == [(MODEL, "load", KEY)]
+        assert looks == [10.0]
+        assert copies.status(url, MODEL, listed("unloaded"), 9.0) == "loaded"
+        assert copies.status(url, MODEL, listed("unloaded"), 11.0) == "unloaded"
+        assert copies.changes == {"load": 1}
 
 
-def test_what_is_being_unloaded_counts_as_gone_and_stays_where_it_has_queries():
-    async def scene():
-        async with world() as (copies, instance, url, _clock, _looks):
-            instance.status = 409
-            copies.change("unload", url, MODEL)
-            assert copies.status(url, MODEL, listed("loaded"), 0.0) == "unloaded"
-            await done(copies)
-            assert copies.status(url, MODEL, listed("loaded"), 0.0) == "loaded"
-            assert not copies.is_blocked(url, MODEL)
-
-    run(scene)
+async def test_what_is_being_unloaded_counts_as_gone_and_stays_where_it_has_queries():
+    async with world() as (copies, instance, url, _clock, _looks):
+        instance.status = 409
+        copies.change("unload", url, MODEL)
+        assert copies.status(url, MODEL, listed("loaded"), 0.0) == "unloaded"
+        await done(copies)
+        assert copies.status(url, MODEL, listed("loaded"), 0.0) == "loaded"
+        assert not copies.is_blocked(url, MODEL)
 
 
 @pytest.mark.parametrize("status", [404, 429, 503])
-def test_a_load_that_failed_is_not_tried_again_at_once(status):
-    async def scene():
-        async with world() as (copies, instance, url, clock, _looks):
-            instance.status = status
-            copies.change("load", url, MODEL)
-            await done(copies)
-            assert copies.is_blocked(url, MODEL)
-            assert copies.status(url, MODEL, listed("unloaded"), 0.0) == "unloaded"
-            clock.now += 31.0
-            assert not copies.is_blocked(url, MODEL)
-            assert copies.changes == {"failed": 1}
-
-    run(scene)
-
-
-def test_an_instance_that_is_gone_is_a_failed_load():
-    async def scene():
-        copies = VariantCopies("", Clock(), lambda: None)
-        copies.change("load", "http://127.0.0.1:9", MODEL)
+async def test_a_load_that_failed_is_not_tried_again_at_once(status):
+    async with world() as (copies, instance, url, clock, _looks):
+        instance.status = status
+        copies.change("load", url, MODEL)
         await done(copies)
-        assert copies.is_blocked("http://127.0.0.1:9", MODEL)
-        copies.forget(())
-        assert not copies.is_blocked("http://127.0.0.1:9", MODEL)
+        assert copies.is_blocked(url, MODEL)
+        assert copies.status(url, MODEL, listed("unloaded"), 0.0) == "unloaded"
+        clock.now += 31.0
+        assert not copies.is_blocked(url, MODEL)
+        assert copies.changes == {"failed": 1}
+
+
+async def test_an_instance_that_is_gone_is_a_failed_load():
+    copies = VariantCopies("", Clock(), lambda: None)
+    copies.change("load", "http://127.0.0.1:9", MODEL)
+    await done(copies)
+    assert copies.is_blocked("http://127.0.0.1:9", MODEL)
+    copies.forget(())
+    assert not copies.is_blocked("http://127.0.0.1:9", MODEL)
+    await copies.close()
+
+
+async def test_closing_ends_what_is_under_way():
+    async with world() as (copies, instance, url, _clock, _looks):
+        instance.gate.clear()
+        copies.change("load", url, MODEL)
+        await asyncio.sleep(0)
         await copies.close()
-
-    run(scene)
-
-
-def test_closing_ends_what_is_under_way():
-    async def scene():
-        async with world() as (copies, instance, url, _clock, _looks):
-            instance.gate.clear()
-            copies.change("load", url, MODEL)
-            await asyncio.sleep(0)
-            await copies.close()
-            assert copies.tasks == set()
-            instance.gate.set()
-
-    run(scene)
+        assert copies.tasks == set()
+        instance.gate.set()

@@ -93,35 +93,29 @@ def store():
     opened.close()
 
 
-def test_what_an_instance_tells_becomes_signals_with_their_age():
+async def test_what_an_instance_tells_becomes_signals_with_their_age():
     clock = Clock()
+    async with instance(lambda: listing(waiting=4, interference=1.5, utilisation=0.6)) as url:
+        instances = VariantInstances([url], "", clock)
+        await instances.look()
+        clock.now = 1.5
+        [(place, seen)] = instances.signals(MODEL).items()
+        assert (place, instances.signals("faces:none")) == (url, {})
 
-    async def looks():
-        async with instance(lambda: listing(waiting=4, interference=1.5, utilisation=0.6)) as url:
-            instances = VariantInstances([url], "", clock)
-            await instances.look()
-            clock.now = 1.5
-            [(place, seen)] = instances.signals(MODEL).items()
-            assert (place, instances.signals("faces:none")) == (url, {})
-            return seen
-
-    seen = asyncio.run(looks())
     assert (seen.warm, seen.waiting, seen.share, seen.latency_ratio, seen.age_s) == (1, 0.5, 0.6, 1.5, 1.5)
 
 
-def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference():
+async def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference():
     def small():
         told = listing(interference=3.0)
         told["models"][0]["state"]["signals"]["profiled_ms"] = 0.4
         return told
 
-    async def looks():
-        async with instance(small) as url:
-            instances = VariantInstances([url], "", Clock())
-            await instances.look()
-            return instances.signals(MODEL)[url].latency_ratio
-
-    assert asyncio.run(looks()) == 1.0
+    async with instance(small) as url:
+        instances = VariantInstances([url], "", Clock())
+        await instances.look()
+        found = instances.signals(MODEL)[url].latency_ratio
+    assert found == 1.0
 
 
 @pytest.mark.parametrize(
@@ -134,130 +128,109 @@ def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference():
         lambda: {"models": [{"name": MODEL, "state": {"status": "odd"}}]},
     ],
 )
-def test_what_an_instance_tells_wrongly_makes_it_no_place(reply):
-    async def look():
-        async with instance(reply) as url:
-            instances = VariantInstances([url], "", Clock())
-            await instances.look()
-            return instances.signals(MODEL)
-
-    assert asyncio.run(look()) == {}
+async def test_what_an_instance_tells_wrongly_makes_it_no_place(reply):
+    async with instance(reply) as url:
+        instances = VariantInstances([url], "", Clock())
+        await instances.look()
+        found = instances.signals(MODEL)
+    assert found == {}
 
 
-def test_a_listing_of_many_models_is_read_whole():
+async def test_a_listing_of_many_models_is_read_whole():
     def many():
         one = listing()["models"][0]
         others = [{**one, "name": f"faces:other-{number}"} for number in range(5000)]
         return {**listing(), "models": [*others, one]}
 
-    async def look():
-        async with instance(many) as url:
-            instances = VariantInstances([url], "", Clock())
-            await instances.look()
-            return [*instances.signals(MODEL)] == [url]
-
-    assert asyncio.run(look())
+    async with instance(many) as url:
+        instances = VariantInstances([url], "", Clock())
+        await instances.look()
+        found = [*instances.signals(MODEL)] == [url]
+    assert found
 
 
-def test_a_loaded_variant_on_an_instance_is_selected_and_one_that_is_overloaded_is_not(registry, store):
+async def test_a_loaded_variant_on_an_instance_is_selected_and_one_that_is_overloaded_is_not(registry, store):
     told = {}
-
-    async def queries():
-        async with instance(lambda: listing(**told)) as url:
-            clock = Clock()
-            driver = Driver(registry, store, instances=VariantInstances([url], "", clock))
-            await driver.applications.open()
-            first, _ = await driver.ask("one")
-            told["utilisation"] = 1.0
-            clock.now = 3.0
-            await driver.look_all()
-            second, _ = await driver.ask("two")
-            states = driver.applications.releases.find("faces").places("gpu")
-            await driver.applications.close()
-            return first, second, states[url]
-
-    first, second, state = asyncio.run(queries())
+    async with instance(lambda: listing(**told)) as url:
+        clock = Clock()
+        driver = Driver(registry, store, instances=VariantInstances([url], "", clock))
+        await driver.applications.open()
+        first, _ = await driver.ask("one")
+        told["utilisation"] = 1.0
+        clock.now = 3.0
+        await driver.look_all()
+        second, _ = await driver.ask("two")
+        states = driver.applications.releases.find("faces").places("gpu")
+        await driver.applications.close()
+        state = states[url]
     assert (first.variant.name, second.variant.name) == ("gpu", "cheap")
     assert first.model.startswith(f"{MODEL}@http://")
     assert state is VariantState.OVERLOADED
 
 
-def test_a_variants_description_says_which_instance_has_another_processor_than_its_accuracy_was_measured_on(
+async def test_a_variants_description_says_which_instance_has_another_processor_than_its_accuracy_was_measured_on(
     registry, store
 ):
-    async def described():
-        async with instance(lambda: listing(caution="this processor lacks avx512_vnni")) as url:
-            driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
-            await driver.applications.open()
-            made = {row.name: row.made for row in detail_of(driver.applications, "faces").table}
-            await driver.applications.close()
-            return made["gpu"], url, made["cheap"]
-
-    gpu, url, cheap = asyncio.run(described())
+    async with instance(lambda: listing(caution="this processor lacks avx512_vnni")) as url:
+        driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
+        await driver.applications.open()
+        made = {row.name: row.made for row in detail_of(driver.applications, "faces").table}
+        await driver.applications.close()
+        gpu, cheap = made["gpu"], made["cheap"]
     assert gpu.endswith(f"; at {url}, this processor lacks avx512_vnni")
     assert "avx512_vnni" not in cheap
 
 
-def test_a_query_whose_instance_is_gone_is_answered_elsewhere(registry, store):
-    async def queries():
-        async with instance(listing) as url:
-            driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
-            driver.gone.add("gpu")
-            await driver.applications.open()
-            choice, _ = await driver.ask("one")
-            await driver.applications.close()
-            return choice
+async def test_a_query_whose_instance_is_gone_is_answered_elsewhere(registry, store):
+    async with instance(listing) as url:
+        driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
+        driver.gone.add("gpu")
+        await driver.applications.open()
+        choice, _ = await driver.ask("one")
+        await driver.applications.close()
 
-    choice = asyncio.run(queries())
     assert choice.variant.name == "cheap"
     assert "gone" in choice.failed
 
 
-def test_a_variant_that_no_instance_has_is_not_selected_and_unavailable_by_name(registry, store):
-    async def queries():
-        driver = Driver(registry, store, instances=VariantInstances(["http://127.0.0.1:9"], "", Clock()))
+async def test_a_variant_that_no_instance_has_is_not_selected_and_unavailable_by_name(registry, store):
+    driver = Driver(registry, store, instances=VariantInstances(["http://127.0.0.1:9"], "", Clock()))
+    await driver.applications.open()
+    assert (await driver.ask("one"))[0].variant.name == "cheap"
+    with pytest.raises(UnavailableError, match="no instance"):
+        await driver.applications.answering.answer(
+            ApplicationQuery("faces", Objectives(variant="gpu"), "two"), driver.run()
+        )
+    await driver.applications.close()
+
+
+async def test_instances_come_and_go_and_a_new_one_is_looked_at_next_time():
+    async with instance(listing) as first, instance(listing) as second:
+        instances = VariantInstances([first], "", Clock())
+        await instances.look()
+        instances.use([first, second])
+        assert [*instances.signals(MODEL)] == [first]
+        await instances.look()
+        both = {*instances.signals(MODEL)}
+        instances.use([f"{second}/"])
+        found = both == {first, second}, [*instances.signals(MODEL)] == [second], instances.seen(first)
+    assert found == (True, True, None)
+
+
+async def test_the_pipelines_to_an_instance_that_goes_are_closed_when_their_queries_have_ended(registry, store):
+    async with instance(listing) as url:
+        driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
         await driver.applications.open()
-        assert (await driver.ask("one"))[0].variant.name == "cheap"
-        with pytest.raises(UnavailableError, match="no instance"):
-            await driver.applications.answering.answer(
-                ApplicationQuery("faces", Objectives(variant="gpu"), "two"), driver.run()
-            )
+        choice, _ = await driver.ask("one")
+        pipelines = driver.applications.pipelines
+        with pipelines.running(choice.model):
+            busy = pipelines.busy_places
+            pipelines.use_places([])
+            during = pipelines.is_open(choice.model)
+        after = pipelines.is_open(choice.model)
         await driver.applications.close()
-
-    asyncio.run(queries())
-
-
-def test_instances_come_and_go_and_a_new_one_is_looked_at_next_time():
-    async def look():
-        async with instance(listing) as first, instance(listing) as second:
-            instances = VariantInstances([first], "", Clock())
-            await instances.look()
-            instances.use([first, second])
-            assert [*instances.signals(MODEL)] == [first]
-            await instances.look()
-            both = {*instances.signals(MODEL)}
-            instances.use([f"{second}/"])
-            return both == {first, second}, [*instances.signals(MODEL)] == [second], instances.seen(first)
-
-    assert asyncio.run(look()) == (True, True, None)
-
-
-def test_the_pipelines_to_an_instance_that_goes_are_closed_when_their_queries_have_ended(registry, store):
-    async def queries():
-        async with instance(listing) as url:
-            driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
-            await driver.applications.open()
-            choice, _ = await driver.ask("one")
-            pipelines = driver.applications.pipelines
-            with pipelines.running(choice.model):
-                busy = pipelines.busy_places
-                pipelines.use_places([])
-                during = pipelines.is_open(choice.model)
-            after = pipelines.is_open(choice.model)
-            await driver.applications.close()
-            return busy == {url}, during, after, pipelines.busy_places == frozenset()
-
-    assert asyncio.run(queries()) == (True, True, False, True)
+        found = busy == {url}, during, after, pipelines.busy_places == frozenset()
+    assert found == (True, True, False, True)
 
 
 class Slow:
@@ -302,16 +275,14 @@ def test_an_instance_that_answers_byte_by_byte_is_waited_for_half_of_a_querys_ti
         asyncio.run(ask())
 
 
-def test_what_a_query_itself_causes_at_an_instance_is_no_reason_to_leave_it(registry, store):
-    async def queries():
-        async with instance(listing) as url:
-            driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
-            driver.failing.add("gpu")
-            await driver.applications.open()
-            with pytest.raises(TaskFailedError):
-                await driver.ask("one")
-            states = driver.applications.releases.find("faces").places("gpu")
-            await driver.applications.close()
-            return states
-
-    assert len(asyncio.run(queries())) == 1
+async def test_what_a_query_itself_causes_at_an_instance_is_no_reason_to_leave_it(registry, store):
+    async with instance(listing) as url:
+        driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
+        driver.failing.add("gpu")
+        await driver.applications.open()
+        with pytest.raises(TaskFailedError):
+            await driver.ask("one")
+        states = driver.applications.releases.find("faces").places("gpu")
+        await driver.applications.close()
+        found = states
+    assert len(found) == 1

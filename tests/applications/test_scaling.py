@@ -174,193 +174,157 @@ def run(scene):
     asyncio.run(scene())
 
 
-def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it():
-    async def scene():
-        drivers = Drivers()
-        one = drivers.add("a")
-        await drivers.step(3)
-        assert drivers.provisioner.calls == []
-        await drivers.step(15, rate=8)
-        assert drivers.starts == 1
-        assert drivers.loaded == {"faces:b1"}
-        assert one._instances.urls == drivers.pipelines["a"].places != ()
-        scaled = drivers.served["a"].scaled
-        assert scaled.desired == {"b1": 1}
-        await drivers.step(30)
-        assert drivers.provisioner.there == {}
-        assert one._instances.urls == ()
-        assert drivers.starts == 1
-
-    run(scene)
+async def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it():
+    drivers = Drivers()
+    one = drivers.add("a")
+    await drivers.step(3)
+    assert drivers.provisioner.calls == []
+    await drivers.step(15, rate=8)
+    assert drivers.starts == 1
+    assert drivers.loaded == {"faces:b1"}
+    assert one._instances.urls == drivers.pipelines["a"].places != ()
+    scaled = drivers.served["a"].scaled
+    assert scaled.desired == {"b1": 1}
+    await drivers.step(30)
+    assert drivers.provisioner.there == {}
+    assert one._instances.urls == ()
+    assert drivers.starts == 1
 
 
-def test_instances_that_are_managed_elsewhere_get_the_variants_that_the_load_asks_for():
-    async def scene():
-        pools = VariantPools({"": PoolTerms(1, 0.0, fixed=True)}, {}, urls={"": ("http://elsewhere",)})
-        drivers = Drivers(pools=pools)
-        fleet = drivers.add("one")
-        await drivers.step(20, rate=5)
-        assert not fleet.troubles
-        assert drivers.loaded == {"faces:b1"}
-
-    run(scene)
+async def test_instances_that_are_managed_elsewhere_get_the_variants_that_the_load_asks_for():
+    pools = VariantPools({"": PoolTerms(1, 0.0, fixed=True)}, {}, urls={"": ("http://elsewhere",)})
+    drivers = Drivers(pools=pools)
+    fleet = drivers.add("one")
+    await drivers.step(20, rate=5)
+    assert not fleet.troubles
+    assert drivers.loaded == {"faces:b1"}
 
 
-def test_more_load_loads_a_faster_variant_before_the_slower_one_goes():
-    async def scene():
-        drivers = Drivers()
-        one = drivers.add("a")
-        await drivers.step(15, rate=8)
-        await drivers.step(12, rate=60)
-        assert drivers.starts == 1
-        assert one.copies.done == [("load", "faces:b1"), ("load", "faces:b8"), ("unload", "faces:b1")]
-
-    run(scene)
+async def test_more_load_loads_a_faster_variant_before_the_slower_one_goes():
+    drivers = Drivers()
+    one = drivers.add("a")
+    await drivers.step(15, rate=8)
+    await drivers.step(12, rate=60)
+    assert drivers.starts == 1
+    assert one.copies.done == [("load", "faces:b1"), ("load", "faces:b8"), ("unload", "faces:b1")]
 
 
-def test_the_load_of_all_drivers_counts_and_all_of_them_know_what_was_decided():
-    async def scene():
-        drivers = Drivers()
-        for name in ("a", "b"):
-            drivers.add(name)
-        entries = {}
-        for _ in range(15):
-            await drivers.step(1, rate=6)
-            entries = {name: served.entry(name) for name, served in drivers.served.items()}
-            for name, served in drivers.served.items():
-                served.others = [entry for other, entry in entries.items() if other != name]
-        follower = next(name for name in drivers.fleets if name != drivers.leader)
-        assert drivers.loaded == {"faces:b8"}  # 12 queries a second together
-        assert entries[follower].scaled is None
-        assert drivers.served[follower].scaled.desired == {"b8": 1}
-
-    run(scene)
+async def test_the_load_of_all_drivers_counts_and_all_of_them_know_what_was_decided():
+    drivers = Drivers()
+    for name in ("a", "b"):
+        drivers.add(name)
+    entries = {}
+    for _ in range(15):
+        await drivers.step(1, rate=6)
+        entries = {name: served.entry(name) for name, served in drivers.served.items()}
+        for name, served in drivers.served.items():
+            served.others = [entry for other, entry in entries.items() if other != name]
+    follower = next(name for name in drivers.fleets if name != drivers.leader)
+    assert drivers.loaded == {"faces:b8"}  # 12 queries a second together
+    assert entries[follower].scaled is None
+    assert drivers.served[follower].scaled.desired == {"b8": 1}
 
 
 @pytest.mark.killed
-def test_another_driver_takes_over_from_a_leader_that_dies_and_starts_nothing_twice():
-    async def scene():
-        drivers = Drivers()
-        for name in ("a", "b"):
-            drivers.add(name)
-        await drivers.step(4, rate=8)
-        assert drivers.starts == 1
-        dead = drivers.leader
-        del drivers.fleets[dead]
-        await drivers.step(25, rate=8)
-        assert drivers.leader != dead
-        assert drivers.starts == 1
-        assert drivers.loaded == {"faces:b1"}
-        await drivers.step(30)
-        assert drivers.provisioner.there == {}
-
-    run(scene)
+async def test_another_driver_takes_over_from_a_leader_that_dies_and_starts_nothing_twice():
+    drivers = Drivers()
+    for name in ("a", "b"):
+        drivers.add(name)
+    await drivers.step(4, rate=8)
+    assert drivers.starts == 1
+    dead = drivers.leader
+    del drivers.fleets[dead]
+    await drivers.step(25, rate=8)
+    assert drivers.leader != dead
+    assert drivers.starts == 1
+    assert drivers.loaded == {"faces:b1"}
+    await drivers.step(30)
+    assert drivers.provisioner.there == {}
 
 
-def test_without_the_store_nothing_is_started_or_stopped_and_instances_are_used_on():
-    async def scene():
-        drivers = Drivers()
-        one = drivers.add("a")
-        await drivers.step(15, rate=8)
-        before, urls = [*drivers.provisioner.calls], one._instances.urls
-        drivers.coordination.gone = True
-        await drivers.step(40, rate=0)
-        assert drivers.provisioner.calls == before
-        assert one._instances.urls == urls
-        assert one.troubles["store"] > 0
-        drivers.coordination.gone = False
-        await drivers.step(40)
-        assert drivers.provisioner.there == {}
-
-    run(scene)
+async def test_without_the_store_nothing_is_started_or_stopped_and_instances_are_used_on():
+    drivers = Drivers()
+    one = drivers.add("a")
+    await drivers.step(15, rate=8)
+    before, urls = [*drivers.provisioner.calls], one._instances.urls
+    drivers.coordination.gone = True
+    await drivers.step(40, rate=0)
+    assert drivers.provisioner.calls == before
+    assert one._instances.urls == urls
+    assert one.troubles["store"] > 0
+    drivers.coordination.gone = False
+    await drivers.step(40)
+    assert drivers.provisioner.there == {}
 
 
 @pytest.mark.parametrize(("bounds", "expected"), [({"ceiling": 3.0}, 0), ({"ceiling": 8.0}, 2), ({"most": 1}, 1)])
-def test_no_more_instances_are_started_than_the_bounds_allow(bounds, expected):
-    async def scene():
-        drivers = Drivers(**bounds)
-        drivers.add("a")
-        await drivers.step(25, rate=900)
-        assert drivers.starts == expected
-
-    run(scene)
+async def test_no_more_instances_are_started_than_the_bounds_allow(bounds, expected):
+    drivers = Drivers(**bounds)
+    drivers.add("a")
+    await drivers.step(25, rate=900)
+    assert drivers.starts == expected
 
 
-def test_a_bug_in_what_decides_leaves_the_loop_running_and_its_traceback_is_logged(caplog, monkeypatch):
-    async def scene():
-        drivers = Drivers()
-        one = drivers.add("a")
-        with monkeypatch.context() as broken:
-            broken.setattr(FleetScaler, "observe", bugs.buggy)
-            await drivers.step(5, rate=8)
-        assert one.troubles["controller"] >= 1
-        assert drivers.starts == 0
-        await drivers.step(10, rate=8)
-        assert drivers.starts == 1
-
-    run(scene)
+async def test_a_bug_in_what_decides_leaves_the_loop_running_and_its_traceback_is_logged(caplog, monkeypatch):
+    drivers = Drivers()
+    one = drivers.add("a")
+    with monkeypatch.context() as broken:
+        broken.setattr(FleetScaler, "observe", bugs.buggy)
+        await drivers.step(5, rate=8)
+    assert one.troubles["controller"] >= 1
+    assert drivers.starts == 0
+    await drivers.step(10, rate=8)
+    assert drivers.starts == 1
     assert bugs.logged(caplog.records) >= 1
 
 
-def test_a_provisioner_that_fails_is_asked_again():
-    async def scene():
-        drivers = Drivers()
-        one = drivers.add("a")
-        drivers.provisioner.broken = UnavailableError("AWS refuses")
-        await drivers.step(5, rate=8)
-        assert drivers.starts == 0
-        assert one.troubles["provisioner"] > 1
-        drivers.provisioner.broken = None
-        await drivers.step(10, rate=8)
-        assert drivers.starts == 1
-
-    run(scene)
+async def test_a_provisioner_that_fails_is_asked_again():
+    drivers = Drivers()
+    one = drivers.add("a")
+    drivers.provisioner.broken = UnavailableError("AWS refuses")
+    await drivers.step(5, rate=8)
+    assert drivers.starts == 0
+    assert one.troubles["provisioner"] > 1
+    drivers.provisioner.broken = None
+    await drivers.step(10, rate=8)
+    assert drivers.starts == 1
 
 
-def test_an_instance_that_owes_answers_is_not_stopped_until_it_has_given_them():
-    async def scene():
-        drivers = Drivers()
-        one = drivers.add("a")
-        await drivers.step(15, rate=8)
-        drivers.pipelines["a"].busy_places = frozenset(one._instances.urls)
-        await drivers.step(60)
-        assert len(drivers.provisioner.there) == 1
-        assert one._instances.urls == ()
-        drivers.pipelines["a"].busy_places = frozenset()
-        await drivers.step(3)
-        assert drivers.provisioner.there == {}
-
-    run(scene)
+async def test_an_instance_that_owes_answers_is_not_stopped_until_it_has_given_them():
+    drivers = Drivers()
+    one = drivers.add("a")
+    await drivers.step(15, rate=8)
+    drivers.pipelines["a"].busy_places = frozenset(one._instances.urls)
+    await drivers.step(60)
+    assert len(drivers.provisioner.there) == 1
+    assert one._instances.urls == ()
+    drivers.pipelines["a"].busy_places = frozenset()
+    await drivers.step(3)
+    assert drivers.provisioner.there == {}
 
 
-def test_the_last_driver_stops_the_instances_when_it_is_closed():
-    async def scene():
-        drivers = Drivers()
-        one, two = drivers.add("a"), drivers.add("b")
-        await drivers.step(15, rate=8)
-        await one.close()
-        del drivers.fleets["a"]
-        assert len(drivers.provisioner.there) == 1
-        await drivers.step(8, rate=8)
-        await two.close()
-        assert drivers.provisioner.there == {}
-
-    run(scene)
+async def test_the_last_driver_stops_the_instances_when_it_is_closed():
+    drivers = Drivers()
+    one, two = drivers.add("a"), drivers.add("b")
+    await drivers.step(15, rate=8)
+    await one.close()
+    del drivers.fleets["a"]
+    assert len(drivers.provisioner.there) == 1
+    await drivers.step(8, rate=8)
+    await two.close()
+    assert drivers.provisioner.there == {}
 
 
-def test_what_functions_answer_for_less_starts_nothing():
-    async def scene():
-        cheap = replace(FUNCTION, usd=Figure.predicted(1e-7))
-        record = Application("faces", 7, "ab" * 32).with_version(
-            version("net", 1, cheap, on_instance("b1", 10.0, 1), on_instance("b8", 100.0, 8))
-        )
-        drivers = Drivers(record=record)
-        drivers.add("a")
-        await drivers.step(60, rate=20)
-        assert drivers.starts == 0
-        assert "functions" in drivers.served["a"].scaled.reason
-
-    run(scene)
+async def test_what_functions_answer_for_less_starts_nothing():
+    cheap = replace(FUNCTION, usd=Figure.predicted(1e-7))
+    record = Application("faces", 7, "ab" * 32).with_version(
+        version("net", 1, cheap, on_instance("b1", 10.0, 1), on_instance("b8", 100.0, 8))
+    )
+    drivers = Drivers(record=record)
+    drivers.add("a")
+    await drivers.step(60, rate=20)
+    assert drivers.starts == 0
+    assert "functions" in drivers.served["a"].scaled.reason
 
 
 @pytest.mark.parametrize(

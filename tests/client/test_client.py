@@ -594,19 +594,15 @@ class ClosedTransport(httpx.MockTransport):
         self.is_closed = True
 
 
-def test_a_client_closes_its_connections():
+async def test_a_client_closes_its_connections():
     transport = ClosedTransport(lambda _: answer())
     with Client("http://serfer.test", transport=transport):
         assert not transport.is_closed
     assert transport.is_closed
-
-    async def use():
-        transport = ClosedTransport(lambda _: answer())
-        async with AsyncClient("http://serfer.test", transport=transport):
-            assert not transport.is_closed
-        return transport.is_closed
-
-    assert asyncio.run(use())
+    transport = ClosedTransport(lambda _: answer())
+    async with AsyncClient("http://serfer.test", transport=transport):
+        assert not transport.is_closed
+    assert transport.is_closed
 
 
 def test_the_client_imports_nothing_that_computes_or_serves():

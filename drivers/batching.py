@@ -68,7 +68,6 @@ class Batching:
 
 
 def plan_batching(plan: Plan, memory_per_vcpu: int, concurrency: int, most: int = MOST_IMAGES) -> Batching:
-    """Return how tasks of a plan's stages share invocations, of which `concurrency` are in flight at once."""
     rounds = [-(-stage.grid.tiles // concurrency) for stage in plan.stages]
     seconds = [
         (stage.predicted_ms or 0.0) / _MS_PER_S * times for stage, times in zip(plan.stages, rounds, strict=True)

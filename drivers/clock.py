@@ -12,40 +12,31 @@ from typing import Protocol
 class Timer(Protocol):
     """A callback to come."""
 
-    def cancel(self) -> None:
-        """Do not call back; without effect once that was done."""
-        ...
+    def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
     """A monotonic clock, in seconds, and waiting on it; used on one event loop."""
 
-    def time(self) -> float:
-        """Return the time since some moment."""
-        ...
+    def time(self) -> float: ...
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
         """Call back on the event loop at a time, at once if that has passed."""
         ...
 
-    async def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
+    async def sleep(self, seconds: float) -> None: ...
 
 
 class LoopClock:
     """The clock of the running event loop."""
 
     def time(self) -> float:
-        """Return the loop's time: that of time.monotonic, which loops that keep it for a whole turn round."""
         return time.monotonic()
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
-        """Call back at the loop's time `when`."""
         return asyncio.get_running_loop().call_at(when, callback, *args)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, as asyncio.sleep does."""
         await asyncio.sleep(seconds)
 
 

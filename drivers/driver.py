@@ -72,7 +72,6 @@ class QueryRequest:
 
     @property
     def ttl(self) -> float:
-        """The time to live of its values in a store, in seconds."""
         return self.deadline - self.started + TTL_MARGIN_S
 
 
@@ -94,7 +93,6 @@ class WarmUpRecord:
 
     @property
     def cold(self) -> bool:
-        """Whether it has started an environment."""
         return self.result is not None and self.result.init_ms > 0
 
 
@@ -158,9 +156,7 @@ class QueryRun(Protocol):
     """One run of a query, with keys of its own."""
 
     @property
-    def overheads(self) -> Overheads:
-        """The overheads so far."""
-        ...
+    def overheads(self) -> Overheads: ...
 
     async def run(self) -> Answer:
         """Run it to its end; raises one of LOST where some of its pieces were lost or altered."""

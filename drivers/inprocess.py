@@ -53,7 +53,6 @@ class InProcessInvoker:
         return [to_failure(result) for result in results]
 
     async def start(self, function: str, task: Task) -> Failure | None:  # noqa: ARG002 - a contract
-        """Run the task in a thread when one is free."""
         if self._events is None:
             raise UsageError("this invoker was given no handler of events")
         self._threads.submit(self._events, task)
@@ -73,6 +72,5 @@ class InProcessInvoker:
             return Failure(FailureKind.FAILED_IN_CODE, type(error).__name__, str(error).partition("\n")[0])
 
     async def close(self) -> None:
-        """Wait for running tasks, end the threads and close the worker."""
         await asyncio.get_running_loop().run_in_executor(None, self._threads.shutdown)
         self._close_worker()

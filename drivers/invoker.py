@@ -19,9 +19,7 @@ class Invoker(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """Release connections and threads."""
-        ...
+    async def close(self) -> None: ...
 
 
 @runtime_checkable

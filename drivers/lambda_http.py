@@ -89,11 +89,9 @@ class LambdaInvoker:
         )
 
     def called(self, function: str) -> str:
-        """Return the name of a function at the service."""
         return self._names.get(function, function)
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
-        """Invoke synchronously: the response is the task's end."""
         return await self._post(function, encode_task(task), timeout_s, decode_report)
 
     async def invoke_logged(
@@ -120,11 +118,9 @@ class LambdaInvoker:
         return await self._post(function, encode_task(task), _EVENT_S, lambda _: None, "Event")
 
     async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
-        """Send a warm-up request, and wait until the environment that took it is free again."""
         return await self._post(function, encode_warm_up(request), request.hold_s + _START_S, decode_warmed)
 
     async def check(self, function: str) -> Failure | None:
-        """Check that a function could be invoked, without starting it."""
         return await self._post(function, b"{}", _EVENT_S, lambda _: None, "DryRun")
 
     async def _post(
@@ -183,7 +179,6 @@ class LambdaInvoker:
         return isinstance(self._credentials, RefreshableCredentials) and self._credentials.refresh_needed()
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._http.close()
 
 

@@ -39,9 +39,7 @@ class EventStarter(Protocol):
         """Hand a task over to be run soon; return why that failed, or None."""
         ...
 
-    async def close(self) -> None:
-        """Release connections and threads."""
-        ...
+    async def close(self) -> None: ...
 
 
 POLLING = Backoff(base=0.004, longest=0.25, factor=1.4)
@@ -78,7 +76,6 @@ class PollInvoker:
         self._deletions: set[asyncio.Task[None]] = set()
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
-        """Start the task, and wait until its reply is there."""
         number = next(self._numbers) % (1 << 31)
         key = reply_key(task.query, task.stage, task.tile, number)
         refused = await self._starter.start(function, replace(task, reply=number))
@@ -111,7 +108,6 @@ class PollInvoker:
             self._poller = asyncio.get_running_loop().create_task(self._poll())
 
     async def _poll(self) -> None:
-        """Poll as long as any reply is awaited; a bug of ours is raised to all who wait."""
         try:
             while self._awaited:
                 await self._wait_until_due()

@@ -197,7 +197,6 @@ class PushRun:
 
     @property
     def overheads(self) -> Overheads:
-        """The overheads so far."""
         warm_ups = tuple(self._warm_ups.records) if self._warm_ups else ()
         return Overheads(self._run.retries, self._run.hedges, 0, self._store.counts, warm_ups)
 
@@ -289,7 +288,6 @@ class PushRun:
         )
 
     async def _run_queued_tasks(self, together: Sequence[PendingTask]) -> None:
-        """Wait for the turn of queued tasks, and see each to its end."""
         try:
             await self._driver.dispatcher.admit(together)
         except Exception as bug:  # noqa: BLE001 - as in _invoke_task
@@ -303,7 +301,6 @@ class PushRun:
             await asyncio.gather(*map(self._invoke_task, together))
 
     async def _invoke_task(self, pending: PendingTask) -> None:
-        """Invoke a task whose turn it is, and tell the run machine what comes of it."""
         task, place = pending.task, pending.place
         try:
             self._handle(TaskStarted(*place))
@@ -379,7 +376,6 @@ class PushRun:
         return inbox_key(self._name, stage, len(self._plan.stages[stage].tiles))
 
     def _task(self, stage: int, tile: int) -> Task:
-        """Return the task of a tile of the plan; a member's, where its stage is run as a gang."""
         stages = self._run.stages
         stop = stages[stage].gang_stop
         place = stage, tile, stop is not None

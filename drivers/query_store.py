@@ -71,7 +71,6 @@ class QueryStore:
         return True
 
     async def get(self, keys: Sequence[str]) -> Sequence[Buffer]:
-        """Return values as they are stored; raises one of LOST where one is gone."""
         return await self._call(lambda store: store.get_many([Range(key) for key in keys]))
 
     async def _call(self, call: Callable[[Store], _Value], tries: int | None = None) -> _Value:

@@ -71,7 +71,6 @@ def _logs_details() -> bool:
 
 
 def _ms_since_process_start() -> float:
-    """Return the age of this process in milliseconds: interpreter, runtime client and imports so far."""
     started_ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK")
     return max(0.0, age_s * 1000)
@@ -131,7 +130,6 @@ class _Environment:
             _logger().warning("not prepared at init", reason=str(error))
 
     def load(self) -> None:
-        """Fetch weights that are missing."""
         if self._to_fetch:
             taken_ms = self.worker.load(self._to_fetch)
             self._to_fetch = []

@@ -130,5 +130,4 @@ def cells_to_bytes(outputs: Sequence[Array], tile: Tile, key: str, numbers: Sequ
 
 
 def part_of(output: Array, rect: Rect) -> Array:
-    """Return the view of a rectangle of a tile's output."""
     return output[..., rect.slices[1]] if output.ndim == 2 else output[:, :, *rect.slices]  # noqa: PLR2004 - a vector

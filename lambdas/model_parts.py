@@ -53,7 +53,6 @@ class _Node:
     rest: bytes = b""
 
     def field(self) -> bytes:
-        """Write the operator as a field of its graph."""
         tensors = [(_NODE_INPUT, self.inputs), (_NODE_OUTPUT, self.outputs), (_NODE_KIND, (self.kind,))]
         content = b"".join(protobuf.field(number, name) for number, names in tensors for name in names)
         return protobuf.field(_NODES, content + self.rest)
@@ -78,11 +77,9 @@ class _Tensor:
 
     @property
     def size(self) -> int:
-        """Bytes of the tensor in memory."""
         return self.length * (_FLOAT_BYTES // _HALF_BYTES if self.half else 1) or len(self.raw)
 
     def in_fp32(self, name: bytes) -> _Tensor:
-        """Return a tensor of fp16 numbers as one in fp32."""
         return _read_tensor(replace(self, name=name, kind=_FLOAT, half=True))
 
     def rows(self, name: bytes, start: int, stop: int) -> _Tensor:
@@ -126,11 +123,9 @@ class _Graph:
     tensors: dict[bytes, _Tensor]
 
     def read(self) -> set[bytes]:
-        """Return the tensors that operators read."""
         return {name for node in self.nodes for name in node.inputs}
 
     def model(self) -> bytes:
-        """Write the model."""
         read = self.read()
         content = b"".join(
             (
@@ -157,7 +152,6 @@ class Part:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of its weights in memory."""
         return sum(self.graph.tensors[name].size for name in self.graph.read() if name in self.graph.tensors)
 
     def model(self, shape: Sequence[int | str | None] = ()) -> bytes:
@@ -247,7 +241,6 @@ def _count_readers(graph: _Graph) -> dict[bytes, int]:
 
 
 def _in_fp32(graph: _Graph) -> _Graph:
-    """Return a graph whose weights in fp16 are tensors in fp32, without the operators that cast them."""
     readers, nodes, tensors = _count_readers(graph), [], dict(graph.tensors)
     for node in graph.nodes:
         half = graph.tensors.get(node.inputs[0]) if node.kind == b"Cast" else None
@@ -307,7 +300,6 @@ def _piece_rows(node: _Node, tensors: dict[bytes, _Tensor], readers: dict[bytes,
 
 
 def _number(node: _Node, attribute: bytes) -> int:
-    """Return an operator's attribute that is a number; 0 where it has none of that name."""
     for number, _, content in fields(node.rest):
         if number == _NODE_ATTRIBUTE:
             entry = {inner: value for inner, _, value in fields(content)}

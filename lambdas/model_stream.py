@@ -50,7 +50,6 @@ class _Tensor:
 
     @property
     def size(self) -> int:
-        """Bytes of the initializer in the stream."""
         return 2 * self.length if self.half else self.length
 
     def __len__(self) -> int:

@@ -39,7 +39,6 @@ def read_varint(message: bytes, at: int = 0) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """Return a number as seven bits a byte."""
     data = bytearray()
     while value > 0x7F:  # noqa: PLR2004 - seven bits
         data.append(value & 0x7F | 0x80)
@@ -48,15 +47,12 @@ def varint(value: int) -> bytes:
 
 
 def header(number: int, length: int) -> bytes:
-    """Return what stands before the content of a field that has a length."""
     return varint(number << 3 | _LENGTH_DELIMITED) + varint(length)
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Return a field that has a length."""
     return header(number, len(content)) + content
 
 
 def number_field(number: int, value: int) -> bytes:
-    """Return a field that is a number, not below 0."""
     return varint(number << 3 | _VARINT) + varint(value)

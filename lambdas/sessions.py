@@ -79,7 +79,6 @@ class _Chain:
         self._reads = [session.get_inputs()[0].name for session in sessions]
 
     def run(self, names: None, inputs: dict[str, Array], options: ort.RunOptions | None = None) -> list[Array]:
-        """Compute the last session's outputs from the first one's inputs."""
         outputs: list[Array] = self._sessions[0].run(names, inputs, options)
         for session, name in zip(self._sessions[1:], self._reads[1:], strict=True):
             outputs = session.run(names, {name: outputs[0]}, options)
@@ -125,7 +124,6 @@ class SessionCache:
         self.built = 0
 
     def disconnect(self) -> None:
-        """Close the connections to where weights are fetched from; what is fetched later opens others."""
         if self._source is not None:
             self._source.close()
 
@@ -189,7 +187,6 @@ class SessionCache:
             return session or self._add(function, graph)
 
     def _add(self, function: Function, graph: str) -> Session:
-        """Build a session, and let older ones go where memory ends."""
         session = self._build(function, graph)
         with self._lock:
             self._sessions[graph] = session

@@ -158,7 +158,6 @@ class WeightSource:
             ) from error
 
     def close(self) -> None:
-        """Close the idle connections."""
         self._ranges.close()
 
     def _fetched(self, weights: Artefact) -> mmap.mmap | bytes:

@@ -152,7 +152,6 @@ class Worker:
             exchange.close()
 
     def handle(self, event: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever an invoker sent
-        """Do what a payload asks and return the response; raises InputError for a payload that is not of this plan."""
         if is_shared(event):
             return encode_reports(self.run_shared(decode_tasks(event)))
         if warm_up := decode_warm_up(event):
@@ -167,7 +166,6 @@ class Worker:
         return {}
 
     def run(self, task: Task) -> Report:
-        """Run a task; raises InputError for one that is not of this plan."""
         started = time.perf_counter()
         stage, tile = self._find(task)
         if task.gang:
@@ -273,7 +271,6 @@ class Worker:
         self._put_reply(key, protect(pack_result(result), key), task.ttl)
 
     def _put_reply(self, key: str, value: bytes, ttl: float) -> None:
-        """Put a reply, and again if the store does not answer: the driver has no other way to learn of it."""
         # whatever it raises has Lambda try the event again
         retry(lambda: self._store.put(key, value, ttl), _REPLY, time.sleep)
 
@@ -363,7 +360,6 @@ class Worker:
         return stage, stage.tiles[task.tile]
 
     def _stage(self, task: Task) -> Stage:
-        """Return a task's stage, at the query's size; raises InputError where the plan does not take that."""
         if task.size is None and self._plan.sizes is None:
             return self._plan.stages[task.stage]
         from serfer.core.plan.sized_plan import sized_plan  # noqa: PLC0415 - few plans have many sizes

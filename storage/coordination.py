@@ -117,16 +117,13 @@ class NoCoordination(Coordination):
         self._store = store
 
     def get(self, key: str) -> Entry | None:
-        """Refuse."""
         raise self._refusal(key)
 
     def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
-        """Refuse."""
         del expected, value, ttl
         raise self._refusal(key)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Refuse."""
         raise self._refusal(keys[0])
 
     def _refusal(self, key: str) -> StoreError:
@@ -141,16 +138,13 @@ class InterceptedCoordination(Coordination):
         self._before = before
 
     def get(self, key: str) -> Entry | None:
-        """Get after `before("get")`."""
         self._before("get")
         return self._inner.get(key)
 
     def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
-        """Compare and set after `before("compare_and_set")`."""
         self._before("compare_and_set")
         return self._inner.compare_and_set(key, expected, value, ttl)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete after `before("delete")`."""
         self._before("delete")
         self._inner.delete(keys)

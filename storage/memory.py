@@ -56,14 +56,12 @@ class MemoryStore(Store):
         return [cut(self._live(span), span) for span in ranges]
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Look the keys up."""
         check_keys(keys)
         now = self._clock()
         with self._lock:
             return [key in self._values and self._values[key][1] > now for key in keys]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Forget the keys."""
         check_keys(keys)
         self._exchange.delete(keys)
         with self._lock:
@@ -71,11 +69,9 @@ class MemoryStore(Store):
                 self._values.pop(key, None)
 
     def coordination(self) -> Coordination:
-        """Coordinate by the same dict."""
         return LocalCoordination(self)
 
     def exchange(self) -> Exchange:
-        """Exchange messages within this process."""
         return self._exchange
 
     def close(self) -> None:
@@ -106,7 +102,6 @@ class _MemoryExchange(Exchange):
         self._next_sweep = clock() + _SWEEP_EVERY_S
 
     def send(self, messages: Sequence[Message], ttl: float) -> None:
-        """Append references to the messages."""
         check_keys(message.inbox for message in messages)
         check_ttl(ttl)
         now = self._clock()
@@ -120,7 +115,6 @@ class _MemoryExchange(Exchange):
             self._sent.notify_all()
 
     def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
-        """Wait for the condition that a send notifies."""
         check_keys((inbox,))
         read = int(after) if after != START else 0
 
@@ -139,7 +133,6 @@ class _MemoryExchange(Exchange):
                 self._inboxes.pop(inbox, None)
 
     def sweep(self) -> None:
-        """Forget expired inboxes."""
         now = self._clock()
         with self._sent:
             self._next_sweep = now + _SWEEP_EVERY_S

@@ -33,11 +33,9 @@ class RoutedStore(WrapperStore):
         self._apart = apart
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
-        """Put it where it belongs."""
         self._of(key).put(key, value, ttl)
 
     def link(self, key: str, lifetime_s: int) -> str | None:
-        """Return the link of the store where it belongs."""
         return self._of(key).link(key, lifetime_s)
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
@@ -57,7 +55,6 @@ class RoutedStore(WrapperStore):
             return _merge(sides, near, apart.result())
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Query both at once."""
         check_keys(keys)
         sides = [self._apart(key) for key in keys]
         if len(set(sides)) <= 1:
@@ -78,7 +75,6 @@ class RoutedStore(WrapperStore):
             return apart.result()
 
     def close(self) -> None:
-        """Close both."""
         try:
             super().close()
         finally:

@@ -21,7 +21,6 @@ class PrefixedVersions(Coordination):
         return None if framed is None else Entry(framed[VERSION_BYTES:], framed[:VERSION_BYTES].hex())
 
     def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
-        """Write behind a new version."""
         check_keys((key,))
         check_ttl(ttl)
         version = secrets.token_bytes(VERSION_BYTES)
@@ -57,7 +56,6 @@ class LocalCoordination(PrefixedVersions):
         self._store = store
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete from the store."""
         self._store.delete(keys)
 
     def _read(self, key: str) -> bytes | None:

@@ -17,27 +17,21 @@ class WrapperStore(Store):
         self._inner = inner
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
-        """Put into `inner`."""
         self._inner.put(key, value, ttl)
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Get from `inner`."""
         return self._inner.get_many(ranges)
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Look the keys up in `inner`."""
         return self._inner.exists(keys)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete from `inner`."""
         self._inner.delete(keys)
 
     def link(self, key: str, lifetime_s: int) -> str | None:
-        """Return the link of `inner`."""
         return self._inner.link(key, lifetime_s)
 
     def coordination(self) -> Coordination:
-        """Coordinate by `inner`."""
         return self._inner.coordination()
 
     def exchange(self) -> Exchange | None:
@@ -46,7 +40,6 @@ class WrapperStore(Store):
         return None if inner is None else self._wrapped(inner)
 
     def close(self) -> None:
-        """Close `inner`."""
         self._inner.close()
 
     def _wrapped(self, inner: Exchange) -> Exchange:
@@ -61,15 +54,12 @@ class WrapperExchange(Exchange):
         self._inner = inner
 
     def send(self, messages: Sequence[Message], ttl: float) -> None:
-        """Send by `inner`."""
         self._inner.send(messages, ttl)
 
     def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
-        """Receive from `inner`."""
         return self._inner.receive(inbox, after, timeout_s)
 
     def close(self) -> None:
-        """Close `inner`."""
         self._inner.close()
 
 

@@ -39,7 +39,6 @@ class Demand(NamedTuple):
     latest: float = math.inf
 
     def plus(self, other: Demand) -> Demand:
-        """Return what both ask together."""
         return Demand(
             self.images + other.images,
             self.payload + other.payload,
@@ -58,7 +57,6 @@ class Bounds:
     image_s: float = 0.0
 
     def admit(self, demand: Demand, now: float) -> bool:
-        """Return whether tasks of this demand may be one invocation."""
         return (
             demand.images <= self.images
             and max(demand.payload, demand.answer) <= self.tensor_bytes
@@ -112,12 +110,10 @@ class WaitingGroups:
         self._groups: dict[Hashable, dict[PendingTask, Demand]] = {}
 
     def join(self, group: Hashable, pending: PendingTask, demand: Demand) -> None:
-        """Add a task to a group."""
         pending.group = group
         self._groups.setdefault(group, {})[pending] = demand
 
     def leave(self, pending: PendingTask) -> Demand:
-        """Forget a task that has a group, and return what it asks."""
         members = self._groups[pending.group]
         demand = members.pop(pending)
         if not members:
@@ -188,7 +184,6 @@ class Dispatcher:
         return (self._slots.next_age() if self._oldest_first else 0) + (_BACKGROUND if background else 0)
 
     def enqueue(self, pending: PendingTask, carrier: asyncio.Task[None]) -> None:
-        """Queue a task, for whose turn `carrier` is going to wait."""
         pending.carrier, pending.turn = carrier, asyncio.get_running_loop().create_future()
         task = pending.task
         if not pending.alone and task.stage not in self._batching.stages and self._bounds[task.stage].tasks > 1:

@@ -59,7 +59,6 @@ class Environments:
 
     @property
     def in_use(self) -> int:
-        """How many are expected to be in use, or are promised."""
         return len(self._uses)
 
     def promise(self, count: int, now: float) -> list[Use]:
@@ -76,7 +75,6 @@ class Environments:
                 self.failed(use, lost=False)
 
     def began(self, now: float) -> Use:
-        """Note that an invocation starts, and return what it is expected to find."""
         if not self._promised:
             return self._use(now)
         use = self._promised.pop(0)
@@ -96,7 +94,6 @@ class Environments:
         self._idle[environment] = _Idle(environment, now, next(self._numbers))
 
     def failed(self, use: Use, *, lost: bool) -> None:
-        """Note that an invocation has failed, and whether with it the environment that ran it."""
         del self._uses[use]
         if use.expected and not lost:
             self._idle[use.expected.name] = use.expected

@@ -18,9 +18,7 @@ _Result = TypeVar("_Result", Report | Failure, WarmUpAnswer | Failure, list[Repo
 class FunctionInvoker(SharedInvoker, WarmingInvoker, Protocol):
     """An invoker of functions, which have names where they are."""
 
-    def called(self, function: str) -> str:
-        """Return the name of a function at its service."""
-        ...
+    def called(self, function: str) -> str: ...
 
 
 class ObservedInvoker:
@@ -34,23 +32,18 @@ class ObservedInvoker:
         self._clock = clock
 
     def called(self, function: str) -> str:
-        """Return the name of a function at its service."""
         return self._invoker.called(function)
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
-        """Invoke a function for one task."""
         return await self._observe(function, self._invoker.invoke(function, task, timeout_s))
 
     async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
-        """Invoke a function once for several tasks."""
         return await self._observe(function, self._invoker.invoke_shared(function, tasks, timeout_s))
 
     async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
-        """Send a warm-up request, and wait until its environment is free again."""
         return await self._observe(function, self._invoker.warm(function, request))
 
     async def close(self) -> None:
-        """Release connections."""
         await self._invoker.close()
 
     async def _observe(self, function: str, invocation: Awaitable[_Result]) -> _Result:

@@ -84,7 +84,6 @@ class PlanPolicy:
         return Decision(warm=False, reason=COLD + self._problem, warm_ups=warm_ups)
 
     def ended(self, decision: Decision, took_s: float | None) -> None:
-        """Note that a query has ended, after `took_s` seconds where warm environments answered it."""
         for name, promised in decision.promised.items():
             self.environments[name].withdraw(promised)
         if not decision.warm:
@@ -93,7 +92,6 @@ class PlanPolicy:
             self._warm_s += _RECENT * (took_s - self._warm_s)
 
     def warmed(self) -> None:
-        """Note that a warm-up has succeeded."""
         self._failures, self._not_before, self._problem = 0, 0.0, ""
 
     def refused(self, problem: str, now: float) -> None:

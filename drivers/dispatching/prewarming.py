@@ -27,9 +27,7 @@ from serfer.drivers.invoker import Invoker
 class WarmingInvoker(Invoker, Protocol):
     """An invoker of functions that have environments to warm."""
 
-    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
-        """Send a warm-up request, and wait until its environment is free again."""
-        ...
+    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure: ...
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class WarmUps:
             self.record(request, None)
 
     def record(self, request: _Request, result: WarmUpAnswer | None) -> None:
-        """Note a request in flight as one to be billed."""
         since = self.in_flight.pop(request)
         ms = MS_PER_S * (self._clock.time() - since)
         self.records.append(WarmUpRecord(request.payload.stage, request.memory_mb, since, ms, result))
@@ -101,11 +98,9 @@ class Prewarmer:
         return warm_ups
 
     def ended(self) -> None:
-        """Note that a query has ended: environments are kept from now on."""
         self._used = self._clock.time()
 
     async def close(self) -> None:
-        """Stop waiting for requests in flight."""
         for task in self._running:
             task.cancel()
         if self._running:
@@ -140,7 +135,6 @@ class Prewarmer:
 
 
 def _requests(plan: Plan) -> Iterator[_Request]:
-    """Yield a request for each environment that a query needs after its first stage or gang."""
     for start, part in plan.functions:
         gang = plan.gang_of(start)
         stages = [plan.stages[number] for number in (gang.stages if gang else [start])]

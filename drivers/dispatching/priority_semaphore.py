@@ -30,7 +30,6 @@ class PrioritySemaphore:
 
     @property
     def used(self) -> int:
-        """The number of slots that are in use now."""
         return self.limit - self._free
 
     def slot_seconds(self) -> tuple[float, float]:
@@ -66,14 +65,12 @@ class PrioritySemaphore:
             raise
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free that no one waits for; return whether it was."""
         free = self._free > 0 and not self._waiting
         if free:
             self._change_used(1)
         return free
 
     def release(self, slots: int = 1) -> None:
-        """Release slots to the first waiters, if any."""
         self._change_used(-slots)
         while self._waiting:
             _, _, needed, turn = self._waiting[0]
@@ -85,7 +82,6 @@ class PrioritySemaphore:
             heapq.heappop(self._waiting)
 
     def _change_used(self, slots: int) -> None:
-        """Take slots, or give so many back where the number is negative."""
         if slots:
             self._free -= slots
             self._count = (*self.slot_seconds(), self.used)

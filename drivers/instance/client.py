@@ -65,7 +65,6 @@ class Fault:
 
 
 def open_http(key: str = "") -> aiohttp.ClientSession:
-    """Return the connections of a driver to its instances, kept alive; `key` is their API key."""
     import aiohttp  # noqa: PLC0415 - most services have no instances, and it takes 7 MB
 
     return aiohttp.ClientSession(
@@ -86,7 +85,6 @@ class InstanceProbe:
         self._http = http
 
     async def ready(self, patience_s: float) -> bool:
-        """Return whether the instance is up and takes queries."""
         import aiohttp  # noqa: PLC0415 - as in open_http
 
         try:
@@ -202,7 +200,6 @@ class InstanceClient(InstanceProbe):
             return self._form
 
     async def _only_model(self) -> str:
-        """Return the instance's only model, if it has none of the expected name."""
         try:
             body, _ = await self._read("POST", "/v2/repository/index", MOST_HEAD)
         except _StatusError:

@@ -66,7 +66,6 @@ def check_classifies(plan: Plan) -> None:
 
 
 def read_form(body: bytes, plan: Plan) -> Form:
-    """Read a model's metadata; raises InputError where it does not take the plan's input or give its output."""
     document = _object(body)
     shape = plan.input
     inputs, outputs = _tensors(document, "inputs"), _tensors(document, "outputs")
@@ -125,7 +124,6 @@ def encode_request(array: NDArray[Any], name: str, output: str, timeout_s: float
 
 
 def answer_bytes(images: int, classes: int) -> int:
-    """Return the most bytes that an answer may have."""
     return MOST_HEAD + images * classes * _FLOAT_BYTES
 
 
@@ -149,7 +147,6 @@ def decode_answer(body: bytes, header: str | None, output: str, shape: tuple[int
 
 
 def _name_of_tensor(tensors: Sequence[Mapping[str, Any]], datatype: str, shape: Sequence[int]) -> str | None:
-    """Return the name of the first tensor of a type and shape, after the batch; -1 stands for any size."""
     return next((str(tensor["name"]) for tensor in tensors if _fits(tensor, datatype, shape)), None)
 
 

@@ -97,7 +97,6 @@ def local_functions(plan: Plan) -> list[list[str]]:
 
 
 def stage_name(number: int) -> str:
-    """Return the name of a stage's state."""
     return f"stage-{number}"
 
 
@@ -179,7 +178,6 @@ def _map_state(writer: _Writer, number: int, stage: Stage) -> State:
 
 
 def _map_over(source: str, item: dict[str, str], first: str, states: dict[str, State]) -> State:
-    """Return a Map over the list at `source`, each of whose items is known to `states` by the names in `item`."""
     inputs = {f"{name}.$": f"$.{name}" for name in _INPUTS}
     return {
         "Type": "Map",
@@ -191,7 +189,6 @@ def _map_over(source: str, item: dict[str, str], first: str, states: dict[str, S
 
 
 def _tile(writer: _Writer, number: int, function: str) -> dict[str, State]:
-    """Return what a Map runs for one tile; its error says afterwards which tile it was."""
     name = f"{stage_name(number)}-tile"
     cause = f"States.Format('stage {number}, tile {{}}: {{}}', $.tile, States.JsonToString($.error))"
     return {

@@ -47,7 +47,6 @@ class Client(Protocol):
 def connect(
     region: str, *, endpoint: str | None = None, credentials: Credentials | None = None, connections: int = CONCURRENCY
 ) -> Client:
-    """Return a client for Step Functions in a region, or at `endpoint`; credentials are botocore's own unless given."""
     from botocore.config import Config  # noqa: PLC0415 - most commands never need it, and it takes its time
     from botocore.session import get_session  # noqa: PLC0415 - as above
 

@@ -68,7 +68,6 @@ class StepFunctionsDriver(QueryDriver):
 
     @property
     def polls(self) -> int:
-        """Requests about whether an execution has ended."""
         return self.executions.polls
 
     async def run(
@@ -129,7 +128,6 @@ class ExecutionRun:
 
     @property
     def overheads(self) -> Overheads:
-        """The overheads so far, as far as the driver knows."""
         return Overheads(counts=self._store.counts)
 
     async def run(self) -> Answer:

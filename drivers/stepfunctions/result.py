@@ -85,7 +85,6 @@ def _stage_starts(output: Output, started: float, ended: float) -> list[float]:
 
 
 def _stage_run(entries: Sequence[Entry], start: float, end: float, clock: Callable[[float], float]) -> StageRun:
-    """Return a stage's run; its invocations are taken to have been on their way as long as the one that ended it."""
     requested = [start if entry.at is None else clock(entry.at) for entry in entries]
     due = [time + entry.report.billed_ms / _MS_PER_S for time, entry in zip(requested, entries, strict=True)]
     way = max(0.0, end - max(due))

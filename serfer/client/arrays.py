@@ -34,17 +34,14 @@ class ArrayForm:
 
     @property
     def values(self) -> int:
-        """The number of its values."""
         return math.prod(self.shape)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a value."""
         return TYPES[self.datatype][1]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all values."""
         return self.values * self.itemsize
 
     def npy_head(self) -> bytes:
@@ -59,13 +56,9 @@ class ArrayForm:
 class Values(Protocol):
     """A place for an array's values."""
 
-    def start(self) -> None:
-        """Begin, or begin again."""
-        ...
+    def start(self) -> None: ...
 
-    def place(self, offset: int, data: bytes | memoryview) -> None:
-        """Put values where they belong, `offset` bytes from the first."""
-        ...
+    def place(self, offset: int, data: bytes | memoryview) -> None: ...
 
 
 class MemoryValues:
@@ -76,15 +69,12 @@ class MemoryValues:
         self._memory = bytearray()
 
     def start(self) -> None:
-        """Begin with zeros."""
         self._memory = bytearray(self._form.nbytes)
 
     def place(self, offset: int, data: bytes | memoryview) -> None:
-        """Put values where they belong."""
         self._memory[offset : offset + len(data)] = data
 
     def take(self) -> bytes:
-        """Return the values, and keep none."""
         values, self._memory = bytes(self._memory), bytearray()
         return values
 
@@ -98,7 +88,6 @@ class FileValues:
         self._file = file
 
     def start(self) -> None:
-        """Write the head, and make the file as long as it will be."""
         with _writing(self._file.name):
             self._file.seek(0)
             self._file.write(self._head)
@@ -146,7 +135,6 @@ class ChunkSink:
         self._data = bytearray()
 
     def start(self) -> None:
-        """Begin, or begin again."""
         self._data = bytearray()
 
     def write(self, data: bytes) -> None:

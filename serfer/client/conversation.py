@@ -120,23 +120,19 @@ class Conversation:
         self._secret = secret
 
     def classify(self, upload: Upload, options: QueryOptions) -> Steps[ServedReport]:
-        """Classify images."""
         reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe))
         return read_report(reply)
 
     def predict(self, upload: Upload, options: QueryOptions) -> Steps[ServedPrediction]:
-        """Ask what a network finds in images."""
         reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe))
         return read_prediction(reply)
 
     def submit(self, upload: Upload, options: QueryOptions) -> Steps[str]:
-        """Hand images in, and return the id under which their result will be found."""
         call = options.call(upload, HTTPStatus.ACCEPTED, {"Prefer": "respond-async"}, once=True)
         reply = yield from self._answer(call)
         return read_status(reply).id
 
     def status(self, job: str) -> Steps[JobStatus]:
-        """Return a job's status."""
         reply = yield from self._answer(Call("GET", _place(job)))
         return read_status(reply)
 
@@ -157,11 +153,9 @@ class Conversation:
             look, wait_s = look + 1, wait
 
     def cancel(self, job: str) -> Steps[None]:
-        """Cancel a job; one that is already gone is not an error."""
         yield from self._answer(Call("DELETE", _place(job), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
     def models(self) -> Steps[tuple[ServedModel, ...]]:
-        """Return the models that the service answers for."""
         reply = yield from self._answer(Call("GET", "/v1/models"))
         return read_models(reply)
 
@@ -172,7 +166,6 @@ class Conversation:
         outputs: Sequence[str] | None,
         deadline_ms: int | None,
     ) -> Steps[dict[str, ServedTensor]]:
-        """Return what a model's network makes of a batch; without a name, the default model's."""
         reply = yield from self._inferred(batch, model, outputs, deadline_ms, INLINE)
         return read_tensors(reply)
 
@@ -188,7 +181,6 @@ class Conversation:
         return read_stored(reply)
 
     def open_result(self, result: str) -> Steps[StoredResult]:
-        """Return what the service says of a result."""
         reply = yield from self._answer(Call("GET", _result_place(result)))
         return read_stored(reply)
 
@@ -228,7 +220,6 @@ class Conversation:
         return (yield from self._answer(infer_call(model, batch, outputs, deadline_ms, result)))
 
     def ready(self) -> Steps[bool]:
-        """Return whether the service takes queries now."""
         reply = yield from self._answer(Call("GET", "/readyz", (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)))
         return reply.status == HTTPStatus.OK
 

@@ -50,13 +50,9 @@ class Sink(Protocol):
         """Begin, or begin again: a try may have failed half-way."""
         ...
 
-    def write(self, chunk: bytes) -> None:
-        """Take what came."""
-        ...
+    def write(self, chunk: bytes) -> None: ...
 
-    def end(self) -> None:
-        """Take note that there is no more."""
-        ...
+    def end(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -188,12 +184,10 @@ def read_report(reply: Reply) -> ServedReport:
 
 
 def read_prediction(reply: Reply) -> ServedPrediction:
-    """Return a reply's report of what was found; raises ServiceError that names what is wrong with it."""
     return _structured(ServedPrediction, _with_timeline(document_of(reply)), "report", reply)
 
 
 def read_status(reply: Reply) -> JobStatus:
-    """Return how far a job is by a reply; raises ServiceError that names what is wrong with it."""
     document = document_of(reply)
     if isinstance(document, dict):
         ended = {"result": _with_timeline(document.get("result")), "problem": document.get("problem")}
@@ -202,7 +196,6 @@ def read_status(reply: Reply) -> JobStatus:
 
 
 def read_models(reply: Reply) -> tuple[ServedModel, ...]:
-    """Return the models that a reply lists; raises ServiceError that names what is wrong with it."""
     return _structured(_Models, document_of(reply), "answer", reply).models
 
 

@@ -130,7 +130,6 @@ class AsyncServedResult:
 
 
 def _named(outputs: Mapping[str, _Output], name: str) -> _Output:
-    """Return an output by name; raises UsageError that says which there are."""
     if name not in outputs:
         raise UsageError(f"the result has no output {name!r:.80}: there is {', '.join(map(repr, outputs))}")
     return outputs[name]

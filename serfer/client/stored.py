@@ -42,7 +42,6 @@ def read_stored(reply: Reply) -> StoredResult:
 
 
 def read_stored_array(reply: Reply, form: ArrayForm) -> ChunkedArray:
-    """Return the array whose zarr.json a reply is, which must be of that form; raises ServiceError as well."""
     return _read(reply, lambda document: _array(document, form))
 
 

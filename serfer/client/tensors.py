@@ -82,7 +82,6 @@ def infer_call(
 
 
 def read_tensors(reply: Reply) -> dict[str, ServedTensor]:
-    """Return an answer's outputs by name, in its order; raises ServiceError that names what is wrong with it."""
     length = reply.headers.get(_HEADER, "")
     if not (length.isascii() and length.isdigit() and len(length) <= _MOST_DIGITS and int(length) <= len(reply.body)):
         raise unreadable(f"{_HEADER} is {length[:_MOST_DIGITS]!r}", reply)

@@ -57,7 +57,6 @@ class AsyncWire:
         self._sleep = sleep
 
     async def send(self, step: Try) -> Reply:
-        """Wait as a try asks for, send it, and return the reply."""
         if step.after_s:
             await self._sleep(step.after_s)
         async with asyncio.timeout(step.timeout_s):
@@ -144,7 +143,6 @@ def fault(error: Exception, step: Try, base_url: httpx.URL) -> ServiceError:
 
 
 def checked_url(base_url: str) -> str:
-    """Return a service's address; raises UsageError for what is not one."""
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
@@ -157,7 +155,6 @@ def checked_url(base_url: str) -> str:
 
 
 def headers(api_key: str | None) -> dict[str, str]:
-    """Return what every request carries; replies come uncompressed, so that their bound is known as they arrive."""
     if api_key is not None and not _KEY.fullmatch(api_key):
         raise UsageError("api_key must be visible ASCII characters, 1 to 1024 of them and nothing around them")
     plain = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "serfer"}

@@ -43,9 +43,7 @@ class Sharer(Protocol):
     """An engine, as its device sees it."""
 
     @property
-    def held_bytes(self) -> int:
-        """The bytes of images that wait."""
-        ...
+    def held_bytes(self) -> int: ...
 
     def offer(self, now: float) -> Offer | float | None:
         """Return a batch to compute now, or when to ask again, or None for not before something arrives."""
@@ -73,7 +71,6 @@ class Device:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of images that wait, in all engines."""
         return sum(engine.held_bytes for engine in self._engines)
 
     def join(self, engine: Sharer) -> None:
@@ -91,7 +88,6 @@ class Device:
             await asyncio.to_thread(self._thread.shutdown)
 
     def computes(self, engine: Sharer) -> bool:
-        """Return whether a batch of an engine is being computed."""
         return self._current is engine
 
     def ahead_s(self, engine: Sharer, deadline: float) -> float:
@@ -99,15 +95,12 @@ class Device:
         return sum(other.due_s(deadline) for other in self._engines if other is not engine)
 
     def utilisation(self, now: float) -> float:
-        """Return the share of the last seconds in which it computed."""
         return self._busy.share(now, self._began if self._current is not None else None)
 
     def running_since(self, engine: Sharer) -> float | None:
-        """Return when the batch of an engine began that is being computed."""
         return self._began if self._current is engine else None
 
     def look(self) -> None:
-        """Start the most urgent batch if the device is free."""
         self._stop_timer()
         if self._computing is not None:
             return

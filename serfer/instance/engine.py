@@ -100,7 +100,6 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """The number of images that wait to be computed."""
         return self._preparing + sum(entry.query.images for entry in tuple(self._queue))
 
     @property
@@ -111,11 +110,9 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether anything waits or is being computed."""
         return bool(self.waiting) or self._device.computes(self)
 
     def signals(self, now: float) -> EngineSignals:
-        """Return how it does, `now` on the loop's clock; another thread may ask."""
         counts, most = self.counts, self._batching.max_batch
         return EngineSignals(
             batches=counts.batches,
@@ -148,7 +145,6 @@ class Engine:
             self._rest()
 
     def set_batching(self, batching: Batching) -> None:
-        """Batch like this from now on, also what waits already."""
         self._batching = batching
         self._times.limit(batching.max_batch)
         self._device.look()
@@ -164,13 +160,11 @@ class Engine:
         return network
 
     def fail_waiting(self, error: Exception) -> None:
-        """End every query that waits with an error."""
         for entry in self._queue:
             _fail(entry, error)
         self._queue.clear()
 
     async def close(self) -> None:
-        """End what waits with UnavailableError, and let the batch that runs end."""
         self._closed = True
         self.fail_waiting(UnavailableError(_CLOSING))
         await self._device.leave(self)
@@ -226,7 +220,6 @@ class Engine:
             raise _overloaded(late_s)
 
     def _due(self, deadline: float) -> int:
-        """Return how many images wait that are due by a deadline; what is being normalised counts as due."""
         return self._preparing + sum(entry.query.images for entry in self._queue if entry.query.deadline <= deadline)
 
     async def _answer(self, query: QueuedQuery, batch: NDArray[Any]) -> InstanceAnswer:

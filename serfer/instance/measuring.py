@@ -94,7 +94,6 @@ def measure(
 
 
 def weight_bytes(plan: Plan) -> int:
-    """Return the bytes of the files that a plan's whole network is read from."""
     files = {function.weights.path: function.weights.bytes for stage in plan.stages for function in stage.functions}
     return plan.unsplit.bytes + sum(files.values())
 

@@ -93,7 +93,6 @@ class Network:
         return padded_sizes(self.max_batch) if self.pads else doubled_sizes(self.max_batch)
 
     def run(self, batch: Array) -> Array:
-        """Return the (N, K) float32 logits of (N, C, H, W) float32."""
         parts = [self._part(batch[at : at + self.max_batch]) for at in range(0, len(batch), self.max_batch)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -108,7 +107,6 @@ class Network:
 
 
 def doubled_sizes(largest: int) -> list[int]:
-    """Return 1, 2, 4, ... and `largest`."""
     return [*(1 << power for power in range((largest - 1).bit_length())), largest]
 
 
@@ -142,7 +140,6 @@ def open_network(plan: Plan, directory: Path, hardware: Hardware, max_batch: int
 
 
 def _model(plan: Plan, directory: Path, precision: str) -> str | bytes:
-    """Return the path or the bytes of a plan's whole network in a precision."""
     path = directory / plan.unsplit.path
     if precision == "fp16":
         return half_precision(path)

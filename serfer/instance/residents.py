@@ -58,7 +58,6 @@ class Resident:
 
     @property
     def busy(self) -> bool:
-        """Whether it must stay in memory."""
         return self.status == "loading" or self.engine.busy
 
     async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> InstanceAnswer:
@@ -67,11 +66,9 @@ class Resident:
         return await self.engine.run(batch, deadline_s, context)
 
     async def close(self) -> None:
-        """End what waits; see Engine.close."""
         await self._owner.close(self)
 
     def state(self, now: float) -> ModelState:
-        """Return its state, `now` on the loop's clock; another thread may ask."""
         return ModelState(
             status=self.status,
             bytes=self.measured.size,
@@ -121,16 +118,13 @@ class Residents:
 
     @property
     def held(self) -> int:
-        """The bytes that networks take now."""
         return sum(resident.held for resident in self._all.values())
 
     def states(self) -> Mapping[str, ModelState]:
-        """Return the state of every network; another thread may ask."""
         now = time.monotonic()  # the event loop's clock
         return {name: resident.state(now) for name, resident in self._all.items()}
 
     def state(self) -> InstanceState:
-        """Return the state of what they share; another thread may ask."""
         now = time.monotonic()
         devices = ", ".join({resident.measured.device: None for resident in self._all.values()})
         return InstanceState(devices, self.bound, self.held, round(self.device.utilisation(now), 4))
@@ -239,7 +233,6 @@ class Residents:
         return (resident for resident in self._all.values() if resident is not other and resident.held)
 
     async def _open(self, resident: Resident) -> bool:
-        """Load a network, and return whether that was possible."""
         loop, measured = asyncio.get_running_loop(), resident.measured
         began = loop.time()
         resident.status, resident.held = "loading", measured.load_size
@@ -288,6 +281,5 @@ def _log(level: int, event: str, resident: Resident, **fields: Any) -> None:  # 
 
 
 def _free(networks: list[Network | None]) -> None:
-    """Release the last references to networks, and their memory."""
     networks.clear()
     give_back()

@@ -78,7 +78,6 @@ class Shortage:
         self._next = 0.0
 
     def log(self, error: OSError) -> None:
-        """Log the reason, unless it was logged just now."""
         if self._clock() >= self._next:
             self._next = self._clock() + _QUIET_S
             _LOGGER.warning("connections wait to be accepted: %s (raise the limit: ulimit -n)", error.strerror)

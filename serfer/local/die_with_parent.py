@@ -28,7 +28,6 @@ def die_with(parent: int) -> None:
 
 
 def main(parent: str, *command: str) -> None:
-    """Become `command`, killed with the parent."""
     die_with(int(parent))
     os.execv(command[0], command)  # noqa: S606  no shell is wanted
 

@@ -36,7 +36,6 @@ class LocalServer(ABC):
 
     @property
     def pid(self) -> int:
-        """The server's process id."""
         return self._process.pid
 
     def stop(self) -> None:

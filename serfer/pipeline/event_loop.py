@@ -77,7 +77,6 @@ class LoopThread:
                 )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on the loop; cancelling its future cancels it."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:

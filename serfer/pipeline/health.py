@@ -50,7 +50,6 @@ class FunctionGauge:
         self._read = slots.slot_seconds()
 
     def read(self) -> FunctionLoad:
-        """Return the load now."""
         slots, (since, before) = self._slots, self._read
         now, seconds = self._read = slots.slot_seconds()
         if now > since:
@@ -70,9 +69,7 @@ class Functions(Protocol):
         """Check whether a function could be invoked, which starts nothing."""
         ...
 
-    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
-        """Warm up an environment of a function."""
-        ...
+    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure: ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,6 @@ class Health:
 
     @property
     def ready(self) -> bool:
-        """Return whether queries can be answered."""
         return not (self.store or self.functions)
 
 

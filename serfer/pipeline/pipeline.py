@@ -305,5 +305,5 @@ def _output_bytes(plan: Plan, query: Query) -> float:
     return query.batch * _ELEMENT_BYTES * sum(prod(tensor.dims) for tensor in plan.output_tensors)
 
 
-def names_of(images: Sequence[Image]) -> list[str]:  # noqa: D103 - its name says it
+def names_of(images: Sequence[Image]) -> list[str]:
     return [f"image {number}" if isinstance(image, bytes) else str(image) for number, image in enumerate(images)]

@@ -87,7 +87,6 @@ class OnePlan:
 
     @contextmanager
     def choose(self) -> Iterator[PlanChoice]:
-        """Yield the plan for a query."""
         yield PlanChoice(self.plan, self.driver, self.reason)
 
     def counted(self, count: Callable[[Driver], Driver]) -> OnePlan:
@@ -122,7 +121,6 @@ class TwoPlans:
 
     @contextmanager
     def choose(self) -> Iterator[PlanChoice]:
-        """Yield the plan for a query that starts now and ends with the context; on the event loop."""
         decision = self._policy.decide(self._clock.time())
         way = self._warm if decision.warm else self._cold
         chosen = PlanChoice(way.plan, way.driver, decision.reason, self._warm_up(decision))

@@ -62,7 +62,6 @@ class Query:
 
     @property
     def batch(self) -> int:
-        """The number of images."""
         return len(self.array)
 
 

@@ -28,7 +28,6 @@ def make_report(
     facts: LambdaFacts,
     plan_reason: str = "",
 ) -> QueryReport:
-    """Put a query's report together."""
     reports = [run.reports for run in answer.stages]
     gangs = gang_starts(answer.stages)
     numbered = [*zip(plan.stages, answer.stages, reports, gangs, strict=True)]
@@ -69,7 +68,6 @@ def task_usd(memory_mb: int, report: Report, facts: LambdaFacts) -> float:
 
 
 def cached_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, counts: StoreCounts) -> QueryReport:
-    """Put the report of a query together whose answer was kept: no stage ran, and Lambda charges nothing."""
     return _without_stages(plan, images, latency_s, 0.0, "cache", counts)
 
 

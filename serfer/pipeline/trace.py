@@ -61,7 +61,6 @@ class StageTime(NamedTuple):
 
 
 def query_span(name: str, result: Result, queued: tuple[float, float] | None = None) -> Span:
-    """Return the spans of an answered query, which waited for its turn between the times of `queued`."""
     report, answer = result.report, result.answer
     attributes = {
         "serfer.plan": report.plan,

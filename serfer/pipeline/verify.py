@@ -29,7 +29,6 @@ class AnswerComparison:
     loss: Difference | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         split = {"error": self.split.error, "same_top": self.split.same_top, "exact": self.exact}
         loss = {"loss": self.loss.error, "same_top_as_given": self.loss.same_top} if self.loss else {}
         return {"input": self.input, **split, **loss}

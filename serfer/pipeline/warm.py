@@ -24,9 +24,7 @@ _PING = "serfer_ping"
 class Warmer(Protocol):
     """Sends warm-up requests."""
 
-    def called(self, function: str) -> str:
-        """Return what a function is called where it is invoked."""
-        ...
+    def called(self, function: str) -> str: ...
 
     async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
         """Send one, and wait until its environment is free again."""
@@ -48,7 +46,6 @@ class Warmth:
     problem: str | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return asdict(self)
 
 

@@ -115,7 +115,6 @@ def outside_weights(file: Path) -> Iterator[str]:
 
 
 def _text_at(data: mmap.mmap, place: int) -> str:
-    """Return protobuf's text at a place: its length, 7 bits a byte, and so many bytes."""
     length = shift = 0
     for byte in data[place : place + 3]:
         place += 1

@@ -273,7 +273,6 @@ def deployed_cold_plan(cold: Plan, deployment: Deployment) -> tuple[Plan | None,
 
 
 def concurrency_of(choices: Choices, settings: Settings, facts: LambdaFacts) -> int:
-    """Return how many invocations a driver may have in flight."""
     return facts.concurrency if choices.workers == "aws" else settings.local_concurrency
 
 

@@ -49,19 +49,15 @@ class Directory:
             self.sweep()
 
     def value(self, key: str) -> Path:
-        """Return the path of a value."""
         return self._root / f"{_name(key)}="
 
     def inbox(self, key: str) -> Path:
-        """Return the path of an inbox."""
         return self._root / _INBOXES / f"{_name(key)}=="
 
     def aside(self) -> Path:
-        """Make up a path for a value that is being written."""
         return self._root / f"#{secrets.token_hex(8)}"
 
     def now_ns(self) -> int:
-        """Return the moment as it is compared with moments of expiry."""
         return int(self._clock() * NS)
 
     def sweep_if_due(self) -> None:

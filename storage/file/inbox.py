@@ -42,7 +42,6 @@ def append(path: Path, values: Sequence[bytes], now_ns: int, expiry: int) -> Non
 
 
 def read(path: Path, after: str, now_ns: int) -> list[Received]:
-    """Return the messages of an inbox after a cursor; none where there is no inbox, or it has expired."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -47,13 +47,11 @@ class FileStore(Store):
             return [self._read(span) for span in ranges]
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Look at the files' times."""
         check_keys(keys)
         with self._directory.reached():
             return [self._is_live(key) for key in keys]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Unlink the files, an inbox's too."""
         check_keys(keys)
         with self._directory.reached():
             for key in keys:
@@ -61,11 +59,9 @@ class FileStore(Store):
                 self._directory.inbox(key).unlink(missing_ok=True)
 
     def coordination(self) -> Coordination:
-        """Coordinate by files of the same directory."""
         return LocalCoordination(self)
 
     def exchange(self) -> Exchange:
-        """Exchange messages by files of the same directory."""
         from serfer.storage.file.exchange import FileExchange  # noqa: PLC0415  only gangs need it
 
         return FileExchange(self._directory)
@@ -91,7 +87,6 @@ class FileStore(Store):
                 aside.unlink(missing_ok=True)
 
     def _rename_locked(self, aside: Path, key: str) -> None:
-        """Rename a value that was written aside; the lock must be held."""
         path = self._directory.value(key)
         if path.parent != aside.parent:  # the key is long
             path.parent.mkdir(parents=True, exist_ok=True)

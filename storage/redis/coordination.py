@@ -26,7 +26,6 @@ class RedisCoordination(PrefixedVersions):
         self._delete = delete
 
     def delete(self, keys: Sequence[str]) -> None:
-        """DEL."""
         self._delete(keys)
 
     def _read(self, key: str) -> bytes | None:

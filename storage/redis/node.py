@@ -96,7 +96,6 @@ def _reply(connection: Any) -> Any:  # noqa: ANN401 - of either pool; whatever t
 
 
 def check_size(key: str, size: int) -> None:
-    """Refuse a value that no server takes; raises ValueTooLargeError."""
     if size > _MAX_VALUE:
         raise ValueTooLargeError(f"value under {key!r} has {size} bytes: Redis takes at most {_MAX_VALUE}")
 

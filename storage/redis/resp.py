@@ -48,7 +48,6 @@ class RespPool:
         return connection
 
     def release(self, connection: "RespConnection") -> None:
-        """Take a connection back, to be used again."""
         self._idle.append(connection)
 
     def close(self) -> None:
@@ -144,7 +143,6 @@ class RespConnection:
             raise RedisConnectionError("Error while reading from server") from error
 
     def disconnect(self) -> None:
-        """Close the connection, if it is open; the server may have done so."""
         opened, self._socket, self._file = (self._file, self._socket), None, None
         for connection in opened:
             with suppress(OSError):

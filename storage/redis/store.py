@@ -35,7 +35,6 @@ class RedisCommands(Store):
         self.execute(self._delete_command(keys))
 
     def coordination(self) -> Coordination:
-        """Coordinate by scripts over the same connections."""
         from serfer.storage.redis.coordination import RedisCoordination  # noqa: PLC0415  workers coordinate nothing
 
         return RedisCoordination(self.execute, self.delete)
@@ -82,7 +81,6 @@ class RedisStore(RedisCommands):
         self._node.close()
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
-        """Send the commands as one pipeline."""
         return self._node.execute(commands) if commands else []
 
     def _delete_command(self, keys: Sequence[str]) -> list[Command]:

@@ -84,7 +84,6 @@ class S3Coordination(Coordination):
         return retry(put, _PUTS, self._sleep)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """DeleteObjects."""
         check_keys(keys)
         self._objects.delete([self._objects.name(key) for key in keys])
 

@@ -32,7 +32,6 @@ class Objects:
         return self.prefix + "".join(f"{part}*/" for part in parts[:-1]) + last
 
     def expiry(self, ttl: float) -> float:
-        """Return when an object expires that lives for `ttl` seconds."""
         return self._clock() + ttl
 
     def look(self, key: str, doing: str, request: Callable[[str], Found] | None = None) -> Found | None:
@@ -76,7 +75,6 @@ class Objects:
             raise refusal(self.client.address, refused.answer, doing) from refused
 
     def delete(self, names: Sequence[str]) -> None:
-        """DeleteObjects."""
         self.done("to delete", lambda: self.client.delete(names))
 
     def delete_quietly(self, name: str) -> None:

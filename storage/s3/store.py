@@ -88,7 +88,6 @@ class S3Store(Store):
         return [size is not None for size in self._run_all(self._size, keys)]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """DeleteObjects, a thousand a request."""
         check_keys(keys)
         self._objects.delete([self._objects.name(key) for key in keys])
 
@@ -103,13 +102,11 @@ class S3Store(Store):
         return self._client.sign(self._objects.name(key), min(max(1, lifetime_s), _LONGEST_LINK_S))
 
     def coordination(self) -> Coordination:
-        """Coordinate by conditional puts over the same connections."""
         from serfer.storage.s3.coordination import S3Coordination  # noqa: PLC0415  workers coordinate nothing
 
         return S3Coordination(self._objects, self._sleep)
 
     def close(self) -> None:
-        """Close the connections and end the threads; a later call starts them again."""
         threads, self._threads = self._threads, ThreadPoolExecutor(_THREADS, "s3")
         threads.shutdown()
         self._client.close()

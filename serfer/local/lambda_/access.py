@@ -33,7 +33,6 @@ Refusal = tuple[str, str]
 
 
 def random_access() -> Access:
-    """Return credentials that were never used."""
     return Access(f"LOCAL{secrets.token_hex(8).upper()}", secrets.token_hex(20))
 
 

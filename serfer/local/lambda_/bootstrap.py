@@ -80,7 +80,6 @@ def slow_down(factor: float) -> None:
 
 
 def main() -> None:
-    """Serve the Runtime API until killed."""
     die_with(int(sys.argv[1]))
     limit_resources(int(sys.argv[2]))
     site.setquit()  # exit() and quit() exist inside Lambda, and -S left them out

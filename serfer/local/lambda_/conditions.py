@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class ProcessorLimit(Protocol):
     """Holds a process to a share of the processors, from `start` to `stop`."""
 
-    def start(self) -> None: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
+    def start(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 class Conditions:
@@ -29,11 +29,9 @@ class Conditions:
     """Whether every event is delivered twice, and twice as many invocations have room."""
 
     def throttles(self) -> bool:
-        """Return whether the next invocation is refused."""
         return False
 
     def latency_s(self) -> float:
-        """Return how late the next invocation begins."""
         return 0.0
 
     def placing_s(self, package_bytes: int) -> float:  # noqa: ARG002
@@ -75,7 +73,6 @@ class Counts:
     slowed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {
             "invocations": dict(self.invocations),
             "failed": self.failed,

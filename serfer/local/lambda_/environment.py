@@ -176,7 +176,6 @@ class Environment:
         )
 
     def _handle(self, exchange: Exchange) -> None:
-        """Serve the Runtime API."""
         if exchange.target == f"{_API}invocation/next":
             self._on_next(exchange)
         elif exchange.target == f"{_API}init/error" and not self._warm:

@@ -54,7 +54,6 @@ class EventQueue:
         self._waiting.put_nowait(_Event(request_id, payload, self._clock()))
 
     async def stop(self) -> None:
-        """Forget all events that have not started."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

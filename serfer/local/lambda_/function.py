@@ -54,17 +54,14 @@ class FunctionConfig:
 
     @property
     def reference(self) -> str:
-        """The name by which a caller invokes this version."""
         return self.name if self.version == LATEST else f"{self.name}:{self.version}"
 
     @property
     def interpreter(self) -> Path:
-        """The interpreter that runs it."""
         return self.python or Path(sys.executable)
 
     @property
     def arn(self) -> str:
-        """The function's ARN in the one region and account that the local service plays."""
         return f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:{self.name}"
 
 

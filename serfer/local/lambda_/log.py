@@ -21,7 +21,6 @@ class LogTail:
         self._open = b""  # the line that has no end yet
 
     def feed(self, chunk: bytes) -> None:
-        """Take what the worker wrote."""
         self.last = (self.last + chunk)[-LOG_TAIL:]
         if self._on_line is None:
             return

@@ -52,7 +52,6 @@ class EnvironmentPool:
 
     @property
     def environments(self) -> int:
-        """The number of live environments, idle ones too."""
         return sum(not environment.dead for environment in self._all)
 
     def dispatch(self, function: FunctionConfig, invocation: Invocation) -> bool:

@@ -65,7 +65,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._popen.pid
 
     def drain(self) -> None:
@@ -101,7 +100,6 @@ class WorkerProcess:
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let the process run again."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:

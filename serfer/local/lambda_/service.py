@@ -128,7 +128,6 @@ class LambdaService:
 
     @property
     def environments(self) -> int:
-        """The number of live environments, idle ones too."""
         return self._pool.environments
 
     async def start(self) -> None:
@@ -232,7 +231,6 @@ class LambdaService:
         send(exchange, configuration if reference.endswith("/configuration") else whole)
 
     def _find(self, exchange: Exchange, reference: str) -> FunctionConfig | None:
-        """Return the function that a reference names, or refuse the request."""
         function = self._functions.get(unquote(reference)) or self._functions.get(function_name(reference))
         if function is None:
             refuse(exchange, 404, "ResourceNotFoundException", f"Function not found: {function_name(reference)}")
@@ -333,7 +331,6 @@ def _runtime_headers(headers: dict[str, str]) -> dict[str, str]:
 
 
 def _json_problem(body: bytes) -> str:
-    """Return why a payload is not JSON, empty if it is; no payload at all is fine."""
     try:
         json.loads(body or b"{}")
     except ValueError as error:
@@ -342,7 +339,6 @@ def _json_problem(body: bytes) -> str:
 
 
 def send(exchange: Exchange, answer: dict[str, object], status: int = 200) -> None:
-    """Answer a request with a JSON object."""
     headers = {"Content-Type": "application/json", "x-amzn-RequestId": str(uuid.uuid4())}
     exchange.reply(status, json.dumps(answer).encode(), headers)
 

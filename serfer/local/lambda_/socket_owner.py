@@ -25,7 +25,6 @@ _FOUND = struct.Struct("=4x48x12xII")  # inet_diag_msg: its family to timer, its
 
 
 def check_supported() -> None:
-    """Raise UnavailableError where the kernel does not tell whose a connection is."""
     try:
         _owner(("127.0.0.1", 9), ("127.0.0.1", 9))
     except OSError as error:

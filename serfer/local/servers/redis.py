@@ -75,7 +75,6 @@ class RedisServer(LocalServer):
 
     @property
     def port(self) -> int:
-        """The port on 127.0.0.1."""
         return self._port
 
     def restart(self) -> None:

@@ -72,7 +72,6 @@ class StepFunctionsServer(LocalServer):
 
     @property
     def endpoint(self) -> str:
-        """The endpoint URL for boto3."""
         return f"http://127.0.0.1:{self._port}"
 
     def _command(self, lambda_port: int) -> tuple[list[str], dict[str, str]]:

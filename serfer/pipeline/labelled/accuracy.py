@@ -29,7 +29,6 @@ class Accuracies:
     given: Accuracy
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return {"accuracy": described(self.plan), "accuracy_as_given": described(self.given)}
 
 
@@ -68,7 +67,6 @@ def plan_accuracy(pipeline: Pipeline, batches: Iterable[NDArray[np.uint8]], labe
 
 
 def correct_answers(answer: Any, labels: NDArray[np.int64]) -> int:  # noqa: ANN401 - as Pipeline.run returns it
-    """Return how many rows of (N, K) scores have their largest at the label."""
     return int((np.asarray(answer).argmax(axis=1) == labels).sum())
 
 

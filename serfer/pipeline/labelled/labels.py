@@ -59,7 +59,6 @@ class LabelledImages:
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The index of each image's class, (N,) int64."""
         return np.array(self.indices, dtype=np.int64)
 
     @property

@@ -30,7 +30,6 @@ class _Session(boto3.Session):
 
 
 def main(port: int) -> None:
-    """Serve until killed."""
     boto3.DEFAULT_SESSION = _Session()
     moto = DomainDispatcherApplication(create_backend_app)
 

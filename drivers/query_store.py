@@ -16,7 +16,7 @@ from serfer.core.retry import RetryPolicy, retry_async
 from serfer.core.run_machine import Retry
 from serfer.core.wire import Buffer
 from serfer.drivers.clock import LOOP_CLOCK, Clock
-from serfer.storage.counting import CountingStore
+from serfer.storage.intercepting import CountingStore
 from serfer.storage.store import Range, Store
 
 STRAGGLER_S = 30.0

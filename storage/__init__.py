@@ -26,8 +26,8 @@ _BUILT_IN = {
     "s3": "serfer.storage.s3.store:S3Store",
     "redis+cluster": "serfer.storage.redis.cluster:RedisClusterStore",
     "rediss+cluster": "serfer.storage.redis.cluster:RedisClusterStore",
-    "delay": "serfer.storage.delaying:open_delaying",
-    "fail": "serfer.storage.failing:open_failing",
+    "delay": "serfer.storage.faults:open_delaying",
+    "fail": "serfer.storage.faults:open_failing",
 }
 
 

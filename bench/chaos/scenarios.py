@@ -34,7 +34,7 @@ from serfer.drivers.driver import TTL_MARGIN_S
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
-from serfer.storage.failing import failing
+from serfer.storage.faults import failing
 from serfer_bench.chaos.budget import InvocationBudget
 from serfer_bench.chaos.clients import Clients, TwoDrivers
 from serfer_bench.chaos.faults import Fault, FaultInjection, kill_driver, kill_workers, restart_store

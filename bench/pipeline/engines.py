@@ -28,7 +28,7 @@ from serfer.core.keys import StoreCounts
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.blocking import Pipeline
 from serfer.settings import Settings, load_settings
-from serfer.storage.delaying import delayed
+from serfer.storage.faults import delayed
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import RowsOption, plan_of
 from serfer_bench.core.results import publish_rows

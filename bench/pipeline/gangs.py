@@ -44,7 +44,7 @@ from serfer.pipeline.blocking import Pipeline
 from serfer.plan_directory import file_sha256, load_plan
 from serfer.settings import Settings, load_settings
 from serfer.splitter.split import split
-from serfer.storage.delaying import delayed
+from serfer.storage.faults import delayed
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.faults import Faults, injected
 from serfer_bench.core.options import RowsOption

@@ -12,7 +12,7 @@ from serfer.core.keys import LOCAL_OWNER, RESULT_MARGIN_S, ResultPlace
 from serfer.local.servers.redis import RedisServer
 from serfer.results import Results, npy_bytes
 from serfer.storage import open_store
-from serfer.storage.counting import CountingStore
+from serfer.storage.intercepting import CountingStore
 from serfer_bench.core.s3_server import S3Server
 from tests.results.stored import NOW, PLACE, dense, stored
 

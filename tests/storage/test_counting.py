@@ -6,8 +6,8 @@ import pytest
 from serfer.core.errors import MissingKeyError
 from serfer.core.keys import StoreCounts
 from serfer.storage import Range
-from serfer.storage.counting import CountingStore
 from serfer.storage.exchange import START, Message
+from serfer.storage.intercepting import CountingStore
 from serfer.storage.memory import MemoryStore
 
 

@@ -17,7 +17,7 @@ from serfer.plan_directory import load_plan
 from serfer.storage import Range
 from serfer.storage.contract import StoreContract
 from serfer.storage.exchange import START, Message
-from serfer.storage.failing import FailingStore
+from serfer.storage.faults import FailingStore
 from serfer.storage.file.store import FileStore
 from serfer.storage.memory import MemoryStore
 from serfer.storage.routed import RoutedStore, open_routed, routed

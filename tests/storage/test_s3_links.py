@@ -7,9 +7,10 @@ import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.storage import open_store
+from serfer.storage.faults import wrapped_url
 from serfer.storage.memory import MemoryStore
 from serfer.storage.s3.store import S3Store
-from serfer.storage.wrapping import WrapperStore, wrapped_url
+from serfer.storage.wrapping import WrapperStore
 from serfer_bench.core.s3_server import S3Server
 
 KEY = "serfer:results/one:part{0}"

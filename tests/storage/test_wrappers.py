@@ -6,10 +6,9 @@ import pytest
 from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
 from serfer.storage import Range, open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
-from serfer.storage.counting import CountingStore
-from serfer.storage.delaying import DelayingStore, delayed
 from serfer.storage.exchange import START, Message
-from serfer.storage.failing import FailingStore, failing
+from serfer.storage.faults import DelayingStore, FailingStore, delayed, failing
+from serfer.storage.intercepting import CountingStore
 from serfer.storage.memory import MemoryStore
 from serfer.storage.wrapping import WrapperExchange, WrapperStore
 from tests.storage.test_memory import Clock, RawMemory

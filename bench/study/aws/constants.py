@@ -36,7 +36,7 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer.storage import open_store
-from serfer.storage.delaying import delayed
+from serfer.storage.faults import delayed
 from serfer_bench.core.faults import Faults, Injector
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.platform_times import PlatformTimes

@@ -20,7 +20,7 @@ from serfer.core.errors import DeadlineError, MissingKeyError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import IMAGE, Plan
 from serfer.pipeline.reference import normalised
-from serfer.storage.counting import CountingStore
+from serfer.storage.intercepting import CountingStore
 from serfer.storage.store import Store
 from serfer_bench.core.part_times import LAYER, MERGE, MISS, POLL, READ, SPLIT, WRITE, PartTimes, Times
 from serfer_bench.study.baselines.handlers.environment import Array, merge

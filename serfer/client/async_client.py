@@ -82,7 +82,7 @@ class AsyncClient:
         the images: their files' names, unless given. Calls with the same `idempotency_key` get one answer.
         """
         options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key, application, objectives)
-        body = await asyncio.to_thread(upload, images, names)
+        body = await self._session.aside(upload, images, names)
         return await self._session.run(self._conversation.classify(body, options))
 
     async def predict(  # noqa: PLR0913 - a query's options, by name
@@ -116,7 +116,7 @@ class AsyncClient:
             min_score=min_score,
             classifies=False,
         )
-        body = await asyncio.to_thread(upload, images, names)
+        body = await self._session.aside(upload, images, names)
         return await self._session.run(self._conversation.predict(body, options))
 
     async def submit(
@@ -140,7 +140,7 @@ class AsyncClient:
             application=application,
             objectives=objectives,
         )
-        body = await asyncio.to_thread(upload, images, names)
+        body = await self._session.aside(upload, images, names)
         return AsyncJob(await self._session.run(self._conversation.submit(body, options)), self._session)
 
     @overload

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -11,7 +12,7 @@ from serfer.client.arrays import FileValues, MemoryValues, written_whole
 from serfer.client.conversation import Conversation, Steps
 from serfer.client.stored import StoredOutput
 from serfer.client.tensors import MAX_ANSWER_BYTES, ServedTensor
-from serfer.client.wire import AsyncWire, fault
+from serfer.client.wire import AsyncWire, BlockingWire, fault
 from serfer.core.errors import UsageError
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ T = TypeVar("T")
 class AsyncSession:
     """Holds a client's conversations over its wire."""
 
-    def __init__(self, wire: AsyncWire, conversation: Conversation) -> None:
+    def __init__(self, wire: AsyncWire | BlockingWire, conversation: Conversation) -> None:
         self.conversation = conversation
         self._wire = wire
 
@@ -58,6 +59,9 @@ class AsyncSession:
             await self.run(self.conversation.fetch(output, FileValues(output.form, file), timeout_s))
         return path
 
+    async def aside(self, work: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - the work's
+        """Do what may take long, such as reading files, where the wire does such work."""
+        return await self._wire.aside(work, *arguments)
+
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._wire.http.aclose()
+        await self._wire.close()

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from serfer.client.async_session import AsyncSession
 from serfer.client.stored import StoredOutput, StoredResult
-from serfer.client.sync_session import Session
 from serfer.client.tensors import ServedTensor
+from serfer.client.wire import run_now
 from serfer.core.errors import UsageError
 
 PathLike = str | os.PathLike[str]
@@ -28,7 +28,7 @@ class ServedOutput:
     """
 
     _output: StoredOutput
-    _session: Session
+    _session: AsyncSession
 
     @property
     def name(self) -> str:
@@ -53,14 +53,14 @@ class ServedOutput:
     @cached_property
     def tensor(self) -> ServedTensor:
         """Its values, at most 1 GiB of them; downloaded once."""
-        return self._session.tensor(self._output)
+        return run_now(self._session.tensor(self._output))
 
     def download(self, path: PathLike, *, timeout_s: float | None = None) -> Path:
         """Write it to a .npy file, which appears whole or not at all, in place of one that is there; return its path.
 
         Within `timeout_s`, by default the client's and a second for each megabyte.
         """
-        return self._session.download(self._output, Path(path), timeout_s)
+        return run_now(self._session.download(self._output, Path(path), timeout_s))
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -74,12 +74,13 @@ class ServedOutput:
 class ServedResult(Mapping[str, ServedOutput]):
     """A result that the service keeps, with its outputs by name, until `expires`, in seconds since 1970."""
 
-    def __init__(self, stored: StoredResult, session: Session) -> None:
-        self.id = stored.id
-        self.model = stored.model
-        self.expires = stored.expires
-        self._session = session
-        self._outputs = {output.form.name: ServedOutput(output, session) for output in stored.outputs}
+    def __init__(self, result: AsyncServedResult) -> None:
+        self.id = result.id
+        self.model = result.model
+        self.expires = result.expires
+        self._result = result
+        outputs, session = result._stored, result._session  # noqa: SLF001 - this is its other face
+        self._outputs = {name: ServedOutput(output, session) for name, output in outputs.items()}
 
     def download(self, name: str, path: PathLike, *, timeout_s: float | None = None) -> Path:
         """Write an output to a .npy file, as `ServedOutput.download` does."""
@@ -87,7 +88,7 @@ class ServedResult(Mapping[str, ServedOutput]):
 
     def delete(self) -> None:
         """Delete the result; one that is already gone is not an error."""
-        self._session.run(self._session.conversation.delete_result(self.id))
+        run_now(self._result.delete())
 
     def __getitem__(self, name: str) -> ServedOutput:
         return self._outputs[name]

@@ -1,36 +1,80 @@
-# Made from async_client.py by tests/client/unasync.py: change that file, and run that script.
 """The blocking client of a SerFer service (serfer serve; docs/reference/client.md).
 
     with serfer.Client("http://localhost:8000") as client:
         report = client.classify("cat.jpg")
         print(report.images[0].predictions[0].label, report.latency_ms, report.cost_usd)
 
-Requests and retries are decided in serfer/client/conversation.py, and sent by serfer/client/wire.py.
+Its calls are those of the asyncio client (async_client.py) over a wire that blocks, on which they never suspend.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, overload
+from functools import update_wrapper
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
 import httpx
 
+from serfer.client.async_client import AsyncClient, AsyncJob
+from serfer.client.async_session import AsyncSession
 from serfer.client.conversation import Clock, Conversation, Retries
-from serfer.client.messages import Image, QueryOptions, upload
-from serfer.client.results import ServedResult
-from serfer.client.sync_session import Session
+from serfer.client.results import AsyncServedResult, ServedResult
 from serfer.client.tensors import ServedTensor
-from serfer.client.wire import Wire, checked_url, headers
-from serfer.core.http_messages import (
-    NO_OBJECTIVES,
-    JobStatus,
-    Objectives,
-    ServedModel,
-    ServedPrediction,
-    ServedReport,
-)
+from serfer.client.wire import BlockingWire, checked_url, headers, run_now
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+def _blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    def wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:  # noqa: ANN401 - a Client or Job
+        return run_now(method(self._asynchronous, *args, **kwargs))
+
+    return update_wrapper(wait, method)
+
+
+def _blocking_as(
+    convert: Callable[[T], R], method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
+) -> Callable[Concatenate[Any, P], R]:
+    """Return what `_blocking` does, but for its result, which `convert` makes a blocking one."""
+    call = _blocking(method)
+
+    def wait(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: ANN401 - a Client
+        return convert(call(self, *args, **kwargs))
+
+    returned = inspect.signature(convert).return_annotation
+    wait.__signature__ = inspect.signature(method).replace(return_annotation=returned)  # type: ignore[attr-defined]
+    return update_wrapper(wait, method)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A submitted query: the service keeps its result under `id` for a while."""
+
+    id: str
+    _asynchronous: AsyncJob = field(repr=False)
+
+    status = _blocking(AsyncJob.status)
+    result = _blocking(AsyncJob.result)
+    cancel = _blocking(AsyncJob.cancel)
+
+
+def _job(job: AsyncJob) -> Job:
+    return Job(job.id, job)
+
+
+def _result(result: AsyncServedResult) -> ServedResult:
+    return ServedResult(result)
+
+
+class _Calls(AsyncClient):
+    def __init__(self, session: AsyncSession) -> None:  # over another wire
+        self._session = session
+        self._conversation = session.conversation
 
 
 class Client:
@@ -60,89 +104,12 @@ class Client:
         self._base_url = checked_url(base_url)
         conversation = Conversation(timeout_s, Retries(retries), clock or Clock(), api_key or "", retry_safe=retry_safe)
         http = httpx.Client(base_url=self._base_url, headers=headers(api_key), transport=transport)
-        self._conversation = conversation
-        self._session = Session(Wire(http, sleep, conversation.clock.monotonic), conversation)
+        wire = BlockingWire(http, sleep, conversation.clock.monotonic)
+        self._asynchronous = _Calls(AsyncSession(wire, conversation))
 
-    def classify(  # noqa: PLR0913 - a query's options, by name
-        self,
-        images: Image | Sequence[Image],
-        *,
-        model: str | None = None,
-        application: str | None = None,
-        objectives: Objectives = NO_OBJECTIVES,
-        top_k: int = 5,
-        deadline_ms: int | None = None,
-        explain: bool = False,
-        names: Sequence[str] | None = None,
-        idempotency_key: str | None = None,
-    ) -> ServedReport:
-        """Classify images (encoded bytes, or paths), all in one query, and return its report.
-
-        An `application` is asked for in place of a model: the service selects a variant of its networks that meets the
-        `objectives`, and `selected` says which and why. `explain` adds the timeline. `names` are what the report calls
-        the images: their files' names, unless given. Calls with the same `idempotency_key` get one answer.
-        """
-        options = QueryOptions(model, top_k, deadline_ms, explain, idempotency_key, application, objectives)
-        body = upload(images, names)
-        return self._session.run(self._conversation.classify(body, options))
-
-    def predict(  # noqa: PLR0913 - a query's options, by name
-        self,
-        images: Image | Sequence[Image],
-        *,
-        model: str | None = None,
-        application: str | None = None,
-        objectives: Objectives = NO_OBJECTIVES,
-        top_k: int = 5,
-        min_score: float | None = None,
-        deadline_ms: int | None = None,
-        explain: bool = False,
-        names: Sequence[str] | None = None,
-        idempotency_key: str | None = None,
-    ) -> ServedPrediction:
-        """Ask what any network finds in images, all in one query, and return its report.
-
-        By its `kind`, each image has `predictions`, the `boxes` of a detector (of at least `min_score`, in the image's
-        own pixels), or `outputs`: vectors' values, maps as PNG or where the service keeps them. Everything else is as
-        for `classify`.
-        """
-        options = QueryOptions(
-            model,
-            top_k,
-            deadline_ms,
-            explain,
-            idempotency_key,
-            application,
-            objectives,
-            min_score=min_score,
-            classifies=False,
-        )
-        body = upload(images, names)
-        return self._session.run(self._conversation.predict(body, options))
-
-    def submit(
-        self,
-        images: Image | Sequence[Image],
-        *,
-        model: str | None = None,
-        application: str | None = None,
-        objectives: Objectives = NO_OBJECTIVES,
-        top_k: int = 5,
-        deadline_ms: int | None = None,
-        names: Sequence[str] | None = None,
-        idempotency_key: str | None = None,
-    ) -> Job:
-        """Hand in what `classify` takes, and return the job that answers it, without waiting for it."""
-        options = QueryOptions(
-            model,
-            top_k,
-            deadline_ms,
-            idempotency_key=idempotency_key,
-            application=application,
-            objectives=objectives,
-        )
-        body = upload(images, names)
-        return Job(self._session.run(self._conversation.submit(body, options)), self._session)
+    classify = _blocking(AsyncClient.classify)
+    predict = _blocking(AsyncClient.predict)
+    submit = _blocking_as(_job, AsyncClient.submit)
 
     @overload
     def infer(
@@ -181,27 +148,19 @@ class Client:
         the names of those to return, in that order: all, unless given. With `result="link"` the service keeps them,
         however large they are, and they are downloaded when they are wanted.
         """
+        call = self._asynchronous.infer
         if result == "link":
-            stored = self._session.run(self._conversation.infer_result(batch, model, outputs, deadline_ms))
-            return ServedResult(stored, self._session)
-        return self._session.run(self._conversation.infer(batch, model, outputs, deadline_ms))
+            kept = call(batch, model=model, outputs=outputs, deadline_ms=deadline_ms, result="link")
+            return ServedResult(run_now(kept))
+        return run_now(call(batch, model=model, outputs=outputs, deadline_ms=deadline_ms))
 
-    def open_result(self, result_id: str) -> ServedResult:
-        """Return a result that the service keeps, by its id."""
-        stored = self._session.run(self._conversation.open_result(result_id))
-        return ServedResult(stored, self._session)
-
-    def models(self) -> tuple[ServedModel, ...]:
-        """Return the models that the service answers for."""
-        return self._session.run(self._conversation.models())
-
-    def ready(self) -> bool:
-        """Return whether the service takes queries now; raises ServiceUnavailableError where nothing answers."""
-        return self._session.run(self._conversation.ready())
+    open_result = _blocking_as(_result, AsyncClient.open_result)
+    models = _blocking(AsyncClient.models)
+    ready = _blocking(AsyncClient.ready)
 
     def close(self) -> None:
         """Close the connections."""
-        self._session.close()
+        run_now(self._asynchronous.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -211,27 +170,3 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({self._base_url!r})"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A submitted query: the service keeps its result under `id` for a while."""
-
-    id: str
-    _session: Session = field(repr=False)
-
-    def status(self) -> JobStatus:
-        """Return the job's status."""
-        return self._session.run(self._session.conversation.status(self.id))
-
-    def result(self, timeout_s: float | None = None) -> ServedReport:
-        """Wait for its result, at most `timeout_s` or as long as the client's calls may take.
-
-        Raises what `classify` raises, RequestRefusedError when the service keeps it no longer, and
-        ServiceDeadlineError when the time is up: the job continues, and `result` may be called again.
-        """
-        return self._session.run(self._session.conversation.result(self.id, timeout_s))
-
-    def cancel(self) -> None:
-        """Cancel the job."""
-        self._session.run(self._session.conversation.cancel(self.id))

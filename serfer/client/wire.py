@@ -1,5 +1,7 @@
 """Conversations over httpx: one wire that blocks, and one for asyncio.
 
+The coroutines of what stands on the wire that blocks never suspend: `run_now` runs them without an event loop.
+
 A reply's body is kept, or, where its call has a sink, passed on as it comes: then it has no bound but the sink's own.
 """
 
@@ -7,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import httpx
 
@@ -24,15 +26,15 @@ _CONNECT_S = 5.0
 _LOST = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
 
-class Wire:
-    """Sends tries over httpx, and waits in between."""
+class BlockingWire:
+    """Sends tries over httpx, and waits in between; its coroutines never suspend."""
 
     def __init__(self, http: httpx.Client, sleep: Callable[[float], None], now: Callable[[], float]) -> None:
         self.http = http
         self._sleep = sleep
         self._now = now
 
-    def send(self, step: Try) -> Reply:
+    async def send(self, step: Try) -> Reply:
         """Wait as a try asks for, send it, and return the reply."""
         if step.after_s:
             self._sleep(step.after_s)
@@ -47,6 +49,12 @@ class Wire:
             return body.reply()
         finally:
             response.close()
+
+    async def aside(self, work: Callable[..., R], *arguments: Any) -> R:  # noqa: ANN401 - the work's
+        return work(*arguments)
+
+    async def close(self) -> None:
+        self.http.close()
 
 
 class AsyncWire:
@@ -68,6 +76,23 @@ class AsyncWire:
                 return await _aside(step.call, body.reply)
             finally:
                 await response.aclose()
+
+    async def aside(self, work: Callable[..., R], *arguments: Any) -> R:  # noqa: ANN401 - the work's
+        return await asyncio.to_thread(work, *arguments)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+
+
+def run_now(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine that never suspends, as over a wire that blocks, and return its result."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: R = end.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a coroutine over a wire that blocks has suspended")
 
 
 async def _aside(call: Call, work: Callable[[], R]) -> R:

@@ -94,7 +94,7 @@ class TestRun:
             (None, "", -2),
         ]
 
-    def test_tasks_of_a_cancelled_workload_are_cancelled(self):
+    async def test_tasks_of_a_cancelled_workload_are_cancelled(self):
         sent = asyncio.Event()
         tasks = []
 
@@ -104,14 +104,12 @@ class TestRun:
                 sent.set()
             return tasks[-1]
 
-        async def cancel():
-            workload = asyncio.create_task(run(send, (0.0, 0.0, 1e6)))
-            await sent.wait()
-            workload.cancel()
-            await asyncio.gather(workload, *tasks, return_exceptions=True)
-            return all(task.cancelled() for task in (workload, *tasks))
-
-        assert asyncio.run(cancel())
+        workload = asyncio.create_task(run(send, (0.0, 0.0, 1e6)))
+        await sent.wait()
+        workload.cancel()
+        await asyncio.gather(workload, *tasks, return_exceptions=True)
+        result = all(task.cancelled() for task in (workload, *tasks))
+        assert result
 
     def test_no_arrivals_no_queries(self):
         assert asyncio.run(run(lambda _: pytest.fail("sent"), ())) == []

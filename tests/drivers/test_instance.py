@@ -177,14 +177,11 @@ def test_an_instance_that_knows_the_description_of_the_split_gets_numbers_of_the
     assert np.allclose(ask(url, described).logits, expected, atol=1e-4)
 
 
-def test_a_query_after_the_connections_were_closed_is_a_fault_as_others_are(plan):
-    async def run():
-        async with canned({INFERS: inferred(LOGITS)}) as (_, url), open_http() as http:
-            client = InstanceClient(url, "m", plan, http)
-            await http.close()
-            return await client.infer(PIXELS, 1.0, 5.0)
-
-    results = asyncio.run(run())
+async def test_a_query_after_the_connections_were_closed_is_a_fault_as_others_are(plan):
+    async with canned({INFERS: inferred(LOGITS)}) as (_, url), open_http() as http:
+        client = InstanceClient(url, "m", plan, http)
+        await http.close()
+        results = await client.infer(PIXELS, 1.0, 5.0)
     assert results.kind is FaultKind.UNREACHABLE
     assert "\n" not in results.message
 
@@ -310,15 +307,11 @@ def test_an_instance_that_says_nothing_is_given_up(plan):
     assert results.kind is FaultKind.NO_RESPONSE
 
 
-def test_readiness_is_the_servers(url, plan):
-    async def run():
-        ready = "GET /v2/health/ready"
-        async with open_http() as http, canned({ready: answer("", status="503 X")}) as (_, other):
-            return [
-                await InstanceClient(each, "m", plan, http).ready(10) for each in (url, other, "http://127.0.0.1:1")
-            ]
-
-    assert asyncio.run(run()) == [True, False, False]
+async def test_readiness_is_the_servers(url, plan):
+    ready = "GET /v2/health/ready"
+    async with open_http() as http, canned({ready: answer("", status="503 X")}) as (_, other):
+        result = [await InstanceClient(each, "m", plan, http).ready(10) for each in (url, other, "http://127.0.0.1:1")]
+    assert result == [True, False, False]
 
 
 def test_requests_carry_the_instances_key(directory, plan, tmp_path):

@@ -98,26 +98,20 @@ def test_every_end_of_a_function_is_a_report_or_one_kind_of_failure(runtime):
     assert all(SECRET not in repr(failure) for failure in results.values())
 
 
-def test_a_full_service_throttles(runtime):
-    async def main():
-        async with service(runtime, concurrency=1) as calling:
-            both = await asyncio.gather(calling.invoke("answer", TASK, 20.0), calling.invoke("answer", TASK, 20.0))
-            assert calling.throttled == 1
-            return both
-
-    results = run(main())
+async def test_a_full_service_throttles(runtime):
+    async with service(runtime, concurrency=1) as calling:
+        both = await asyncio.gather(calling.invoke("answer", TASK, 20.0), calling.invoke("answer", TASK, 20.0))
+        assert calling.throttled == 1
+        results = both
     assert REPORT in results
     (failure,) = (result for result in results if result != REPORT)
     assert failure.kind is FailureKind.THROTTLED
     assert failure.error_type == "TooManyRequestsException"
 
 
-def test_a_function_that_does_not_exist_is_unreachable_by_name(runtime):
-    async def main():
-        async with service(runtime) as calling:
-            return await calling.invoke("nobody", TASK, 5.0)
-
-    failure = run(main())
+async def test_a_function_that_does_not_exist_is_unreachable_by_name(runtime):
+    async with service(runtime) as calling:
+        failure = await calling.invoke("nobody", TASK, 5.0)
     assert failure.kind is FailureKind.UNREACHABLE
     assert "nobody" in failure.message
 

@@ -109,19 +109,16 @@ def test_polling_backs_off(store):
     assert len(store.looks) == 6, "after 1, 2, 4, 8, 10 and 10 s"
 
 
-def test_a_task_started_during_a_poll_is_polled_in_time(store):
-    async def main():
-        events = Events(store, lambda task, _: "silent" if task.tile == 0 else None)
-        invoker = PollInvoker(events, store, Backoff(0.01, PATIENCE, factor=1000.0))
-        slow = asyncio.create_task(invoker.invoke("f", replace(TASK, tile=0), 2 * PATIENCE))
-        await asyncio.to_thread(store.looked.wait, PATIENCE)
-        report = await asyncio.wait_for(invoker.invoke("f", TASK, PATIENCE), PATIENCE / 2)
-        slow.cancel()
-        await asyncio.wait([slow])
-        await invoker.close()
-        return report
-
-    assert isinstance(asyncio.run(main()), Report)
+async def test_a_task_started_during_a_poll_is_polled_in_time(store):
+    events = Events(store, lambda task, _: "silent" if task.tile == 0 else None)
+    invoker = PollInvoker(events, store, Backoff(0.01, PATIENCE, factor=1000.0))
+    slow = asyncio.create_task(invoker.invoke("f", replace(TASK, tile=0), 2 * PATIENCE))
+    await asyncio.to_thread(store.looked.wait, PATIENCE)
+    report = await asyncio.wait_for(invoker.invoke("f", TASK, PATIENCE), PATIENCE / 2)
+    slow.cancel()
+    await asyncio.wait([slow])
+    await invoker.close()
+    assert isinstance(report, Report)
 
 
 def test_a_failed_task_says_why(store):

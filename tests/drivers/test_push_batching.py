@@ -338,7 +338,7 @@ def test_every_query_ends_with_its_answer_or_an_error_and_releases_its_slots(
 
 
 @pytest.mark.parametrize("batching", [None, BATCHING])
-def test_no_query_outlives_its_answer(store, batching, monkeypatch):
+async def test_no_query_outlives_its_answer(store, batching, monkeypatch):
     living = weakref.WeakSet()
 
     class Watched(push.PushRun):
@@ -347,16 +347,12 @@ def test_no_query_outlives_its_answer(store, batching, monkeypatch):
             living.add(self)
 
     monkeypatch.setattr(push, "PushRun", Watched)
-
-    async def main():
-        pushing, left = driver(SharedWorkers(store), store, slots=3, batching=batching), []
-        for _ in range(2):
-            for _ in range(3):
-                await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
-            await asyncio.gather(*pushing._cleanups)
-            gc.collect()
-            left.append(len(living))
-        await pushing.close()
-        return left
-
-    assert max(asyncio.run(asyncio.wait_for(main(), 10 * PATIENCE))) <= 1
+    pushing, left = driver(SharedWorkers(store), store, slots=3, batching=batching), []
+    for _ in range(2):
+        for _ in range(3):
+            await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(40)))
+        await asyncio.gather(*pushing._cleanups)
+        gc.collect()
+        left.append(len(living))
+    await pushing.close()
+    assert max(left) <= 1

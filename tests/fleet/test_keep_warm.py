@@ -208,19 +208,17 @@ async def test_short_queries_between_two_looks_are_counted_and_failed_ones_end()
     assert [count.take(), count.take()] == [3, 0]
 
 
-def test_metrics_tell_of_each_model():
-    async def scene():
-        made = Drivers("300")
-        one = made.add("a")
-        await made.query("a")
-        await made.step(260)
-        return {
-            (sample.name, sample.labels["model"]): sample.value
-            for family in KeepWarmMetrics({"small": one}).collect()
-            for sample in family.samples
-        }
-
-    assert asyncio.run(scene()) == {
+async def test_metrics_tell_of_each_model():
+    made = Drivers("300")
+    one = made.add("a")
+    await made.query("a")
+    await made.step(260)
+    result = {
+        (sample.name, sample.labels["model"]): sample.value
+        for family in KeepWarmMetrics({"small": one}).collect()
+        for sample in family.samples
+    }
+    assert result == {
         ("serfer_keep_warm_wanted", "small"): 1,
         ("serfer_keep_warm_pings_total", "small"): 1,
         ("serfer_keep_warm_troubles_total", "small"): 0,

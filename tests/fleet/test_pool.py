@@ -32,10 +32,6 @@ class Made:
         return await self.pool.run(batch, deadline_s)
 
 
-def run(scene):
-    return asyncio.run(scene())
-
-
 async def test_without_instances_everything_goes_through_the_functions():
     made = Made(members=())
     assert await made.ask() is None
@@ -278,17 +274,15 @@ def two_types(**more):
     return made
 
 
-def test_an_answer_costs_the_share_of_its_instances_type_and_market():
-    async def scene():
-        made = two_types()
-        made.net.gate.clear()
-        pending = [asyncio.create_task(made.ask()) for _ in range(20)]
-        await asyncio.sleep(0)
-        made.net.gate.set()
-        return {answer.instance: answer.cost_usd for answer in await asyncio.gather(*pending)}
-
+async def test_an_answer_costs_the_share_of_its_instances_type_and_market():
     prices = {"a": 3.6 / 100, "b": 1.2 / 100, "c": 0.36 / 10}
-    assert run(scene) == {name: pytest.approx(usd / 3600) for name, usd in prices.items()}
+    made = two_types()
+    made.net.gate.clear()
+    pending = [asyncio.create_task(made.ask()) for _ in range(20)]
+    await asyncio.sleep(0)
+    made.net.gate.set()
+    result = {answer.instance: answer.cost_usd for answer in await asyncio.gather(*pending)}
+    assert result == {name: pytest.approx(usd / 3600) for name, usd in prices.items()}
 
 
 async def test_queries_go_to_the_type_that_answers_first():

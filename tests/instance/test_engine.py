@@ -151,14 +151,11 @@ async def test_late_queries_are_refused_before_they_are_computed(engine_of, netw
     assert network.sizes == [1, 3]
 
 
-def test_an_idle_engine_accepts_a_query_despite_its_estimate(engine_of):
-    async def main():
-        engine = engine_of(profile=Profile(((1, 1e6),)))
-        served = await engine.run(batch(), LONG, NO_CONTEXT)
-        await engine.close()
-        return served
-
-    assert asyncio.run(main()).batch == 1
+async def test_an_idle_engine_accepts_a_query_despite_its_estimate(engine_of):
+    engine = engine_of(profile=Profile(((1, 1e6),)))
+    served = await engine.run(batch(), LONG, NO_CONTEXT)
+    await engine.close()
+    assert served.batch == 1
 
 
 async def test_a_free_engine_waits_for_its_window(engine_of, network):
@@ -214,11 +211,8 @@ async def test_closing_fails_waiting_queries_and_finishes_the_running_batch(engi
     assert network.sizes == [1]
 
 
-def test_a_query_of_pixels_is_normalised_as_the_plan_says(engine_of, whole):
-    async def main():
-        engine = engine_of()
-        served = await engine.run(pixels(2), LONG, NO_CONTEXT)
-        await engine.close()
-        return served
-
-    assert np.array_equal(asyncio.run(main()).logits, whole(pixels(2)))
+async def test_a_query_of_pixels_is_normalised_as_the_plan_says(engine_of, whole):
+    engine = engine_of()
+    served = await engine.run(pixels(2), LONG, NO_CONTEXT)
+    await engine.close()
+    assert np.array_equal(served.logits, whole(pixels(2)))

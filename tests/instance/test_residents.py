@@ -135,46 +135,40 @@ async def test_the_least_recently_used_network_goes_when_another_needs_room(resi
     assert loader.loaded == ["a", "b", "c", "b"]
 
 
-def test_a_network_that_computes_stays_and_the_next_waits_until_it_rests(residents_of, loader):
-    async def main():
-        residents = residents_of("ab", SIZE)
-        await ask(residents, "a")
-        with loader.networks["a"].held():
-            busy = ask(residents, "a")
-            await asyncio.to_thread(loader.networks["a"].wait)
-            await asyncio.to_thread(loader.networks["a"].wait)
-            waits = ask(residents, "b")
-            await until(lambda: residents["b"].engine.waiting == 1)
-            assert status(residents) == {"a": "loaded", "b": "unloaded"}
-            with pytest.raises(DeadlineError):
-                await ask(residents, "b", deadline_s=0.05)
-            assert not waits.done()
-        await asyncio.gather(busy, waits)
-        states = status(residents)
-        await end(residents, "ab")
-        return states
-
-    assert asyncio.run(main()) == {"a": "unloaded", "b": "loaded"}
+async def test_a_network_that_computes_stays_and_the_next_waits_until_it_rests(residents_of, loader):
+    residents = residents_of("ab", SIZE)
+    await ask(residents, "a")
+    with loader.networks["a"].held():
+        busy = ask(residents, "a")
+        await asyncio.to_thread(loader.networks["a"].wait)
+        await asyncio.to_thread(loader.networks["a"].wait)
+        waits = ask(residents, "b")
+        await until(lambda: residents["b"].engine.waiting == 1)
+        assert status(residents) == {"a": "loaded", "b": "unloaded"}
+        with pytest.raises(DeadlineError):
+            await ask(residents, "b", deadline_s=0.05)
+        assert not waits.done()
+    await asyncio.gather(busy, waits)
+    states = status(residents)
+    await end(residents, "ab")
+    assert states == {"a": "unloaded", "b": "loaded"}
 
 
-def test_nothing_is_unloaded_for_a_query_that_has_gone(residents_of, loader):
-    async def main():
-        residents = residents_of("ab", SIZE)
-        await ask(residents, "a")
-        with loader.networks["a"].held():
-            busy = ask(residents, "a")
-            await asyncio.to_thread(loader.networks["a"].wait)
-            await asyncio.to_thread(loader.networks["a"].wait)
-            gone = ask(residents, "b")
-            await until(lambda: residents["b"].engine.waiting == 1)
-            gone.cancel()
-            await until(lambda: residents["b"].bringing is None)
-        await busy
-        states = status(residents)
-        await end(residents, "ab")
-        return states
-
-    assert asyncio.run(main()) == {"a": "loaded", "b": "unloaded"}
+async def test_nothing_is_unloaded_for_a_query_that_has_gone(residents_of, loader):
+    residents = residents_of("ab", SIZE)
+    await ask(residents, "a")
+    with loader.networks["a"].held():
+        busy = ask(residents, "a")
+        await asyncio.to_thread(loader.networks["a"].wait)
+        await asyncio.to_thread(loader.networks["a"].wait)
+        gone = ask(residents, "b")
+        await until(lambda: residents["b"].engine.waiting == 1)
+        gone.cancel()
+        await until(lambda: residents["b"].bringing is None)
+    await busy
+    states = status(residents)
+    await end(residents, "ab")
+    assert states == {"a": "loaded", "b": "unloaded"}
     assert loader.loaded == ["a"]
 
 
@@ -189,17 +183,15 @@ async def test_a_query_that_waits_for_loading_keeps_its_deadline_and_the_load_se
     assert loader.loaded == ["a"]
 
 
-def test_a_query_that_loading_would_make_late_is_refused_at_once_and_loads_all_the_same(residents_of, loader):
-    async def main():
-        residents = residents_of("a", SIZE, load_s=5.0)
-        with pytest.raises(OverloadedError) as refused:
-            await ask(residents, "a", deadline_s=3.0)
-        await until(lambda: residents["a"].status == "loaded")
+async def test_a_query_that_loading_would_make_late_is_refused_at_once_and_loads_all_the_same(residents_of, loader):
+    residents = residents_of("a", SIZE, load_s=5.0)
+    with pytest.raises(OverloadedError) as refused:
         await ask(residents, "a", deadline_s=3.0)
-        await end(residents, "a")
-        return refused.value.retry_after_s
-
-    assert 1.0 <= asyncio.run(main()) <= 5.0
+    await until(lambda: residents["a"].status == "loaded")
+    await ask(residents, "a", deadline_s=3.0)
+    await end(residents, "a")
+    result = refused.value.retry_after_s
+    assert 1.0 <= result <= 5.0
     assert loader.loaded == ["a"]
 
 
@@ -224,35 +216,29 @@ async def test_failed_load_fails_the_queries_that_wait_with_the_reason_and_a_lat
     assert (after.status, after.failure, after.loads) == ("loaded", "", 1)
 
 
-def test_pixels_that_were_being_normalised_while_a_load_failed_have_it_tried_again(residents_of, loader):
-    async def main():
-        residents = residents_of("a", SIZE)
-        engine = residents["a"].engine
-        engine._preparing += 1  # as if a query's pixels were being normalised
-        loader.error = OSError("gone")
-        first = ask(residents, "a")
-        with pytest.raises(NetworkLoadError):
-            await first
-        loader.error = None
-        engine._preparing -= 1
-        answer = await engine.run(pixels(1), LONG, NO_CONTEXT)  # it is queued without anybody having wanted the network
-        await end(residents, "a")
-        return answer
-
-    assert asyncio.run(main()).batch == 1
+async def test_pixels_that_were_being_normalised_while_a_load_failed_have_it_tried_again(residents_of, loader):
+    residents = residents_of("a", SIZE)
+    engine = residents["a"].engine
+    engine._preparing += 1  # as if a query's pixels were being normalised
+    loader.error = OSError("gone")
+    first = ask(residents, "a")
+    with pytest.raises(NetworkLoadError):
+        await first
+    loader.error = None
+    engine._preparing -= 1
+    answer = await engine.run(pixels(1), LONG, NO_CONTEXT)  # it is queued without anybody having wanted the network
+    await end(residents, "a")
+    assert answer.batch == 1
     assert loader.loaded == ["a", "a"]
 
 
-def test_loading_takes_more_than_what_is_loaded_and_that_room_is_made_first(residents_of):
-    async def main():
-        residents = residents_of("abc", 30, size=10, load_size=20)
-        for name in "abc":
-            await ask(residents, name)
-        states = status(residents)
-        await end(residents, "abc")
-        return states
-
-    assert asyncio.run(main()) == {"a": "unloaded", "b": "loaded", "c": "loaded"}
+async def test_loading_takes_more_than_what_is_loaded_and_that_room_is_made_first(residents_of):
+    residents = residents_of("abc", 30, size=10, load_size=20)
+    for name in "abc":
+        await ask(residents, name)
+    states = status(residents)
+    await end(residents, "abc")
+    assert states == {"a": "unloaded", "b": "loaded", "c": "loaded"}
 
 
 async def test_networks_are_loaded_and_unloaded_on_request_but_none_that_has_queries(residents_of, loader):

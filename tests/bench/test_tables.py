@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import pytest
+from typer.testing import CliRunner
 
+from serfer.cli.main import app
 from serfer.cli.shared.tables import Results, Table, publish
-from serfer.core.errors import SerferError
+from serfer.core.errors import InputError, SerferError
 from serfer_bench.cli import COMMANDS
 from serfer_bench.core.results import require_at_most
+from serfer_bench.core.seeds import over_seeds
 
 TABLE = Table(("system", "ms", "plan"), [("a", "1.5", "x" * 300), ("longer [b]", "1,200.0", "-"), ("c", "-", "2x2, 1")])
 
@@ -65,3 +69,62 @@ def test_the_help_lists_all_commands_in_order_and_imports_no_benchmark():
     listed = [line.split(maxsplit=1) for line in lines[lines.index("Commands:") + 1 :] if line.strip()]
     assert listed == [[name, summary] for name, (_, summary) in COMMANDS.items()]
     assert imported == "imported"
+
+
+POLICIES = pytest.mark.parametrize("bench", ["optimum", "halves"])
+
+
+def run(bench, folder, *loads):
+    wanted = [word for load in loads for word in ("--load", load)]
+    return CliRunner().invoke(app, ["study", "policies", bench, "--traces", str(folder), *wanted])
+
+
+@POLICIES
+@pytest.mark.parametrize("there", [(), ("twitter_2021-08_per_minute.csv",)], ids=["an empty folder", "another trace"])
+def test_a_load_that_is_not_in_the_folder_is_skipped(tmp_path, bench, there):
+    for name in there:
+        (tmp_path / name).touch()
+    done = run(bench, tmp_path, "nasa")
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.startswith("skipped: nasa_http_1995_per_minute: not here; get them with")
+    assert done.stderr.endswith(f"--out {tmp_path}\n")
+
+
+@POLICIES
+def test_without_the_folder_its_loads_are_skipped_and_it_is_named(tmp_path, bench):
+    """A page's command has `--traces traces`, which a clean checkout has not."""
+    done = run(bench, tmp_path / "traces", "twitter", "nasa")
+    assert done.exit_code == 0
+    assert f": there is no folder {tmp_path / 'traces'}; get them with" in done.stderr
+
+
+@POLICIES
+def test_a_load_that_nobody_knows_is_an_error(tmp_path, bench):
+    done = run(bench, tmp_path, "facebook")
+    assert isinstance(done.exception, InputError)
+    assert "there are no loads" in str(done.exception)
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    cells: tuple[str, ...]
+
+    @property
+    def shown(self):
+        return {"name": self.name} | {f"figure {number}": cell for number, cell in enumerate(self.cells)}
+
+
+def test_cells_that_differ_are_their_least_to_their_largest_by_number_and_the_others_stay():
+    seeds = [
+        ("9.5%", "1,200", "1e-06", "none", "1"),
+        ("10.0%", "300", "2e-05", "none", ""),
+        ("7.0%", "-", "3e-07", "none", "2"),
+    ]
+    table = over_seeds([[Line("a", cells), Line("b", tuple("12345"))] for cells in seeds])
+    assert [*table.body] == [["a", "7.0% to 10.0%", "300 to -", "3e-07 to 2e-05", "none", ""], ["b", *"12345"]]
+
+
+def test_rows_that_no_seed_changes_stand_first_and_once():
+    table = over_seeds([[Line("a", ("1",))], [Line("a", ("2",))]], [Line("fixed", ("5",))])
+    assert [*table.body] == [["fixed", "5"], ["a", "1 to 2"]]

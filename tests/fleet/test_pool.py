@@ -6,13 +6,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serfer.control.policies import make_policy
+from serfer.control.policy import LatencyWindow
 from serfer.control.router import Reason, Router
 from serfer.control.scenario import Market
 from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.drivers.instance.client import FaultKind
-from serfer.fleet.pool import Pool
+from serfer.fleet.pool import Latencies, Pool, of_all
 from serfer.fleet.purchase import Purchase
 from tests.fleet.fakes import GPU, TWO_TYPES, Clock, Net, scenario, serving
 
@@ -318,3 +321,37 @@ def test_an_instance_that_is_listed_as_another_type_is_used_as_that():
     made = two_types()
     made.pool.use(serving({"a": A}, SPOT))
     assert made.pool.serving_by_type == {SPOT: 1}
+
+
+SLO_MS = 200.0
+
+
+def measured(latencies):
+    meter = Latencies(SLO_MS)
+    for latency in latencies:
+        meter.add(latency)
+    return meter
+
+
+def test_queries_past_the_objective_are_late():
+    assert measured([SLO_MS, SLO_MS + 1, 10.0]).take() == LatencyWindow(3, 1, SLO_MS + 1)
+
+
+def test_a_window_begins_where_the_last_one_ended():
+    meter = measured([500.0])
+    meter.take()
+    assert meter.take() == LatencyWindow(0, 0, 0.0)
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=300))
+def test_the_99th_percentile_is_that_of_numpy(latencies):
+    expected = np.percentile(latencies, 99, method="inverted_cdf")
+    assert measured(latencies).take().p99_ms == expected
+
+
+@given(st.lists(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), min_size=1, max_size=4))
+def test_the_percentile_of_several_drivers_is_at_least_that_of_all_their_queries(drivers):
+    together = of_all(measured(one).take() for one in drivers)
+    alone = measured([latency for one in drivers for latency in one]).take()
+    assert (together.answered, together.late) == (alone.answered, alone.late)
+    assert together.p99_ms >= alone.p99_ms

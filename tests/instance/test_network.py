@@ -3,6 +3,7 @@
 import shutil
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing import get_context
 
 import numpy as np
 import onnxruntime
@@ -13,10 +14,13 @@ from serfer.core.errors import InputError, ModelError, PlanError, UnavailableErr
 from serfer.core.exactness import difference
 from serfer.core.plan import Artefact, sealed
 from serfer.core.plan.layout import QUANTISED
+from serfer.core.units import MIB
 from serfer.core.variants import INSTRUCTION_SETS
+from serfer.instance import memory
 from serfer.instance import network as module
 from serfer.instance.checking import compare, expected
 from serfer.instance.measuring import profile
+from serfer.instance.memory import default_bound, used_bytes
 from serfer.instance.network import (
     Hardware,
     Network,
@@ -28,6 +32,7 @@ from serfer.instance.network import (
 )
 from serfer.instance.opening import InstanceChoices, measure_networks
 from serfer.plan_directory import write_plan
+from serfer.system import begin_peak, give_back, machine_bytes, peak_bytes
 from tests.e2e.small import batch
 
 CPU = Hardware("cpu", threads=1)
@@ -230,3 +235,33 @@ def test_a_profile_is_the_median_of_each_size_and_ends_where_its_budget_does(pla
     assert [ms for _, ms in measured.batches] == pytest.approx([100.0, 200.0, 400.0, 800.0])
     assert measured.stepped
     assert lines == [1, 1, 2, 2, 4, 4, 8, 8] + [1, 2, 4, 8] * 2  # they take turns
+
+
+def test_the_default_is_a_share_of_what_there_is():
+    assert 0 < default_bound("cpu") < machine_bytes()
+
+
+def test_a_gpus_memory_is_unknown_where_cuda_is_not_loaded(monkeypatch):
+    monkeypatch.setattr(memory, "_CUDART", ("libcudart.so.no-such",))
+    assert default_bound("cuda") is None
+    assert used_bytes("cuda") is None
+
+
+def hold_and_release():
+    before = used_bytes("cpu")
+    assert begin_peak()
+    held = np.ones(64 * MIB, np.uint8)
+    more = np.ones(32 * MIB, np.uint8)
+    del more
+    now = used_bytes("cpu")
+    assert 60 * MIB <= now - before <= 80 * MIB
+    assert peak_bytes() - before >= 90 * MIB
+    assert held[-1] == 1
+    del held
+    give_back()
+    assert used_bytes("cpu") - before <= 10 * MIB
+
+
+def test_what_is_held_and_its_peak_are_seen_and_what_is_released_goes_back():
+    with get_context("spawn").Pool(1) as pool:  # a process without other threads, whose memory would be counted
+        pool.apply(hold_and_release)

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 
+import grimp
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.lambdas.worker import Worker
+from serfer.packaging.manifest import WORKER, files_of
 from serfer.plan_directory import load_plan
 from serfer.storage.memory import MemoryStore
 from tests.mapping.plans import make_map_plan
@@ -72,3 +74,12 @@ def test_windows_are_computed_without_a_block_of_all_memory_and_other_tiles_with
         [stage] = plan.stages
         session = worker._sessions.get(stage, stage.tiles[0])
         assert session.get_session_options().enable_mem_pattern is one_block
+
+
+def test_a_functions_package_has_every_serfer_module_that_its_worker_imports():
+    graph = grimp.build_graph("serfer", exclude_type_checking_imports=True, cache_dir=None)
+    imported = {"serfer.lambdas.bootstrap", *graph.find_upstream_modules("serfer.lambdas", as_package=True)}
+    packaged = {
+        name.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".") for name, _ in files_of(WORKER.packages)
+    }
+    assert imported - packaged == set()

@@ -4,17 +4,17 @@ from itertools import product
 import pytest
 
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.errors import InputError
+from serfer.core.errors import InputError, UsageError
 from serfer.sam.cost.bill import deployed
 from serfer.sam.cost.fixed import fixed_costs, unpriced
 from serfer.sam.cost.marginal import query_usage
 from serfer.sam.deployer import unlisted
 from serfer.sam.options import DRIVERS, ENGINES, STORES
-from serfer.sam.template.intrinsics import resources
+from serfer.sam.template.intrinsics import check_parameters, resources
 from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
 from tests.sam.builds import options
-from tests.sam.offered import placed
+from tests.sam.offered import placed, template
 
 FACTS = shipped_aws()
 
@@ -152,3 +152,31 @@ def test_provisioned_environments_cost_while_idle_those_of_the_plan_that_is_serv
     by_hand = (4 * first + 2 * last) * 730 * 3600 * price
     for every in ([plan], [plan, replace(plan, digest="f" * 64)]):
         assert usd(make_template(chosen, every), "provisioned concurrency") == pytest.approx(by_hand)
+
+
+DECLARED = template("fleet", "valkey")["Parameters"]
+ARN = "arn:aws:acm:us-east-1:123456789012:certificate/0a-1b"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wants"),
+    [
+        ("Nothing", "1", "the template has AlarmEmail"),
+        ("Serving", "zzz", "one of current"),
+        ("LogRetentionDays", "999999", "one of 1, 3"),
+        ("MinDrivers", "abc", "is a number"),
+        ("MinDrivers", "1e999", "number from 1 up"),
+        ("MinDrivers", "-5", "number from 1 up"),
+        ("FirstZone", "9", "number from 0 to 5"),
+        ("CertificateArn", "mine", "should match"),
+    ],
+)
+def test_parameters_that_cloudformation_refuses_are_refused(name, value, wants):
+    with pytest.raises(UsageError, match=f"--parameter {name}:? .*{wants}"):
+        check_parameters(DECLARED, {name: value})
+
+
+def test_valid_parameters_are_accepted():
+    check_parameters(
+        DECLARED, {"MinDrivers": "3", "CertificateArn": ARN, "Serving": "current", "LogRetentionDays": "30"}
+    )

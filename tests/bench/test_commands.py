@@ -9,9 +9,7 @@ from functools import partial
 
 import onnx
 import pytest
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.errors import InputError, ModelError, PlanError, QueryError, UsageError
 from serfer_bench.load.results import read_result
 from serfer_bench.pipeline.gangs import bound_to
@@ -196,16 +194,3 @@ def test_the_hot_paths_parts_are_measured(directory):
     assert all(line["ns"] > 0 for line in lines)
     encoding = next(line for line in lines if line["part"] == "encode a task with its crop")
     assert encoding["allocated"] >= encoding["bytes"]
-
-
-@pytest.mark.parametrize(
-    "command", ["burst", "stores", "overhead", "overhead micro", "compare", "paper infaas --figure 7"]
-)
-def test_every_command_explains_itself(command):
-    assert f"Usage: root bench {command} [OPTIONS]" in bench(*command.split(), "--help").output
-
-
-def test_a_part_that_is_not_there_is_refused_by_its_name():
-    shown = CliRunner().invoke(app, ["bench", "overhead", "elapsd"])
-    assert shown.exit_code == 2
-    assert "No such command 'elapsd'" in shown.output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 
 import numpy as np
 import pytest
@@ -195,28 +194,6 @@ def test_a_steady_load_costs_the_optimum_once_instances_have_started(load):
     assert each_s == pytest.approx(steady, rel=0.01)
 
 
-def test_the_same_load_leads_to_the_same_decisions():
-    draw = random.Random(7)  # noqa: S311 - a load
-    load = [(draw.choice([30, 90, 240]), draw.choice([0.0, 0.0, 5.0, 12.0, 25.0])) for _ in range(20)]
-    world = scenario(13.0, boot_s=60.0)
-    wanted = [
-        [policy.observe(seen(*step)) for step in steps(load, STEP_S)] for policy in (BreakEven(world), BreakEven(world))
-    ]
-    assert wanted[0] == wanted[1]
-    assert len({each.instances for each in wanted[0]}) > 2
-
-
-@settings(derandomize=True, max_examples=8)
-@given(load=rows(5 * QPS, most_s=30))
-def test_levels_are_nested(load):
-    world = scenario(13.0, boot_s=60.0)
-    policy = BreakEven(world)
-    for seconds, rate in steps([(STEP_S * seconds, rate) for seconds, rate in load], STEP_S):
-        wanted = policy.observe(seen(seconds, rate)).total
-        on = policy._budget._on
-        assert on.tolist() == [level < wanted for level in range(len(on))]
-
-
 def test_a_policy_resumes_with_running_instances():
     world = scenario(13.0)
     policy = BreakEven(world)
@@ -262,13 +239,6 @@ def test_an_absurd_load_is_clamped():
     for _ in range(20):
         wanted = policy.observe(seen(60.0, 1e9))
     assert wanted.total == 1000
-
-
-def test_an_instance_is_on_while_it_is_cheaper_without_a_boot():
-    world = scenario(13.0, boot_s=0.0)
-    policy = BreakEven(world)
-    on = [policy.observe(seen(STEP_S, rate)).total for rate in (QPS, QPS, 0.0, 0.0, QPS, 0.0)]
-    assert np.array_equal(on, [1, 1, 0, 0, 1, 0])
 
 
 BOOT_S = 60.0
@@ -483,18 +453,6 @@ PREDICTIONS = st.lists(st.lists(st.booleans(), min_size=LEVELS, max_size=LEVELS)
 @given(load=ROWS, prediction=PREDICTIONS, price_ratio=PRICE_RATIOS, step_s=st.sampled_from([2.0, 5.0]))
 def test_the_guarantee_holds_at_every_moment_for_any_prediction(load, prediction, price_ratio, step_s):
     obeyed(Account(price_ratio), load, step_s, fixed(prediction))
-
-
-@settings(derandomize=True, max_examples=20)
-@given(load=ROWS, price_ratio=PRICE_RATIOS, which=st.integers(0, 3))
-def test_predictions_that_are_always_wrong_cost_no_more_than_the_guarantee(load, price_ratio, which):
-    predictions = [
-        lambda _, plain: ~plain,
-        lambda _, __: np.ones(LEVELS, np.bool_),
-        lambda _, __: np.zeros(LEVELS, np.bool_),
-        lambda number, plain: plain ^ (np.arange(LEVELS) == number % LEVELS),
-    ]
-    obeyed(Account(price_ratio), load, 5.0, predictions[which])
 
 
 def attacked(account, fill_s, moves, prediction, rate):

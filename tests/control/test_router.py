@@ -120,11 +120,6 @@ def test_a_query_of_more_images_than_an_instance_computes_in_time_runs_on_lambda
     assert router().route(0.0, [IDLE], 0, images=64).targets == (SERVERLESS, "i-idle")
 
 
-def test_queries_go_to_the_shortest_queue():
-    endpoints = [Endpoint("a", 7), Endpoint("b", 2), Endpoint("c", 4)]
-    assert router().route(0.0, endpoints, 0).targets == ("b", SERVERLESS)
-
-
 def test_only_instances_with_room_are_targets_once_the_ceiling_is_reached():
     made = router(ceiling=2 * QUERY_USD)
     assert [made.route(0.0, [BUSY], 0).targets for _ in range(3)] == [(SERVERLESS, "i-busy")] * 2 + [()]

@@ -71,12 +71,6 @@ def test_with_boots_no_load_costs_more_than_the_bound(price_ratio, load, step_s)
     assert paid.usd <= bound * best(world, load) + 1e-6
 
 
-@pytest.mark.parametrize("price_ratio", [1.01, *PRICE_RATIOS, 100.0])
-def test_the_bound_with_boots_is_less_than_what_starts_and_boots_cost_at_worst_each(price_ratio):
-    boots = (price_ratio - 1) ** 2 / (2 * price_ratio - 1)
-    assert ratio_with_boots(price_ratio) < competitive_ratio(price_ratio) + boots
-
-
 def until_it_serves(world, step_s, count):
     """Return what the rule pays, and the optimum, for a load that is full until an instance serves, and then nothing.
 
@@ -123,25 +117,6 @@ def test_the_rule_starts_and_stops_after_the_price_of_a_start():
     assert paid.on.index(1) == 20 - 1
     assert paid.on.index(0, 20) == 100 + 240 - 1
     assert paid.starts == 1
-
-
-def test_idle_time_reduces_the_accumulated_cost_of_lambda():
-    world = scenario(13.0)
-    policy = SkiRental(world)
-    assert at_once(world, policy, [(10, QPS), (60, 0.0)]).starts == 0
-    assert at_once(world, policy, [(14, QPS)]).starts == 0  # 120 - 60 + 168 = 228
-    assert at_once(world, policy, [(1, QPS)]).starts == 1
-
-
-@settings(derandomize=True, max_examples=12)
-@given(load=rows(5 * QPS, most_s=400))
-def test_levels_are_nested(load):
-    policy = SkiRental(scenario(13.0))
-    for seconds, rate in load:
-        policy.observe(seen(float(seconds), rate))
-        work_function = policy._work_function
-        assert sorted(work_function.on, reverse=True) == work_function.on
-        assert sorted(work_function.gap) == work_function.gap
 
 
 def test_a_policy_resumes_with_running_instances():
@@ -216,16 +191,6 @@ def test_levels_do_not_depend_on_each_other(steps):
             one.advance([value])
         assert together.gap == [one.gap[0] for one in alone]
         assert together.on == [one.on[0] for one in alone]
-
-
-def test_a_level_switches_on_at_0_and_off_at_the_starts_price():
-    work_function = WorkFunction(60.0)
-    work_function.grow(1)
-    on = []
-    for dearer in (-59.0, -1.0, 59.0, 1.0, -59.0, 59.0, -60.0, -5.0, 60.0):
-        work_function.advance([dearer])
-        on += work_function.on
-    assert on == [False, True, True, False, False, False, True, True, False]
 
 
 def test_new_levels_are_off_and_resumed_ones_on():

@@ -106,41 +106,9 @@ def test_an_instance_boots_just_before_a_known_start(boot_ticks, burst, gap):
     assert on[: burst + 1, BURST, boot_ticks + 1].all()
 
 
-def test_gaps_cheaper_than_a_start_are_idled_through():
-    on = known(20, 20 + 7, boot_ticks=8)  # 7 ticks of idling, or a boot of 8
-    assert on[21:28, QUIET, 9].all()
-    on = known(20, 20 + 12, boot_ticks=8)
-    assert not on[21, QUIET, 9]
-
-
-def test_unpredictable_bursts_shorter_than_a_boot_stay_on_lambda():
-    ticks = 400
-    rare = np.full(ticks, 1 / 2000)
-    on = best_actions(hazards(only(2, ticks), rare), 3.0, 0.0, 8).on
-    assert not on[:3, BURST, 0].any()
-    assert not on[3:, QUIET].any()
-
-
-def test_frequent_bursts_keep_an_instance_on():
-    on = known(4, 8, boot_ticks=8, quiet_units=0.4)
-    assert on[:9, :, 9].all()
-    assert on[1:5, BURST, 0].all()  # a tick later than the first: so it serves just when the next burst begins
-
-
-def test_nothing_is_on_where_lambda_is_never_dearer():
-    on = known(30, 60, boot_ticks=4, burst_units=0.9, quiet_units=0.1)
-    assert not on[:61].any()
-
-
 def test_a_burst_longer_than_the_clock_is_served():
     never = np.zeros(5)
     assert best_actions((never, never), 26.0, 0.0, 8).on[:, BURST].all()
-
-
-def test_everything_is_on_where_lambda_is_always_dearer():
-    on = known(30, 60, boot_ticks=4, burst_units=5.0, quiet_units=2.0)
-    assert on[:61, :, 1:].all()
-    assert on[:31, BURST, 0].all()
 
 
 def test_a_warm_started_solution_is_the_same():

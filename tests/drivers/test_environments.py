@@ -83,10 +83,6 @@ def run(environments, *names, now=0.0, cold=False):
         environments.answered(use, name, now, cold=cold)
 
 
-def test_nothing_is_expected_at_first(environments):
-    assert environments.idle(0.0) == 0
-
-
 def test_environments_are_forgotten_when_they_have_been_idle_too_long(environments):
     run(environments, "a", "b", now=0.0, cold=True)
     run(environments, "b", now=100.0)

@@ -121,13 +121,6 @@ def test_queries_that_come_one_by_one_cause_one_warm_up():
     assert sent == ["whole"]
 
 
-def test_two_queries_are_not_promised_the_same_environment():
-    account = Account()
-    account.query()
-    account.warmed()
-    assert [account.policy.decide(1.0).reason for _ in range(2)] == [WARM, COLD]
-
-
 @pytest.mark.parametrize(("late_s", "reason"), [(0.4, WARM), (0.6, COLD)])
 def test_queries_do_not_follow_one_that_waits_as_for_a_cold_start(late_s, reason):
     """Two environments were killed while they were idle: only those that come at once expect them."""

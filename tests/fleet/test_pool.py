@@ -134,17 +134,6 @@ def test_metrics_read_in_another_thread_while_instances_come():
     assert made.pool.serving == 1
 
 
-async def test_an_instance_that_is_there_again_gets_queries_again():
-    made = Made()
-    made.net.fail(A)
-    await made.ask()
-    (client,) = made.pool.down()
-    made.net.faults.clear()
-    made.pool.revive(client)
-    assert made.pool.down() == []
-    assert await made.ask() is not None
-
-
 async def test_an_instance_is_given_as_long_as_leaves_the_functions_their_time():
     made = Made()
     await made.ask(deadline_s=30.0)

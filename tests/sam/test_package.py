@@ -187,11 +187,6 @@ def test_plans_of_the_same_weights_share_their_pieces(packed, fetching, tmp_path
         packed(fetching[0])
 
 
-def test_a_record_without_fetched_weights_is_as_it_was(packed, plans, tmp_path):
-    packed(plans[0])
-    assert "weights" not in json.loads((tmp_path / "build" / "deployment.json").read_text())
-
-
 def test_the_same_inputs_give_the_same_bytes(packed, plans, tmp_path):
     first = packed(plans[0])
     (tmp_path / "build").rename(tmp_path / "before")

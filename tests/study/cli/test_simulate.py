@@ -141,22 +141,6 @@ def test_seeds_of_a_generator_and_of_the_arrivals_in_a_file(scenario, tmp_path):
     assert recorded["serverless"]["p99_ms"]["min"] < recorded["serverless"]["p99_ms"]["max"]
 
 
-def test_what_refuses_queries_is_not_recommended(scenario):
-    arguments = ("poisson:rate=100,hours=0.1,row_s=5", "--scenario", scenario, "--policy", "all", "--level", "rates")
-    assert not any(one["recommended"] for one in outcomes(*arguments, "--max-usd-per-hour", 0.6))
-    assert "recommended: none" in called(*arguments, "--max-usd-per-hour", 0.6)
-
-
-def test_where_nothing_meets_the_slo_the_cheapest_of_the_closest_is_recommended(scenario):
-    load = ("bursts:hours=0.05,queries=2000,every_s=60", "--scenario", scenario)
-    rows = outcomes(*load, "--policy", "all", "--slo-share", "0.9999")
-    assert not any(one["meets_slo"] for one in rows)
-    closest = max(one["slo_met"]["min"] for one in rows)
-    close = [one for one in rows if one["slo_met"]["min"] >= closest - 0.005]
-    assert rows[0]["cost_usd"]["mean"] == min(one["cost_usd"]["mean"] for one in close)
-    assert "No candidate reaches 99.99%" in rows[0]["reason"]
-
-
 def test_a_plan_brings_its_price_and_the_result_says_whose_dollars_they_are(scenario, plan):
     """The scenario's price may be of another network: dollars were five times off."""
     arguments = ("poisson:rate=5,hours=0.1", "--scenario", scenario, "--policy", "serverless", "--plan", plan)
@@ -212,12 +196,6 @@ def test_all_policies_are_compared_where_none_is_named(scenario):
     assert [one["recommended"] for one in compared].count(True) == 1
 
 
-def test_the_same_seed_gives_the_same_output(scenario):
-    arguments = ("mmpp:hours=0.3", "--scenario", scenario, "--policy", "ski-rental", "--seed")
-    one, same, other = (outcomes(*arguments, seed) for seed in (3, 3, 4))
-    assert one == same != other
-
-
 @pytest.mark.parametrize(("given", "name"), [((), "aws"), (("--scenario", "small-network"), "small-network")])
 def test_prices_that_come_with_serfer_are_known_by_name_and_one_is_the_default(given, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # as with a wheel: no examples are near
@@ -253,13 +231,6 @@ def test_other_instances_and_spot_prices_against_the_same_optimum(scenario):
     assert larger["launches"] < first["launches"]
 
 
-def test_mark_spot_buys_several_types_and_survives_losses(scenario):
-    arguments = ("poisson:rate=120,hours=0.2,row_s=5", "--scenario", scenario, "--spot-losses", 2)
-    one, spot = (outcomes(*arguments, "--policy", policy)[0] for policy in ("mark", "mark-spot"))
-    assert spot["cost_usd"] < one["cost_usd"]
-    assert spot["slo_met"] >= 0.98
-
-
 def test_a_ceiling_binds(scenario):
     load = "poisson:rate=100,hours=3,row_s=10"
     arguments = (load, "--scenario", scenario, "--policy", "ski-rental", "--level", "rates")
@@ -268,15 +239,6 @@ def test_a_ceiling_binds(scenario):
     assert bound["refused"] > 0
     assert (bound["ratio"], bound["optimum_usd"]) == (None, None)  # what was refused cost nothing
     assert "were refused" in bound["warnings"][0]
-
-
-def test_marks_settings_are_given_behind_its_name(scenario):
-    load = "mmpp:seed=0,hours=1,row_s=10"
-    names = ("mark:cool_down=0,l=0", "mark:cool_down=3600")
-    arguments = [word for name in names for word in ("--policy", name)]
-    found = outcomes(load, "--scenario", scenario, "--level", "rates", *arguments)
-    assert [one["policy"] for one in found] == [*names]
-    assert found[0]["instances_usd"] < found[1]["instances_usd"]
 
 
 def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario, tmp_path):
@@ -330,12 +292,6 @@ def test_the_table_names_its_load_and_policies(scenario):
         "aws.toml",
     ):
         assert words in shown
-
-
-def test_the_picture_is_drawn(scenario, tmp_path):
-    for name, magic in (("out.png", b"\x89PNG"), ("out.svg", b"<?xml")):
-        called("poisson:hours=0.2", "--scenario", scenario, "--level", "rates", "--plot", tmp_path / name)
-        assert (tmp_path / name).read_bytes().startswith(magic)
 
 
 def test_tasks_of_a_plan_and_of_a_calibration(scenario, plan, tmp_path):

@@ -61,16 +61,6 @@ def test_an_instance_costs_from_its_launch_and_serves_after_its_boot():
     assert result.on_instances == pytest.approx(175 * 10)
 
 
-def test_a_boot_that_ends_within_a_step_serves_from_then_on():
-    result = run_rates(trace([100], [10]), scenario(boot_s=12.5), Scripted([1]), period_s=10)
-    assert result.serverless_usd == pytest.approx(22.5 * 10 * 4e-5)
-
-
-def test_load_beyond_the_instances_runs_on_lambda():
-    result = run_rates(trace([300], [100]), scenario(boot_s=0), Scripted([1]))
-    assert result.serverless_usd == pytest.approx((5 * 100 + 295 * 40) * 4e-5)
-
-
 def test_the_last_launched_is_the_first_to_stop():
     result = run_rates(trace([20], [0]), scenario(least_s=0), Scripted([1, 2, 1, 1]))
     assert result.fleet.launched_s.tolist() == [5, 10]
@@ -90,13 +80,6 @@ def test_without_overflow_load_is_late_or_refused_and_costs_nothing():
     assert result.serverless_usd == 0
     assert result.refused == pytest.approx(125 * 100)
     assert result.late == pytest.approx(175 * 40)
-
-
-def test_a_policy_that_never_starts_costs_exactly_its_queries():
-    load = trace([13, 60, 7], [3, 0, 250])
-    result = run_rates(load, scenario(), make_policy("serverless", scenario()))
-    assert result.cost_usd == pytest.approx(load.queries * 4e-5, rel=1e-12)
-    assert (result.launches, result.instances_usd) == (0, 0)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not buys_several_types(name)])

@@ -1,8 +1,3 @@
-import os
-import select
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +6,7 @@ from serfer.core.errors import UnavailableError
 from serfer.storage import open_store
 from serfer_bench.core import redis_cluster
 from serfer_bench.core.redis_cluster import RedisCluster
+from tests.support.processes import said_before_kill
 
 PARENT = """
 import sys
@@ -42,19 +38,8 @@ def test_serves_from_all_nodes_and_leaves_nothing_behind(tmp_path, monkeypatch):
 
 @pytest.mark.killed
 def test_nodes_die_with_a_parent_that_is_killed(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "TMPDIR": str(tmp_path)},  # nobody is left to remove the folder
-    ) as parent:
-        nodes = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
-        assert len(nodes) == 2
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-    for node in nodes:
-        assert select.select([node], [], [], 5)[0], "a node is still alive"
-        os.close(node)
+    nodes = said_before_kill(PARENT, TMPDIR=str(tmp_path))  # nobody is left to remove the folder
+    assert len(nodes) == 2
 
 
 def test_a_cluster_that_fails_to_form_is_reported_and_cleaned_up(tmp_path, monkeypatch):

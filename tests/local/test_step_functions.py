@@ -1,9 +1,7 @@
 import json
 import os
 import select
-import signal
 import socket
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -23,6 +21,7 @@ from serfer.local.servers import step_functions
 from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
 from tests.local.test_access import as_nobody
+from tests.support.processes import check_gone, said_before_kill, use_temporary_folder, wait_for_end
 
 KINDS = pytest.mark.parametrize("kind", ["standard", pytest.param("express", marks=pytest.mark.slow)])
 PATIENCE = 30.0
@@ -70,12 +69,6 @@ def ask(server, kind, text):
         client.close()
 
 
-def wait_for_end(pid_file):
-    """Wait until the process behind a pidfd has ended."""
-    assert select.select([pid_file], [], [], PATIENCE)[0], "the process is still alive"
-    os.close(pid_file)
-
-
 @pytest.fixture(scope="module")
 def lambda_url(tmp_path_factory):
     """A Lambda service with one function that says what it was asked."""
@@ -95,8 +88,7 @@ def lambda_url(tmp_path_factory):
 def test_tasks_reach_the_local_functions_other_users_reach_nothing_and_nothing_is_left_behind(
     kind, lambda_url, tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    use_temporary_folder(monkeypatch, tmp_path)
     with StepFunctionsServer(kind, ["echo"], lambda_url, ECHO, ACCESS) as server:
         assert server.endpoint.startswith("http://127.0.0.1:")
         assert server.arn.startswith("arn:aws:states:us-east-1:")
@@ -108,20 +100,14 @@ def test_tasks_reach_the_local_functions_other_users_reach_nothing_and_nothing_i
         assert b"AWS_" not in Path(f"/proc/{server.pid}/environ").read_bytes()
         process, pid = os.pidfd_open(server.pid), server.pid
     wait_for_end(process)
-    assert not Path(f"/proc/{pid}").exists(), "a zombie is left"
-    assert [*tmp_path.iterdir()] == []
+    check_gone(pid, tmp_path)
     server.stop()
 
 
 @pytest.mark.killed
 @pytest.mark.parametrize("kind", [pytest.param("standard", marks=pytest.mark.weekly), "express"])
 def test_dies_with_a_parent_that_is_killed(kind):
-    command = [sys.executable, "-c", PARENT, kind]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
-        process = os.pidfd_open(int(parent.stdout.readline()))
-        parent.send_signal(signal.SIGKILL)
-        parent.wait()
-        wait_for_end(process)
+    said_before_kill(PARENT, kind)
 
 
 def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):

@@ -59,7 +59,9 @@ def expire(store):
     return wait
 
 
-class TestRedis(StoreContract, CoordinationContract):
+class RedisContract(StoreContract):
+    """What holds of either client."""
+
     @pytest.fixture
     def store(self, server):
         with open_store(server.url) as store:
@@ -70,6 +72,24 @@ class TestRedis(StoreContract, CoordinationContract):
         with redis.Redis.from_url(server.url) as client:
             yield RawRedis(client)
 
+    def test_server_gone(self, key):
+        with RedisServer() as server, open_store(server.url) as store:
+            store.put(key, b"x", 60)
+            server.stop()
+            _check_unavailable(lambda: store.get(key), server)
+            _check_unavailable(lambda: store.put(key, bytes(100_000), 60), server)
+
+    def test_server_that_does_not_answer(self, server):
+        with open_store(server.url + "?socket_timeout=0.05") as store:
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                _check_unavailable(lambda: store.get("k"), server)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert store.exists(["k"]) == [False]
+
+
+class TestRedis(RedisContract, CoordinationContract):
     def test_one_connection_serves_calls_in_turn(self, store, key):
         first = _connections(store)
         for _ in range(10):
@@ -109,27 +129,11 @@ class TestRedis(StoreContract, CoordinationContract):
             store.get(key)
         assert store.exists([key]) == [True]
 
-    def test_server_gone(self, key):
-        with RedisServer() as server, open_store(server.url) as store:
-            store.put(key, b"x", 60)
-            server.stop()
-            _check_unavailable(lambda: store.get(key), server)
-            _check_unavailable(lambda: store.put(key, bytes(100_000), 60), server)
-
     def test_idle_connection_that_the_server_closed_is_renewed(self, store, server, key):
         store.put(key, b"x", 60)
         with open_store(server.url) as other:
             assert other.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
         assert store.get(key) == b"x"
-
-    def test_server_that_does_not_answer(self, server):
-        with open_store(server.url + "?socket_timeout=0.05") as store:
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
-                _check_unavailable(lambda: store.get("k"), server)
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
-            assert store.exists(["k"]) == [False]
 
     @pytest.mark.hostile
     @pytest.mark.parametrize(
@@ -251,17 +255,7 @@ def in_worker(monkeypatch):
 
 
 @pytest.mark.usefixtures("in_worker")
-class TestRedisOfWorkers(StoreContract):
-    @pytest.fixture
-    def store(self, server):
-        with open_store(server.url) as store:
-            yield store
-
-    @pytest.fixture
-    def raw(self, server):
-        with redis.Redis.from_url(server.url) as client:
-            yield RawRedis(client)
-
+class TestRedisOfWorkers(RedisContract):
     def test_redis_py_is_not_imported(self, server):
         code = (
             "import sys; from serfer import storage; storage.in_worker = True;"
@@ -277,22 +271,6 @@ class TestRedisOfWorkers(StoreContract):
         with open_store(server.url) as other:
             assert other.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
         assert store.get(key) == b"x"
-
-    def test_server_gone(self, key):
-        with RedisServer() as server, open_store(server.url) as store:
-            store.put(key, b"x", 60)
-            server.stop()
-            _check_unavailable(lambda: store.get(key), server)
-            _check_unavailable(lambda: store.put(key, bytes(100_000), 60), server)
-
-    def test_server_that_does_not_answer(self, server):
-        with open_store(server.url + "?socket_timeout=0.05") as store:
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
-                _check_unavailable(lambda: store.get("k"), server)
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
-            assert store.exists(["k"]) == [False]
 
 
 @pytest.mark.usefixtures("in_worker")

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import yaml
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import Plan
+from serfer.files import read_text
 from serfer.plan_directory import COLD_DIRECTORY, load_cold_plan, load_plan
 from serfer.sam.options import RECORD, TEMPLATE, Options
 
@@ -32,8 +34,6 @@ GENERATIONS = "plans"
 COLD_FUNCTIONS = "cold-"
 """The beginning of the names that a record has for functions of a cold plan."""
 _OPTIONAL = frozenset({"weights", "images", "cold", "driver_runs", "beside"})
-_LATER = ("base_image", "pings", "provisioned_concurrency", "results_days", "applications")
-"""Choices that a record has only where they were made."""
 _ADVICE = "write it again with serfer deploy package"
 
 
@@ -84,11 +84,7 @@ def is_replaceable(directory: Path) -> bool:
 
 def dump_deployment(deployment: Deployment) -> str:
     """Return the text of `deployment.json`; the same deployment gives the same text."""
-    document = {each.name: unstructure(getattr(deployment, each.name)) for each in fields(deployment)}
-    for name in [name for name in _LATER if document["options"][name] is None]:
-        del document["options"][name]
-    if (pool := document["options"].get("gpu")) and not pool["spot"]:
-        del pool["spot"]
+    document = unstructure(deployment)
     for name in [name for name in _OPTIONAL if not document[name]]:
         del document[name]
     return json.dumps(document, indent=2, sort_keys=True) + "\n"
@@ -102,72 +98,31 @@ def parse_deployment(text: str) -> Deployment:
         raise InputError(f"{RECORD} is not JSON: {_ADVICE}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise InputError(f"{RECORD} is of another format than {FORMAT}: {_ADVICE}")
-    names = {each.name for each in fields(Deployment)}
-    if wrong := names ^ (_OPTIONAL | document.keys()):
-        raise InputError(f"{RECORD} lacks or has too many of {', '.join(sorted(wrong))}: {_ADVICE}")
+    if isinstance(options := document.get("options"), dict):
+        options.setdefault("driver_runs", "never")  # drivers of before ran no plan themselves
     try:
-        return _built(document)
+        deployment = structure(Deployment, document, "record")
+        _check(deployment)
     except (PlanError, UsageError) as error:
         raise InputError(f"{RECORD}: {error}: {_ADVICE}") from error
-
-
-def _built(document: dict[str, Any]) -> Deployment:
-    deployment = Deployment(
-        serfer=structure(str, document["serfer"], "serfer"),
-        options=_options(document["options"]),
-        plans=structure(tuple[str, ...], document["plans"], "plans"),
-        precompiled=structure(bool, document["precompiled"], "precompiled"),
-        bytes=_sizes(document["bytes"], "bytes"),
-        digest=structure(str, document["digest"], "digest"),
-        weights=_sizes(document.get("weights", {}), "weights"),
-        images=structure(tuple[str, ...], document.get("images", []), "images"),
-        cold=_cold(document.get("cold", {})),
-        driver_runs=_sizes(document.get("driver_runs", {}), "driver_runs"),
-        beside=_beside(document.get("beside", {})),
-    )
-    deployment.options.check()
-    if not 1 <= len(deployment.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, deployment.plans)):
-        raise PlanError("plans should be one or two times twelve hexadecimal digits")
-    if not deployment.cold.keys() | deployment.beside.keys() <= set(deployment.plans):
-        raise PlanError("cold and beside should have plans of the deployment")
-    if not deployment.cold.get(deployment.current) and any(map(_is_cold, deployment.bytes)):
-        raise PlanError("bytes should have no functions of a cold plan that there is not")
-    if not all(map(_SHA256.fullmatch, (deployment.digest, *deployment.weights))):
-        raise PlanError("digest should be 64 hexadecimal digits, and so should the names of weights")
     return deployment
 
 
-def _options(value: Any) -> Options:  # noqa: ANN401 - any JSON value
-    """Return the choices; records have later ones only where they were made, and before drivers ran plans none did."""
-    later = {"gpu": None, "driver_runs": "never", **dict.fromkeys(_LATER)}
-    known = {**later, **value} if isinstance(value, dict) else value
-    return structure(Options, known, "options")
-
-
-def _is_cold(name: str) -> bool:
-    return name.startswith(COLD_FUNCTIONS)
-
-
-def _cold(value: Any) -> Mapping[str, str]:  # noqa: ANN401 - any JSON value
-    if not isinstance(value, dict) or not all(_DIGEST12.fullmatch(str(each)) for each in (*value, *value.values())):
-        raise PlanError("cold should be an object of twelve hexadecimal digits by twelve")
-    return value
-
-
-def _beside(value: Any) -> Mapping[str, tuple[str, ...]]:  # noqa: ANN401 - any JSON value
-    found = structure(dict[str, tuple[str, ...]], value, "beside")
-    if not all(_DIGEST12.fullmatch(digest) for main, others in found.items() for digest in (main, *others)):
-        raise PlanError("beside should have lists of twelve hexadecimal digits by twelve")
-    return found
-
-
-def _sizes(value: Any, where: str) -> Mapping[str, int]:  # noqa: ANN401 - any JSON value
-    if not isinstance(value, dict):
-        raise PlanError(f"{where} should be an object")
-    sizes = {name: structure(int, size, f"{where}.{name:.40}") for name, size in value.items()}
-    if any(size < 0 for size in sizes.values()):
-        raise PlanError(f"{where} should not be negative")
-    return sizes
+def _check(deployment: Deployment) -> None:
+    deployment.options.check()
+    cold, beside = deployment.cold, deployment.beside
+    digests = [*deployment.plans, *cold, *cold.values(), *beside, *chain(*beside.values())]
+    if not 1 <= len(deployment.plans) <= _MOST_PLANS or not all(map(_DIGEST12.fullmatch, digests)):
+        raise PlanError("plans should be one or two, each of twelve hexadecimal digits, as in cold and beside")
+    if not cold.keys() | beside.keys() <= set(deployment.plans):
+        raise PlanError("cold and beside should have plans of the deployment")
+    if deployment.current not in cold and any(name.startswith(COLD_FUNCTIONS) for name in deployment.bytes):
+        raise PlanError("bytes should have no functions of a cold plan that there is not")
+    if not all(map(_SHA256.fullmatch, (deployment.digest, *deployment.weights))):
+        raise PlanError("digest should be 64 hexadecimal digits, and so should the names of weights")
+    sizes = (*deployment.bytes.values(), *deployment.weights.values(), *deployment.driver_runs.values())
+    if any(size < 0 for size in sizes):
+        raise PlanError("bytes, weights and driver_runs should not be negative")
 
 
 def load_deployment(build: Path) -> Deployment:
@@ -252,11 +207,6 @@ def _text(path: Path, most: int) -> str:
     if path.exists() and not path.is_file():  # a pipe would be waited for
         raise InputError(f"{path} is not a file: {_ADVICE}")
     try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
-        if len(data) > most:
-            raise InputError(f"{path} has more than {most:,} bytes: {_ADVICE}")
-        return data.decode("utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise InputError(f"{path} cannot be read: {reason}: {_ADVICE}") from error
+        return read_text(path, most)
+    except InputError as error:
+        raise InputError(f"{error}: {_ADVICE}") from error

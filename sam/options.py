@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from serfer.core.dataclass_codec import LATER
 from serfer.core.errors import UsageError
 from serfer.core.plan import CONTAINER, Plan
 from serfer.core.variants import NAME
@@ -101,7 +102,7 @@ class GpuPool:
     instance_type: str
     most: int
     warm: int = 0
-    spot: bool = False
+    spot: bool = field(default=False, metadata=LATER)
 
     def check(self) -> None:
         if not _GPU_TYPE.fullmatch(self.instance_type):
@@ -172,12 +173,12 @@ class Options:
     reserved_concurrency: int | None = None
     zone: str | None = None
     gpu: GpuPool | None = None
-    base_image: str | None = None
+    base_image: str | None = field(default=None, metadata=LATER)
     driver_runs: str = "auto"
-    pings: Pings | None = None
-    provisioned_concurrency: int | None = None
-    results_days: int | None = None
-    applications: Serves | None = None
+    pings: Pings | None = field(default=None, metadata=LATER)
+    provisioned_concurrency: int | None = field(default=None, metadata=LATER)
+    results_days: int | None = field(default=None, metadata=LATER)
+    applications: Serves | None = field(default=None, metadata=LATER)
 
     @property
     def by_alias(self) -> bool:

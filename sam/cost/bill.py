@@ -260,17 +260,16 @@ def bill(
 
 def _alarms_usd(deployed: Deployed, template: Template, parameters: Mapping[str, str]) -> float:
     """Return the dollars a month that alarms would cost, which are not in the template without an address."""
-    with_alarms = fixed_costs(
-        template, deployed.facts, {**parameters, _EMAIL: "someone@example.org"}, deployed.options.region
+    usd, usd_without = (
+        sum(line.usd for line in fixed_costs(template, deployed.facts, {**parameters, **more}, deployed.options.region))
+        for more in ({_EMAIL: "someone@example.org"}, {})
     )
-    return sum(line.usd for line in with_alarms) - sum(
-        line.usd for line in fixed_costs(template, deployed.facts, parameters, deployed.options.region)
-    )
+    return usd - usd_without
 
 
 def _month(deployed: Deployed, idle: tuple[Line, ...], queries: int, cold_share: float | None) -> Month:
     share, usage = _expected(deployed, queries, cold_share)
-    used = [replace(line, quantity=queries * line.quantity, usd=queries * line.usd) for line in usage.lines]
+    used = [line.times(queries) for line in usage.lines]
     return Month(queries, share, (*_grown(deployed, idle, queries, usage.seconds), *used, _logs(deployed, queries)))
 
 
@@ -306,12 +305,10 @@ def _grown(deployed: Deployed, idle: tuple[Line, ...], queries: int, seconds: fl
     """Return what stands when a fleet has as many machines as so many queries keep busy."""
     busy = queries / SECONDS_A_MONTH * (seconds + deployed.facts.services.driver_seconds)
     hours = math.ceil(busy / _AT_ONCE) * SECONDS_A_MONTH / 3600
-    return [_at_least(line, hours) if line.source.startswith("instances.") else line for line in idle]
-
-
-def _at_least(line: Line, hours: float) -> Line:
-    more = max(1.0, hours / line.quantity) if line.quantity else 1.0
-    return replace(line, quantity=more * line.quantity, usd=more * line.usd)
+    return [
+        line.times(max(1.0, hours / line.quantity)) if line.quantity and line.source.startswith("instances.") else line
+        for line in idle
+    ]
 
 
 def _logs(deployed: Deployed, queries: int) -> Line:

@@ -6,8 +6,8 @@ as costing nothing by itself; a test holds every template that SerFer writes aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from serfer.core.costs.aws import AwsFacts
@@ -42,6 +42,21 @@ class Line:
     def priced(cls, facts: AwsFacts, item: str, quantity: float, unit: str, source: str) -> Line:
         return cls(item, quantity, unit, quantity * facts.price(source), source)
 
+    def times(self, factor: float) -> Line:
+        return replace(self, quantity=factor * self.quantity, usd=factor * self.usd)
+
+
+def add_up(lines: Iterable[Line]) -> list[Line]:
+    """Return the lines, those of one item and price together, where the first of them was."""
+    found: dict[tuple[str, str, str], Line] = {}
+    for line in lines:
+        key = line.item, line.unit, line.source
+        before = found.get(key)
+        found[key] = (
+            replace(line, quantity=before.quantity + line.quantity, usd=before.usd + line.usd) if before else line
+        )
+    return [*found.values()]
+
 
 @dataclass(frozen=True)
 class _Stack:
@@ -68,23 +83,19 @@ def fixed_costs(
     Parameters are the template's defaults unless given. Raises InputError for an instance type without a price.
     """
     stack = _Stack(resources(template, parameters, region), facts)
-    lines: dict[tuple[str, str, str], Line] = {}
-    for kind, properties in stack.resources.values():
-        for line in _PRICED[kind](stack, properties) if kind in _PRICED else ():
-            key = (line.item, line.unit, line.source)
-            known = lines.get(key)
-            lines[key] = line if known is None else _sum(known, line)
-    return sorted(lines.values(), key=lambda line: -line.usd)
+    lines = (
+        line
+        for kind, properties in stack.resources.values()
+        if kind in _PRICED
+        for line in _PRICED[kind](stack, properties)
+    )
+    return sorted(add_up(lines), key=lambda line: -line.usd)
 
 
 def unpriced(template: Mapping[str, Any]) -> list[str]:
     """Return the types of a template's resources that are neither priced nor free."""
     kinds = {resource["Type"] for resource in (template.get("Resources") or {}).values()}
     return sorted(kinds - FREE - set(_PRICED))
-
-
-def _sum(one: Line, other: Line) -> Line:
-    return Line(one.item, one.quantity + other.quantity, one.unit, one.usd + other.usd, one.source)
 
 
 def _function(stack: _Stack, properties: Properties) -> list[Line]:

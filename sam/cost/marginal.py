@@ -32,7 +32,7 @@ from serfer.core.units import FLOAT_BYTES, MB_PER_GB
 from serfer.drivers.poll import POLLING
 from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
 from serfer.lambdas.weights import PART_BYTES
-from serfer.sam.cost.fixed import Line
+from serfer.sam.cost.fixed import Line, add_up
 from serfer.sam.options import Options
 
 _BASE64 = 4 / 3
@@ -128,15 +128,9 @@ def query_usage(deployed: Deployed, cold_share: float = 0.0) -> Usage:
 
 def mixed(warm: Usage, cold: Usage, cold_share: float) -> Usage:
     """Return the expected usage of a query, a share of which are cold."""
-    lines: dict[tuple[str, str], Line] = {}
-    for usage, share in ((warm, 1 - cold_share), (cold, cold_share)):
-        for line in usage.lines if share else ():
-            key = line.item, line.source
-            before = lines.get(key, replace(line, quantity=0.0, usd=0.0))
-            lines[key] = replace(
-                line, quantity=before.quantity + share * line.quantity, usd=before.usd + share * line.usd
-            )
-    return Usage(tuple(lines.values()), (1 - cold_share) * warm.seconds + cold_share * cold.seconds)
+    shares = ((warm, 1 - cold_share), (cold, cold_share))
+    lines = add_up(line.times(share) for usage, share in shares if share for line in usage.lines)
+    return Usage(tuple(lines), (1 - cold_share) * warm.seconds + cold_share * cold.seconds)
 
 
 def _started_beside(deployed: Deployed) -> list[Line]:

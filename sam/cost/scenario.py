@@ -16,6 +16,7 @@ from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import InputError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.units import MB_PER_GB, MS_PER_S
+from serfer.files import read_text
 from serfer.sam.cost.marginal import Deployed, query_usage, serverless_usd
 from serfer.sam.options import Options
 
@@ -76,13 +77,7 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
 def _table(file: Path) -> dict[str, object]:
     """Return a file's only [[instance]] table."""
     try:
-        with file.open("rb") as opened:
-            data = opened.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise InputError(f"it has more than {_MOST_BYTES:,} bytes")
-        document = tomllib.loads(data.decode("utf-8"))
-    except OSError as error:
-        raise InputError(f"it cannot be read: {error.strerror or error}") from error
+        document = tomllib.loads(read_text(file, _MOST_BYTES))
     except (ValueError, RecursionError) as error:
         raise InputError(f"it is not TOML: {str(error)[:200]}") from error
     tables = document.get("instance")

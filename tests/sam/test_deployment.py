@@ -51,7 +51,7 @@ def test_a_build_differs_from_a_plan_directory_and_holds_its_plan(tmp_path):
     ("change", "words"),
     [
         ({"format": 2}, "another format than 1"),
-        ({"more": 1}, "too many of more"),
+        ({"more": 1}, "unknown 'more'"),
         ({"plans": []}, "plans should be one or two"),
         ({"plans": ["0" * 12] * 3}, "plans should be one or two"),
         ({"plans": ["../../etc/pa"]}, "twelve hexadecimal"),
@@ -82,7 +82,7 @@ def test_an_invalid_record_is_refused(text):
 
 
 def test_missing_oversized_and_wrong_plan_files_are_named(tmp_path):
-    with pytest.raises(InputError, match=r"deployment\.json cannot be read: No such file"):
+    with pytest.raises(InputError, match=r"deployment\.json' cannot be read: No such file"):
         load_deployment(tmp_path)
     (tmp_path / RECORD).write_bytes(b" " * (1024 * 1024 + 1))
     with pytest.raises(InputError, match="more than 1,048,576 bytes"):
@@ -172,7 +172,7 @@ def test_a_record_with_a_cold_plan_is_read_as_it_was_written():
     ("change", "words"),
     [
         ({"cold": []}, "cold should be an object"),
-        ({"cold": {FOUND.current: "x"}}, "cold should be an object"),
+        ({"cold": {FOUND.current: "x"}}, "twelve hexadecimal digits"),
         ({"cold": {"1" * 12: "2" * 12}}, "plans of the deployment"),
         ({"bytes": {"cold-0-0": 1}}, "a cold plan that there is not"),
     ],

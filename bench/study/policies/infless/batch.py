@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Final
 
-from serfer.control.windows import WindowPolicy
 from serfer_bench.study.policies.infless.fleet import FrontQueue
-from serfer_bench.study.policies.infless.options import Function, Option
-from serfer_bench.study.policies.infless.scheduling import pack, spread
-from serfer_bench.study.policies.infless.servers import Servers
-from serfer_bench.study.policies.infless.uniform import KEEP_ALIVE_S, Place, Uniform
+from serfer_bench.study.policies.infless.options import Option
+from serfer_bench.study.policies.infless.scheduling import pack
+from serfer_bench.study.policies.infless.uniform import Uniform
 
 
 class Batch(Uniform):
@@ -23,18 +20,6 @@ class Batch(Uniform):
     """
 
     name = "batch"
-
-    def __init__(
-        self,
-        functions: Sequence[Function],
-        servers: Servers,
-        *,
-        keep_alive_s: float = KEEP_ALIVE_S,
-        place: Place = spread,
-        windows: Callable[[], WindowPolicy] | None = None,
-    ) -> None:
-        super().__init__(functions, servers, keep_alive_s=keep_alive_s, place=place, windows=windows)
-        self._chosen: dict[int, Option] = {}
 
     def option(self, function: int, rate: float) -> Option | None:
         """Return the largest batch that the rate fills in time, at the least cost."""
@@ -56,16 +41,7 @@ class BatchScheduled(Batch):
     """BATCH+RS (5.3): the same instances, placed as Algorithm 1 places a single configuration."""
 
     name = "batch-rs"
-
-    def __init__(
-        self,
-        functions: Sequence[Function],
-        servers: Servers,
-        *,
-        keep_alive_s: float = KEEP_ALIVE_S,
-        windows: Callable[[], WindowPolicy] | None = None,
-    ) -> None:
-        super().__init__(functions, servers, keep_alive_s=keep_alive_s, place=pack, windows=windows)
+    place = staticmethod(pack)
 
 
 _UNKNOWN: Final = FrontQueue(1, 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -85,14 +86,6 @@ def _windows(scenario: ClusterScenario) -> Callable[[], WindowPolicy] | None:
         raise InputError(f"policy.windows: {error}") from error
 
 
-def _batch(scenario: ClusterScenario) -> ClusterPolicy:
-    return _buffered(Batch, scenario)
-
-
-def _batch_scheduled(scenario: ClusterScenario) -> ClusterPolicy:
-    return _buffered(BatchScheduled, scenario)
-
-
 def _buffered(kind: type[Batch | BatchScheduled], scenario: ClusterScenario) -> ClusterPolicy:
     return kind(
         scenario.new_functions(),
@@ -118,8 +111,8 @@ CLUSTER_POLICIES: Final[Mapping[str, Maker]] = MappingProxyType(
     {
         "infless": _infless,
         "infless-by-efficiency": _by_efficiency,
-        "batch": _batch,
-        "batch-rs": _batch_scheduled,
+        "batch": partial(_buffered, Batch),
+        "batch-rs": partial(_buffered, BatchScheduled),
         "openfaas-plus": _openfaas_plus,
     }
 )

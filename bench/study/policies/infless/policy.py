@@ -69,6 +69,7 @@ class Infless:
     """
 
     name = "infless"
+    batch_first = True
 
     def __init__(
         self,
@@ -78,12 +79,10 @@ class Infless:
         alpha: float = ALPHA,
         reserve_s: float = RESERVE_S,
         chooser: Chooser | None = None,
-        batch_first: bool = True,
         windows: Callable[[], WindowPolicy] | None = None,
     ) -> None:
         self.functions, self.servers = functions, servers
         self._alpha, self._reserve_s, self._chooser = alpha, reserve_s, chooser or Efficiency()
-        self._batch_first = batch_first
         self._registry = Registry(servers)
         self._of = [_Instances() for _ in functions]
         self._levels = [WarmLevels(windows) for _ in functions] if windows else []
@@ -162,7 +161,7 @@ class Infless:
         if residual <= 0:
             return 0.0
         known = self.functions[function]
-        plan = schedule(known, residual, self.servers, self._chooser, batch_first=self._batch_first)
+        plan = schedule(known, residual, self.servers, self._chooser, batch_first=self.batch_first)
         for launch in plan.launches:
             one = self._registry.launch(function, launch.option, launch.placement)
             self._of[function].add(one)
@@ -182,17 +181,7 @@ class InflessByEfficiency(Infless):
     """INFless, but configurations of all batch sizes compete by equation 10: ours, not the paper's."""
 
     name = "infless-by-efficiency"
-
-    def __init__(
-        self,
-        functions: Sequence[Function],
-        servers: Servers,
-        *,
-        alpha: float = ALPHA,
-        reserve_s: float = RESERVE_S,
-        windows: Callable[[], WindowPolicy] | None = None,
-    ) -> None:
-        super().__init__(functions, servers, alpha=alpha, reserve_s=reserve_s, batch_first=False, windows=windows)
+    batch_first = False
 
 
 def _expired(mine: _Instances, now_s: float, least: int) -> Iterator[Instance]:

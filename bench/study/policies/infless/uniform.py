@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import ClassVar, Final
 
 from serfer.control.windows import WarmLevels, WindowPolicy
 from serfer_bench.study.policies.infless.fleet import Assignment, FrontQueue, Instance, Registry, Step
@@ -48,6 +48,7 @@ class Uniform(ABC):
     """
 
     name: str
+    place: ClassVar[Place] = staticmethod(spread)
 
     def __init__(
         self,
@@ -55,11 +56,11 @@ class Uniform(ABC):
         servers: Servers,
         *,
         keep_alive_s: float = KEEP_ALIVE_S,
-        place: Place = spread,
         windows: Callable[[], WindowPolicy] | None = None,
     ) -> None:
         self.functions, self.servers = functions, servers
-        self._keep_alive_s, self._place = keep_alive_s, place
+        self._keep_alive_s = keep_alive_s
+        self._chosen: dict[int, Option] = {}
         self._registry = Registry(servers)
         self._of = [_Instances() for _ in functions]
         self._levels = [WarmLevels(windows) for _ in functions] if windows else []
@@ -119,7 +120,7 @@ class Uniform(ABC):
         """Start what is to be `warm`, as long as there is room; the keep-alive does not hold it."""
         mine = self._of[function]
         while mine.stopped is not None and len(mine.running) < warm:
-            placement = self._place(mine.stopped, self.servers)
+            placement = self.place(mine.stopped, self.servers)
             if placement is None:
                 return
             one = self._registry.launch(function, mine.stopped, placement)
@@ -136,7 +137,7 @@ class Uniform(ABC):
             return residual
         wanted = math.ceil(residual / option.up - _SLACK)
         for count in range(wanted):
-            placement = self._place(option, self.servers)
+            placement = self.place(option, self.servers)
             if placement is None:
                 return residual - count * option.up
             one = self._registry.launch(function, option, placement)

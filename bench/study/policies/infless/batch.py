@@ -7,6 +7,7 @@ from typing import Final
 from serfer_bench.study.policies.infless.fleet import FrontQueue
 from serfer_bench.study.policies.infless.options import Option
 from serfer_bench.study.policies.infless.scheduling import pack
+from serfer_bench.study.policies.infless.servers import Placement, Servers
 from serfer_bench.study.policies.infless.uniform import Uniform
 
 
@@ -41,7 +42,9 @@ class BatchScheduled(Batch):
     """BATCH+RS (5.3): the same instances, placed as Algorithm 1 places a single configuration."""
 
     name = "batch-rs"
-    place = staticmethod(pack)
+
+    def place(self, option: Option, servers: Servers) -> Placement | None:
+        return pack(option, servers)
 
 
 _UNKNOWN: Final = FrontQueue(1, 0.0)

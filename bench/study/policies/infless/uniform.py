@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Final
 
 from serfer.control.windows import WarmLevels, WindowPolicy
 from serfer_bench.study.policies.infless.fleet import Assignment, FrontQueue, Instance, Registry, Step
@@ -16,7 +16,6 @@ from serfer_bench.study.policies.infless.servers import Placement, Servers
 
 KEEP_ALIVE_S: Final = 300.0
 """Both baselines' (5.1)."""
-Place = Callable[[Option, Servers], Placement | None]
 
 
 @dataclass
@@ -48,7 +47,6 @@ class Uniform(ABC):
     """
 
     name: str
-    place: ClassVar[Place] = staticmethod(spread)
 
     def __init__(
         self,
@@ -64,6 +62,9 @@ class Uniform(ABC):
         self._registry = Registry(servers)
         self._of = [_Instances() for _ in functions]
         self._levels = [WarmLevels(windows) for _ in functions] if windows else []
+
+    def place(self, option: Option, servers: Servers) -> Placement | None:
+        return spread(option, servers)
 
     @abstractmethod
     def option(self, function: int, rate: float) -> Option | None:

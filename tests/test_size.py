@@ -17,12 +17,12 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "cli": (("serfer/cli",), 7_000),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_450),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_500),
-    "sam": (("sam",), 6_000),
+    "sam": (("sam",), 5_950),
     "bench and study": (("bench",), 37_200),
     "tests": (("tests",), 107_600),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 103_800
+PRODUCT = 103_750
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 149_600  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -20,21 +20,48 @@ from serfer.cli.shared.options import (
     status_lines,
 )
 from serfer.cli.shared.terminal import complain, err, out
+from serfer.control.scenario import DEFAULT_SCENARIO, LambdaTarget, Scenario, read_scenario
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import check_whole_images
+from serfer.cost.driver_limits import DriverLimits
+from serfer.cost.loads.dates import unix_time
+from serfer.cost.service_times import scenario_times
 from serfer.doctor.machine import this_machine
+from serfer.files import check_place
+from serfer.pictures import check_suffix
+from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from serfer.system import processors
+from serfer_bench.study.cli.cluster import ClusterRequest, check_cluster_options, simulate_cluster
+from serfer_bench.study.cli.comparison import print_comparison
 from serfer_bench.study.loads.generators import describe_generators
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.policies.infless.policies import CLUSTER_POLICIES, refuse_cluster_policy
-
-if TYPE_CHECKING:
-    from serfer.control.scenario import LambdaTarget, Scenario
-    from serfer.cost.driver_limits import DriverLimits
-    from serfer_bench.study.sim.calibration import Calibration
-    from serfer_bench.study.sim.recommend import Comparison, LambdaChoice
-    from serfer_bench.study.sim.simulate import DetailedRun, LoadSpec, Outcome, PolicyRun, SimInput
+from serfer_bench.study.policies.infless.scenario import describes_cluster
+from serfer_bench.study.sim.calibration import (
+    Calibration,
+    LocalRun,
+    published_calibration,
+    read_calibration,
+    summary_of,
+    write_calibration,
+)
+from serfer_bench.study.sim.lambda_memory import priced_target, with_memory
+from serfer_bench.study.sim.pictures import draw_policies
+from serfer_bench.study.sim.recommend import ALL, Comparison, LambdaChoice, evaluate, policies_of
+from serfer_bench.study.sim.simulate import (
+    DetailedRun,
+    LoadSpec,
+    Outcome,
+    PolicyRun,
+    RunOptions,
+    SimInput,
+    policy_names,
+    prepare,
+    run_policies,
+)
+from serfer_bench.study.sim.tasks import service_times
+from serfer_bench.study.sim.time_series import TimeSeries, write_time_series
 
 _MILLION = 1e6
 LEVELS = ("rates", "queries", "tasks")
@@ -171,19 +198,16 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Run routing policies on a load (HELP is what the command line shows)."""
-    from serfer.control.scenario import DEFAULT_SCENARIO, read_scenario  # noqa: PLC0415 - starts fast
-    from serfer.cost.driver_limits import DriverLimits  # noqa: PLC0415 - same
-    from serfer_bench.study.sim.recommend import ALL, Comparison, policies_of  # noqa: PLC0415 - same
-    from serfer_bench.study.sim.simulate import RunOptions, policy_names, prepare, run_policies  # noqa: PLC0415 - same
-
     if calibrate is not None or out_file is not None:
         _calibrate(load, calibrate, out_file, queries, as_json=as_json)
         return
     scenario = scenario or DEFAULT_SCENARIO
     if _on_cluster(scenario, policy or ()):
         spec = _load_spec(load or "", from_time, until_time, skip_zeros_over)
-        _check_cluster(context, plot)
-        _simulate_cluster(scenario, spec, policy or [], seed, period_s, level, window_s, plot, as_json=as_json)
+        check_cluster_options(context)
+        _check_places(plot, None)
+        request = ClusterRequest(scenario, spec, policy or [], seed, period_s, level, window_s)
+        simulate_cluster(request, plot, as_json=as_json)
         return
     if load is None:
         raise UsageError("give LOAD, a CSV trace or a generator (docs/how-to/simulate.md)")
@@ -221,16 +245,25 @@ def simulate(
     _write(sim_input, runs, csv_file, plot)
 
 
-def _load_spec(load: str, from_time: str, until_time: str | None, skip_zeros_over: float) -> LoadSpec:
-    from serfer_bench.study.sim.simulate import LoadSpec  # noqa: PLC0415 - the command line starts fast
+def _write(sim_input: SimInput, runs: Sequence[PolicyRun], csv_file: Path | None, plot: Path | None) -> None:
+    if csv_file is not None:
+        begin_s = sim_input.trace.begin_s
+        series = [TimeSeries(each.outcome.policy, each.run, each.scenario, begin_s) for each in runs]
+        write_time_series(series, csv_file)
+        err.print(f"wrote {plain(str(csv_file))}", soft_wrap=True)
+    if plot is not None:
+        with status_line() as progress:
+            progress("drawing")
+            draw_policies(sim_input, runs, plot)
+        err.print(f"wrote {plain(str(plot))}", soft_wrap=True)
 
+
+def _load_spec(load: str, from_time: str, until_time: str | None, skip_zeros_over: float) -> LoadSpec:
     return LoadSpec(load, _time("--from", from_time), _time("--until", until_time or "inf"), skip_zeros_over)
 
 
 def _on_cluster(scenario: Path, policies: Sequence[str]) -> bool:
     """Whether a scenario is a cluster's; raises UsageError where it is not, and a policy needs one."""
-    from serfer_bench.study.policies.infless.scenario import describes_cluster  # noqa: PLC0415 - same
-
     if describes_cluster(scenario):
         return True
     for name in policies:
@@ -238,37 +271,8 @@ def _on_cluster(scenario: Path, policies: Sequence[str]) -> bool:
     return False
 
 
-def _check_cluster(context: typer.Context, plot: Path | None) -> None:
-    from serfer_bench.study.cli.cluster import check_cluster_options  # noqa: PLC0415 - same
-
-    check_cluster_options(context)
-    _check_places(plot, None)
-
-
-def _simulate_cluster(
-    scenario: Path,
-    load: LoadSpec,
-    policies: Sequence[str],
-    seed: int,
-    period_s: float,
-    level: str,
-    window_s: float,
-    plot: Path | None,
-    *,
-    as_json: bool,
-) -> None:
-    from serfer_bench.study.cli.cluster import ClusterRequest, simulate_cluster  # noqa: PLC0415 - same
-
-    request = ClusterRequest(scenario, load, policies, seed, period_s, level, window_s)
-    simulate_cluster(request, plot, as_json=as_json)
-
-
 def _compare(comparison: Comparison, *, as_json: bool, keep: bool) -> tuple[list[PolicyRun], SimInput]:
     """Print the comparison; with `keep` return the policies' runs at the recommended type and memory, first seed."""
-    from serfer_bench.study.cli.comparison import print_comparison  # noqa: PLC0415 - same
-    from serfer_bench.study.sim.recommend import evaluate  # noqa: PLC0415 - same
-    from serfer_bench.study.sim.simulate import run_policies  # noqa: PLC0415 - same
-
     with status_lines() as progress:
         evaluations = evaluate(comparison, processors(), progress)
     if as_json:
@@ -296,25 +300,8 @@ def _show(sim_input: SimInput, runs: Sequence[PolicyRun], detailed: DetailedRun 
         _print(sim_input, [each.outcome for each in runs], detailed)
 
 
-def _write(sim_input: SimInput, runs: Sequence[PolicyRun], csv_file: Path | None, plot: Path | None) -> None:
-    if csv_file is not None:
-        _write_csv(sim_input, runs, csv_file)
-    if plot is not None:
-        _plot(sim_input, runs, plot)
-
-
-def _write_csv(sim_input: SimInput, runs: Sequence[PolicyRun], file: Path) -> None:
-    from serfer_bench.study.sim.time_series import TimeSeries, write_time_series  # noqa: PLC0415 - only --csv needs it
-
-    begin_s = sim_input.trace.begin_s
-    write_time_series([TimeSeries(each.outcome.policy, each.run, each.scenario, begin_s) for each in runs], file)
-    err.print(f"wrote {plain(str(file))}", soft_wrap=True)
-
-
 def _time(option: str, text: str) -> float:
     """Return seconds of the load, or the Unix time of a date; raises UsageError."""
-    from serfer.cost.loads.dates import unix_time  # noqa: PLC0415 - the command line starts fast
-
     known = unix_time(text)
     try:
         seconds = float(text) if known is None else known
@@ -339,9 +326,6 @@ def _late_decisions(world: Scenario, period_s: float) -> list[str]:
 
 def _priced(world: Scenario, plan: Path | None, calibration: Path | None) -> Scenario:
     """Return a scenario whose Lambda has a plan's price and times, if there is one; raises UsageError for both."""
-    from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
-    from serfer_bench.study.sim.lambda_memory import priced_target  # noqa: PLC0415 - same
-
     if plan is None:
         return world
     if calibration is not None:
@@ -378,11 +362,6 @@ def _lambdas(
     limits: DriverLimits,
 ) -> list[LambdaChoice]:
     """Return Lambda as the scenario has it, or at each memory; raises UsageError where a level lacks what it needs."""
-    from serfer.plan_directory import load_plan  # noqa: PLC0415 - the command line starts fast
-    from serfer_bench.study.sim.calibration import published_calibration, read_calibration  # noqa: PLC0415 - same
-    from serfer_bench.study.sim.lambda_memory import priced_target, with_memory  # noqa: PLC0415 - same
-    from serfer_bench.study.sim.recommend import LambdaChoice  # noqa: PLC0415 - same
-
     facts = load_settings().facts()
     if plan is None:
         if memory:
@@ -405,10 +384,6 @@ def _detailed(
     level: str, target: LambdaTarget, known: Calibration | None, window_s: float, limits: DriverLimits
 ) -> DetailedRun | None:
     """Return how windows are looked at; raises UsageError where a level has not what it needs."""
-    from serfer.cost.service_times import scenario_times  # noqa: PLC0415 - same
-    from serfer_bench.study.sim.simulate import DetailedRun  # noqa: PLC0415 - same
-    from serfer_bench.study.sim.tasks import service_times  # noqa: PLC0415 - same
-
     if level == "rates":
         return None
     if known is None:
@@ -421,9 +396,6 @@ def _detailed(
 
 def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: int, *, as_json: bool) -> None:
     """Measure a plan's tasks on this machine, and keep them in a file."""
-    from serfer.files import check_place  # noqa: PLC0415 - the command line starts fast
-    from serfer_bench.study.sim.calibration import LocalRun, summary_of, write_calibration  # noqa: PLC0415 - same
-
     if load is not None or plan is None or file is None:
         raise UsageError("to calibrate give --calibrate DIR and --out FILE, and no LOAD")
     check_place(file)
@@ -443,24 +415,11 @@ def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: 
 
 
 def _check_places(plot: Path | None, csv_file: Path | None) -> None:
-    from serfer.files import check_place  # noqa: PLC0415 - the command line starts fast
-
     if plot is not None:
-        from serfer.pictures import check_suffix  # noqa: PLC0415 - only pictures need it
-
         check_suffix(plot)
         check_place(plot)
     if csv_file is not None:
         check_place(csv_file)
-
-
-def _plot(sim_input: SimInput, runs: Sequence[PolicyRun], plot: Path) -> None:
-    from serfer_bench.study.sim.pictures import draw_policies  # noqa: PLC0415 - only pictures need it
-
-    with status_line() as progress:
-        progress("drawing")
-        draw_policies(sim_input, runs, plot)
-    err.print(f"wrote {plain(str(plot))}", soft_wrap=True)
 
 
 def _print(sim_input: SimInput, outcomes: Sequence[Outcome], detailed: DetailedRun | None) -> None:

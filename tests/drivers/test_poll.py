@@ -15,9 +15,10 @@ from serfer.core.wire import Report, Task, TaskError, pack_result
 from serfer.drivers.poll import POLLING, PollInvoker
 from serfer.drivers.push import PushDriver
 from serfer.storage.memory import MemoryStore
+from tests.drivers.conftest import WatchedStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import linked_plan
-from tests.drivers.test_push import CROPS, TILES, WatchedStore, stored, written
+from tests.drivers.test_push import CROPS, TILES, stored, written
 
 PATIENCE = 10.0
 QUERY = "0" * 32

@@ -12,7 +12,7 @@ from serfer.drivers.dispatching.prewarming import Prewarming
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 from serfer.drivers.driver import WarmUpRecord
 from tests.drivers.fake_clock import FakeClock
-from tests.drivers.test_push import CROPS, PATIENCE, TILES, Workers, driver, store  # noqa: F401 - a fixture
+from tests.drivers.test_push import CROPS, PATIENCE, TILES, Workers, driver
 
 IDLE_S, START_S, PATIENCE_S = 300.0, 2.0, 10.0
 LATER = (1, 1, 2)  # the stage of each environment that is warmed
@@ -21,7 +21,7 @@ LATER = (1, 1, 2)  # the stage of each environment that is warmed
 class Functions(Workers):
     """Functions whose environments take `START_S` s to start; the first stage's tasks take `first_s` s."""
 
-    def __init__(self, store, clock, *, first_s=1.0, start_s=START_S, failure=None, init_ms=500.0):  # noqa: F811
+    def __init__(self, store, clock, *, first_s=1.0, start_s=START_S, failure=None, init_ms=500.0):
         super().__init__(store)
         self.clock, self.first_s, self.start_s, self.failure, self.init_ms = clock, first_s, start_s, failure, init_ms
         self.warmed, self.began = [], {}
@@ -40,7 +40,7 @@ class Functions(Workers):
         return self.failure or WarmUpAnswer("e", self.init_ms, 1)
 
 
-def prewarmed(store, *idle_s, slots=100, deadline_s=PATIENCE, **settings):  # noqa: F811
+def prewarmed(store, *idle_s, slots=100, deadline_s=PATIENCE, **settings):
     """Run a query, and one more after each of the idle times; return the functions and the answers."""
     clock = FakeClock()
     functions = Functions(store, clock, **settings)
@@ -60,7 +60,7 @@ def prewarmed(store, *idle_s, slots=100, deadline_s=PATIENCE, **settings):  # no
     return functions, clock.run(main())
 
 
-def test_environments_of_later_stages_start_beside_the_first_stage(store):  # noqa: F811
+def test_environments_of_later_stages_start_beside_the_first_stage(store):
     functions, [answer] = prewarmed(store)
     assert sorted(functions.warmed) == [*LATER]
     assert functions.began[1] - functions.began[0] == START_S
@@ -71,13 +71,13 @@ def test_environments_of_later_stages_start_beside_the_first_stage(store):  # no
     assert all(record.cold for record in records)
 
 
-def test_a_query_soon_after_another_warms_nothing_and_one_after_a_pause_does(store):  # noqa: F811
+def test_a_query_soon_after_another_warms_nothing_and_one_after_a_pause_does(store):
     _functions, answers = prewarmed(store, IDLE_S - 1, IDLE_S + 1, init_ms=0.0)
     assert [len(answer.overheads.warm_ups) for answer in answers] == [3, 0, 3]
     assert not any(record.cold for answer in answers for record in answer.overheads.warm_ups)
 
 
-def test_only_free_slots_are_used(store):  # noqa: F811
+def test_only_free_slots_are_used(store):
     functions, [answer] = prewarmed(store, slots=TILES[0] + 1)
     assert functions.warmed == [1]
     assert len(answer.overheads.warm_ups) == 1
@@ -86,25 +86,25 @@ def test_only_free_slots_are_used(store):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", [FailureKind.THROTTLED, FailureKind.UNREACHABLE])
-def test_a_warm_up_that_fails_neither_fails_the_query_nor_is_billed(store, kind):  # noqa: F811
+def test_a_warm_up_that_fails_neither_fails_the_query_nor_is_billed(store, kind):
     functions, [answer] = prewarmed(store, failure=Failure(kind, "", "on purpose"))
     assert sorted(functions.warmed) == [*LATER]
     assert answer.overheads.warm_ups == ()
     assert answer.overheads.retries == 0
 
 
-def test_tasks_wait_for_a_warm_up_only_so_long(store):  # noqa: F811
+def test_tasks_wait_for_a_warm_up_only_so_long(store):
     functions, [answer] = prewarmed(store, start_s=100.0, deadline_s=50.0)
     assert functions.began[1] - functions.began[0] == functions.first_s + PATIENCE_S
     assert [round(record.ms / 1000) for record in answer.overheads.warm_ups] == [21] * 3  # sent, so billed
 
 
-def test_a_query_that_ends_stops_waiting_for_its_warm_ups(store):  # noqa: F811
+def test_a_query_that_ends_stops_waiting_for_its_warm_ups(store):
     with pytest.raises(DeadlineError):
         prewarmed(store, first_s=100.0, start_s=1000.0, deadline_s=1.0)
 
 
-def test_a_warm_up_keeps_its_slot_after_the_query_has_ended_until_lambda_has(store):  # noqa: F811
+def test_a_warm_up_keeps_its_slot_after_the_query_has_ended_until_lambda_has(store):
     clock, slots = FakeClock(), PrioritySemaphore(100)
     functions = Functions(store, clock, first_s=0.0, start_s=100.0)
 
@@ -126,7 +126,7 @@ def test_a_warm_up_keeps_its_slot_after_the_query_has_ended_until_lambda_has(sto
     assert len(answer.overheads.warm_ups) == len(LATER)
 
 
-def test_a_tile_that_another_one_takes_along_waits_for_its_warm_up_no_longer(store):  # noqa: F811
+def test_a_tile_that_another_one_takes_along_waits_for_its_warm_up_no_longer(store):
     """One slot is free, so tile 0 of the second stage has a warm-up; tile 1 has none, and takes it along."""
 
     class Sharing(Functions):

@@ -24,6 +24,7 @@ from serfer.drivers.driver import TTL_MARGIN_S, RequestContext
 from serfer.drivers.push import PushDriver
 from serfer.storage.memory import MemoryStore
 from tests.core.plans import small_plan
+from tests.drivers.conftest import WatchedStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import READ, linked_plan, part_of
 
@@ -84,27 +85,6 @@ class Workers:
 
     async def close(self):
         pass
-
-
-class WatchedStore(MemoryStore):
-    """Remembers every key that was ever put."""
-
-    def __init__(self):
-        super().__init__()
-        self.ever = set()
-
-    def put(self, key, value, ttl):
-        super().put(key, value, ttl)
-        self.ever.add(key)
-
-    @property
-    def keys(self):
-        return set(self._values)
-
-
-@pytest.fixture
-def store():
-    return WatchedStore()
 
 
 def failing(kind, times, *, stage=1, tile=0, error_type="Oops"):

@@ -14,7 +14,8 @@ from serfer.core.errors import DeadlineError, SerferError, TaskFailedError, Usag
 from serfer.core.run_machine import Failure, FailureKind
 from serfer.drivers import push
 from serfer.drivers.batching import Batching, BatchTerms
-from tests.drivers.test_push import CROPS, PATIENCE, TILES, WatchedStore, Workers, driver, failing, written
+from tests.drivers.conftest import WatchedStore
+from tests.drivers.test_push import CROPS, PATIENCE, TILES, Workers, driver, failing, written
 
 MOST = 8
 BATCHING = Batching({2: BatchTerms(image_s=0.0, rest_s=0.0)}, MOST, passing_s=0.0)
@@ -49,11 +50,6 @@ class SharedWorkers(Workers):
 
     def invocations(self, stage):
         return self.alone[stage] + len(self.groups)
-
-
-@pytest.fixture
-def store():
-    return WatchedStore()
 
 
 def run(main):

@@ -16,9 +16,10 @@ from serfer.drivers.batching import Batching, BatchTerms
 from serfer.drivers.push import PushDriver
 from serfer.storage.exchange import START, Message
 from serfer.storage.memory import MemoryStore
+from tests.drivers.conftest import WatchedStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import linked_plan
-from tests.drivers.test_push import PATIENCE, SOON, WatchedStore, report, stored
+from tests.drivers.test_push import PATIENCE, SOON, report, stored
 from tests.drivers.test_push_batching import MOST
 
 MEMBERS, STOP = 3, 3

@@ -37,7 +37,6 @@ from serfer.drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.pipeline.report import make_report
 from serfer.pipeline.result import Result
 from serfer.pipeline.trace import trace_events
-from serfer.storage.memory import MemoryStore
 from serfer.storage.wrapping import WrapperStore
 from tests.drivers.asl_interpreter import Machine, StateError
 from tests.drivers.fake_clock import FakeClock
@@ -53,22 +52,6 @@ CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
 ARN = "arn:aws:states:us-east-1:123456789012:stateMachine:serfer"
 KINDS = pytest.mark.parametrize("kind", ["standard", "express"])
 RETRY = Retry(attempts=3, unavailable_attempts=3, restarts=2, backoff=Backoff(base=0.001, longest=2.0))
-
-
-class WatchedStore(MemoryStore):
-    """Remembers every key that was ever put."""
-
-    def __init__(self):
-        super().__init__()
-        self.ever = set()
-
-    def put(self, key, value, ttl):
-        super().put(key, value, ttl)
-        self.ever.add(key)
-
-    @property
-    def keys(self):
-        return set(self._values)
 
 
 class AwayStore(WrapperStore):
@@ -186,11 +169,6 @@ class Service:
 
     def close(self):
         self.closed = True
-
-
-@pytest.fixture
-def store():
-    return WatchedStore()
 
 
 def driver(service, store, kind="standard", **settings):

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,32 +10,11 @@ import pytest
 from serfer.core.errors import StoreUnavailableError
 from serfer.fleet.lease import LEASE_S, TAKEOVER_S, Election, Lease
 from serfer.fleet.registry import DriverLoad, PoolRegistry
-from serfer.local.servers.redis import RedisServer
-from serfer.storage import open_store
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
 from tests.fleet.fakes import Clock
 
 TICK_S = 1.0
-
-
-@pytest.fixture(scope="module")
-def redis():
-    with RedisServer() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["memory", "file", "redis"])
-def coordination(request, tmp_path):
-    urls = {"memory": "memory://", "file": f"file://{tmp_path / 'store'}"}
-    url = urls.get(request.param) or request.getfixturevalue("redis")
-    with open_store(url) as opened:
-        yield opened.coordination()
-
-
-@pytest.fixture
-def key():
-    return f"t:{secrets.token_hex(8)}"
 
 
 def candidates(coordination, key, clock, names="abc"):

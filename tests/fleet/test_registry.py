@@ -2,7 +2,6 @@
 
 import json
 import random
-import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,8 +22,6 @@ from serfer.fleet.registry import (
     PoolRegistry,
     PoolView,
 )
-from serfer.local.servers.redis import RedisServer
-from serfer.storage import open_store
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
 from tests.fleet.fakes import Clock
@@ -39,24 +36,6 @@ FLEET = FleetState(
     "12 queries/s",
     (Interruption("gpu", 3),),
 )
-
-
-@pytest.fixture(scope="module")
-def redis():
-    with RedisServer() as server:
-        yield server.url
-
-
-@pytest.fixture(params=["memory", "file", "redis"])
-def coordination(request, tmp_path):
-    urls = {"memory": "memory://", "file": f"file://{tmp_path / 'store'}"}
-    with open_store(urls.get(request.param) or request.getfixturevalue("redis")) as opened:
-        yield opened.coordination()
-
-
-@pytest.fixture
-def key():
-    return f"t:{secrets.token_hex(8)}"
 
 
 def drivers(coordination, key, names, clock):

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 import serfer
+from serfer.sam.build import package
 from serfer.sam.build.layers import driver_layer, interpreter, worker_layer
+from serfer.sam.build.tree import seal
 from serfer.sam.build.wheels import MACHINES
 from serfer.sam.options import Options
 from serfer.settings import load_settings
@@ -53,6 +55,20 @@ def driver(cache, tmp_path_factory):
     target = tmp_path_factory.mktemp("driver") / "layer"
     yield target, driver_layer(target, OPTIONS, cache)
     shutil.rmtree(target)  # it is large, and pytest keeps what three runs wrote
+
+
+@pytest.fixture
+def light_layers(monkeypatch):
+    """Let packages have code that is the same for all, whose thousands of files test_layers and test_built look at."""
+
+    def layer(target, *_):
+        (target / "python" / "serfer").mkdir(parents=True)
+        (target / "python" / "serfer" / "code.py").write_text("", encoding="utf-8")
+        return seal(target, "Layer")
+
+    for kind in ("worker", "driver", "gpu", "runner"):
+        monkeypatch.setattr(package, f"{kind}_layer", layer)
+    monkeypatch.setattr(package, "dump_sbom", lambda *_: "{}")
 
 
 @pytest.fixture(scope="module")

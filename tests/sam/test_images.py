@@ -23,12 +23,10 @@ from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
-from serfer.sam.build import package as package_module
 from serfer.sam.build.fetch import fetch_plan
 from serfer.sam.build.layers import DOCKERFILE, image_directory
 from serfer.sam.build.package import package
 from serfer.sam.build.sbom import dump_sbom
-from serfer.sam.build.tree import seal
 from serfer.sam.cost.bill import price_build
 from serfer.sam.deployer import Target, statements, unlisted
 from serfer.sam.deployment import load_deployment, load_template
@@ -53,17 +51,7 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture
-def build(directory, tmp_path, cache, monkeypatch):
-    """Package it with code that is the same for all, whose thousands of files other tests look at."""
-
-    def layer(target, *_):
-        (target / "python" / "serfer").mkdir(parents=True)
-        (target / "python" / "serfer" / "code.py").write_text("", encoding="utf-8")
-        return seal(target, "Layer")
-
-    monkeypatch.setattr(package_module, "worker_layer", layer)
-    monkeypatch.setattr(package_module, "driver_layer", layer)
-    monkeypatch.setattr(package_module, "dump_sbom", lambda *_: "{}")
+def build(directory, tmp_path, cache, light_layers):  # noqa: ARG001 - a fixture
     settings = Settings(cache_dir=cache)
 
     def build(**more):

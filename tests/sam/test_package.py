@@ -36,6 +36,8 @@ from serfer.settings import Settings
 from tests.e2e.small import put_weights_in, split_small
 from tests.sam.conftest import OPTIONS
 
+pytestmark = pytest.mark.usefixtures("light_layers")
+
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
@@ -46,22 +48,6 @@ def plans(tmp_path_factory):
         split_small(root / "two", grids=[(1, 2), (1, 1)]),
         split_small(root / "three", grids=[(1, 1)]),
     ]
-
-
-@pytest.fixture(autouse=True)
-def _light(monkeypatch):
-    """Code that is the same for all, whose thousands of files test_layers.py and test_built.py look at."""
-
-    def layer(target, *_):
-        (target / "python").mkdir(parents=True)
-        (target / "python" / "code.py").write_text("", encoding="utf-8")
-        return seal(target, "Layer")
-
-    monkeypatch.setattr(package_module, "worker_layer", layer)
-    monkeypatch.setattr(package_module, "driver_layer", layer)
-    monkeypatch.setattr(package_module, "gpu_layer", layer)
-    monkeypatch.setattr(package_module, "runner_layer", layer)
-    monkeypatch.setattr(package_module, "dump_sbom", lambda *_: "{}")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from serfer.sam import stacks
 from serfer.sam.build import fetch
 from serfer.sam.build import package as package_module
 from serfer.sam.build.package import package
-from serfer.sam.build.tree import seal, tree_digest
+from serfer.sam.build.tree import tree_digest
 from serfer.sam.samconfig import FILE, samconfig
 from serfer.settings import Settings
 from tests.e2e.small import split_small
@@ -60,16 +60,7 @@ def plans(tmp_path_factory):
 
 
 @pytest.fixture
-def packed(tmp_path, cache, monkeypatch):
-    def layer(target, *_):
-        (target / "python").mkdir(parents=True)
-        (target / "python" / "code.py").write_text("", encoding="utf-8")
-        return seal(target, "Layer")
-
-    monkeypatch.setattr(package_module, "worker_layer", layer)
-    monkeypatch.setattr(package_module, "driver_layer", layer)
-    monkeypatch.setattr(package_module, "dump_sbom", lambda *_: "{}")
-
+def packed(tmp_path, cache, light_layers):  # noqa: ARG001 - a fixture
     def packed(plan, name="build", **more):
         return package(plan, tmp_path / name, OPTIONS, Settings(cache_dir=cache), progress=lambda _: None, **more)
 

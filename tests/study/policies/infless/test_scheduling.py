@@ -45,21 +45,6 @@ def test_no_server_or_gpu_is_ever_over_its_capacity(wants, gone):
             assert list(free_shares) == [100 - each for each in shares[server]]
 
 
-@given(wants=st.lists(wanted, max_size=20))
-def test_what_is_released_is_free_again(wants):
-    cluster = servers(2, CORES, GPUS)
-    before = [cluster.free(server) for server in range(2)]
-    placed = []
-    for cores, share in wants:
-        state = next((each for each in sorted(cluster.states) if has_room(each, cores, share)), None)
-        if state is not None:
-            placed.append(cluster.place(state, cores, share))
-    for one in reversed(placed):
-        cluster.release(one)
-    assert [cluster.free(server) for server in range(2)] == before
-    assert (cluster.active, cluster.fragments) == (0, 0.0)
-
-
 def test_a_share_lies_on_one_gpu():
     cluster = servers(1, CORES, GPUS)
     for _ in range(2):
@@ -91,14 +76,6 @@ def test_servers_may_differ():
     assert [state for state in cluster.states if has_room(state, 1, 10)] == [(8, (100,))]
 
 
-def test_the_largest_batch_that_the_rate_fills_comes_first_and_the_rest_gets_smaller_ones():
-    found = schedule(function(), 100.0, servers())
-    batches = [one.option.configuration.batch for one in found.launches]
-    assert batches == sorted(batches, reverse=True)
-    assert batches[0] > batches[-1]
-    assert found.unplaced == 0
-
-
 @given(network=networks, rate=st.floats(0.1, 500), slo_s=st.floats(0.05, 1))
 def test_what_is_launched_and_unplaced_covers_the_rate(network, rate, slo_s):
     found = schedule(function(network, slo_s), rate, servers())
@@ -114,11 +91,6 @@ def test_each_batch_is_filled_by_what_was_left_when_it_was_launched(network, rat
     for one in schedule(function(network), rate, servers()).launches:
         assert one.option.configuration.batch == 1 or left > one.option.low
         left -= one.option.up
-
-
-@given(network=networks, rate=st.floats(0.1, 500))
-def test_the_same_rate_and_servers_give_the_same_schedule(network, rate):
-    assert schedule(function(network), rate, servers()) == schedule(function(network), rate, servers())
 
 
 @given(network=networks, rate=st.floats(1, 2000), full_fit=st.sampled_from([0.001, 0.1]))

@@ -66,33 +66,6 @@ def planted(columns, boxes, rows=CELLS):
     return values
 
 
-def the_two(head, output):
-    found = detected(head, {"out": output[None]}, 0, SIZE)
-    np.testing.assert_allclose(found.corners, [[10, 10, 30, 20], [40, 0, 60, 40]], atol=1e-4)
-    np.testing.assert_allclose(found.scores, [0.8, 0.6], atol=1e-6)
-    assert found.classes.tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("transposed", [False, True])
-def test_yolov8(transposed):
-    values = planted(4 + 3, {5: [20, 15, 20, 10, 0.1, 0.8, 0.2], 6: [50, 20, 20, 40, 0.6, 0.1, 0.3]})
-    the_two(DetectionHead("yolov8", ("out",), 3), values if transposed else values.T)
-
-
-def test_yolov5():
-    values = planted(5 + 2, {5: [20, 15, 20, 10, 0.8, 0.1, 1], 6: [50, 20, 20, 40, 0.75, 0.8, 0]}, 3 * CELLS)
-    the_two(DetectionHead("yolov5", ("out",), 2), values)
-
-
-def test_yolox_counts_from_cells_in_their_strides():
-    last = CELLS - 1  # of stride 32: column 2, row 1
-    values = {
-        13: [20 / 8 - 1, 15 / 8 - 1, np.log(20 / 8), np.log(10 / 8), 0.8, 0, 1],  # of stride 8: column 1, row 1
-        last: [50 / 32 - 2, 20 / 32 - 1, np.log(20 / 32), np.log(40 / 32), 1, 0.6, 0],
-    }
-    the_two(DetectionHead("yolox", ("out",), 2), planted(7, values))
-
-
 def test_yolox_of_another_number_of_boxes_is_refused_and_huge_sizes_are_finite():
     head = DetectionHead("yolox", ("out",), 2)
     with pytest.raises(PlanError, match="another family"):
@@ -100,15 +73,34 @@ def test_yolox_of_another_number_of_boxes_is_refused_and_huge_sizes_are_finite()
     assert np.isfinite(decoded(head, [np.full((CELLS, 7), 1e30, dtype=np.float32)], SIZE).corners).all()
 
 
-def test_columns_behind_the_classes_are_not_classes():
-    values = planted(4 + 2 + 8, {5: [20, 15, 20, 10, 0.1, 0.8] + [9.0] * 8, 6: [50, 20, 20, 40, 0.6, 0.1] + [9.0] * 8})
-    the_two(DetectionHead("yolov8", ("out",), 2), values.T)
+YOLOV8 = planted(4 + 3, {5: [20, 15, 20, 10, 0.1, 0.8, 0.2], 6: [50, 20, 20, 40, 0.6, 0.1, 0.3]})
+YOLOV5 = planted(5 + 2, {5: [20, 15, 20, 10, 0.8, 0.1, 1], 6: [50, 20, 20, 40, 0.75, 0.8, 0]}, 3 * CELLS)
+YOLOX = {
+    13: [20 / 8 - 1, 15 / 8 - 1, np.log(20 / 8), np.log(10 / 8), 0.8, 0, 1],  # of stride 8: column 1, row 1
+    CELLS - 1: [50 / 32 - 2, 20 / 32 - 1, np.log(20 / 32), np.log(40 / 32), 1, 0.6, 0],  # of stride 32: column 2, row 1
+}
+BEHIND = {5: [20, 15, 20, 10, 0.1, 0.8] + [9.0] * 8, 6: [50, 20, 20, 40, 0.6, 0.1] + [9.0] * 8}
+END2END = planted(6, {0: [40, 0, 60, 40, 0.6, 0], 1: [10, 10, 30, 20, 0.8, 1]}, 300)
 
 
-def test_end2end():
-    rows = np.zeros((300, 6), dtype=np.float32)
-    rows[:2] = [[40, 0, 60, 40, 0.6, 0], [10, 10, 30, 20, 0.8, 1]]
-    the_two(DetectionHead("end2end", ("out",), 2, max_iou=1.0), rows)
+@pytest.mark.parametrize(
+    ("family", "classes", "output"),
+    [
+        ("yolov8", 3, YOLOV8),
+        ("yolov8", 3, YOLOV8.T),
+        ("yolov8", 2, planted(4 + 2 + 8, BEHIND).T),
+        ("yolov5", 2, YOLOV5),
+        ("yolox", 2, planted(7, YOLOX)),
+        ("end2end", 2, END2END),
+    ],
+    ids=["yolov8", "transposed", "columns behind the classes", "yolov5", "yolox", "end2end"],
+)
+def test_family_finds_the_two_planted_boxes(family, classes, output):
+    more = {"max_iou": 1.0} if family == "end2end" else {}
+    found = detected(DetectionHead(family, ("out",), classes, **more), {"out": output[None]}, 0, SIZE)
+    np.testing.assert_allclose(found.corners, [[10, 10, 30, 20], [40, 0, 60, 40]], atol=1e-4)
+    np.testing.assert_allclose(found.scores, [0.8, 0.6], atol=1e-6)
+    assert found.classes.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("count", [None, 2])

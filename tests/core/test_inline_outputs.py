@@ -29,45 +29,34 @@ def vectors(lengths, reads, inline):
     return replace(small_plan(), stages=tuple(stages))
 
 
-def test_the_plans_paths_are_kept_where_everything_fits():
-    plan = vectors([10, 20, 5], [[], [0], [0, 1]], [True, False, True])
-    assert inline_stages(plan, 1, 10**6) == (True, False, True)
-    assert inline_stages(small_plan(), 1, 10**6) == (False, True)
+THREE = [10, 20, 5], [[], [0], [0, 1]]
+TWO = [20, 5], [[], [0]]
 
 
-@pytest.mark.parametrize(("limit", "rides"), [(84, True), (83, False)])
-def test_an_answer_of_exactly_the_limit_stays_inline(limit, rides):
-    plan = vectors([20, 5], [[], [0]], [True, True])
-    assert inline_stages(plan, 1, limit) == (rides, True)
-
-
-@pytest.mark.parametrize(("batch", "rides"), [(1, True), (50, True), (51, False)])
-def test_batch_size_multiplies_inline_bytes(batch, rides):
-    plan = vectors([20, 5], [[], [0]], [True, True])
-    assert inline_stages(plan, batch, 80 * 50 + 4) == (rides, True)
-
-
-def test_a_task_that_reads_several_stages_carries_them_together_or_the_later_one_falls_back():
-    plan = vectors([10, 20, 5], [[], [0], [0, 1]], [True, True, True])
-    assert inline_stages(plan, 1, 4 * 30 + 8) == (True, True, True)
-    assert inline_stages(plan, 1, 4 * 30 + 7) == (True, False, True)
-
-
-def test_tensors_read_from_the_store_take_no_payload():
-    plan = vectors([10, 20, 5], [[], [0], [0, 1]], [False, True, True])
-    assert inline_stages(plan, 1, 4 * 20 + 4) == (False, True, True)
+@pytest.mark.parametrize(
+    ("lengths", "reads", "inline", "batch", "limit", "expected"),
+    [
+        (*THREE, [True, False, True], 1, 10**6, (True, False, True)),  # the plan's, where everything fits
+        (*TWO, [True, True], 1, 84, (True, True)),
+        (*TWO, [True, True], 1, 83, (False, True)),
+        *((*TWO, [True, True], batch, 80 * 50 + 4, (batch <= 50, True)) for batch in (1, 50, 51)),
+        (*THREE, [True, True, True], 1, 4 * 30 + 8, (True, True, True)),  # what a task reads is carried together
+        (*THREE, [True, True, True], 1, 4 * 30 + 7, (True, False, True)),
+        (*THREE, [False, True, True], 1, 4 * 20 + 4, (False, True, True)),  # what the store has takes no payload
+        ([1, 5], [[], [0]], [True, True], 1, 23, (True, False)),
+    ],
+)
+def test_stages_are_inline_within_the_limit_of_payloads(lengths, reads, inline, batch, limit, expected):
+    assert inline_stages(vectors(lengths, reads, inline), batch, limit) == expected
 
 
 def test_many_small_answers_may_exceed_their_readers_payload():
     plan = small_plan()
+    assert inline_stages(plan, 1, 10**6) == (False, True)
     first, last = plan.stages
     plan = replace(plan, stages=(replace(first, path=INLINE), last))
     assert inline_stages(plan, 1, 4 * 48 + 8) == (True, True)
     assert inline_stages(plan, 1, 4 * 48 + 7) == (False, True)
-
-
-def test_an_answer_of_the_last_stage_falls_back_too():
-    assert inline_stages(vectors([1, 5], [[], [0]], [True, True]), 1, 23) == (True, False)
 
 
 def test_object_store_tensors_are_never_inline():

@@ -79,8 +79,3 @@ def test_descriptions_of_other_plans_are_refused(preprocess, sizes, why):
 def test_impossible_limits_are_refused(side, pixels):
     with pytest.raises(PlanError, match="side"):
         SideLimit(side, pixels)
-
-
-def test_what_becomes_of_an_image_is_said_in_words():
-    said = replace(PLAIN, limit=SideLimit("shorter", 736)).in_words(DETECTION.largest, DETECTION)
-    assert said.startswith("enlarged until its shorter side has 736, and resized to 32 to 2016 (multiples of 32) rows")

@@ -120,8 +120,5 @@ def changed(path, value):
 def test_bad_profiles_are_refused_by_name(text, named):
     with pytest.raises(InputError, match=named.replace(".", r"\.")):
         parse_profiles(text)
-
-
-def test_a_negative_safety_offset_is_refused():
     with pytest.raises(InputError, match="safety"):
         parse_profiles(TEXT, safety=-0.1)

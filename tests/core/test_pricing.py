@@ -30,17 +30,9 @@ def test_a_store_that_no_query_uses_costs_nothing_and_is_not_deployed():
     inline = replace(small_plan(), stages=(replace(first, path=INLINE), last))
     assert (price(inline, FACTS, Circumstances()).standing_usd, store_of(inline, FACTS)) == (0.0, "s3")
     assert store_of(small_plan(), FACTS) == "redis"
-    large = replace(
-        inline,
-        input=Shape(3, 3000, 3000, flat=False),
-        stages=(
-            replace(
-                inline.stages[0],
-                tiles=tuple(replace(tile, inputs=(Rect.whole(3000, 3000),)) for tile in inline.stages[0].tiles),
-            ),
-            last,
-        ),
-    )
+    tiles = tuple(replace(tile, inputs=(Rect.whole(3000, 3000),)) for tile in inline.stages[0].tiles)
+    stages = (replace(inline.stages[0], tiles=tiles), last)
+    large = replace(inline, input=Shape(3, 3000, 3000, flat=False), stages=stages)
     assert price(large, FACTS, Circumstances()).query.stored  # crops, which are no reason for a node
     assert (price(large, FACTS, Circumstances()).standing_usd, store_of(large, FACTS)) == (0.0, "s3")
     assert store_of(inline, FACTS, small_plan()) == "redis"

@@ -1,7 +1,5 @@
 """Windows by rules make the whole result of an image of any length, each pixel of it once."""
 
-import re
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,13 +89,9 @@ def test_an_image_has_windows_of_the_side_that_reads_the_least():
     assert windows.of(600, 20_000).rows.windows[1].written.size == 64  # too few rows for the large ones
 
 
-def test_a_length_that_the_network_does_not_take_is_refused_with_the_nearest_one():
+def test_length_that_the_network_does_not_take_is_refused_with_the_nearest_one():
     windows = plan(rule(residues=[0]), refused="operator 'cat' (Concat): its sizes differ")
-    wanted = (
-        "scan.tif has 1001 x 2000 pixels, and this plan takes heights and widths of 208 pixels or more that are "
-        "multiples of 8 (operator 'cat' (Concat): its sizes differ): crop it to 1000 x 2000 pixels, or pad it"
-    )
-    with pytest.raises(InputError, match=re.escape(wanted)):
+    with pytest.raises(InputError, match=r"scan\.tif has 1001 x 2000 pixels.*'cat'.*1000 x 2000"):
         windows.of(1001, 2000, "scan.tif")
 
 

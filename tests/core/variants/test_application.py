@@ -180,6 +180,7 @@ def test_a_full_record_has_room_again_when_a_retired_version_is_forgotten():
             InputError,
             "two variants of application faces have one name",
         ),
+        (lambda record: record.with_version(network("b", variants=[variant("x")])), InputError, "x is of net@1"),
         (lambda record: record.promoted({}, **WHO), UsageError, "needs a network"),
         (lambda record: record.promoted({"a": 9}, **WHO), UsageError, "has no a@9: it has a@1, a@2"),
         (lambda record: record.with_canary(canary({"a": 2})), UsageError, "what the live release has"),
@@ -193,11 +194,6 @@ def test_a_full_record_has_room_again_when_a_retired_version_is_forgotten():
 def test_a_step_that_cannot_be_is_refused(change, error, words):
     with pytest.raises(error, match=words):
         change(two_releases())
-
-
-def test_a_variant_of_another_network_is_refused_when_it_is_added():
-    with pytest.raises(InputError, match="x is of net@1"):
-        two_releases().with_version(network("b", variants=[variant("x")]))
 
 
 @given(images=st.integers(1, 10_000), data=st.data())

@@ -11,6 +11,7 @@ A container image has the same files in /var/task alone: it has no layers.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import shutil
@@ -47,27 +48,6 @@ COPY function/ ${{LAMBDA_TASK_ROOT}}/
 _TRIES = 2
 _BLOCK = 1 << 20
 _FORMAT = "1"  # of what lies in the cache
-
-
-def worker_layer(target: Path, options: Options, cache: Path) -> Built:
-    """Write the layer of all stages' functions: handler, storage, core, and pruned dependencies.
-
-    Raises UnavailableError where wheels are neither in `cache` nor to be had.
-    """
-    return _layer("worker", WORKER_LAYER, target, options, cache)
-
-
-def driver_layer(target: Path, options: Options, cache: Path) -> Built:
-    """Write the layer of the drivers, as functions or in a fleet; raises UnavailableError as `worker_layer` does."""
-    return _layer("driver", DRIVER_LAYER, target, options, cache)
-
-
-def runner_layer(target: Path, options: Options, cache: Path) -> Built:
-    """Write the layer that a driver function has besides its own where it runs its plan: workers' code, ONNX Runtime.
-
-    Raises UnavailableError as `worker_layer` does.
-    """
-    return _layer("runner", RUNNER_LAYER, target, options, cache)
 
 
 def health_directory(target: Path) -> Built:
@@ -165,7 +145,10 @@ def interpreter(runtime: str) -> Path | None:
 
 
 def _layer(kind: str, name: str, target: Path, options: Options, cache: Path) -> Built:
-    """Link a layer's files to those in the cache, where it is assembled unless it is there already and as it was."""
+    """Link a layer's files to those in the cache, where it is assembled unless it is there already and as it was.
+
+    Raises UnavailableError where wheels are neither in `cache` nor to be had.
+    """
     python = interpreter(options.runtime)
     compiled_by = _version(python) if python else None
     kept = cache / "layers" / _stamp(kind, options, compiled_by)
@@ -182,6 +165,14 @@ def _layer(kind: str, name: str, target: Path, options: Options, cache: Path) ->
             return layer
         shutil.rmtree(kept, ignore_errors=True)  # it was altered, or a link to it
     raise UnavailableError(f"something alters {kept} all the time: choose another SERFER_CACHE_DIR")
+
+
+worker_layer = functools.partial(_layer, "worker", WORKER_LAYER)
+"""Writes the layer of all stages' functions: handler, storage, core, and pruned dependencies."""
+driver_layer = functools.partial(_layer, "driver", DRIVER_LAYER)
+"""Writes the layer of the drivers, as functions or in a fleet."""
+runner_layer = functools.partial(_layer, "runner", RUNNER_LAYER)
+"""Writes what a driver function has besides its own layer where it runs its plan: workers' code, ONNX Runtime."""
 
 
 def _unaltered(kept: Path, compiled_by: str | None) -> Built | None:

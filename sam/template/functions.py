@@ -1,4 +1,7 @@
-"""The resources of one plan, a generation: a function for each part of a stage, its weights, a state machine."""
+"""The resources of one plan, a generation: a function for each part of a stage, its weights, a state machine.
+
+Beside them those that bring the weights which functions fetch into the deployment's bucket.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from serfer import __version__
-from serfer.core.plan import CONTAINER, Plan
+from serfer.core.plan import CONTAINER, Artefact, Plan
 from serfer.core.plan.gang_times import function_timeout_s
 from serfer.drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan
 from serfer.sam.options import HANDLER, LIVE, STACK, Options, digest12, function_id, machine_id, weights_id
 from serfer.sam.template.fragments import Part
 from serfer.sam.template.policies import allow
-from serfer.sam.weights import URL, uploaded_id
+from serfer.sam.weights import PREFIX, RESOURCE_TYPE, URL, Piece, pieces, uploaded_id
 
 _STANDARD_LIMIT_S = 3600
 _EVENT_S = 60  # Lambda takes no less; a driver that polls has given up by then
 _LONG_ARN = "arn:aws-us-gov:lambda:us-gov-west-1:123456789012:function:" + "x" * 64 + ":live"
 _STACK = {"Ref": "AWS::StackName"}
+_UPLOADER_MB = 1769  # one vCPU, and with it all of an environment's bandwidth
+_UPLOADER_S = 900
+_STUCK_S = _UPLOADER_S + 300  # Lambda invokes one that dies without a response twice more, within three minutes
 
 
 def generation(plan: Plan, options: Options, environment: Mapping[str, Any], timeout_s: int) -> Part:
@@ -187,3 +193,52 @@ def _stages(plan: Plan, stage: int) -> str:
 
 def _plain(text: str) -> str:
     return "".join(char if char.isascii() and (char.isalnum() or char in " -._") else "-" for char in text)[:100]
+
+
+def upload(weights: Artefact, options: Options) -> Part:
+    """Return the resources of the pieces of one object: a function for each, and what CloudFormation has it do."""
+    cut = pieces(weights)
+    resources: dict[str, Any] = {}
+    for piece in cut:
+        resources[piece.function_id] = {
+            "Type": "AWS::Serverless::Function",
+            "Metadata": {"BuildMethod": "makefile"},
+            "Properties": _uploader(piece, options),
+        }
+        resources[piece.object_id] = {"Type": RESOURCE_TYPE, "Properties": _uploaded(piece, cut)}
+    return {"Resources": resources}
+
+
+def _uploader(piece: Piece, options: Options) -> Part:
+    return {
+        "FunctionName": {"Fn::Sub": piece.function_name},
+        "Description": f"Writes piece {piece.number} of {piece.count} of weights into the bucket, while deploying",
+        "CodeUri": f"weights/{piece.name}",
+        "Handler": "uploader.handler",
+        "Runtime": options.runtime,
+        "Architectures": [options.architecture],
+        "MemorySize": _UPLOADER_MB,
+        "Timeout": _UPLOADER_S,
+        "Role": {"Fn::GetAtt": ["UploaderRole", "Arn"]},
+        "LoggingConfig": {"LogFormat": "JSON", "LogGroup": {"Ref": "UploadersLog"}},
+        "Tags": {"serfer:stack": _STACK, "serfer:version": __version__},
+    }
+
+
+def _uploaded(piece: Piece, cut: list[Piece]) -> Part:
+    """Return the properties of a piece's upload; those after the first continue its multipart upload."""
+    properties: Part = {
+        "ServiceToken": {"Fn::GetAtt": [piece.function_id, "Arn"]},
+        "ServiceTimeout": _STUCK_S,
+        "Bucket": {"Ref": "WeightsBucket"},
+        "Key": f"{PREFIX}/{piece.sha256}",
+        "Sha256": piece.sha256,
+        "Bytes": piece.whole,
+        "Piece": piece.number,
+        "Pieces": piece.count,
+    }
+    if piece.number > 1:
+        properties["UploadId"] = {"Fn::GetAtt": [cut[0].object_id, "UploadId"]}
+    if piece.number == piece.count > 1:
+        properties["Tags"] = [{"Fn::GetAtt": [each.object_id, "Tag"]} for each in cut[:-1]]
+    return properties

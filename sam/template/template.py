@@ -25,10 +25,9 @@ from serfer.registry.records import document_name
 from serfer.sam.options import DAY_S, LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
 from serfer.sam.template import fragments
 from serfer.sam.template.fragments import Part
-from serfer.sam.template.functions import generation, vpc
+from serfer.sam.template.functions import generation, upload, vpc
 from serfer.sam.template.policies import attach, network_statements
 from serfer.sam.template.serving import api_variables, run_in_driver, served
-from serfer.sam.template.weights import upload
 from serfer.sam.weights import fetched, uploaded_id
 
 CURRENT = "current"

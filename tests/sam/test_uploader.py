@@ -15,7 +15,7 @@ from serfer.sam import weights as module
 from serfer.sam.build import uploader
 from serfer.sam.build.layers import piece_directory
 from serfer.sam.options import Options
-from serfer.sam.template.weights import upload
+from serfer.sam.template.functions import upload
 from serfer.sam.weights import pieces
 from serfer_bench.core.s3_server import S3Server
 

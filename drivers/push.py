@@ -70,30 +70,14 @@ _PATHS = 1024
 
 
 class PushDriver(QueryDriver):
-    """Takes queries through one plan, any number at once.
+    """Takes queries through one plan, any number at once; its gangs run as such where the store has inboxes.
 
-    Args:
-        plan: its gangs run as such where the store has inboxes, and else stage by stage.
-        invoker: starts tasks.
-        store: takes what payloads and answers do not carry.
-        inline_limit: bytes of tensors that a payload carries; a larger crop, and a stage with a larger payload, goes
-            through the store.
-        answer_limit: bytes that an answer carries, `inline_limit` unless given.
-        crop_limit: bytes of a crop above which it goes through the store already, if the store takes it at once.
-        retry: of tasks, of the store's calls, and of queries whose data the store has lost.
-        timeout_s: the time that a task may take.
-        slots: how many invocations run at once, with those of other drivers that have the same semaphore.
-        oldest_first: whether the tasks of the oldest query start first.
-        hedge: whether a task that is later than others of its stage have been gets a duplicate.
-        batching: which tasks of several queries that wait for the same tile may be one invocation, and which tiles of
-            one query, if a stage has more of them than there are slots.
-        clock: that of the event loop, but for tests.
-        gangs: whether the plan's gangs run as such at all.
-        prewarming: when the functions of later stages are warmed as a query comes, if the invoker can warm them.
-        results: the store where workers may keep answers.
-
-    Raises:
-        UsageError: an invoker that cannot share invocations with `batching`, a gang with more members than `slots`.
+    A payload carries `inline_limit` bytes of tensors, an answer `answer_limit`; a larger crop, and a stage with a
+    larger payload, goes through the store, crops of more than `crop_limit` already if the store takes them at once.
+    `retry` is of tasks, of the store's calls, and of queries whose data the store has lost; a task may take
+    `timeout_s`. Drivers may share `slots`. With `hedge`, a task that is later than others of its stage have been gets
+    a duplicate. Raises UsageError for an invoker that cannot share invocations with `batching`, and for a gang with
+    more members than `slots`.
     """
 
     def __init__(  # noqa: PLR0913 - what can be chosen, by name
@@ -146,11 +130,6 @@ class PushDriver(QueryDriver):
     async def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
     ) -> Answer:
-        """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
-
-        Raises the error that the run ended with: TaskFailedError, DeadlineError, or what was unavailable; UsageError
-        for a result of a driver that has no store of results.
-        """
         discard = self._discard(context.result) if context.result else None
         now = self.clock.time()
         age = self.dispatcher.next_age(background=context.background)

@@ -18,13 +18,6 @@ weights while it starts, 300 at most being aimed at; a network whose convolution
 weights 2.2 times (ResNet152 so: 540 MB). Outputs are the same bits. The price, against a buffer, is processor time:
 0.3 s for AlexNet, 0.2 s for ResNet152, 0.6 s for VGG16. A function of several graphs has the buffer until the last one
 has its session.
-
-What else was tried: ONNX Runtime maps nothing but a file in a directory, which a function has on its disk only (a file
-in memory is refused, as its path leads nowhere); tensors handed over as `OrtValue` are copied just the same, and only
-their owner can give them back. A C library that returns freed blocks to the system at once (mallopt) gives the same
-peaks as a heap that is trimmed, and takes ResNet152 another 0.3 s of processor time. Sessions without the arena and a
-single heap change nothing; without packing, or the layout that ONNX Runtime prefers for convolutions, outputs are
-others.
 """
 
 from __future__ import annotations

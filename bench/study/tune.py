@@ -23,8 +23,7 @@ from serfer.control.batching import Profile
 from serfer.core.errors import UsageError
 from serfer.core.units import MS_PER_S
 from serfer.files import check_place, write_whole
-from serfer.instance.checking import compare, expected
-from serfer.instance.measuring import profile
+from serfer.instance.measuring import compare, expected, profile
 from serfer.instance.network import Hardware, load_whole, open_network
 from serfer.settings import load_settings
 from serfer_bench.study.policies.tuning import Tuning, check_objective, tune

@@ -28,8 +28,7 @@ from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
 from serfer.drivers.driver import NO_CONTEXT, Answer, Overheads, QueryDriver, QueryRequest, RequestContext
 from serfer.drivers.query_store import STRAGGLER_S, QueryStore
 from serfer.drivers.stepfunctions.client import CONCURRENCY, KINDS, Client, Executions, Outcome
-from serfer.drivers.stepfunctions.output import parse_output
-from serfer.drivers.stepfunctions.result import error_of, stage_runs
+from serfer.drivers.stepfunctions.result import error_of, parse_output, stage_runs
 from serfer.storage.store import Store
 
 _MS_PER_S = 1000
@@ -73,11 +72,7 @@ class StepFunctionsDriver(QueryDriver):
     async def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
     ) -> Answer:
-        """Run one query of `batch` images, whose first-stage inputs are `crops`, one for each tile.
-
-        Raises TaskFailedError, DeadlineError, or what was unavailable. Keys are deleted however it ends. Nothing is
-        known of its stages before it ends, so they cannot be watched.
-        """
+        """Run one query; nothing is known of its stages before it ends, so they cannot be watched."""
         if context.result:
             raise UsageError("a state machine's answers cannot be kept as results: use --engine push or poll")
         now = self.clock.time()

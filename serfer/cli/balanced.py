@@ -39,10 +39,6 @@ from serfer.settings import NONE, Settings, access_setting
 from serfer.wiring.options import Choices
 
 _DRIVER = "serfer.balanced_driver"
-_ONE_DRIVER = {
-    "drain_s": "as the balancer knows how long several take requests",
-}
-"""Options that go with one driver alone, and why."""
 _OWN = {
     *("network", "model", "plan", "demo", "size", "channels", "preprocess", "labels", "output", "weights_file"),
     *("random", "download", "show_config", "drivers", "host", "port", "store", "object_store", "workers", "results"),
@@ -57,9 +53,10 @@ def check_balanced(context: typer.Context, choices: Choices, address: Address, s
 
     Raises UsageError that names the option, UnavailableError for a port that is taken.
     """
-    for option, why in _ONE_DRIVER.items():
-        if is_given(context, option):
-            raise UsageError(f"--{option.replace('_', '-')} is for one driver, {why}: leave out --drivers")
+    if is_given(context, "drain_s"):
+        raise UsageError(
+            "--drain-s is for one driver, as the balancer knows how long several take requests: leave out --drivers"
+        )
     if choices.driver.startswith("stepfunctions") and choices.workers == "local":
         raise UsageError(
             f"--engine {choices.driver}: several drivers with local workers are push or poll: leave out --drivers"
@@ -175,25 +172,26 @@ async def _run(
     for number in _SIGNALS:
         loop.add_signal_handler(number, catch, number)
     requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it
-    starting = asyncio.ensure_future(
-        stack.start(progress, address.host, address.port, header_s=settings.api_header_timeout_s, requests=requests)
-    )
-    failing: asyncio.Future[None] | None = None
-    try:
-        await asyncio.wait((starting, caught), return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            raise typer.Exit(128 + caught.result())
-        starting.result()
+
+    started = asyncio.Event()
+
+    async def start_and_guard() -> None:
+        header_s = settings.api_header_timeout_s
+        await stack.start(progress, address.host, address.port, header_s=header_s, requests=requests)
+        started.set()
         tell(stack.as_dict())
         progress("")
-        failing = asyncio.ensure_future(stack.failed())
-        await asyncio.wait((caught, failing), return_when=asyncio.FIRST_COMPLETED)
-        if not caught.done():
-            failing.result()
+        await stack.failed()
+
+    running = asyncio.ensure_future(start_and_guard())
+    try:
+        await asyncio.wait((running, caught), return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+        elif not started.is_set():
+            raise typer.Exit(128 + caught.result())
     finally:
-        starting.cancel()
-        if failing is not None:
-            failing.cancel()
+        running.cancel()
         progress("stopping: what runs is answered first")
         await stack.stop()
         for number in _SIGNALS:

@@ -14,14 +14,18 @@ from statistics import median
 import numpy as np
 
 from serfer.control.batching import Profile
+from serfer.core.errors import WrongAnswerError
+from serfer.core.exactness import TOLERANCE, Difference, difference
 from serfer.core.plan import Plan
+from serfer.core.plan.answers import Answer
 from serfer.core.units import MS_PER_S
-from serfer.instance.checking import compare, expected
 from serfer.instance.memory import used_bytes
-from serfer.instance.network import Hardware, Network, converter, open_network, prepared_device
+from serfer.instance.network import Array, Hardware, Network, converter, open_network, prepared_device
+from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import check_artefacts
 from serfer.system import begin_peak, peak_bytes
 
+_IMAGES = 2  # of a comparison
 _REPEATS, _BUDGET_S = 3, 4.0  # of the profile that it starts with, each size's best: batches will correct it
 
 
@@ -161,3 +165,28 @@ def _timed(network: Network, batch: np.ndarray, clock: Callable[[], float]) -> f
     began = clock()
     network.run(batch)
     return clock() - began
+
+
+def expected(plan: Plan, directory: Path) -> Answer:
+    """Return what the unsplit network of a plan makes of noise; it is in memory only meanwhile."""
+    return unsplit(plan, directory)(_noise(plan))
+
+
+def compare(plan: Plan, network: Network, answer: Answer) -> Difference:
+    """Measure how far a network's answers are from `expected` ones.
+
+    Raises WrongAnswerError where fp32 breaks rule 1: then it must not serve. What fp16 loses is for the caller to say.
+    """
+    deviation = difference(network.run(_noise(plan)), answer)
+    if network.precision == "fp32" and not deviation.exact:
+        raise WrongAnswerError(
+            f"{plan.model} on {network.device} differs from the unsplit network by {deviation.error:.2g} of the "
+            f"logits' range, more than {TOLERANCE:g}: use --device cpu"
+        )
+    return deviation
+
+
+def _noise(plan: Plan) -> Array:
+    shape = plan.input
+    size = (_IMAGES, shape.channels, shape.height, shape.width)
+    return np.random.default_rng(0).standard_normal(size, dtype=np.float32)

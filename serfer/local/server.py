@@ -17,7 +17,8 @@ from typing import IO, ClassVar, Self
 from serfer.core.errors import UnavailableError
 from serfer.local.die_with_parent import dying_with_me
 
-TAKEN = "Address already in use"
+_TRIES = 5
+TAKEN = "in use"
 """What servers say of a port that was free a moment ago."""
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach what listens everywhere
@@ -26,17 +27,25 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to reach
 class LocalServer(ABC):
     """A process that is started by the constructor and ended by `stop` or `with`.
 
-    A subclass launches `_process`, and its `_answers` returns whether our server answers by now.
+    A subclass's `_start` launches `_process` at `_port` by `_spawn`, and `_answers` returns whether our server answers.
     """
 
+    NAME: ClassVar[str]
     READY_S: ClassVar[float]
     POLL_S: ClassVar[float]
+    _port: int
     _process: subprocess.Popen[bytes]
     _log: IO[bytes] | None = None  # of a server that was launched with a configuration
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def restart(self) -> None:
+        """Start it again where it was, after it has ended; raises UnavailableError where that fails."""
+        self.stop()
+        if output := self._start():
+            raise UnavailableError(f"{self.NAME} did not start again: {output[-300:]}")
 
     def stop(self) -> None:
         """Kill the server, which has nothing to save, and wait until it is gone; a second call does nothing."""
@@ -56,6 +65,22 @@ class LocalServer(ABC):
     @abstractmethod
     def _answers(self) -> bool:
         """Return whether our server answers, and not another one that listens at its port."""
+
+    def _start(self) -> str | None:
+        """Start the server at `_port`; return None once it answers, or its output."""
+        raise NotImplementedError
+
+    def _start_at(self, port: int) -> None:
+        """Start at a port, or at any free one (0); raises UnavailableError where that fails."""
+        for tries_left in reversed(range(1 if port else _TRIES)):
+            self._port = port or free_port()
+            output = self._start()
+            if output is None:
+                return
+            if TAKEN not in output:
+                raise UnavailableError(f"{self.NAME} did not start: {output[-300:]}")
+            if not tries_left:
+                raise UnavailableError(f"port {self._port} is taken: choose another, or stop what listens there")
 
     def _spawn(
         self, command: Sequence[str], config: str = "", variables: Mapping[str, str] | None = None

@@ -27,6 +27,7 @@ from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.log import LogTail
 from serfer.local.lambda_.process import WorkerProcess, exit_reason
 from serfer.local.lambda_.service import LambdaService
+from serfer.local.server import LocalServer
 from serfer.local.servers.balancer import Balancer
 from serfer.local.servers.redis import RedisServer
 
@@ -215,9 +216,8 @@ class Stack:
         ports = [driver.port for driver in self.drivers]
         balancer = Balancer(ports, host=host, port=port, header_s=header_s, most=len(ports) * requests)
         self._balancer = balancer
-        self._guards = [asyncio.create_task(self._guard("balancer", lambda: balancer.pid, balancer.restart))]
-        if (store := self._store) is not None:
-            self._guards.append(asyncio.create_task(self._guard("store", lambda: store.pid, store.restart)))
+        servers: list[tuple[str, LocalServer | None]] = [("balancer", balancer), ("store", self._store)]
+        self._guards = [asyncio.create_task(self._guard(name, server)) for name, server in servers if server]
         return balancer.url
 
     async def failed(self) -> None:
@@ -247,14 +247,14 @@ class Stack:
         if self._balancer is not None:
             self._balancer.stop()
 
-    async def _guard(self, name: str, pid: Callable[[], int], restart: Callable[[], None]) -> None:
+    async def _guard(self, name: str, server: LocalServer) -> None:
         """Start a server again whenever it ends; later, where there are no descriptors or processes to be had."""
         tries = 0
         while True:
             try:
                 if not tries:
-                    await _end_of(pid())
-                restart()
+                    await _end_of(server.pid)
+                server.restart()
             except OSError as error:
                 tries += 1
                 wait_s = RESTARTS.wait(tries)

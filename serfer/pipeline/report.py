@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,17 +41,11 @@ def make_report(
     )
     waits = (stage.memory_mb / _MB_PER_GB * report.wait_ms for stage, report in zip(plan.stages, stages, strict=True))
     warm_ups = [invocation_usd(warm_up.memory_mb, warm_up.ms, facts) for warm_up in answer.overheads.warm_ups]
-    return QueryReport(
-        model=plan.model,
-        weights=plan.weights,
-        untrained=plan.untrained,
-        images=tuple(images),
-        latency_ms=round(latency_s * 1000, 3),
-        cost_usd=sum(invoked) + sum(warm_ups),
-        plan=plan.digest,
-        target="serverless",
+    usd = sum(invoked) + sum(warm_ups)
+    counts = sum((report.counts for of_stage in reports for report in of_stage), answer.overheads.counts)
+    return replace(
+        report_without_stages(plan, images, latency_s, usd, "serverless", counts),
         stages=stages,
-        store=sum((report.counts for of_stage in reports for report in of_stage), answer.overheads.counts),
         retries=answer.overheads.retries,
         hedges=answer.overheads.hedges,
         restarts=answer.overheads.restarts,
@@ -67,18 +62,10 @@ def task_usd(memory_mb: int, report: Report, facts: LambdaFacts) -> float:
     return invocation_usd(memory_mb, report.invocation_ms, facts, shared)
 
 
-def cached_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, counts: StoreCounts) -> QueryReport:
-    return _without_stages(plan, images, latency_s, 0.0, "cache", counts)
-
-
-def gpu_report(plan: Plan, images: Sequence[ImageAnswer], latency_s: float, usd: float) -> QueryReport:
-    """Put the report of a query together that an instance answered, whose share of its price is `usd`."""
-    return _without_stages(plan, images, latency_s, usd, "gpu", StoreCounts())
-
-
-def _without_stages(
+def report_without_stages(
     plan: Plan, images: Sequence[ImageAnswer], latency_s: float, usd: float, target: str, counts: StoreCounts
 ) -> QueryReport:
+    """Return the report of a query that an instance answered (`target` "gpu"), or whose answer was kept ("cache")."""
     return QueryReport(
         model=plan.model,
         weights=plan.weights,

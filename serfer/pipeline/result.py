@@ -17,7 +17,7 @@ from serfer.drivers.driver import Answer, Overheads
 from serfer.drivers.target import InstanceAnswer
 from serfer.pipeline.prediction import predicted
 from serfer.pipeline.query import Query
-from serfer.pipeline.report import cached_report, gpu_report, make_report
+from serfer.pipeline.report import make_report, report_without_stages
 from serfer.results import ResultManifest
 
 Logits = NDArray[np.float32]
@@ -76,7 +76,7 @@ def from_instance(plan: Plan, query: Query, served: InstanceAnswer, started: flo
     """Return the result of a query that an instance answered; raises NotFiniteError."""
     outputs = _finite(by_name(plan, served.logits))
     images = predicted(plan, outputs, query.images, query.wanted)
-    report = gpu_report(plan, images, now - query.cut[0], served.cost_usd)
+    report = report_without_stages(plan, images, now - query.cut[0], served.cost_usd, "gpu", StoreCounts())
     answer = Answer("", started, now, (), (), (), Overheads())
     return Result(outputs, report, 0, answer, query.cut, now, served)
 
@@ -85,7 +85,7 @@ def from_cache(plan: Plan, query: Query, outputs: Outputs, now: float) -> Result
     """Return the result of a query whose answer was kept."""
     started, images = query.cut[0], predicted(plan, outputs, query.images, query.wanted)
     counts = StoreCounts(bytes_get=sum(output.nbytes for output in outputs.values()), gets=1)
-    report = cached_report(plan, images, now - started, counts)
+    report = report_without_stages(plan, images, now - started, 0.0, "cache", counts)
     answer = Answer("", started, now, (), (), (), Overheads(counts=counts))
     return Result(outputs, report, 0, answer, (started, started), now)
 

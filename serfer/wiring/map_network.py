@@ -81,10 +81,20 @@ def kept_map_plan(
 
     def plan(wanted: Sequence[Size] | str) -> Path:
         def make(directory: Path) -> None:
+            from serfer.splitter.map_plan import map_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
+
             sizes = [] if isinstance(wanted, str) else [f"{height} x {width} pixels" for height, width in wanted]
             what = " and ".join(sizes) or "any size"
             progress(f"planning {network.called} for images of {what}, once: the plan stays in {directory.parent}")
-            _make(network, wanted, directory, settings, progress)
+            map_plan(
+                network.model,
+                wanted,
+                directory,
+                options=network,
+                facts=settings.facts(),
+                profiles=settings.profiles(None, 0.0),
+                progress=progress,
+            )
 
         return cached_plan(settings.cache_dir, name(wanted), make)
 
@@ -136,27 +146,6 @@ def _distinct(sizes: Iterable[Size], refused: str) -> list[Size]:
             f"{refused}; map them in groups of fewer sizes, or pad them to one"
         )
     return found
-
-
-@named_extras()
-def _make(
-    network: MapNetwork,
-    sizes: Sequence[Size] | str,
-    directory: Path,
-    settings: Settings,
-    progress: Callable[[str], None],
-) -> None:
-    from serfer.splitter.map_plan import map_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
-
-    map_plan(
-        network.model,
-        sizes,
-        directory,
-        options=network,
-        facts=settings.facts(),
-        profiles=settings.profiles(None, 0.0),
-        progress=progress,
-    )
 
 
 def _parts(network: MapNetwork, settings: Settings) -> tuple[str, dict[str, Any]]:

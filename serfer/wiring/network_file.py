@@ -64,8 +64,20 @@ def plan_of_file(
     what = f"building {network}" if isinstance(network, NamedModel) else f"reading {network.name}"
 
     def make(directory: Path) -> None:
+        from serfer.splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
+
         progress(f"{what}, once: its plan stays in {directory.parent}")
-        _make(network, example, description, sizes, directory, progress)
+        whole_plan(
+            network if isinstance(network, NamedModel) else str(network),
+            example,
+            directory,
+            preprocess=description.preprocess,
+            assume_preprocess=True,
+            labels=description.labels,
+            activation=description.output,
+            sizes=sizes,
+            progress=progress,
+        )
 
     given = None if example is None else [example.shape, hashlib.sha256(example.tobytes()).hexdigest()]
     parts = {**parts, "example": given, "description": unstructure(description), "sizes": sizes}
@@ -186,26 +198,3 @@ def _sha256(file: Path) -> str:
         return file_sha256(file)
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror}") from error
-
-
-def _make(
-    network: Path | NamedModel,
-    example: NDArray[np.float32] | None,
-    description: Description,
-    sizes: str | None,
-    directory: Path,
-    progress: Callable[[str], None],
-) -> None:
-    from serfer.splitter.whole import whole_plan  # noqa: PLC0415 - imports onnx, which a plan in the cache spares
-
-    whole_plan(
-        network if isinstance(network, NamedModel) else str(network),
-        example,
-        directory,
-        preprocess=description.preprocess,
-        assume_preprocess=True,
-        labels=description.labels,
-        activation=description.output,
-        sizes=sizes,
-        progress=progress,
-    )

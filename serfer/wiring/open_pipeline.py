@@ -340,12 +340,12 @@ class _Assembly:
         opening = self.opening
         choices, plan, settings = opening.choices, opening.plan, opening.settings
         url = choices.store or self._default_store()
-        store = await self._store(plan, url)
-        results = await self._results()
-        workers = await self._workers(url, store, results)
+        stores = _Stores(await self._store(plan, url), url, await self._results())
+        store, results = stores.main, stores.results
+        workers = await self._workers(stores)
         # The one bound of what is in flight: what waited behind it would wait out of turn, its clock running.
         slots = PrioritySemaphore(min(concurrency_of(choices, settings, opening.facts), workers.invoker.at_once))
-        plans = await self._plans(workers, store, url, results, slots)
+        plans = await self._plans(workers, stores, slots)
         if workers.service is not None:
             # Stopped first: what is in flight ends, and with it what could still write.
             self.parts.push_async_callback(workers.service.stop)
@@ -417,42 +417,40 @@ class _Assembly:
         await retry_store(lambda: store.exists([NO_RESULT.manifest_key]), _OPENING, math.inf)
         return store
 
-    async def _workers(self, url: str, store: Store, results: Store | None) -> _Workers:
+    async def _workers(self, stores: _Stores) -> _Workers:
         """Start the functions of the plan, and of the cold plan, where they are not deployed."""
         opening = self.opening
         if opening.choices.workers == "inprocess":
-            own = partial(in_process_invoker, opening.plan, opening.directory, store, opening.settings, results)
-            return _Workers(await asyncio.to_thread(own))
+            given = opening.plan, opening.directory, stores.main, opening.settings, stores.results
+            return _Workers(await asyncio.to_thread(in_process_invoker, *given))
         if opening.choices.workers == "aws":
             return _Workers(await deployed_functions(opening.plan, opening.settings, opening.cold))
         from serfer.wiring.local import local_invoker, local_workers  # noqa: PLC0415 - not there in AWS
 
-        given = [(opening.plan, opening.directory)]
+        plans = [(opening.plan, opening.directory)]
         if opening.cold:
-            given.append((opening.cold, opening.directory / COLD_DIRECTORY))
-        service, running = await local_workers(given, url, opening.choices, opening.settings, self.parts)
+            plans.append((opening.cold, opening.directory / COLD_DIRECTORY))
+        service, running = await local_workers(plans, stores.url, opening.choices, opening.settings, self.parts)
         return _Workers(local_invoker(running), running, service)
 
-    async def _plans(
-        self, workers: _Workers, store: Store, url: str, results: Store | None, slots: PrioritySemaphore
-    ) -> OnePlan | TwoPlans:
+    async def _plans(self, workers: _Workers, stores: _Stores, slots: PrioritySemaphore) -> OnePlan | TwoPlans:
         """Return the plan with its driver, or the choice between it and the cold plan; closed before the invoker."""
         opening, invoker = self.opening, workers.invoker
         plan, cold, facts = opening.plan, opening.cold, opening.facts
         if opening.choices.driver.startswith("stepfunctions"):
             self.parts.push_async_callback(invoker.close)
-            return OnePlan(plan, self._state_machine(workers.running, store), opening.plan_reason)
+            return OnePlan(plan, self._state_machine(workers.running, stores.main), opening.plan_reason)
         if cold is None or isinstance(invoker, InProcessInvoker):
-            tasks = PollInvoker(invoker, store) if opening.choices.driver == "poll" else invoker
+            tasks = PollInvoker(invoker, stores.main) if opening.choices.driver == "poll" else invoker
             self.parts.push_async_callback(tasks.close)  # also where the driver refuses the plan
-            stores = _Stores(store, url, results)
             return OnePlan(plan, self._driver(plan, tasks, stores, slots), opening.plan_reason)
         self.parts.push_async_callback(invoker.close)
         policy = PlanPolicy(terms(plan, cold, slots.limit, facts))
         observed = ObservedInvoker(invoker, policy.environments)
+        for_cold = replace(stores, main=await self._store(cold, stores.url))
         ways = (
-            OnePlan(plan, self._driver(plan, observed, _Stores(store, url, results), slots)),
-            OnePlan(cold, self._driver(cold, invoker, _Stores(await self._store(cold, url), url, results), slots)),
+            OnePlan(plan, self._driver(plan, observed, stores, slots)),
+            OnePlan(cold, self._driver(cold, invoker, for_cold, slots)),
         )
         plans = TwoPlans(*ways, policy, observed, slots, facts)
         self.parts.push_async_callback(plans.close)

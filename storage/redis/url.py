@@ -31,8 +31,7 @@ _TLS = (*_TLS_FILES, "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 def server_options(url: str) -> dict[str, Any]:
     """Return the options of RedisNode for `redis://` or, with certificate and host name checked, `rediss://`.
 
-    Raises:
-        UsageError: the URL is malformed; no message quotes a part of it that could belong to the password.
+    Raises UsageError, which quotes no part of the URL that could belong to the password.
     """
     secure = url.startswith("rediss://")
     options = _with_login(_with_iam(_parse(url), secure=secure))

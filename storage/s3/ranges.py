@@ -20,14 +20,7 @@ class S3Ranges:
         self.place = f"s3://{self._url.bucket}/{self._url.prefix}"
 
     def read(self, name: str, start: int, into: memoryview) -> None:
-        """Fill `into` with an object's bytes from `start`.
-
-        Raises:
-            MissingKeyError: there is no such object.
-            AlteredPieceError: the object ends before the range does.
-            StoreUnavailableError: the bucket does not answer.
-            StoreError: it refuses the request.
-        """
+        """Fill `into` with an object's bytes from `start`; raises StoreError where the bucket refuses the request."""
         short = AlteredPieceError(f"{name} below {self.place} has fewer than {start + len(into):,} bytes")
         try:
             body = self._client.get(self._url.prefix + name, start, len(into)).body

@@ -34,7 +34,7 @@ from serfer.drivers.stepfunctions.asl import (
     compile_plan,
     local_functions,
 )
-from serfer.drivers.stepfunctions.output import parse_output
+from serfer.drivers.stepfunctions.result import parse_output
 from tests.drivers.asl_interpreter import Machine, StateError
 from tests.drivers.plans import wide_plan
 from tests.sam.offered import findings

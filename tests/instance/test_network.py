@@ -18,8 +18,7 @@ from serfer.core.units import MIB
 from serfer.core.variants import INSTRUCTION_SETS
 from serfer.instance import memory
 from serfer.instance import network as module
-from serfer.instance.checking import compare, expected
-from serfer.instance.measuring import profile
+from serfer.instance.measuring import compare, expected, profile
 from serfer.instance.memory import default_bound, used_bytes
 from serfer.instance.network import (
     Hardware,

@@ -13,8 +13,8 @@ from contextlib import closing, contextmanager
 import pytest
 
 from serfer.core.errors import UnavailableError
+from serfer.local import server as module
 from serfer.local.server import free_port
-from serfer.local.servers import balancer as module
 from serfer.local.servers.balancer import Balancer
 from tests.support.processes import check_gone, said_before_kill, use_temporary_folder, wait_for_end
 

@@ -8,7 +8,7 @@ import pytest
 
 from serfer.core.errors import UnavailableError
 from serfer.local import die_with_parent
-from serfer.local.servers import redis as redis_server
+from serfer.local import server as module
 from serfer.local.servers.redis import RedisServer
 from serfer.storage import open_store
 from tests.support.processes import check_gone, said_before_kill, use_temporary_folder, wait_for_end
@@ -83,8 +83,8 @@ def test_a_given_port_is_used_or_reported_as_taken():
 
 def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as snatcher:
-        ports = [snatcher.getsockname()[1], redis_server.free_port()]
-        monkeypatch.setattr(redis_server, "free_port", iter(ports).__next__)
+        ports = [snatcher.getsockname()[1], module.free_port()]
+        monkeypatch.setattr(module, "free_port", iter(ports).__next__)
         with RedisServer() as server:
             assert server.port == ports[1]
 

@@ -14,10 +14,10 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access
 from serfer.drivers.stepfunctions.client import connect
+from serfer.local import server as module
 from serfer.local.lambda_.function import REGION, FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
-from serfer.local.servers import step_functions
 from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
 from tests.local.test_access import as_nobody
@@ -112,14 +112,14 @@ def test_dies_with_a_parent_that_is_killed(kind):
 
 def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as snatcher:
-        ports = [snatcher.getsockname()[1], step_functions.free_port()]
-        monkeypatch.setattr(step_functions, "free_port", iter(ports).__next__)
+        ports = [snatcher.getsockname()[1], module.free_port()]
+        monkeypatch.setattr(module, "free_port", iter(ports).__next__)
         with StepFunctionsServer("express", [], NO_LAMBDA, PASS, ACCESS) as server:
             assert server.endpoint.endswith(f":{ports[1]}")
 
 
 def test_service_output_is_forwarded(monkeypatch):
-    monkeypatch.setattr(step_functions, "free_port", lambda: 70_000)
+    monkeypatch.setattr(module, "free_port", lambda: 70_000)
     with pytest.raises(
         UnavailableError, match=r"^local Step Functions did not start: OverflowError: bind\(\): port must be 0-65535.$"
     ):

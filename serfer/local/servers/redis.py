@@ -11,11 +11,9 @@ import socket
 import subprocess
 from pathlib import Path
 
-from serfer.core.errors import UnavailableError
 from serfer.extras import missing_extra
-from serfer.local.server import TAKEN, LocalServer, free_port
+from serfer.local.server import LocalServer
 
-_TRIES = 5
 _STOP_S = 5.0
 _ANSWER_S = 0.1
 _CONFIG = """\
@@ -53,20 +51,12 @@ class RedisServer(LocalServer):
         UnavailableError: the given port is taken, no server is installed, or the server does not start.
     """
 
-    READY_S, POLL_S = 10.0, 0.005
+    NAME, READY_S, POLL_S = "redis-server", 10.0, 0.005
 
     def __init__(self, port: int | None = None, password: str | None = None, config: str = "") -> None:
         self._password = password or secrets.token_hex(16)
         self._config = config
-        for tries_left in reversed(range(_TRIES if port is None else 1)):
-            self._port = free_port() if port is None else port
-            output = self._start()
-            if output is None:
-                return
-            if TAKEN not in output:
-                raise UnavailableError(f"redis-server did not start: {output[-300:]}")
-            if not tries_left:
-                raise UnavailableError(f"port {self._port} is taken: choose another, or stop what listens there")
+        self._start_at(port or 0)
 
     @property
     def url(self) -> str:
@@ -76,12 +66,6 @@ class RedisServer(LocalServer):
     @property
     def port(self) -> int:
         return self._port
-
-    def restart(self) -> None:
-        """Start it again at its URL, empty, after it has ended; raises UnavailableError where that fails."""
-        self.stop()
-        if output := self._start():
-            raise UnavailableError(f"redis-server did not start again: {output[-300:]}")
 
     def stop(self) -> None:
         """End the server and wait until it is gone; a second call does nothing."""

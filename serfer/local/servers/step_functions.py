@@ -23,11 +23,10 @@ from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.sigv4 import Access
 from serfer.extras import installed
 from serfer.local.lambda_.function import REGION
-from serfer.local.server import LocalServer, free_port
+from serfer.local.server import LocalServer
 
 KINDS = ("standard", "express")
 _APPS = Path(__file__).with_name("state_machines")
-_TRIES = 5
 _ANSWER_S = 1.0
 _TIMEOUT_S = 900
 _ROLE = "arn:aws:iam::123456789012:role/serfer"
@@ -47,23 +46,15 @@ class StepFunctionsServer(LocalServer):
         UnavailableError: what it needs is not installed, or does not start, or refuses the definition.
     """
 
-    READY_S, POLL_S = 60.0, 0.02
+    NAME, READY_S, POLL_S = "local Step Functions", 60.0, 0.02
 
     def __init__(
         self, kind: str, functions: Iterable[str], lambda_url: str, definition: Mapping[str, Any], access: Access
     ) -> None:
         if kind not in KINDS:
             raise UsageError(f"a state machine is {' or '.join(KINDS)}, not {kind!r}")
-        self._kind = kind
-        for tries_left in reversed(range(_TRIES)):
-            self._port = free_port()
-            command, variables = self._command(urlsplit(lambda_url).port or 0)
-            variables |= {"LOCAL_ACCESS_KEY_ID": access.key_id, "LOCAL_SECRET_ACCESS_KEY": access.secret}
-            output = self._spawn(command, variables=variables)
-            if output is None:
-                break
-            if "in use" not in output or not tries_left:
-                raise UnavailableError(f"local Step Functions did not start: {output.rpartition(chr(10))[2][-300:]}")
+        self._kind, self._access, self._lambda_port = kind, access, urlsplit(lambda_url).port or 0
+        self._start_at(0)
         try:
             self.arn = self._deploy(functions, lambda_url, definition)
         except BaseException:
@@ -74,12 +65,18 @@ class StepFunctionsServer(LocalServer):
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._port}"
 
-    def _command(self, lambda_port: int) -> tuple[list[str], dict[str, str]]:
+    def _start(self) -> str | None:
+        command, variables = self._command()
+        variables |= {"LOCAL_ACCESS_KEY_ID": self._access.key_id, "LOCAL_SECRET_ACCESS_KEY": self._access.secret}
+        output = self._spawn(command, variables=variables)
+        return output and output.rpartition("\n")[2]
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
         """Return the service's command line and all that it sees of an environment."""
         address, port = f"127.0.0.1:{self._port}", str(self._port)
         if self._kind == "standard":
             installed("moto")
-            return [sys.executable, "-P", str(_APPS / "moto_app.py"), port], {"MOTO_PORT": str(lambda_port)}
+            return [sys.executable, "-P", str(_APPS / "moto_app.py"), port], {"MOTO_PORT": str(self._lambda_port)}
         # By its web server, in one process: ministack's own command would write a file.
         command = [str(_ministack()), "-m", "hypercorn", "-w", "0", "--bind", address, f"{_APPS}/ministack_app.py:app"]
         return command, {"GATEWAY_PORT": port, "SERVICES": "lambda,states", "MINISTACK_REGION": REGION}

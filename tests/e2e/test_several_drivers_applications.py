@@ -144,7 +144,7 @@ def test_keys_are_limited_to_applications_and_by_quotas(world):
 
 def test_what_is_not_registered_is_refused_before_anything_starts(serfer_here, tmp_path):
     place = str(tmp_path / "registry")
-    serfer_here("serve", "--drivers", "2", "--registry", place).complains(4, "there is no registry")
+    serfer_here("serve", "--drivers", "2", "--registry", place).complains(2, "has no applications yet")
     register(open_registry(place), "faces", version("net", 1, variant("net.1.whole")))
     serfer_here("serve", "--drivers", "2", "--registry", place, "--app", "pets").complains(
         2, "no application pets", "faces"

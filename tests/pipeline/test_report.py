@@ -24,7 +24,7 @@ from serfer.core.run_machine import (
 )
 from serfer.core.wire import Report, WarmUpAnswer
 from serfer.drivers.driver import Answer, Overheads, WarmUpRecord
-from serfer.pipeline.report import best_classes, cached_report, gpu_report, make_report
+from serfer.pipeline.report import best_classes, make_report, report_without_stages
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, LABELS, split_small
 
@@ -97,8 +97,8 @@ def test_a_report_says_where_no_trained_weights_answered(plan, answer, weights, 
     random = replace(plan, weights=weights)
     for report in (
         make_report(random, answer, [], 1.0, FACTS),
-        cached_report(random, [], 1.0, StoreCounts()),
-        gpu_report(random, [], 1.0, 0.5),
+        report_without_stages(random, [], 1.0, 0.0, "cache", StoreCounts()),
+        report_without_stages(random, [], 1.0, 0.5, "gpu", StoreCounts()),
     ):
         document = report.as_dict()
         assert (document["weights"], document["untrained"]) == (weights, untrained)

@@ -18,6 +18,7 @@ from serfer_bench.core.results import check_directory
 from serfer_bench.core.stamp import make_stamp
 from serfer_bench.core.system import System, Totals
 from serfer_bench.core.workload import Sent
+from serfer_bench.load.burst import Uniform
 from serfer_bench.load.queries import Example
 from serfer_bench.load.results import (
     FORMAT,
@@ -30,7 +31,6 @@ from serfer_bench.load.results import (
     write_result,
 )
 from serfer_bench.load.rounds import HEAD, Plan, measure_rounds, remarks, rows, summaries
-from serfer_bench.load.uniform import Uniform
 
 HELD = Held(100 << 20, 200 << 20, 3, 11)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,14 +18,17 @@ from serfer.control.scenario import S_PER_HOUR, Scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.driver_limits import DriverLimits
 from serfer.cost.fleet import Purchase, SpotLosses, check_peak
+from serfer.cost.loads.access_logs import is_access_log
+from serfer.cost.loads.lines import LoadFile, opened
+from serfer.cost.loads.reading import BYTE_ORDER_MARK, KINDS, load_name, parse_load
 from serfer.cost.loads.steps import PERIOD_S, Progress, check_period, silent
-from serfer.cost.loads.trace import Floats, Trace
+from serfer.cost.loads.trace import MAX_BYTES, Floats, Trace, is_trace
 from serfer.cost.queries import QueriesResult, QueriesRun, warm_up_s
 from serfer.cost.service_times import ServiceTimes
 from serfer.cost.windows import HOUR_S, Window, windows_of
 from serfer_bench.study.loads.catalogue import catalogue
+from serfer_bench.study.loads.cloudwatch import is_cloudwatch_csv, read_cloudwatch_csv, read_cloudwatch_json
 from serfer_bench.study.loads.generators import GENERATORS, generate, is_generator
-from serfer_bench.study.loads.reading import read_load
 from serfer_bench.study.loads.scaling import scale_factor, without_zeros
 from serfer_bench.study.policies.clairvoyant import optimum_usd
 from serfer_bench.study.sim.calibration import Calibration
@@ -36,6 +39,24 @@ from serfer_bench.study.sim.time_series import rates_usd
 
 _MS = 1000.0
 _NEAR = 0.05  # up to which dollars query by query count as those of the level of rates
+_KINDS: Final = f"{KINDS}; CloudWatch's JSON or CSV of a Sum"
+
+
+def read_load(path: Path, progress: Callable[[str], None]) -> Trace:
+    """Read a load's file, plain or of gzip; raises InputError that names the file, the line and what is expected."""
+    with opened(path) as file:
+        load = _read_cloudwatch(file) or parse_load(file, progress, kinds=_KINDS)
+    return replace(load, name=load_name(path))
+
+
+def _read_cloudwatch(file: LoadFile) -> Trace | None:
+    first = file.first.removeprefix(BYTE_ORDER_MARK)
+    if first.startswith(b"{"):
+        return read_cloudwatch_json(file.path, file.text(MAX_BYTES))
+    if b"," not in first or is_trace(first) or is_access_log(file.head):
+        return None
+    text = file.text(MAX_BYTES)
+    return read_cloudwatch_csv(file.path, text) if is_cloudwatch_csv(text) else None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import InputError
 from serfer.cost.loads.steps import silent
-from serfer_bench.study.loads.reading import read_load
+from serfer_bench.study.sim.simulate import read_load
 
 NOON = 1_795_608_000  # 2026-11-25 12:00 UTC
 

@@ -12,6 +12,7 @@ and an instance that is too much goes when it has idled for as long as its boot 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Final
@@ -19,13 +20,37 @@ from typing import Final
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan, on_demand_in
 from serfer.control.scenario import Market, Scenario
 from serfer_bench.study.policies.infless.dispatch import Case, case_of
-from serfer_bench.study.policies.nonuniform.mix import mix
 from serfer_bench.study.policies.nonuniform.rate_dispatcher import MeanRate, RateDispatcher
 from serfer_bench.study.policies.nonuniform.sizes import Size, sizes_of
 
 _MEAN_S: Final = 10.0  # of the rate
 _MOST: Final = 1000  # instances: no pool has more
 _ROUNDING: Final = 1e-9
+
+
+def mix(rate: float, sizes: Sequence[Size], least: float) -> tuple[Size, ...]:
+    """Return the sizes of the fewest instances that take `rate` queries a second, largest first.
+
+    `sizes` come largest first. Instances of one type cost the same, so all but one have the size that takes most
+    (Algorithm 1 tries the largest batch first); the last one has the largest size whose range holds the rest. Below
+    `least` queries a second an instance is dearer than Lambda, which gets the rest then.
+    """
+    if not sizes or sizes[0].up < least:
+        return ()
+    bulk = sizes[0]
+    whole = math.floor(rate / bulk.up + _ROUNDING)
+    rest = max(0.0, rate - whole * bulk.up)
+    if rest <= _ROUNDING * bulk.up or rest < least:
+        return (bulk,) * whole
+    return (*(bulk,) * whole, holding(rest, sizes))
+
+
+def holding(rate: float, sizes: Sequence[Size]) -> Size:
+    """Return the largest size whose range holds a rate that the largest takes; between two ranges the upper one."""
+    for size in sizes:
+        if size.low <= rate <= size.up:
+            return size
+    return min((size for size in sizes if size.up >= rate), key=lambda size: size.up, default=sizes[0])
 
 
 class NonUniform:

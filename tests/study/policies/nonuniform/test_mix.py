@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.control.dispatch import assign
-from serfer_bench.study.policies.nonuniform.mix import mix
+from serfer_bench.study.policies.nonuniform.policy import mix
 from serfer_bench.study.policies.nonuniform.sizes import sizes_of
 from tests.study.policies.nonuniform.test_sizes import GPU, SLO_MS
 

@@ -69,20 +69,14 @@ def test_an_axis_is_linear_from_0_or_logarithmic_with_round_ticks(log):
     assert (axes.get_xlabel() == "b, logarithmic scale") == log
 
 
-def test_an_axis_of_many_decades_marks_decades_only():
+def test_axis_keeps_to_decades_and_limits():
     [axes] = axes_of(Chart("a", "b", "c", (Curve("x", ((1e-3, 1.0), (1e4, 2.0))),), x_log=True))
     low, high = axes.get_xlim()
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
     assert 2 <= len(ticks) <= 9
     assert all(f"{tick:e}".startswith("1.000000e") for tick in ticks)
-
-
-def test_an_axis_ends_at_the_charts_limits():
     [axes] = axes_of(Chart("a", "b", "%", (Curve("x", ((0.0, 30.0), (2.0, 80.0))),), x_max=9.0, y_max=100.0))
     assert (axes.get_xlim(), axes.get_ylim()) == ((0.0, 9.0), (0.0, 100.0))
-
-
-def test_charts_without_points_are_drawn():
     for axes in axes_of(time_chart([]), share_chart([Curve("x", ())]), order_chart([])):
         assert axes.get_xlim()[0] == 0.0
 

@@ -50,14 +50,11 @@ def test_parts_of_functions_and_of_a_first_answer(single, settings):
     assert table(rows).head == ["ms", "0.0", "query"]
 
 
-def test_predicted_parts_are_the_cost_models(lean, settings):
+def test_predictions_are_the_cost_models_and_by_others(lean, settings):
     plan, facts = load_plan(lean), shipped_aws().functions
     start = predict(plan, (1, 0), settings)
     assert start.process == facts.init
     assert start.sessions == plan.stages[1].functions[0].weights.bytes / facts.load_rate
-
-
-def test_a_function_is_predicted_by_the_others_that_were_measured_beside_it():
     small = MeasuredStart(
         100, {"process and imports": 0.3, "fetching": 0.1, "graphs and sessions": 0.2, "first run": 0.0}
     )

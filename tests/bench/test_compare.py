@@ -56,19 +56,13 @@ def test_noise_is_seldom_significant():
     assert real <= 12  # 5 are expected
 
 
-def test_one_round_says_nothing():
+def test_rounds_are_compared_in_pairs():
     comparison = named(compare(load(rounds=1), load(shift=5, rounds=1)), "p50 latency, ms")
     assert comparison.verdict == "too few rounds to say"
     assert "too few rounds to say" in results([comparison], 0.95).text()
     assert json.loads(json.dumps(comparison.as_dict(), allow_nan=False))["low"] is None
-
-
-def test_rounds_are_paired_by_number_and_those_without_a_partner_left_out():
     assert named(compare(load(rounds=8), load(rounds=5)), "p50 latency, ms").pairs == 5
     assert any("different numbers of rounds" in line for line in warnings(load(rounds=8), load(rounds=5)))
-
-
-def test_a_round_without_answers_gives_no_pair_of_latencies():
     broken = result(*(log(number=k, failing={*range(100)} if k == 0 else ()) for k in range(3)))
     whole = result(*(log(number=k) for k in range(3)))
     comparison = compare(whole, broken)

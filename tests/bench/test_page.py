@@ -39,7 +39,7 @@ def test_the_page_is_the_same_each_time_and_has_ink_within_its_margins(page, tmp
     assert dark[:, 20:-20].sum() == dark.sum(), "no line is cut at the page's sides"
 
 
-def test_boxes_surround_text_and_nothing_that_is_narrow_or_doubtful():
+def test_boxes_surround_text_alone():
     values = np.zeros((200, 300), np.float32)
     values[50:70, 100:180] = 0.9  # a box of 21 x 81 pixels when widened, enlarged by 1.6 * 21 * 81 / (2 * 102)
     values[100:102, 20:21] = 0.9  # narrow
@@ -49,9 +49,6 @@ def test_boxes_surround_text_and_nothing_that_is_narrow_or_doubtful():
     assert box[:4].tolist() == [50 - 13, 100 - 13, 71 + 13, 181 + 13]
     assert box[4] == pytest.approx(0.9 * 20 * 80 / (21 * 81), rel=1e-4)
     assert corner[:4].tolist() == [0, 290 - 4, 11 + 4, 300]
-
-
-def test_a_page_without_text_has_no_boxes():
     nothing = text_boxes(np.zeros((64, 64), np.float32))
     assert merged(nothing).shape == nothing.shape == (0, 5)
     assert fates(nothing, nothing).of == ()

@@ -234,12 +234,9 @@ def test_a_commit_is_marked_where_files_have_changed_but_not_for_pages_or_withou
     assert commit_of(tmp_path) == ""
 
 
-def test_a_layout_makes_columns_of_rows_and_leaves_empty_brackets_out():
+def test_record_and_layout_survive_being_written(tmp_path):
     table = Layout(("load",), "system", "{ms} ({share})").of(FIGURES)
     assert (table.head, table.body) == (["load", "a", "b"], [["low", "1,200 (50.0%)", "3"]])
-
-
-def test_records_survive_being_written(tmp_path):
     record = Record(
         COMMAND, "modelled", "", "", {"a": "b"}, tables=(FIGURES,), layout=Layout(("load",), "system", "{ms}")
     )
@@ -267,9 +264,11 @@ def test_other_columns_or_rows_are_a_difference():
     assert [*differences([FIGURES], [])] == ["the tables have other columns, or not as many rows"]
 
 
-def test_the_tables_of_all_pages_are_those_of_their_records():
+def test_records_of_pages_are_whole():
     done = results(ROOT, "--check")
     assert done.exit_code == 0, f"run serfer bench results: {done.exception}"
+    records = read_records(ROOT)
+    assert {name: file for name, one in records.items() for file in one.files if not digest(ROOT / file)} == {}
 
 
 def test_tables_of_results_are_of_records_but_for_definitions():
@@ -281,11 +280,6 @@ def test_tables_of_results_are_of_records_but_for_definitions():
             if line.startswith("|") and re.search(r"\b\d", line):
                 found.add((path.name, heading))
     assert found == {*TABLES_WITHOUT_A_RECORD}, "figures of ours come from records: docs/results/bench.md has how"
-
-
-def test_the_files_of_all_records_exist():
-    records = read_records(ROOT)
-    assert {name: file for name, one in records.items() for file in one.files if not digest(ROOT / file)} == {}
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ def test_a_steady_load_costs_the_optimum_once_instances_have_started(load):
     assert each_s == pytest.approx(steady, rel=0.01)
 
 
-def test_a_policy_resumes_with_running_instances():
+def test_policy_resumes_with_running_instances():
     world = scenario(13.0)
     policy = BreakEven(world)
     policy.resume(fleet(3))
@@ -204,9 +204,6 @@ def test_a_policy_resumes_with_running_instances():
     on = with_boots(world, idle, [(2 * LONG, 0.0)], STEP_S).on
     assert on[: int(LONG / STEP_S) - 1] == [2] * (int(LONG / STEP_S) - 1)  # no longer than a start is worth
     assert on[-1] == 0
-
-
-def test_a_policy_resumes_with_running_instances_after_some_load():
     world = scenario(13.0)
     policy = BreakEven(world)
     policy.observe(seen(1.0, 0.3 * QPS))
@@ -319,16 +316,13 @@ def test_a_quick_rule_starts_at_once_but_never_where_lambda_is_cheaper():
     assert [each[quick] for each in on] == [0] * 10 + [1] * 768 + [0] * 10  # off after 64 boots' seconds of idling
 
 
-def test_costs_fade_by_the_given_factor():
+def test_expert_rules_fade_grow_and_resume():
     world = scenario(13.0, boot_s=BOOT_S)
     rules = ExpertRules(world)
     rules.grow(1)
     paid = [rules.pass_time(5.0, np.array([0.5]), 0.9, OFF)[0, PLAIN] for _ in range(3)]
     assert paid == [2.5] * 3
     assert rules.cost[0, PLAIN] == pytest.approx(2.5 * (1 + 0.9 + 0.81))
-
-
-def test_new_levels_begin_off_and_without_cost():
     rules = ExpertRules(scenario(13.0, boot_s=BOOT_S))
     rules.grow(1)
     rules.pass_time(100.0, np.array([13.0]), 1.0, ~OFF)
@@ -338,9 +332,6 @@ def test_new_levels_begin_off_and_without_cost():
     assert not rules.cost[1:].any()
     assert rules.on[0].all()
     assert not rules.on[1:].any()
-
-
-def test_resumed_instances_are_on_in_every_rule():
     rules = ExpertRules(scenario(13.0, boot_s=BOOT_S))
     rules.grow(2)
     rules.resume(1)
@@ -530,7 +521,7 @@ def test_the_budget_is_rho_times_the_optimum_less_payments(load, price_ratio, pr
     assert account.budget.units == pytest.approx(account.budget.rho * account.best() - account.paid, rel=1e-9, abs=1e-6)
 
 
-def test_a_full_budget_lets_a_harmless_prediction_be_followed_and_an_empty_one_does_not():
+def test_budget_follows_predictions_while_it_lasts():
     account = Account(13.0, levels=1)
     for _ in range(100):
         account.step(5.0, QPS, lambda plain: plain)
@@ -540,9 +531,6 @@ def test_a_full_budget_lets_a_harmless_prediction_be_followed_and_an_empty_one_d
     assert followed > 60 / 5 + 20  # long after the algorithm would have stopped
     assert not any(on[followed:])  # and then the budget is empty for good: nothing comes in
     assert account.budget.units >= 0
-
-
-def test_a_new_budget_allows_no_prediction():
     account = Account(13.0, levels=2)
     assert not account.step(5.0, 0.0, lambda plain: ~plain).any()
 

@@ -101,7 +101,7 @@ def test_running_instances_may_stay_for_any_spending_within_the_ceiling(before, 
             limiter.pay(now, usd)
 
 
-def test_exactly_the_rest_of_the_ceiling_can_be_paid():
+def test_payments_count_exactly_for_an_hour_and_a_minute():
     limiter = BudgetLimiter(1.0)
     assert limiter.allows(0.0, 1.0)
     for _ in range(10):
@@ -109,16 +109,13 @@ def test_exactly_the_rest_of_the_ceiling_can_be_paid():
         limiter.pay(0.0, 0.1)
     assert not limiter.allows(0.0, 0.01)
     assert affordable(limiter, 0.0, 0.5) == 0
-
-
-def test_payments_count_for_an_hour_and_at_most_a_minute_longer():
     limiter = BudgetLimiter(1.0)
     limiter.pay(30.0, 1.0)
     assert not limiter.allows(30.0 + HOUR, 0.5)
     assert limiter.allows(60.0 + HOUR, 1.0)
 
 
-def test_lambda_may_spend_what_running_and_stopped_instances_leave():
+def test_instances_and_lambda_count_against_each_other():
     limiter = BudgetLimiter(10.0)
     limiter.instances_cost(360.0, 360.0, 8.0)
     assert not limiter.allows(360.0, 2.1)
@@ -126,17 +123,11 @@ def test_lambda_may_spend_what_running_and_stopped_instances_leave():
     limiter.instances_cost(361.0, 1.0, 0.0)  # they took 0.8 dollars of the hour
     assert limiter.allows(361.0, 9.2)
     assert not limiter.allows(361.0, 9.21)
-
-
-def test_lambda_counts_against_instances():
     limiter = BudgetLimiter(10.0)
     limiter.pay(5.0, 3.5)
     assert affordable(limiter, 5.0, 1.0) == 6
     assert affordable(limiter, 5.0, 7.0) == 0
     assert affordable(limiter, 5.0 + HOUR + 60, 1.0) == 10
-
-
-def test_small_instances_count_to_the_second():
     limiter = BudgetLimiter(10.0)
     limiter.pay(59.0, 5.0)
     # 3,598 seconds of those that are on from second 61 on fall into the hour that begins with the payment.
@@ -159,12 +150,19 @@ def test_a_ceiling_of_zero_allows_only_free_spending(ceiling):
     assert affordable(limiter, 0.0, 0.5) == 0
 
 
-def test_costs_noted_hours_late_count_for_the_last_hour_only():
+def test_record_of_payments_is_bounded():
     limiter = BudgetLimiter(10.0)
     limiter.instances_cost(36_000.0, 36_000.0, 4.0)
     assert limiter.allows(36_000.0, 6.0)
     assert not limiter.allows(36_000.0, 6.01)
     assert affordable(limiter, 36_000.0, 1.0) == 10
+    assert len(limiter._slices) <= 62
+    limiter, now = BudgetLimiter(1.0), 0.0
+    for _ in range(1000):
+        now += 30.0
+        if limiter.allows(now, 0.01):
+            limiter.pay(now, 0.01)
+        limiter.instances_cost(now, 30.0, 0.3)
     assert len(limiter._slices) <= 62
 
 
@@ -178,17 +176,7 @@ def test_everything_is_allowed_and_nothing_recorded_without_a_ceiling():
     assert not limiter._slices
 
 
-def test_the_record_of_payments_is_bounded():
-    limiter, now = BudgetLimiter(1.0), 0.0
-    for _ in range(1000):
-        now += 30.0
-        if limiter.allows(now, 0.01):
-            limiter.pay(now, 0.01)
-        limiter.instances_cost(now, 30.0, 0.3)
-    assert len(limiter._slices) <= 62
-
-
-def test_spending_resumes_when_enough_payments_are_an_hour_old():
+def test_wait_lasts_until_payments_are_an_hour_old():
     limiter = BudgetLimiter(1.0)
     for minute in range(10):
         limiter.pay(60.0 * minute, 0.1)
@@ -198,15 +186,9 @@ def test_spending_resumes_when_enough_payments_are_an_hour_old():
     assert wait_s == 60 + 60 + HOUR - now
     assert not limiter.allows(now + wait_s - 1, 0.15)
     assert limiter.allows(now + wait_s, 0.15)
-
-
-def test_an_affordable_amount_needs_no_wait():
     limiter = BudgetLimiter(1.0)
     limiter.pay(0.0, 0.5)
     assert limiter.wait_s(10.0, 0.4) == 0
-
-
-def test_instances_that_use_the_whole_ceiling_leave_an_hour_to_wait():
     limiter = BudgetLimiter(1.0)
     limiter.instances_cost(100.0, 100.0, 2.0)
     assert limiter.wait_s(100.0, 0.1) == HOUR

@@ -187,7 +187,7 @@ def test_service_times_follow_the_machine_and_ignore_single_outliers():
     assert times.seconds(72) == pytest.approx(2 * times.seconds(32) + times.seconds(8))
 
 
-def test_busy_times_count_within_the_window_alone():
+def test_busy_window_counts_what_ran_within_it():
     window = BusyWindow(0.0, 10.0)
     assert window.share(0.0) == 0.0
     window.add(1.0, 2.0)
@@ -196,9 +196,6 @@ def test_busy_times_count_within_the_window_alone():
     assert window.share(14.0) == pytest.approx(0.2)
     assert window.share(23.0) == pytest.approx(0.1)
     assert window.share(40.0) == 0.0
-
-
-def test_what_runs_counts_before_it_ends():
     window = BusyWindow(0.0, 10.0)
     assert window.share(20.0, running_since=15.0) == pytest.approx(0.5)
     assert window.share(99.0, running_since=15.0) == 1.0

@@ -107,17 +107,15 @@ def test_predicted_waits_are_those_of_full_batches(waiting, images, more):
     assert router().wait_ms(waiting, images + more) >= wait_ms
 
 
-def test_predictions_by_hand():
+def test_wait_is_that_of_the_batches_ahead():
     made = router()
     assert made.wait_ms(0) == 10
     assert made.wait_ms(8) == 40 + made.scenario.instance.batch_ms(9)
     assert made.wait_ms(32) == 120 + 120
     assert made.wait_ms(0, 32) == 120
     assert made.wait_ms(0, 64) == 240  # more than a batch takes more than one: these are late
-
-
-def test_a_query_of_more_images_than_an_instance_computes_in_time_runs_on_lambda():
     assert router().route(0.0, [IDLE], 0, images=64).targets == (SERVERLESS, "i-idle")
+    assert router().wait_ms(64, batch=4) > router().wait_ms(64, batch=32) == router().wait_ms(64)
 
 
 def test_only_instances_with_room_are_targets_once_the_ceiling_is_reached():
@@ -129,15 +127,12 @@ def test_only_instances_with_room_are_targets_once_the_ceiling_is_reached():
     assert made.route(3661.0, [BUSY], 0).targets == (SERVERLESS, "i-busy")  # an hour later there is money again
 
 
-def test_lambda_is_paid_by_image():
+def test_lambda_charges_by_image_what_it_serves():
     made = router(ceiling=10 * QUERY_USD)
     assert made.route(0.0, [], 0, images=11).reason is Reason.CEILING
     assert made.route(0.0, [], 0, images=6).targets == (SERVERLESS,)
     assert made.route(0.0, [], 0, images=5).reason is Reason.CEILING
     assert made.route(0.0, [], 0, images=4).targets == (SERVERLESS,)
-
-
-def test_only_queries_on_lambda_are_charged():
     made = router(ceiling=QUERY_USD)
     for _ in range(5):
         assert made.route(0.0, [IDLE], 0).reason is Reason.ROOM
@@ -178,20 +173,14 @@ def test_the_policy_observes_the_load_and_decides_without_a_ceiling():
     assert policy.seen == [observation]
 
 
-def test_the_ceiling_limits_the_policy_with_a_reason():
+def test_ceiling_counts_instances_and_lambda():
     made = router(policy=Scripted(7), ceiling=3 * 3600.0 + 1.0)
     wanted = made.tick(seen(1.0, 5.0, 1.0))
     assert wanted == on_demand(WORLD.instance, 3, "as scripted; the ceiling allows 3")
     assert not made.fall_back(1.0)  # what three instances will cost leaves no query's price
-
-
-def test_starting_instances_count_against_lambda_at_once():
     made = router(policy=Scripted(1), ceiling=3600.0)
     assert made.tick(seen(1.0, 5.0, 1.0)).total == 1
     assert made.route(1.5, [], 0).reason is Reason.CEILING
-
-
-def test_costs_of_lambda_count_against_instances():
     made = router(policy=Scripted(2), ceiling=2 * 3600.0)
     assert made.fall_back(0.5)
     assert made.tick(seen(1.0, 5.0, 1.0)).total == 1
@@ -242,7 +231,3 @@ def test_by_rates_an_instance_that_would_be_late_gets_nothing():
     full = Endpoint(full.name, 200, 0, 8)
     assert {made.route(0.0, [full, free], 0).targets[0] for _ in range(20)} == {"i1"}
     assert made.route(0.0, [full], 0).targets == (SERVERLESS, "i0")
-
-
-def test_a_smaller_batch_size_makes_a_queue_last_longer():
-    assert router().wait_ms(64, batch=4) > router().wait_ms(64, batch=32) == router().wait_ms(64)

@@ -72,13 +72,10 @@ def test_the_advantage_is_lambdas_price_over_the_first_instances_at_full_load(te
     assert parse_scenario(tomllib.loads(text)).price_ratio == pytest.approx(price_ratio, abs=0.05)
 
 
-def test_prices_of_a_second_and_of_a_start():
+def test_instance_type_has_prices_and_batch_times():
     kind = parse_scenario(tomllib.loads(LARGE)).instance
     assert kind.usd_per_s == pytest.approx(1.006 / 3600)
     assert kind.start_usd == pytest.approx(1.006 / 15)
-
-
-def test_batch_times_are_interpolated_and_extrapolated():
     kind = parse_scenario(tomllib.loads(LARGE)).instance
     assert [kind.batch_ms(images) for images in (1, 4, 16)] == [25, 62, 240]
     assert kind.batch_ms(10) == pytest.approx(151)

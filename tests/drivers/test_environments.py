@@ -109,13 +109,10 @@ def test_an_invocation_that_waits_for_long_casts_doubt_on_what_was_idle_when_it_
     assert environments.trusted(11.2, 1.0) == 3
 
 
-def test_a_new_environment_that_starts_casts_no_doubt(environments):
+def test_environment_that_starts_or_was_anothers_counts_once(environments):
     environments.began(0.0)
     run(environments, "a", now=0.1)
     assert environments.trusted(10.0, 1.0) == 1
-
-
-def test_an_environment_of_another_driver_takes_the_place_of_the_one_that_was_expected(environments):
     run(environments, "a", cold=True)
     run(environments, "strange")
     assert environments.idle(0.0) == 1

@@ -106,14 +106,11 @@ def test_queries_move_to_the_warm_plan_when_it_is_ready():
     assert (third.warm, third.reason, cold) == (True, WARM, 0)
 
 
-def test_a_burst_causes_as_many_warm_ups_as_it_would_use_at_once():
+def test_burst_causes_as_many_warm_ups_as_it_would_use_at_once():
     account = Account()
     assert [account.query()[0].warm_ups for _ in range(3)] == [["whole"]] * 3
     account.now = 5.0
     assert account.query()[0].warm_ups == []  # three are being warmed for one query
-
-
-def test_queries_that_come_one_by_one_cause_one_warm_up():
     account = Account()
     sent = []
     for account.now in (0.0, 0.2, 0.4, 0.6):

@@ -83,15 +83,15 @@ async def all_slots_are_back(pushing, concurrency):
     assert len(pushing.dispatcher._waiting) == 0
 
 
-def test_a_burst_over_few_slots_makes_fewer_invocations_than_tasks(store):
+def test_burst_shares_invocations_oldest_first_or_not(store):
     workers = SharedWorkers(store)
     burst(workers, store)
     assert workers.invocations(2) <= 10
     assert MOST / 2 < max(map(len, workers.groups)) <= MOST
     assert workers.alone[0] == 40 * 4  # tiles of a map go alone
-
-
-def test_without_sharing_every_task_is_an_invocation(store):
+    workers = SharedWorkers(store)
+    burst(workers, store, oldest_first=False)
+    assert workers.invocations(2) <= 10
     workers = SharedWorkers(store)
     burst(workers, store, batching=None)
     assert (workers.groups, workers.alone[2]) == ([], 40)
@@ -102,12 +102,6 @@ def test_nothing_waits_for_company_while_a_slot_is_free(store, concurrency):
     workers = SharedWorkers(store)
     burst(workers, store, queries=1 if concurrency == 4 else 40, slots=concurrency)
     assert workers.groups == []
-
-
-def test_first_come_first_served_shares_too(store):
-    workers = SharedWorkers(store)
-    burst(workers, store, oldest_first=False)
-    assert workers.invocations(2) <= 10
 
 
 def test_no_query_lets_more_younger_ones_pass_than_share_an_invocation(store):
@@ -396,13 +390,10 @@ def test_a_stage_of_more_tiles_than_slots_takes_no_more_invocations_than_slots(s
     assert store.keys == set()
 
 
-def test_without_bundles_every_tile_has_its_own_invocation(store):
+def test_bundles_are_left_out_where_they_may_not_be(store):
     workers = Bundles(store)
     ask(workers, store, ())
     assert all(len(group) == 1 for group in workers.together)
-
-
-def test_a_task_too_large_for_a_shared_payload_is_invoked_alone(store):
     workers = Bundles(store)
     ask(workers, store, (2, 1, 1), inline_limit=15)  # a crop has 10 bytes
     assert all(len(group) == 1 for group in workers.together)

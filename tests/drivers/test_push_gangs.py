@@ -188,7 +188,7 @@ def test_a_member_that_fails_is_invoked_again_and_alone(store):
     assert [answer.overheads.retries for answer in answers] == [1] * 4
 
 
-def test_a_store_without_inboxes_runs_gangs_stage_by_stage():
+def test_gangs_run_stage_by_stage_where_they_have_to(store):
     class NoInboxes(MemoryStore):
         def exchange(self):
             return None
@@ -197,9 +197,6 @@ def test_a_store_without_inboxes_runs_gangs_stage_by_stage():
     workers = Members(store)
     ask(workers, store)
     assert not any(task.gang for task in workers.tasks)
-
-
-def test_a_driver_may_run_gangs_stage_by_stage(store):
     workers = Members(store)
     ask(workers, store, gangs=False, slots=1)
     assert not any(task.gang for task in workers.tasks)

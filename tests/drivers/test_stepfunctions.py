@@ -471,12 +471,9 @@ def test_a_store_that_is_away_for_a_moment_is_waited_for(store, kind):
     assert store.keys == set()
 
 
-def test_a_store_that_stays_away_ends_the_query(store):
+def test_store_that_stays_away_and_unknown_kinds_are_refused(store):
     with pytest.raises(StoreUnavailableError, match="is away"):
         ask(Service(store), AwayStore(store, put=99))
-
-
-def test_unknown_kinds_of_state_machine_are_refused(store):
     with pytest.raises(UsageError, match="standard or express, not 'rapid'"):
         driver(Service(store), store, "rapid")
 

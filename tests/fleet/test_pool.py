@@ -174,7 +174,7 @@ async def test_without_functions_a_failed_query_goes_to_another_instance():
     assert made.pool.take_stats().paid_usd == 0
 
 
-async def test_the_ceiling_refuses_and_says_when_there_is_money_again():
+async def test_ceiling_refuses_and_says_when_there_is_money_again():
     made = Made(ceiling=3.5e-4, members=())
     for _ in range(3):
         assert await made.ask() is None
@@ -183,9 +183,6 @@ async def test_the_ceiling_refuses_and_says_when_there_is_money_again():
     assert 3600 <= refused.value.retry_after_s <= 3660
     made.clock.now += refused.value.retry_after_s
     assert await made.ask() is None
-
-
-async def test_queries_that_fail_on_an_instance_are_refused_over_budget():
     made = Made(ceiling=1e-5)
     made.net.fail(A)
     with pytest.raises(CeilingError):
@@ -300,13 +297,10 @@ async def test_a_query_that_fails_alone_on_instances_goes_on_to_the_one_that_ans
     assert asked == [A, B, "http://c"]
 
 
-def test_serving_instances_are_counted_by_type():
+def test_serving_instances_are_counted_by_the_type_they_are_listed_as():
     made = two_types()
     assert made.pool.serving_by_type == {GPU: 1, SPOT: 1, CPU: 1}
     assert made.pool.serving == 3
-
-
-def test_an_instance_that_is_listed_as_another_type_is_used_as_that():
     made = two_types()
     made.pool.use(serving({"a": A}, SPOT))
     assert made.pool.serving_by_type == {SPOT: 1}

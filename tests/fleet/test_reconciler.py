@@ -74,7 +74,7 @@ def test_booting_instances_are_stopped_first_then_the_youngest():
     assert list(world.ready) == ["i-1"]
 
 
-def test_an_instance_is_not_stopped_while_it_owes_answers():
+def test_instance_that_owes_answers_is_stopped_late_but_is_stopped():
     world = World()
     world.step(1)
     world.boot()
@@ -83,9 +83,6 @@ def test_an_instance_is_not_stopped_while_it_owes_answers():
     world.busy = set()
     world.step(0)
     assert world.ready == {}
-
-
-def test_an_answer_is_not_waited_for_without_end():
     world = World()
     world.step(1)
     world.boot()
@@ -114,7 +111,7 @@ def test_an_instance_that_its_owner_keeps_can_be_used_again():
     assert world.started == 1
 
 
-def test_an_instance_that_is_ready_no_more_is_stopped_and_replaced():
+def test_instance_that_is_not_ready_is_replaced():
     world = World()
     world.step(1)
     world.boot()
@@ -124,9 +121,6 @@ def test_an_instance_that_is_ready_no_more_is_stopped_and_replaced():
     assert world.step(1, 4) == {"i-1": "serving"}
     world.step(1, 3)
     assert list(world.ready) == ["i-2"]
-
-
-def test_an_instance_that_never_gets_ready_is_replaced_after_a_while():
     world = World()
     world.step(1, 80)
     assert list(world.ready) == ["i-1"]
@@ -145,15 +139,12 @@ def test_an_instance_that_dies_is_replaced_at_once():
     assert list(world.ready) == ["i-2"]
 
 
-def test_instances_that_end_while_they_boot_are_started_ever_more_rarely():
+def test_starts_that_bring_no_instance_become_rare():
     world = World()
     for _ in range(300):
         world.step(1)
         world.ready.clear()
     assert 5 < world.started < 15
-
-
-def test_starts_that_bring_no_instance_back_off():
     world = World(most=1)
     world.step(3)
     world.boot()
@@ -214,14 +205,11 @@ def test_one_that_was_to_be_stopped_is_kept_in_place_of_one_under_notice():
     assert world.step(1) == {"i-1": "leaving", "i-2": "serving"}
 
 
-def test_a_spot_instance_that_is_gone_without_notice_is_an_interruption_once_and_replaced():
+def test_lost_spot_instance_is_one_interruption():
     world = spot_world()
     del world.ready["i-1"]
     world.step(2, 5)
     assert (world.started, world.interrupted) == (3, 1)
-
-
-def test_a_spot_instance_that_answers_no_more_is_an_interruption_once():
     world = spot_world()
     world.ready["i-1"] = False
     world.step(2, 20)

@@ -46,7 +46,7 @@ def tick(registry, **load):
     return registry.exchange(DriverLoad(registry.driver, **load))
 
 
-def test_every_driver_sees_the_others_and_the_published_fleet(coordination, key):
+def test_driver_has_one_entry_that_every_other_sees(coordination, key):
     pool = drivers(coordination, key, "abc", Clock())
     for number, registry in enumerate(pool):
         tick(registry, rate=number + 1, in_flight=number, busy=(f"i-{number}",))
@@ -55,10 +55,7 @@ def test_every_driver_sees_the_others_and_the_published_fleet(coordination, key)
     assert {load.driver for load in view.others} == {"a", "c"}
     assert (view.rate, view.in_flight, view.busy) == (4, 2, {"i-0", "i-2"})
     assert view.fleet == FLEET
-
-
-def test_a_driver_has_one_entry(coordination, key):
-    one, other = drivers(coordination, key, "ab", Clock())
+    one, other = drivers(coordination, f"{key}-other", "ab", Clock())
     for rate in (1.0, 2.0, 3.0):
         tick(one, rate=rate)
     assert [load.rate for load in tick(other).others] == [3.0]
@@ -299,15 +296,12 @@ def test_an_invalid_fleet_is_left_out(key, change):
     assert tick(stored(key, Clock(), fleet={**unstructure(FLEET), **change})).fleet is None
 
 
-def test_what_an_earlier_version_published_is_of_the_first_type_on_demand(key):
+def test_older_and_newer_fleets_are_read(key):
     member = {"name": "i-1", "url": None, "state": "serving"}
     fleet = {"leader": "b", "members": [member], "wanted": 1, "reason": ""}
     assert tick(stored(key, Clock(), fleet=fleet)).fleet == FleetState(
         "b", (FleetMember("i-1", None, "serving", "", Market.ON_DEMAND),), 1, ""
     )
-
-
-def test_fields_of_a_later_version_are_passed_over(key):
     later = unstructure(FLEET)
     later["members"][0]["zone"] = later["epoch"] = 7
     assert tick(stored(key, Clock(), fleet=later)).fleet == FLEET

@@ -108,15 +108,12 @@ async def test_each_type_and_market_is_started_by_its_own_provisioner_and_stoppe
     assert one.changes == {"started": 4, "stopped": 3}
 
 
-async def test_each_type_boots_for_as_long_as_it_takes():
+async def test_types_boot_serve_and_are_seen_by_type_market_and_state():
     world = World()
     one, policy = world.add()
     policy.counts = {GPU: 1, CPU: 1}
     await world.step(8)
     assert one.pool.serving_by_type == {CPU: 1}
-
-
-async def test_policies_see_the_fleet_by_type_market_and_state():
     world = World()
     _, policy = world.add()
     policy.counts = {SPOT: 2, CPU: 1}

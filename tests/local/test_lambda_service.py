@@ -218,16 +218,10 @@ def test_an_invocation_is_answered_and_its_environment_used_again(local):
     assert first["environment"] == third["environment"]
 
 
-def test_an_empty_payload_is_an_empty_object(local):
+def test_payload_context_and_handler_reach_the_function(local):
     answer = local.client.invoke(FunctionName="echo")
     assert json.load(answer["Payload"])["event"] == {}
-
-
-def test_a_handler_may_lie_in_a_package(local):
     assert local.invoke("nested", 1)[0] == {"deep": 1}
-
-
-def test_the_client_context_reaches_the_handler(local):
     context = base64.b64encode(b'{"custom": {"k": "v"}}').decode()
     assert local.invoke("echo", ClientContext=context)[0]["client"] == {"k": "v"}
     with pytest.raises(local.client.exceptions.InvalidRequestContentException):
@@ -255,17 +249,20 @@ def test_functions_are_described(local):
             call(FunctionName="nobody")
 
 
-def test_a_handlers_exception_is_passed_on_in_its_own_words(local):
+def test_function_errors_are_lambdas(local):
     error = local.error("fail", "luck")
     assert error["errorType"] == "LookupError"
     assert error["errorMessage"] == "no luck"
     assert "in fail" in error["stackTrace"][0]
-
-
-def test_a_function_that_cannot_be_loaded_says_why_each_time(local):
     for _ in range(2):
         error = local.error("broken")
         assert (error["errorType"], error["errorMessage"]) == ("ValueError", "broken from the start")
+    error = local.error("stillborn")
+    assert error["errorType"] == "Runtime.ExitError"
+    assert error["errorMessage"].endswith("exit status 7")
+    error = local.error("hang")
+    assert error["errorType"] == "Sandbox.Timedout"
+    assert error["errorMessage"].endswith("Error: Task timed out after 0.25 seconds")
 
 
 @pytest.mark.parametrize(
@@ -284,18 +281,6 @@ def test_a_process_that_ends_takes_its_children_with_it(local, status, words):
     child = int(local.line(r"leave: child (\d+)")[1])
     with contextlib.suppress(ProcessLookupError):
         assert gone(os.pidfd_open(child))
-
-
-def test_a_process_that_ends_while_it_starts_is_an_exit_error(local):
-    error = local.error("stillborn")
-    assert error["errorType"] == "Runtime.ExitError"
-    assert error["errorMessage"].endswith("exit status 7")
-
-
-def test_a_timeout_ends_the_environment(local):
-    error = local.error("hang")
-    assert error["errorType"] == "Sandbox.Timedout"
-    assert error["errorMessage"].endswith("Error: Task timed out after 0.25 seconds")
 
 
 def test_an_init_beyond_lambdas_limit_uses_up_the_functions_time(runtime):
@@ -357,7 +342,7 @@ def test_payloads_have_lambdas_limits(local):
     assert len(local.invoke("echo", "x" * (1 << 20))[0]["event"]) == 1 << 20
 
 
-def test_the_log_tail_is_the_invocations_own(local):
+def test_log_is_whole_and_its_tail_the_invocations_own(local):
     def tail(lines):
         answer = local.invoke("chatter", {"lines": lines}, LogType="Tail")[1]
         return base64.b64decode(answer["LogResult"])
@@ -371,9 +356,6 @@ def test_the_log_tail_is_the_invocations_own(local):
     assert end.startswith("END RequestId: ")
     assert report.startswith("REPORT RequestId: ")
     assert len(long) == 4096
-
-
-def test_a_chatty_handler_is_not_held_up(local):
     assert local.invoke("chatter", {"lines": 20_000})[0] == 20_000
     local.line(r"chatter: 19999 x{1000}$")
 

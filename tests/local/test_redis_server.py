@@ -72,13 +72,15 @@ def test_dies_with_a_parent_that_is_killed():
     said_before_kill(PARENT)
 
 
-def test_a_given_port_is_used_or_reported_as_taken():
+def test_port_that_is_taken_is_named_or_another_tried():
     with RedisServer() as first:
         with pytest.raises(UnavailableError, match=f"port {first.port} is taken"):
             RedisServer(first.port)
         port = first.port
     with RedisServer(port) as again:
         assert again.port == port
+    with pytest.raises(UnavailableError, match="did not start"):
+        RedisServer(port=70_000)
 
 
 def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
@@ -87,11 +89,6 @@ def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
         monkeypatch.setattr(module, "free_port", iter(ports).__next__)
         with RedisServer() as server:
             assert server.port == ports[1]
-
-
-def test_server_output_is_forwarded():
-    with pytest.raises(UnavailableError, match="did not start"):
-        RedisServer(port=70_000)
 
 
 @pytest.mark.killed

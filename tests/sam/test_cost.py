@@ -33,7 +33,7 @@ def lines(cold=0.0, **choices):
     return {line.item: line for line in query_usage(deployed_with(**choices)[0], cold).lines}
 
 
-def test_a_query_pays_its_api_driver_workers_store_and_logs():
+def test_query_pays_each_of_its_parts():
     usage = query_usage(deployed_with()[0])
     items = {line.item: line for line in usage.lines}
     assert items["API"].usd == 3.5e-6
@@ -42,29 +42,30 @@ def test_a_query_pays_its_api_driver_workers_store_and_logs():
     assert usage.usd == pytest.approx(sum(line.usd for line in usage.lines))
     assert "store: writes" in items
     assert "through endpoints" not in items
-
-
-def test_a_driver_function_is_billed_for_as_long_as_its_query_takes():
     usage = query_usage(deployed_with()[0])
     driver = next(line for line in usage.lines if line.item == "driver's compute")
     assert driver.quantity == pytest.approx(1769 / 1024 * (usage.seconds + FACTS.services.driver_seconds))
     assert driver.usd == pytest.approx(driver.quantity * FACTS.functions.price_gb_second, rel=0.02)
+    assert lines(architecture="arm64")["workers' compute"].usd == pytest.approx(
+        0.8 * lines()["workers' compute"].usd, rel=1e-4
+    )
 
 
-def test_a_fleet_pays_its_balancer_and_web_acl_instead():
+def test_query_pays_its_fleet_and_store():
     items = lines(drivers="fleet", store="valkey")
     assert {"balancer's capacity", "web ACL", "through endpoints"} <= set(items)
     assert not {"API", "driver's compute"} & set(items)
+    items = lines(store="s3express")
+    written, read = items["store: bytes written"], items["store: bytes read"]
+    assert written.usd == pytest.approx(written.quantity * 0.0032e-9)
+    assert read.usd == pytest.approx(read.quantity * 0.0006e-9)
 
 
-def test_polling_pays_replies_and_looks():
+def test_query_pays_its_engine():
     push, poll = lines(), lines(engine="poll")
     assert poll["store: writes"].quantity >= push["store: writes"].quantity + 3
     assert poll["store: reads and looks"].quantity > push["store: reads and looks"].quantity + 6
     assert query_usage(deployed_with(engine="poll")[0]).seconds > query_usage(deployed_with()[0]).seconds
-
-
-def test_a_state_machine_pays_transitions_or_time_and_an_invocation_for_cleaning_up():
     standard, express = lines(engine="stepfunctions"), lines(engine="stepfunctions-express")
     assert standard["transitions"].usd == pytest.approx(6 * 0.025e-3)  # the tiles, a Map of two, a task, cleaning up
     assert standard["workers' invocations"].quantity == 4
@@ -79,13 +80,6 @@ def test_transitions_are_those_that_the_machine_itself_has():
     many = replace(first, tiles=first.tiles * 50, grid=Grid(10, 10))
     machine = compile_plan(replace(plan, stages=(many, last)), local_functions(plan), express=False)
     assert transitions(machine) == 1 + (1 + 3 + 100) + 1 + 1  # three groups of at most forty
-
-
-def test_s3_express_charges_for_bytes_by_direction():
-    items = lines(store="s3express")
-    written, read = items["store: bytes written"], items["store: bytes read"]
-    assert written.usd == pytest.approx(written.quantity * 0.0032e-9)
-    assert read.usd == pytest.approx(read.quantity * 0.0006e-9)
 
 
 def test_cold_queries_cost_more_and_snapshots_their_restores():
@@ -120,13 +114,7 @@ def test_gangs_that_run_stage_by_stage_pay_as_stages_do(choices):
     assert gang_usage(**choices)[0] == query_usage(Deployed(small_plan(), options(**choices), FACTS, 1769))
 
 
-def test_arm_is_cheaper():
-    assert lines(architecture="arm64")["workers' compute"].usd == pytest.approx(
-        0.8 * lines()["workers' compute"].usd, rel=1e-4
-    )
-
-
-def test_months_add_up_and_rare_queries_find_nothing_warm():
+def test_month_adds_up_and_a_fleet_grows_with_it():
     one, template = deployed_with()
     rare, busy = bill(one, template, loads=[100, 10_000_000]).months
     assert rare.cold_share > 0.98
@@ -136,9 +124,6 @@ def test_months_add_up_and_rare_queries_find_nothing_warm():
     assert busy.usd - idle == pytest.approx(10_000_000 * query_usage(one).usd, rel=0.01)
     fixed = bill(one, template, loads=[100], cold_share=0.0).months[0]
     assert fixed.usd < rare.usd
-
-
-def test_a_fleet_grows_with_its_load():
     one, template = deployed_with(drivers="fleet", store="s3")
     small, large = bill(one, template, loads=[1000, 10**9]).months
     machines = [next(line for line in month.lines if line.item.startswith("drivers, ")) for month in (small, large)]
@@ -274,7 +259,7 @@ def test_pings_are_priced_by_the_environments_that_they_hold():
     assert not [line for line in bill(plain, other).idle if line.item.startswith("pings")]
 
 
-def test_rare_queries_find_what_pings_keep_and_the_bill_says_so():
+def test_pings_are_priced_and_what_they_keep_is_noted():
     (pinged, template), (plain, other) = deployed_with(pings=Pings(5, 1)), deployed_with()
     kept, left = bill(pinged, template, loads=[100]), bill(plain, other, loads=[100])
     assert left.months[0].cold_share > 0.98
@@ -282,6 +267,9 @@ def test_rare_queries_find_what_pings_keep_and_the_bill_says_so():
     saved = f"one takes {kept.warm.seconds:.2f} s, not {kept.cold.seconds:.2f} s"
     assert any(saved in note for note in kept.assumed)
     assert not any("pings" in note for note in left.assumed)
+    one, template = deployed_with(pings=Pings(5, 1))
+    own = [line for line in bill(replace(one, driver_runs=True), template).idle if line.item.startswith("pings")]
+    assert [(line.item, line.quantity) for line in own] == [("pings", 8760)]
 
 
 def test_provisioned_workers_run_at_a_price_of_their_own():
@@ -295,24 +283,15 @@ def test_provisioned_workers_run_at_a_price_of_their_own():
     assert arm.usd == pytest.approx(plain["workers' compute"].usd * 7.7778 / 16.6667, rel=1e-3)
 
 
-def test_queries_beyond_what_is_kept_are_those_that_erlangs_formula_gives():
+def test_queries_beyond_what_is_kept_are_erlangs():
     """By hand: one of two busy half the time each; published values of Erlang B for 5 and 10 lines."""
     assert all_busy(0, 1.0) == 1
     assert all_busy(1, 1.0) == pytest.approx(1 / 2)
     assert all_busy(2, 1.0) == pytest.approx(1 / 5)
     assert all_busy(5, 1.36) == pytest.approx(0.01, rel=0.01)
     assert all_busy(10, 4.46) == pytest.approx(0.01, rel=0.01)
-
-
-def test_a_busy_month_runs_mostly_beyond_one_provisioned_query():
     one, template = deployed_with(provisioned_concurrency=1)
     [month] = bill(one, template, loads=[10**9]).months
     compute = {line.source: line.quantity for line in month.lines if line.item == "workers' compute"}
     assert compute["lambda.price_gb_second"] > compute["lambda.price_provisioned_second"] > 0
     assert month.cold_share == pytest.approx(0, abs=1e-6)
-
-
-def test_pings_of_a_driver_that_runs_its_plan_are_its_invocations_alone():
-    one, template = deployed_with(pings=Pings(5, 1))
-    own = [line for line in bill(replace(one, driver_runs=True), template).idle if line.item.startswith("pings")]
-    assert [(line.item, line.quantity) for line in own] == [("pings", 8760)]

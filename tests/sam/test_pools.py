@@ -48,7 +48,7 @@ def test_without_the_choice_there_is_nothing_of_it():
     assert "SERFER_ROUTE" not in environment(source, "current")[0]
 
 
-def test_a_group_is_empty_until_drivers_want_it_and_no_update_changes_its_size(source):
+def test_group_starts_empty_serves_when_it_answers_and_has_a_warm_pool(source):
     for digest in (CURRENT, PREVIOUS):
         group = source["Resources"][f"GpuGroup{digest}"]
         properties = group["Properties"]
@@ -56,6 +56,15 @@ def test_a_group_is_empty_until_drivers_want_it_and_no_update_changes_its_size(s
         assert "DesiredCapacity" not in properties
         assert "UpdatePolicy" not in group
     assert source["Parameters"]["MaxGpuInstances"]["Default"] == POOL.most
+    (hook,) = source["Resources"][f"GpuGroup{CURRENT}"]["Properties"]["LifecycleHookSpecificationList"]
+    assert (hook["LifecycleTransition"], hook["DefaultResult"]) == ("autoscaling:EC2_INSTANCE_LAUNCHING", "ABANDON")
+    text, _ = script(source, CURRENT)
+    assert f"--lifecycle-hook-name {hook['LifecycleHookName']} " in text
+    for digest in (CURRENT, PREVIOUS):
+        warm = source["Resources"][f"GpuWarmPool{digest}"]["Properties"]
+        assert (warm["PoolState"], warm["MinSize"], warm["MaxGroupPreparedCapacity"]) == ("Stopped", 0, POOL.warm)
+        assert warm["AutoScalingGroupName"] == {"Ref": f"GpuGroup{digest}"}
+    assert not of_type(template(*POOLED, gpu=GpuPool("g6.xlarge", 4)), "AWS::AutoScaling::WarmPool")
 
 
 def test_drivers_get_the_pool_of_their_plan(source):
@@ -119,21 +128,6 @@ def test_an_instance_reads_the_weights_that_functions_fetch_from_their_bucket(tm
         assert subprocess.run([shutil.which("bash"), "-c", run], check=False).returncode != 0
         group = source["Resources"][f"GpuGroup{digest12(plan)}"]
         assert {uploaded_id(each) for each in fetched([plan])} <= {*group["DependsOn"]}
-
-
-def test_an_instance_is_in_service_when_it_answers(source):
-    (hook,) = source["Resources"][f"GpuGroup{CURRENT}"]["Properties"]["LifecycleHookSpecificationList"]
-    assert (hook["LifecycleTransition"], hook["DefaultResult"]) == ("autoscaling:EC2_INSTANCE_LAUNCHING", "ABANDON")
-    text, _ = script(source, CURRENT)
-    assert f"--lifecycle-hook-name {hook['LifecycleHookName']} " in text
-
-
-def test_a_warm_pool_is_stopped_and_as_large_as_was_chosen(source):
-    for digest in (CURRENT, PREVIOUS):
-        warm = source["Resources"][f"GpuWarmPool{digest}"]["Properties"]
-        assert (warm["PoolState"], warm["MinSize"], warm["MaxGroupPreparedCapacity"]) == ("Stopped", 0, POOL.warm)
-        assert warm["AutoScalingGroupName"] == {"Ref": f"GpuGroup{digest}"}
-    assert not of_type(template(*POOLED, gpu=GpuPool("g6.xlarge", 4)), "AWS::AutoScaling::WarmPool")
 
 
 @pytest.fixture

@@ -242,9 +242,17 @@ def test_results_are_kept_for_a_month_at_most(days):
         make_template(options(results_days=days), plans())
 
 
-def test_state_machines_keep_no_results():
+def test_plan_that_no_template_can_have_is_refused():
     with pytest.raises(UsageError, match="--results-days goes with --engine push or poll: stepfunctions-express keeps"):
         make_template(options(engine="stepfunctions-express", results_days=1), plans())
+    with pytest.raises(PlanError, match=r"policy of DriverRole.*--stages"):
+        make_template(options(), [sealed(wide_plan((100, 1), (100, 1)))])
+    with pytest.raises(UsageError, match="one plan or two different ones"):
+        make_template(options(), [plans()[0]] * 2)
+    # A name in the template is shorter than the ARN that takes its place.
+    many = sealed(wide_plan((1200, 1), (1200, 1)))
+    with pytest.raises(PlanError, match="--engine push"):
+        state_machine(many, options(engine="stepfunctions"))
 
 
 def environment(source, serving):
@@ -320,7 +328,7 @@ def test_a_body_that_a_driver_takes_fits_into_lambdas_event():
     assert int(variables["SERFER_API_MAX_BODY_BYTES"]) * 4 / 3 + headers < 6_291_456
 
 
-def test_with_snapstart_functions_are_invoked_by_their_alias():
+def test_snapstart_functions_have_an_alias_and_old_snapshots_go():
     source = template(engine="stepfunctions-express", snapstart=True)
     variables, outputs = environment(source, "current")
     assert variables["SERFER_FUNCTION_ALIAS"] == outputs["Alias"]["Value"] == "live"
@@ -329,9 +337,6 @@ def test_with_snapstart_functions_are_invoked_by_their_alias():
     assert (function["AutoPublishAlias"], function["SnapStart"]) == ("live", {"ApplyOn": "PublishedVersions"})
     aliases = translated(source)["Resources"][f"{machine_id(digest)}"]["Properties"]["DefinitionSubstitutions"]
     assert aliases[function_id(digest, 0, 0)] == {"Ref": f"{function_id(digest, 0, 0)}Aliaslive"}
-
-
-def test_snapshots_of_old_versions_are_deleted():
     versions = of_type(translated(template(snapstart=True)), "AWS::Lambda::Version")
     assert len(versions) == 2 * len(plans()[0].functions)
     assert {version["DeletionPolicy"] for version in versions.values()} == {"Delete"}
@@ -387,23 +392,6 @@ def test_state_machines_are_valid_after_substitution(tmp_path):
         path.write_text(text, encoding="utf-8")
         checked = subprocess.run([VALIDATOR, "--json-path", path], capture_output=True, text=True, check=False)
         assert checked.returncode == 0, checked.stdout
-
-
-def test_a_machine_whose_state_would_be_too_large_with_real_names_is_refused():
-    """A name in the template is shorter than the ARN that takes its place."""
-    many = sealed(wide_plan((1200, 1), (1200, 1)))
-    with pytest.raises(PlanError, match="--engine push"):
-        state_machine(many, options(engine="stepfunctions"))
-
-
-def test_a_plan_of_more_functions_than_a_policy_can_name_is_refused():
-    with pytest.raises(PlanError, match=r"policy of DriverRole.*--stages"):
-        make_template(options(), [sealed(wide_plan((100, 1), (100, 1)))])
-
-
-def test_one_plan_twice_is_refused():
-    with pytest.raises(UsageError, match="one plan or two different ones"):
-        make_template(options(), [plans()[0]] * 2)
 
 
 def test_a_first_deployment_serves_its_only_plan():

@@ -65,8 +65,12 @@ def test_connection_refused(ask):
         assert f"{where}/bucket does not answer: it takes no connections (Connection refused)" in message_of(where, ask)
 
 
-def test_unknown_host():
+def test_server_that_is_no_s3_server_is_named():
     assert "its host name is unknown" in message_of("http://nobody.invalid:1", WAYS["get"])
+    with stub(lambda _: (200, {}, b"")) as (where, _):
+        assert "TLS failed" in message_of(where.replace("http:", "https:"), WAYS["get"])
+    with stub(lambda _: (206, ALIVE, bytes(100))) as (where, _):
+        assert "not an S3 server" in message_of(where, lambda store: store.get("k", 0, 10))
 
 
 @every_way
@@ -90,22 +94,12 @@ def test_a_web_server_listens_there(ask, status):
     assert "S3 server" in message
 
 
-def test_an_answer_longer_than_the_range_is_not_read():
-    with stub(lambda _: (206, ALIVE, bytes(100))) as (where, _):
-        assert "not an S3 server" in message_of(where, lambda store: store.get("k", 0, 10))
-
-
 def test_a_server_that_says_nothing_is_waited_for_once(monkeypatch, waits):
     monkeypatch.setattr(s3_client, "READ_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         message = message_of(f"http://127.0.0.1:{silent.getsockname()[1]}", WAYS["get"])
     assert "no response within" in message
     assert waits == []
-
-
-def test_tls_wanted_from_a_server_without():
-    with stub(lambda _: (200, {}, b"")) as (where, _):
-        assert "TLS failed" in message_of(where.replace("http:", "https:"), WAYS["get"])
 
 
 @every_way
@@ -148,12 +142,17 @@ def test_denied(ask):
     assert "without s3:ListBucket S3 says this of a missing key too" in message
 
 
-def test_a_refused_head_is_explained_by_the_bucket():
+def test_refusal_says_what_it_is_about():
     with stub(lambda request: (403, {}, b"") if request.method == "HEAD" else refused(403, "ExpiredToken")) as (
         where,
         _,
     ):
         assert "(ExpiredToken)" in message_of(where, WAYS["exists"])
+    with stub(lambda _: refused(403, "RequestTimeTooSkewed")) as (where, _):
+        assert "clock" in message_of(where, WAYS["put"])
+    body = b"<DeleteResult><Error><Key>p/k</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
+    with stub(lambda _: (200, {}, body)) as (where, _):
+        assert "refused to delete: no: grant" in message_of(where, WAYS["delete"], StoreError)
 
 
 def test_a_missing_key_is_not_looked_up_twice():
@@ -178,21 +177,10 @@ def test_bucket_in_another_region(answer, region):
         assert f"is in {region}, not in us-east-1: add ?region=" in message_of(where, WAYS["get"])
 
 
-def test_wrong_clock():
-    with stub(lambda _: refused(403, "RequestTimeTooSkewed")) as (where, _):
-        assert "clock" in message_of(where, WAYS["put"])
-
-
 @every_way
 def test_anything_else_is_passed_on(ask):
     with stub(lambda _: refused(409, "OperationAborted", "A conflicting operation")) as (where, _):
         assert "OperationAborted: A conflicting operation" in message_of(where, ask, StoreError)
-
-
-def test_a_key_that_could_not_be_deleted_is_reported():
-    body = b"<DeleteResult><Error><Key>p/k</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>"
-    with stub(lambda _: (200, {}, body)) as (where, _):
-        assert "refused to delete: no: grant" in message_of(where, WAYS["delete"], StoreError)
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"])
@@ -244,15 +232,12 @@ def test_a_value_that_shrank_is_missing():
         store.get("k", 1, 3)
 
 
-def test_a_lifecycle_rule_that_cannot_be_changed_names_the_bucket():
+def test_lifecycle_rule_refusals_name_bucket_and_prefix():
     with stub(lambda _: refused(403, "AccessDenied", "no")) as (where, _):
         assert "refused to change its lifecycle rules: no: grant" in message_of(
             where, S3Store.ensure_lifecycle, StoreError
         )
     assert "does not answer" in message_of("http://127.0.0.1:9", S3Store.ensure_lifecycle)
-
-
-def test_a_lifecycle_rule_for_a_whole_bucket_is_refused():
     with S3Store("s3://bucket?endpoint=http://127.0.0.1:1") as store, pytest.raises(UsageError, match="prefix"):
         store.ensure_lifecycle()
 

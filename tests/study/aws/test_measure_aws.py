@@ -105,19 +105,13 @@ def test_a_vcpu_is_the_memory_from_which_one_thread_gains_nothing():
     assert found(memories=later) == {"lambda.memory_per_vcpu": 1769}
 
 
-def test_a_package_costs_the_fastest_starts_its_bytes():
+def test_package_and_store_cost_their_bytes():
     packages = {size: [sample(1 + size / 5e6 + late) for late in (0.0, 0.3)] for size in (0, 10_000_000)}
     assert found(packages=packages) == {"lambda.package_rate": pytest.approx(5e6)}
-
-
-def test_a_store_is_a_latency_and_a_bandwidth_over_the_sizes_that_moved():
     warm = [sample(1, read=(size, 20 + size / 1e5), write=(size // 2, 20 + size / 2e5)) for size in (10_000, 4_000_000)]
     facts = found(small=warm, store="s3express")
     assert facts["s3express.request_latency"] == pytest.approx(0.020)
     assert facts["lambda.bandwidth"] == pytest.approx(1e8)
-
-
-def test_non_positive_measurements_are_left_out():
     warm = [sample(0.005), sample(0.020, read=(1000, 50.0)), sample(0.020, read=(4000, 1.0))]
     facts = found(small=warm)
     assert set(facts) == {"lambda.invoke_tail", "s3.request_latency"}  # no floor below 0, no bandwidth that falls

@@ -123,14 +123,11 @@ def test_a_slow_download_ends(monkeypatch):
         fetching.download(f"{address}/them/loads/c0ffee/some/rates.txt")
 
 
-def test_a_source_that_has_changed_is_an_error_and_nothing_is_written(tmp_path):
+def test_file_that_is_not_the_trace_is_not_replaced_or_written(tmp_path):
     (tmp_path / "rates.txt").write_bytes(RATES + b"7\n")
     result = called("a", "--out", tmp_path / "t", "--from", tmp_path / "rates.txt")
     assert "has changed: converted it has the SHA-256" in result.stderr
     assert [*(tmp_path / "t").iterdir()] == []
-
-
-def test_a_file_of_ones_own_is_not_replaced(tmp_path):
     (tmp_path / "a.csv").write_text("mine")
     (tmp_path / "rates.txt").write_bytes(RATES)
     result = called("a", "--out", tmp_path, "--from", tmp_path / "rates.txt")

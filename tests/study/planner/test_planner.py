@@ -75,7 +75,7 @@ def test_a_plan_worse_in_any_respect_is_a_loss(one, loses, wins):
     assert (one.loses, one.wins) == (loses, wins)
 
 
-def test_losses_are_listed_with_their_size():
+def test_results_list_losses_and_the_rate_from_which_the_store_pays():
     lost = case((100, 2e-6), (103, 1e-6), None)
     point = Point(200, 1e-6, "one")
     result = Comparisons((versus.Comparison("net", 224, (point, point), (lost,)),), "a machine", 0.2)
@@ -84,9 +84,6 @@ def test_losses_are_listed_with_their_size():
     assert "losses: 1 of 1" in text
     assert "net at 224 px against theirs: +3.0% ms; no plan within its time" in text
     assert json.loads(json.dumps(result.cases[0].as_dict()))["versus"][0]["saving"] is None
-
-
-def test_results_name_the_query_rate_from_which_the_store_pays():
     ours = replace(Point(100, 1e-6, "ours"), stored=True)
     one = Versus("one vCPU", Point(100, 2e-6, "theirs"), ours, ours)
     result = Comparisons((versus.Comparison("net", 224, (ours, ours), (one,)),), "a machine", 0.2)

@@ -95,14 +95,11 @@ def test_an_invalid_profile_is_refused(batches, rate):
         Profile(batches, rate)
 
 
-def test_a_profile_is_interpolated_and_extrapolated_at_its_last_rate():
+def test_profile_is_interpolated_extrapolated_or_padded():
     measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)))
     assert [measured.batch_ms(size) for size in (1, 8, 32)] == [6.0, 20.0, 70.0]
     assert measured.batch_ms(20) == pytest.approx(45.0)
     assert measured.batch_ms(64) == pytest.approx(140.0)
-
-
-def test_a_padded_batch_takes_as_long_as_the_next_size():
     measured = Profile(((1, 6.0), (8, 20.0), (32, 70.0)), stepped=True)
     assert [measured.batch_ms(size) for size in (1, 2, 8, 9, 32, 64)] == [6.0, 20.0, 20.0, 70.0, 70.0, 140.0]
 

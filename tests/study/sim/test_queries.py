@@ -77,14 +77,11 @@ def test_results_depend_on_the_seed():
     assert not np.array_equal(one.latencies_s, other.latencies_s)
 
 
-def test_an_idle_instance_answers_at_once_and_alone():
+def test_idle_instance_answers_at_once_or_waits_as_planned():
     result = ran(trace([1000], [0.1]), scenario(), Scripted([1]), launched=[-1000.0])
     assert result.on_instances == result.queries == result.batches > 50
     assert np.allclose(result.latencies_s, 0.014, atol=0.014)
     assert np.median(result.latencies_s) == pytest.approx(0.014)
-
-
-def test_an_idle_instance_waits_for_a_batch_as_long_as_the_plan_says():
     policy = Scripted([1], batching={"gpu": Batching(8, 0.1)})
     result = ran(trace([1000], [0.1]), scenario(), policy, launched=[-1000.0])
     assert np.median(result.latencies_s) == pytest.approx(0.114)
@@ -160,16 +157,13 @@ def test_queries_that_instances_cannot_serve_in_time_run_on_lambda():
     assert np.isin(np.round(result.latencies_s, 9), [0.12, 0.92]).sum() >= on_lambda
 
 
-def test_an_instance_serves_only_after_its_boot():
+def test_instance_serves_from_its_boot_to_its_last_queued_query():
     world = scenario(boot_s=12.0)
     load = trace([20], [100])
     early = ran(load, world, Scripted([1]), window=Window("whole", 0.0, 20.0))
     assert early.launches == 1
     came_after = 3 / 20  # of the load: from 5 + 12 s on
     assert early.on_instances == pytest.approx(came_after * early.queries, rel=0.2)
-
-
-def test_a_stopped_instance_finishes_its_queue():
     world = scenario(slo_ms=10_000.0)
     result = ran(trace([10], [400]), world, Scripted([0]), launched=[-1000.0])
     assert result.on_instances > 8
@@ -199,12 +193,6 @@ def test_queries_at_given_times_count_from_the_windows_beginning_on_and_find_wha
     run = QueriesRun(scenario(), Router(scenario(), Scripted([0])), FIXED, [], 0)
     result = run.through(times, 0.0, Window("part", 100.0, 200.0))
     assert (result.queries, result.cold_starts, len(result.latencies_s)) == (3, 0, 3)
-
-
-def test_a_full_lambda_throttles():
-    result = ran(trace([10], [100]), scenario(concurrency=2), Scripted([0]))
-    assert result.throttled > 0
-    assert len(result.latencies_s) + result.throttled == result.queries
 
 
 def test_a_function_gains_so_many_environments_in_ten_seconds_and_others_are_tried_again():
@@ -249,15 +237,15 @@ def test_duplicates_are_a_small_share_of_queries():
     assert 0.04 * result.queries < result.hedges <= 4 + 0.05 * result.queries
 
 
-def test_without_overflow_and_instances_queries_are_refused():
+def test_queries_beyond_a_limit_are_refused():
     result = ran(trace([10], [10]), scenario(), Scripted([0]), overflow=False)
     assert result.refused == result.queries > 0
-
-
-def test_a_ceiling_refuses_queries():
     result = ran(trace([60], [50]), scenario(), Scripted([0]), max_usd_per_hour=1000 * 4e-5)
     assert len(result.latencies_s) == pytest.approx(1000, abs=1)
     assert result.refused == result.queries - len(result.latencies_s)
+    result = ran(trace([10], [100]), scenario(concurrency=2), Scripted([0]))
+    assert result.throttled > 0
+    assert len(result.latencies_s) + result.throttled == result.queries
 
 
 def test_only_the_window_is_measured_after_a_warm_start():
@@ -273,13 +261,10 @@ def test_too_many_queries_are_refused_at_once(monkeypatch):
         ran(trace([10], [100]), scenario(), Scripted([0]))
 
 
-def test_the_policy_observes_every_query():
+def test_policy_observes_every_query_with_the_loads_own_counts():
     policy = Scripted([0])
     result = ran(trace([50], [10]), scenario(), policy)
     assert sum(seconds * rate for seconds, rate in policy.seen) == pytest.approx(result.queries)
-
-
-def test_the_policy_sees_the_loads_own_counts_not_noisier_ones():
     counts = np.random.default_rng(0).poisson(10, 200).astype(float)
     policy = Scripted([0])
     ran(trace(np.ones(200), counts), scenario(), policy)

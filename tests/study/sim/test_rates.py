@@ -52,23 +52,17 @@ def test_the_policy_sees_each_step_once():
     assert policy.seen == [(5, 1), (5, 1), (2, 1), (3, 2)]
 
 
-def test_an_instance_costs_from_its_launch_and_serves_after_its_boot():
+def test_instance_is_billed_from_launch_to_stop():
     result = run_rates(trace([300], [10]), scenario(), Scripted([1]))
     assert result.launches == 1
     assert result.instances_usd == pytest.approx(295 * SECOND)  # the first decision falls after 5 s
     assert result.serverless_usd == pytest.approx(125 * 10 * 4e-5)
     assert result.booting_usd == pytest.approx(120 * 10 * 4e-5)
     assert result.on_instances == pytest.approx(175 * 10)
-
-
-def test_the_last_launched_is_the_first_to_stop():
     result = run_rates(trace([20], [0]), scenario(least_s=0), Scripted([1, 2, 1, 1]))
     assert result.fleet.launched_s.tolist() == [5, 10]
     assert result.fleet.stopped_s.tolist() == [20, 15]
     assert result.fleet.running.tolist() == [True, False]
-
-
-def test_the_minimum_billed_time_is_paid_and_reported_separately():
     result = run_rates(trace([100], [0]), scenario(), Scripted([1, 0]))
     assert result.on_s == 5
     assert result.instances_usd == pytest.approx(60 * SECOND)

@@ -194,15 +194,12 @@ def test_batch_keeps_its_instances_for_300_seconds():
     assert len(policy.step(310, (1, 0)).stopped) == count - 1
 
 
-def test_batch_buffers_until_full_or_so_late_that_execution_still_keeps_the_slo():
+def test_batch_buffers_until_full_and_takes_smaller_batches_of_few_requests():
     policy = made(Batch)
     option = policy.step(0, (100, 0)).launched[0].option
     front = policy.front(0)
     assert front.batch == option.configuration.batch
     assert front.timeout_s + option.exec_s == pytest.approx(0.2)
-
-
-def test_batch_takes_smaller_batches_where_few_requests_come():
     policy = made(Batch)
     few, many = policy.option(0, 2.0), policy.option(0, 500.0)
     assert few.configuration.batch < many.configuration.batch

@@ -45,7 +45,7 @@ def test_no_server_or_gpu_is_ever_over_its_capacity(wants, gone):
             assert list(free_shares) == [100 - each for each in shares[server]]
 
 
-def test_a_share_lies_on_one_gpu():
+def test_share_lies_on_the_fullest_gpu_that_has_room():
     cluster = servers(1, CORES, GPUS)
     for _ in range(2):
         cluster.place(next(iter(cluster.states)), 1, 60)
@@ -54,24 +54,18 @@ def test_a_share_lies_on_one_gpu():
     assert not has_room(state, 1, 80)  # 80 are free, on two GPUs
     with pytest.raises(ValueError, match="no room"):
         cluster.place(state, 1, 80)
-
-
-def test_the_fullest_gpu_that_has_room_gets_a_share():
     cluster = servers(1, CORES, GPUS)
     cluster.place(next(iter(cluster.states)), 1, 60)
     assert cluster.place(next(iter(cluster.states)), 1, 30).gpu == 0
     assert cluster.place(next(iter(cluster.states)), 1, 30).gpu == 1
 
 
-def test_fragments_are_the_free_part_of_active_servers():
+def test_servers_may_differ_and_fragments_are_what_active_ones_have_free():
     cluster = servers(2, 8, 1)
     cluster.place(next(iter(cluster.states)), 4, 50)
     whole = SIZES.units(8, 100)
     assert cluster.fragments == pytest.approx((whole - SIZES.units(4, 50)) / whole)
     assert cluster.active == 1
-
-
-def test_servers_may_differ():
     cluster = Servers([(4, 0), (8, 1)], SIZES)
     assert [state for state in cluster.states if has_room(state, 1, 10)] == [(8, (100,))]
 

@@ -25,6 +25,7 @@ from serfer.cost.queries import QueriesRun
 from serfer.cost.service_times import Quantiles, ServiceTimes, scenario_times
 from serfer.cost.windows import Window, windows_of
 from serfer_bench.study.policies.mark.policy import MarkSpot
+from serfer_bench.study.sim.fleet_history import history_of
 from tests.control.worlds import CREDITS, TWO_TYPES
 from tests.study.sim.worlds import Scripted, scenario
 
@@ -348,7 +349,7 @@ def test_stand_ins_cover_an_interruption_until_spot_instances_are_back(share, lo
         fleet, losses = [(number - 500.0, spot) for number in range(10)], SpotLosses(shares=((interrupted, share),))
         run = QueriesRun(world, Router(world, policy), FIXED, fleet, 0, losses)
         result = run.over(steps_of(load, 5), 0.0, Window("transient", interrupted, interrupted + 300))
-        return result, run._fleet.history(load.seconds)
+        return result, history_of(run._fleet, load.seconds)
 
     covered, history = run(world)
     assert lost <= history.lost.sum() <= lost + 1  # the load's own spikes may have launched one more before

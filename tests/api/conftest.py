@@ -142,6 +142,12 @@ def http(url):
         yield client
 
 
+@pytest.fixture
+def client(url):
+    with serfer.Client(url, timeout_s=PATIENCE) as client:
+        yield client
+
+
 @pytest.fixture(scope="module")
 def lasting_url(small_plan, forks):
     """The URL of a file's own service, for tests that change nothing of it."""

@@ -12,20 +12,13 @@ from hypothesis import strategies as st
 from serfer.api.admission import Admission, BodyBytes, Bytes, Place, Places, Slots
 from serfer.api.http.problems import Problem
 from serfer.core.errors import DeadlineError
+from tests.support.hand_clock import Clock
 
 CLIENTS = ("alice", "bob", "carol")
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 def bounded(in_flight, queue, clock=None, **more):
-    return Admission(in_flight, queue, clock=clock or Clock(), **more)
+    return Admission(in_flight, queue, clock=clock or Clock(100.0), **more)
 
 
 async def turns(admission, count, deadline_s=60.0, turn_s=None):
@@ -97,7 +90,7 @@ class TestBounds:
         assert (admission.turns.waiting, admission.turns.running, len(admission.queries)) == (0, 1, len(held))
 
     async def test_a_late_slot_goes_to_the_next_query_within_its_deadline(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission = bounded(1, 4, clock)
         [held] = await turns(admission, 1)
         doomed, fine = (asyncio.create_task(turns(admission, 1, deadline_s)) for deadline_s in (3.9, 60.0))
@@ -172,7 +165,7 @@ class Requests:
 
 
 def one_slot(most):
-    return Requests(Slots(1, Clock()), Places(most, "full", clock=Clock()))
+    return Requests(Slots(1, Clock(100.0)), Places(most, "full", clock=Clock(100.0)))
 
 
 class TestClients:
@@ -205,26 +198,21 @@ class TestClients:
         assert "alice" in requests.clients
         assert len(requests.places) == requests.slots.running == 0
 
-    async def test_a_place_that_is_kept_is_not_lost(self):
-        requests = one_slot(3)
+    @pytest.mark.parametrize(
+        ("most", "clients", "kept", "lost"),
+        [(3, "aaabc", (1, 2), [0, 4]), (5, "aaabbab", (), [5, 6])],
+        ids=["a place that is kept", "clients with as many places"],
+    )
+    async def test_places_that_no_other_client_takes(self, most, clients, kept, lost):
+        requests = one_slot(most)
         async with requests.closed():
-            for kept in (False, True, True):
-                await requests.add("hostile", kept=kept)
-            await requests.add("alice")
-            await requests.add("bob")
+            for number, client in enumerate(clients):
+                await requests.add(client, kept=number in kept)
         results = await requests.all()
-        assert [isinstance(result, Problem) for result in results] == [True, False, False, False, True]
-
-    async def test_clients_with_as_many_places_take_none_from_one_another(self):
-        requests = one_slot(5)
-        async with requests.closed():
-            for client in "aaabbab":
-                await requests.add(client)
-        results = await requests.all()
-        assert [isinstance(result, Problem) for result in results] == [False] * 5 + [True] * 2
+        assert [number for number, result in enumerate(results) if isinstance(result, Problem)] == lost
 
     async def test_a_client_counts_with_its_share_of_the_turns(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission = bounded(1, 100, clock)
         [held] = await turns(admission, 1)
         clock.now += 1.0
@@ -261,7 +249,7 @@ class TestClients:
 class TestPace:
     def holds(self, *times, left_s=60.0):
         """Return how long refusals at these times are held."""
-        clock, held = Clock(), []
+        clock, held = Clock(100.0), []
 
         async def sleep(seconds):
             held[-1] = seconds
@@ -305,10 +293,6 @@ class TestTime:
             held += await waiting[place]
         return admission, held
 
-    async def test_the_rate_is_that_of_departures_while_others_wait(self):
-        admission, _ = await self.busy(Clock(), 0.5)
-        assert admission.rate == pytest.approx(2.0)
-
     @pytest.mark.parametrize("moments", [0, 5], ids=["its turn has just come", "it runs"])
     async def test_cancelled_clients_do_not_count_as_departures(self, moments):
         async def runs(admission):
@@ -316,7 +300,7 @@ class TestTime:
                 async with admission.turn(place, 60.0):
                     await asyncio.get_running_loop().create_future()
 
-        clock = Clock()
+        clock = Clock(100.0)
         admission = bounded(1, 100, clock)
         [held] = await turns(admission, 1)
         for _ in range(6):
@@ -333,7 +317,7 @@ class TestTime:
         assert admission.rate == pytest.approx(1.0)
 
     async def test_a_query_that_would_miss_its_deadline_is_refused_at_once(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission, held = await self.busy(clock, 0.5)
         clock.now += 0.5
         await held.pop().aclose()
@@ -351,7 +335,7 @@ class TestTime:
         return admission
 
     async def test_before_a_rate_was_measured_queries_that_must_wait_count_as_long_as_the_last_ones_took(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission = await self.after_one(clock, 1.0)
         await turns(admission, 2)
         admission.check("a", 3.1)  # the third query, of which two end a second, and as much again for safety
@@ -360,12 +344,12 @@ class TestTime:
         admission.check("a", 0.1)
 
     async def test_a_cold_start_keeps_no_query_out_that_need_not_wait(self):
-        admission = await self.after_one(Clock(), 30.0)
+        admission = await self.after_one(Clock(100.0), 30.0)
         await turns(admission, 1)
         admission.check("a", 1.0)
 
     async def test_a_turn_needs_half_the_recent_service_time_left(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission = bounded(3, 100, clock)
         for took in (0.1, 1.0, 1.0):
             [held] = await turns(admission, 1)
@@ -380,7 +364,7 @@ class TestTime:
         assert len(await hopeful) == 1
 
     async def test_departures_in_clumps_are_counted_over_several_of_them(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission = bounded(4, 100, clock)
         held = await turns(admission, 4)
         waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(40)]
@@ -395,7 +379,7 @@ class TestTime:
 
     @pytest.mark.parametrize("error", [None, asyncio.CancelledError()], ids=["answered", "left"])
     async def test_idle_time_does_not_count_between_departures(self, error):
-        clock = Clock()
+        clock = Clock(100.0)
         admission, held = await self.busy(clock, 0.5)
         for each in held:
             await each.__aexit__(error and type(error), error, None)
@@ -410,19 +394,19 @@ class TestTime:
             task.cancel()
 
     async def test_an_idle_driver_accepts_every_query(self):
-        admission, held = await self.busy(Clock(), 0.5)
+        admission, held = await self.busy(Clock(100.0), 0.5)
         for each in held:
             await each.aclose()
         admission.check("a", 0.001)
 
     async def test_old_measurements_say_nothing(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission, _ = await self.busy(clock, 0.5)
         clock.now += 11
         assert admission.rate is None
 
     async def test_nothing_is_learnt_while_everybody_gets_in(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission = bounded(4, 4, clock)
         for _ in range(5):
             [held] = await turns(admission, 1)
@@ -431,7 +415,7 @@ class TestTime:
         assert admission.rate is None
 
     async def test_queries_that_wait_for_decoders_count_as_kept_out_where_more_are_here_than_can_run(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission = bounded(2, 100, clock)
         decoding = [admission.place("a", math.inf) for _ in range(10)]
         for place in decoding:
@@ -441,7 +425,7 @@ class TestTime:
         assert admission.rate == pytest.approx(2.0)
 
     async def test_retry_after_is_behind_all_that_wait(self):
-        admission, _ = await self.busy(Clock(), 0.5)
+        admission, _ = await self.busy(Clock(100.0), 0.5)
         waiting = [asyncio.create_task(turns(admission, 1)) for _ in range(20)]
         await asyncio.sleep(0)
         assert refused(admission, 0.1) == 11  # twenty at two a second, and itself
@@ -449,7 +433,7 @@ class TestTime:
             task.cancel()
 
     async def test_retry_after_grows_with_each_refused_client(self):
-        clock = Clock()
+        clock = Clock(100.0)
         admission, _ = await self.busy(clock, 2.0)
         waits = [refused(admission, 0.1) for _ in range(40)]
         assert waits == sorted(waits)
@@ -535,7 +519,7 @@ class Driver:
     """Requests that hold bytes, are decoded by one of two decoders, and run until they are told how to end."""
 
     def __init__(self):
-        self.admission, self.decoders = bounded(2, 3, held_bytes=100), Slots(2, Clock())
+        self.admission, self.decoders = bounded(2, 3, held_bytes=100), Slots(2, Clock(100.0))
         self.tasks, self.ends, self.failing = [], [], set()
 
     def arrive(self, client, size, *, kept):
@@ -620,8 +604,3 @@ def test_bounds_hold_and_everything_comes_back_however_requests_end(steps):
         assert driver.held() == (0, 0, 0, 0, 0)
 
     run(check)
-
-
-async def test_a_place_without_a_pool_is_good_for_slots_alone():
-    async with Slots(1).hold(Place("a")) as waited_s:
-        assert waited_s == 0.0

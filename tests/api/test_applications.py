@@ -197,12 +197,14 @@ def test_the_same_key_with_other_objectives_is_another_request(shared):
 
 def test_models_beside_applications_are_what_a_query_without_a_name_means(registry_url, small_plan, tmp_path, forks):
     pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-    app = make_app(open_service(registry_url, tmp_path, forks, {"small": pipeline}), Settings())
+    app = make_app(open_service(registry_url, tmp_path, forks, {"small": pipeline.asynchronous}), Settings())
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         assert "selected" not in classify(client).json()
         assert classify(client, "?application=faces").json()["selected"]["variant"] == "small.whole"
         assert classify(client, "?model=small&application=faces").status_code == 422
         assert [model["name"] for model in client.get("/v1/models").json()["models"]] == ["small"]
+        assert infer(client, "small").status_code == 200
+        assert infer(client, "small", latency_ms=5.0).status_code == 400  # a model has no objectives
 
 
 def test_a_canary_whose_artefact_is_gone_loses_no_query(registry_url, tmp_path, forks):
@@ -254,14 +256,6 @@ def test_the_inference_protocol_refuses_what_cannot_be_asked(shared, name, param
     reply = infer(shared, name, **parameters)
     assert reply.status_code == status, reply.text
     assert reply.json()["error"]
-
-
-def test_a_model_has_no_objectives(registry_url, small_plan, tmp_path, forks):
-    pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-    app = make_app(open_service(registry_url, tmp_path, forks, {"small": pipeline}), Settings())
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
-        assert infer(client, "small").status_code == 200
-        assert infer(client, "small", latency_ms=5.0).status_code == 400
 
 
 def changeable(registry_url, folder):

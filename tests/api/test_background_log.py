@@ -79,16 +79,6 @@ def test_a_bug_in_telling_what_was_lost_loses_no_more(pipe, reader):
     assert reader() == "the next"
 
 
-def test_lines_are_whole_and_in_order_again_after_a_loss(pipe, reader):
-    writer = writer_of(pipe)
-    for _ in range(MANY):
-        writer.enqueue(LINE)
-    kept, _ = lines_and_losses(reader, lost)
-    assert {*kept} == {LINE}
-    writer.enqueue("after")
-    assert reader() == "after"
-
-
 def test_what_waits_is_written_before_an_end(pipe):
     writer = BackgroundHandler(pipe[1])
     for number in range(30):

@@ -1,6 +1,5 @@
 """The client against the service itself, over sockets: both sides mean the same."""
 
-import asyncio
 import json
 import re
 import socket
@@ -13,26 +12,12 @@ import numpy as np
 import pytest
 
 import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.auth.keys import KeyRing, add_key
-from serfer.api.decoding.decoders import Decoders
 from serfer.api.http.problems import Problem
-from serfer.api.service import Service
-from serfer.core.errors import DeadlineError, InputError, KeyRefusedError, RequestRefusedError, ServiceUnavailableError
-from serfer.settings import Settings
-from serfer.storage import open_store
-from tests.api.conftest import PATIENCE, Observed, png, running
-from tests.e2e.small import SIZE
+from serfer.core.errors import DeadlineError, InputError, RequestRefusedError, ServiceUnavailableError
+from tests.api.conftest import PATIENCE, png, running
+from tests.support.served import served
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "client.md"
-QUERIES = ((0, "a"), (1, "b"))
-
-
-@pytest.fixture
-def client(url):
-    with serfer.Client(url, timeout_s=PATIENCE) as client:
-        yield client
 
 
 @pytest.fixture
@@ -55,36 +40,11 @@ def test_a_query_gets_the_pipelines_answer(lasting, expected):
     assert report.timeline is None
 
 
-def test_both_clients_get_the_same(client, url, expected):
-    async def ask():
-        async with serfer.AsyncClient(url, timeout_s=PATIENCE) as other:
-            return await asyncio.gather(
-                *(other.classify(png(seed=seed), top_k=3, names=[name]) for seed, name in QUERIES)
-            )
-
-    assert [report.images[0] for report in asyncio.run(ask())] == list(expected)
-    assert [client.classify(png(seed=seed), top_k=3, names=[name]).images[0] for seed, name in QUERIES] == list(
-        expected
-    )
-
-
 @pytest.mark.parametrize(
     "name", ["käse 🧀.png", 'a "quoted".png', r"back\slash.png", "100%.png", "%22.png", "a;b=c.png"]
 )
 def test_image_names_are_returned_unchanged(lasting, name):
     assert lasting.classify(png(), names=[name]).images[0].name == name
-
-
-def test_files_are_read_and_called_by_their_names(lasting, tmp_path):
-    (tmp_path / "cat.png").write_bytes(png())
-    assert lasting.classify(tmp_path / "cat.png").images[0].name == "cat.png"
-
-
-def test_an_explained_report_says_where_the_time_went(lasting):
-    timeline = lasting.classify(png(), explain=True).timeline
-    assert len(timeline.tasks) == 9
-    assert {task.outcome for task in timeline.tasks} == {"answered"}
-    assert all(task.asked_ms <= task.started_ms <= task.ended_ms <= timeline.answered_ms for task in timeline.tasks)
 
 
 @pytest.mark.exact
@@ -144,31 +104,6 @@ def test_the_client_retries_a_full_service_after_retry_after(app, service):
     assert [int(wait) for wait in waits] == [3, 2]
 
 
-def test_a_request_needs_a_valid_key(service, settings, tmp_path):
-    path = tmp_path / "keys.json"
-    key = add_key(path, "me", None)
-    with running(make_app(service, settings, KeyRing(path, time.monotonic))) as url:
-        with serfer.Client(url, api_key=key, timeout_s=PATIENCE) as client:
-            assert client.classify(png()).model == "small"
-        for wrong in (None, "sk-wrong"):
-            with serfer.Client(url, api_key=wrong) as client, pytest.raises(KeyRefusedError) as caught:
-                client.classify(png())
-            assert "sk-wrong" not in str(caught.value)
-
-
-def test_models_are_listed_with_the_picture_that_each_takes(client, service):
-    [model] = client.models()
-    assert (model.name, model.default) == ("small", True)
-    assert (model.input.height, model.input.width, model.input.channels) == (SIZE, SIZE, 3)
-    assert model.plan == service.pipelines["small"].plan.digest
-
-
-def test_a_service_says_whether_it_takes_queries(client, service):
-    assert client.ready() is True
-    service.drain()
-    assert client.ready() is False
-
-
 def test_an_error_names_the_request_as_the_services_log_does(lasting):
     with pytest.raises(RequestRefusedError) as caught:
         lasting.classify(b"nothing")
@@ -180,12 +115,8 @@ def test_an_error_names_the_request_as_the_services_log_does(lasting):
 def keeping(small_plan, forks, tmp_path):
     """A service that keeps results; yields its URL."""
     place = (tmp_path / "results").as_uri()
-    with serfer.open(small_plan, store="memory://", results=place) as pipeline, open_store(place) as store:
-        service = Service(
-            {"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks), results=store
-        )
-        with running(make_app(service, Settings())) as url:
-            yield url
+    with served({"small": small_plan}, forks=forks, results=place) as url:
+        yield url
 
 
 def test_documented_examples_work(keeping, tmp_path, monkeypatch, capsys):

@@ -1,21 +1,16 @@
 """A network with maps, masks and several outputs, served beside one that classifies."""
 
-import httpx
 import numpy as np
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.decoding.decoders import Decoders
-from serfer.api.service import Service
 from serfer.core.errors import RequestRefusedError, UsageError
 from serfer.core.http_messages import ModelOutput
-from serfer.settings import Settings
-from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.api.conftest import PATIENCE, Observed
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import CLASSES, SIZE, batch
+from tests.support.served import served
 
 DATATYPES = {"float32": "FP32", "int64": "INT64"}
 IMAGE_BYTES = sum(int(np.prod(dims)) * np.dtype(dtype).itemsize for dtype, dims in OUTPUTS.values())
@@ -41,24 +36,9 @@ def observed():
 @pytest.fixture(scope="module")
 def url(plan, small_plan, forks, observed):
     """A service whose answers of all outputs have at most two images."""
-    settings = Settings(api_max_answer_bytes=2 * IMAGE_BYTES)
-    with serfer.open(small_plan) as small, serfer.open(plan) as dense:
-        pipelines = {"small": small.asynchronous, "dense": dense.asynchronous}
-        service = Service(pipelines, Admission(4, 8), observed, Decoders(forks=forks))
-        with running(make_app(service, settings)) as url:
-            yield url
-
-
-@pytest.fixture
-def http(url):
-    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
-        yield client
-
-
-@pytest.fixture
-def client(url):
-    with serfer.Client(url, timeout_s=PATIENCE) as client:
-        yield client
+    plans = {"small": small_plan, "dense": plan}
+    with served(plans, forks=forks, observed=observed, api_max_answer_bytes=2 * IMAGE_BYTES) as url:
+        yield url
 
 
 def same(tensors, arrays):
@@ -97,12 +77,6 @@ def test_the_client_returns_arrays_by_name(client, expected):
     assert [*client.infer(batch(1))] == ["logits"]  # of the default model
 
 
-async def test_the_asynchronous_client_does_too(url, expected):
-    async with serfer.AsyncClient(url, timeout_s=PATIENCE) as client:
-        found = await client.infer(batch(2), model="dense")
-    assert same(found, expected["floats"])
-
-
 def test_the_client_takes_an_array_in_any_order_of_memory(client, expected):
     assert same(client.infer(np.asfortranarray(batch(2)), model="dense"), expected["floats"])
     for wrong in (batch(2).astype(np.float64), batch(2)[0], [[1.0]], "text"):
@@ -125,14 +99,6 @@ def test_an_unknown_output_is_refused_by_name(client):
     with pytest.raises(RequestRefusedError, match=r"'mask'.*'scores' and 'classes'") as caught:
         client.infer(batch(1), model="dense", outputs=["mask"])
     assert caught.value.status == 400
-
-
-@pytest.mark.parametrize("headers", [{}, {"Prefer": "respond-async"}])
-def test_classify_refuses_it_and_says_what_to_use(http, headers):
-    reply = http.post("/v1/classify?model=dense", files={"image": png()}, headers=headers)
-    assert (reply.status_code, reply.headers["content-type"]) == (422, "application/problem+json")
-    for words in ("scores [5, 34, 34] float32", "classes [34, 34] int64", "/v2/models/dense/infer"):
-        assert words in reply.json()["detail"]
 
 
 def test_models_are_listed_with_their_outputs(http, client):

@@ -13,21 +13,17 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
 from serfer.api.http.body import ApiLimits
 from serfer.api.http.tensors import TensorForm
 from serfer.api.routes.inference import signature_of
-from serfer.api.service import Service
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import PlanError
 from serfer.core.plan import INPUT_AXES, FileTensors, dump_plan, parse_plan, sealed
 from serfer.plan_directory import load_plan
-from serfer.settings import Settings
 from serfer.variants.candidates import PlanRequest
 from serfer.variants.plans import NetworkOptions, make_plan, read_network
-from tests.api.conftest import Observed, running
 from tests.splitter.models import Net
+from tests.support.served import served
 
 ROWS, COLUMNS = 12, 10
 WHOLE = serfer.Preprocess(None, "bilinear", "RGB", 1.0, (0.0,) * 3, (1.0,) * 3)
@@ -67,14 +63,10 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(home):
-    plans = {"keras": keras(home), "half": half(home)}
-    pipelines = {name: serfer.open(home / name, store="memory://", workers="inprocess") for name in plans}
-    served = {name: pipeline.asynchronous for name, pipeline in pipelines.items()}
-    service = Service(served, Admission(4, 8), Observed())
-    with running(make_app(service, Settings())) as url:
+    for make in (keras, half):
+        make(home)
+    with served({"keras": home / "keras", "half": home / "half"}) as url:
         yield url
-    for pipeline in pipelines.values():
-        pipeline.close()
 
 
 @pytest.fixture

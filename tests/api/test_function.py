@@ -166,12 +166,6 @@ class TestEvents:
         assert status == 200
         assert len(json.loads(body)["images"]) == 2
 
-    def test_json(self, call):
-        body = json.dumps({"images": [{"data": base64.b64encode(png()).decode(), "name": "x"}]}).encode()
-        status, _, body = call("POST", "/v1/classify", headers={"content-type": "application/json"}, body=body)
-        assert status == 200
-        assert json.loads(body)["images"][0]["name"] == "x"
-
     @pytest.mark.exact
     def test_answers_equal_those_of_a_driver(self, call, http):
         status, _, body = call("POST", "/v1/classify", headers=IMAGE, body=png())
@@ -211,34 +205,8 @@ class TestEvents:
         assert "respond-async" in json.loads(body)["detail"]
         assert json.loads(body)["request_id"] == headers["x-request-id"]
 
-    def test_one_call_after_the_other_finds_its_loop(self, call):
-        for _ in range(3):
-            assert call("POST", "/v1/classify", headers=IMAGE, body=png())[0] == 200
-
 
 class TestOpening:
-    def test_plans_may_be_named(self, variables, settings, opened, small_plan, tmp_path):
-        variables["LAMBDA_TASK_ROOT"] = str(tmp_path)
-        function = Function(
-            open_application(driver_settings({**variables, "SERFER_PLAN": str(small_plan)}), settings, opened)
-        )
-        opened.callback(function.close)
-        assert function(rest("GET", "/readyz"), None)["statusCode"] == 200
-
-    def test_two_plans_of_one_model(self, variables, settings, opened, small_plan):
-        with pytest.raises(UsageError, match="SERFER_PLAN: two plans are of the model small"):
-            open_application(
-                driver_settings({**variables, "SERFER_PLAN": f"{small_plan}:{small_plan}"}), settings, opened
-            )
-
-    def test_no_plan(self, variables, settings, opened, tmp_path):
-        with pytest.raises(UsageError, match="SERFER_PLAN"):
-            open_application(driver_settings({**variables, "LAMBDA_TASK_ROOT": str(tmp_path)}), settings, opened)
-
-    def test_deployed_functions_need_their_store(self, variables, settings, opened):
-        with pytest.raises(UsageError, match="SERFER_STORE is not set"):
-            open_application(driver_settings({**variables, "SERFER_STORE": "", "SERFER_WORKERS": ""}), settings, opened)
-
     @pytest.mark.parametrize(
         ("wrong", "words"),
         [
@@ -246,9 +214,13 @@ class TestOpening:
             ({"SERFER_WORKERS": "moon"}, "SERFER_WORKERS is inprocess, local or aws, not 'moon'"),
             ({"SERFER_WORKERS": "aws"}, "--store memory:// cannot be reached by functions in AWS"),
             ({"SERFER_DRIVER": "stepfunctions"}, "--engine stepfunctions invokes functions"),
+            ({"SERFER_PLAN": "{plan}:{plan}"}, "SERFER_PLAN: two plans are of the model small"),
+            ({"LAMBDA_TASK_ROOT": "/nowhere"}, "SERFER_PLAN"),
+            ({"SERFER_STORE": "", "SERFER_WORKERS": ""}, "SERFER_STORE is not set"),
         ],
     )
-    def test_invalid_settings_are_refused_by_name(self, variables, settings, opened, wrong, words):
+    def test_settings_invalid_refused_by_name(self, variables, settings, opened, small_plan, wrong, words):
+        wrong = {name: value.format(plan=small_plan) for name, value in wrong.items()}
         with pytest.raises(UsageError) as raised:
             open_application(driver_settings({**variables, **wrong}), settings, opened)
         assert words in str(raised.value)

@@ -52,10 +52,6 @@ class TestWords:
         }
         assert http.get("/healthz").status_code == 200
 
-    def test_one_that_is_well_is_ok(self, http, says):
-        says(functions="gone")
-        assert http.get("/readyz").json()["store"] == "ok"
-
     def test_a_driver_that_drains_wants_no_queries(self, http, service):
         service.drain()
         response = http.get("/readyz")

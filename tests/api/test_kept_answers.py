@@ -10,17 +10,12 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput
 
 import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.auth.keys import KeyRing, add_key
-from serfer.api.decoding.decoders import Decoders
-from serfer.api.service import Service
+from serfer.api.auth.keys import add_key
 from serfer.core.errors import RequestRefusedError
-from serfer.settings import Settings
-from serfer.storage import open_store
-from tests.api.conftest import PATIENCE, Observed, running
+from tests.api.conftest import PATIENCE
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import SIZE, batch
+from tests.support.served import served
 
 MAPS = ("scores", "classes", "head/depth")
 IMAGE_BYTES = sum(int(np.prod(OUTPUTS[name][1])) * np.dtype(OUTPUTS[name][0]).itemsize for name in MAPS)
@@ -43,15 +38,9 @@ def serve(plan, forks, tmp_path_factory):
     with ExitStack() as opened:
 
         def start(*, results=True, keys=None, **settings):
-            url = tmp_path_factory.mktemp("results").as_uri() if results else None
-            store = opened.enter_context(open_store(url)) if url else None
-            pipeline = opened.enter_context(serfer.open(plan, results=url))
-            service = Service(
-                {"dense": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks), results=store
-            )
-            ring = KeyRing(keys, time.monotonic) if keys else None
-            limits = Settings(**{"api_max_answer_bytes": IMAGE_BYTES, **settings})
-            return opened.enter_context(running(make_app(service, limits, ring)))
+            place = tmp_path_factory.mktemp("results").as_uri() if results else None
+            limits = {"api_max_answer_bytes": IMAGE_BYTES, **settings}
+            return opened.enter_context(served({"dense": plan}, forks=forks, results=place, keys=keys, **limits))
 
         yield start
 
@@ -59,18 +48,6 @@ def serve(plan, forks, tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(serve):
     return serve()
-
-
-@pytest.fixture
-def http(url):
-    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
-        yield client
-
-
-@pytest.fixture
-def client(url):
-    with serfer.Client(url, timeout_s=PATIENCE) as client:
-        yield client
 
 
 def asked(images=2, outputs=None, **parameters):
@@ -175,14 +152,3 @@ def test_the_client_has_arrays_and_files(client, expected, tmp_path):
         assert np.array_equal(np.asarray(result[name]), array)
         assert np.array_equal(np.load(result.download(name, tmp_path / f"{name.replace('/', '_')}.npy")), array)
     assert [*client.open_result(result.id)] == [*expected]
-
-
-async def test_the_asynchronous_client_does_too(url, expected, tmp_path):
-    async with serfer.AsyncClient(url, timeout_s=PATIENCE) as client:
-        result = await client.infer(batch(2), model="dense", result="link")
-        await result.download("scores", tmp_path / "scores.npy")
-        tensor = await result.tensor("classes")
-        await result.delete()
-        found = tensor
-    assert np.array_equal(np.asarray(found), expected["classes"])
-    assert np.array_equal(np.load(tmp_path / "scores.npy"), expected["scores"])

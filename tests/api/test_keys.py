@@ -16,18 +16,12 @@ from serfer.api.auth.keys import KeyRing, add_key, authorise, read_keys, remove_
 from serfer.api.http.problems import Problem
 from serfer.cli.keys import app
 from serfer.core.errors import InputError, UsageError
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
+from tests.support.hand_clock import Clock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(1000.0)
 
 
 @pytest.fixture

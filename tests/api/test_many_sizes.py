@@ -10,21 +10,16 @@ import onnxruntime as ort
 import pytest
 from PIL import Image
 from tritonclient.http import InferenceServerClient, InferInput
-from tritonclient.utils import InferenceServerException
 
 import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.decoding.decoders import Decoders
 from serfer.api.http.body import ApiLimits
 from serfer.api.routes.inference import signature_of
-from serfer.api.service import Service
 from serfer.plan_directory import load_plan
-from serfer.settings import Settings
 from serfer.splitter.profiling import measured_part
 from serfer.splitter.whole import whole_plan
-from tests.api.conftest import Observed, png, running
+from tests.api.conftest import png
 from tests.splitter.models import Net
+from tests.support.served import served
 
 CROPPED = serfer.Preprocess(None, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)
 SIZES = "8..40x8..64,multiple=8,pixels=1024"
@@ -49,11 +44,8 @@ def directory(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(directory):
-    pipeline = serfer.open(directory, store="memory://", workers="inprocess")
-    service = Service({"net": pipeline.asynchronous}, Admission(4, 8), Observed(), decoders=Decoders())
-    with running(make_app(service, Settings())) as url:
+    with served({"net": directory}) as url:
         yield url
-    pipeline.close()
 
 
 def asked(url, array, name="x", *, binary=True):
@@ -128,8 +120,3 @@ def test_pictures_are_answered_at_their_own_size_and_a_request_has_one(url):
     assert refused.status_code in (400, 422)
     assert "1.png is an input of 8 x 64 pixels, the first image one of 16 x 24" in refused.json()["detail"]
     assert predicted(png(64, 8)).status_code == 200
-
-
-def test_triton_says_why_a_size_is_refused(url):
-    with pytest.raises(InferenceServerException, match="multiples of 8"):
-        asked(url, noise(1, 9, 9))

@@ -102,12 +102,6 @@ class TestQueries:
         counts = [value("serfer_plan_queries_total", {"model": "small", "plan": plan}) for plan in ("digest", "cold")]
         assert counts == [1, 2]
 
-    def test_a_kept_answer_has_no_stages(self, metrics):
-        metrics.answered("small", answered("cache", stages=()))
-        assert metrics.registry.get_sample_value(
-            "serfer_queries_total", {"model": "small", "target": "cache", "outcome": "answered"}
-        )
-
     @pytest.mark.parametrize(
         ("error", "word"),
         [

@@ -4,14 +4,13 @@ import json
 import shutil
 
 import httpx
-import numpy as np
 import pytest
 
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.service import Service
-from serfer.core.errors import InputError, NotFiniteError
+from serfer.core.errors import NotFiniteError
 from serfer.settings import Settings
 from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.e2e.small import batch, give_nan
@@ -62,13 +61,3 @@ def test_inference_is_an_error_in_every_form(http, wanted):
 def test_python_raises(pipeline):
     with pytest.raises(NotFiniteError, match=r"output .* for image 0 is nan"):
         pipeline.run(batch(2))
-
-
-def test_a_batch_that_is_not_finite_is_the_callers_mistake(small_plan):
-    given = batch()
-    given[0, 0, 0, 0] = np.nan
-    with (
-        serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline,
-        pytest.raises(InputError, match="NaN or infinite"),
-    ):
-        pipeline.run(given)

@@ -11,12 +11,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.service import Service
-from serfer.settings import Settings
-from tests.api.conftest import Observed, running
+from tests.support.served import served
 
 CHECKS = (  # 500 is described nowhere; 504 is, and a deadline of 1 ms earns it
     status_code_conformance,
@@ -29,10 +24,8 @@ CHECKS = (  # 500 is described nowhere; 504 is, and a deadline of 1 ms earns it
 
 @pytest.fixture(scope="module")
 def schema(small_plan):
-    with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
-        app = make_app(Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed()), Settings())
-        with running(app) as url:
-            yield schemathesis.openapi.from_url(f"{url}/openapi.json")
+    with served({"small": small_plan}) as url:
+        yield schemathesis.openapi.from_url(f"{url}/openapi.json")
 
 
 @pytest.fixture(scope="module")

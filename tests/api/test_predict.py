@@ -11,17 +11,12 @@ import pytest
 from PIL import Image
 
 import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.decoding.decoders import Decoders
-from serfer.api.service import Service
 from serfer.core.detections import coco
 from serfer.core.errors import RequestRefusedError
-from serfer.settings import Settings
-from serfer.storage import open_store
-from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.api.conftest import PATIENCE, png
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.detector import CLASSES, split_detector
+from tests.support.served import served
 
 DRAWN = ("classes", "head/depth", "embedding")
 PIXELS = png(70, 50)
@@ -61,22 +56,9 @@ def found(plans):
 
 
 @pytest.fixture(scope="module")
-def service(plans, forks, tmp_path_factory):
-    results = tmp_path_factory.mktemp("results").as_uri()
-    pipelines = {name: serfer.open(plan, workers="inprocess", results=results) for name, plan in plans.items()}
-    served = {name: pipeline.asynchronous for name, pipeline in pipelines.items()}
-    with open_store(results) as store:
-        service = Service(served, Admission(4, 8), Observed(), Decoders(forks=forks), results=store)
-        with running(make_app(service, Settings())) as url:
-            yield url
-    for pipeline in pipelines.values():
-        pipeline.close()
-
-
-@pytest.fixture
-def http(service):
-    with httpx.Client(base_url=service, timeout=PATIENCE) as client:
-        yield client
+def url(plans, forks, tmp_path_factory):
+    with served(plans, forks=forks, results=tmp_path_factory.mktemp("results").as_uri()) as url:
+        yield url
 
 
 def ask(http, model, query="", **more):
@@ -129,10 +111,8 @@ def test_maps_that_an_answer_cannot_have_are_kept(http):
 
 
 def test_maps_are_refused_where_nothing_is_kept(plans, forks):
-    with serfer.open(plans["maps"], workers="inprocess") as pipeline:
-        service = Service({"maps": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
-        with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
-            refused = ask(http, "maps")
+    with served({"maps": plans["maps"]}, forks=forks) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
+        refused = ask(http, "maps")
     assert refused.status_code == 422
     for words in ("scores [5, 34, 34] float32", "/v2/models/maps/infer", "--reduce argmax"):
         assert words in refused.json()["detail"]
@@ -201,16 +181,16 @@ def test_classify_says_what_to_use_and_tensors_are_as_before(http, plans):
         assert np.array_equal(np.float32(output["data"]).reshape(output["shape"]), pipeline.run(pixels))
 
 
-async def test_both_clients_get_the_pipelines_answer(service, found):
+async def test_both_clients_get_the_pipelines_answer(url, found):
     pictures, names = [PIXELS, turned()], ["a.png", "b.jpg"]
-    with serfer.Client(service, timeout_s=PATIENCE) as client:
+    with serfer.Client(url, timeout_s=PATIENCE) as client:
         for model, kind in (("small", "classes"), ("boxes", "boxes"), ("drawn", "map"), ("embedding", "vector")):
             report = client.predict(pictures, names=names, model=model)
             assert (report.kind, report.images) == (kind, tuple(found[model]))
         assert {model.name: model.kind for model in client.models()}["boxes"] == "boxes"
         with pytest.raises(RequestRefusedError, match="min_score"):
             client.predict(PIXELS, model="boxes", min_score=2.0)
-    async with serfer.AsyncClient(service, timeout_s=PATIENCE) as client:
+    async with serfer.AsyncClient(url, timeout_s=PATIENCE) as client:
         report = await client.predict(pictures, names=names, model="boxes", min_score=0.9, explain=True)
     assert report.timeline.tasks
     assert all(box.score >= 0.9 for image in report.images for box in image.boxes)

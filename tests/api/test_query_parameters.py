@@ -75,9 +75,6 @@ def test_parameters_are_documented_as_fastapi_documents_them():
 
 
 class TestUnlessGone:
-    async def test_work_ends_with_its_result(self):
-        assert (await unless_gone(asked("", asyncio.Event().wait), asyncio.sleep(0, "done"))) == "done"
-
     async def test_a_client_that_goes_away_cancels_the_work_and_nothing_else(self):
         async def gone():
             return {"type": "http.disconnect"}
@@ -120,10 +117,3 @@ class TestUnlessGone:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-    def test_what_the_work_raises_is_raised(self):
-        async def fail():
-            raise ValueError("no")
-
-        with pytest.raises(ValueError, match="no"):
-            asyncio.run(unless_gone(asked("", asyncio.Event().wait), fail()))

@@ -208,11 +208,6 @@ class TestQueries:
         pipeline.begun[0][0].set_result(Served())
         await task
 
-    def test_unknown_models_are_named(self, service):
-        with pytest.raises(Problem, match="no model 'other' here: there is m"):
-            service.name("other")
-        assert service.name(None) == "m"
-
 
 class TestHealth:
     async def test_a_query_that_was_throttled_raises_no_doubt(self, service, pipeline):

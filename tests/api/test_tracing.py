@@ -105,12 +105,6 @@ class TestRequests:
         spans("GET /healthz")
         assert [span.name for span in exporter.get_finished_spans()] == ["GET /healthz"]
 
-    def test_two_requests_are_two_traces(self, http, exporter, spans):
-        http.get("/healthz")
-        http.get("/readyz")
-        spans("GET /readyz")
-        assert len({span.context.trace_id for span in exporter.get_finished_spans()}) == 2
-
     def test_an_asynchronous_query_belongs_to_its_requests_trace(self, http, spans):
         response = http.post("/v1/classify", content=png(), headers={**IMAGE, "Prefer": "respond-async"})
         deadline = time.monotonic() + PATIENCE

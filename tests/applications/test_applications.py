@@ -23,7 +23,6 @@ from serfer.core.errors import (
     PlanError,
     TaskFailedError,
     UnavailableError,
-    UnmetObjectivesError,
     UsageError,
 )
 from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
@@ -136,32 +135,6 @@ def with_canary(registry, **fields):
     register(registry, "faces", version("net", 2, NEW))
     canary = Canary({"net": 2}, fields.pop("share", 1.0), NOW, "test", LIMITS, **fields)
     registry.update("faces", lambda record: record.with_canary(canary))
-
-
-async def test_each_query_gets_the_cheapest_variant_that_meets_its_objectives(driver):
-    await driver.applications.open()
-    assert [
-        (await driver.ask(**asked))[0].variant.name
-        for asked in ({}, {"latency_ms": 600.0, "min_accuracy": 0.9}, {"variant": "fast"}, {"network": "net"})
-    ] == ["cheap", "good", "fast", "cheap"]
-
-
-async def test_a_nearest_variant_answers_unless_the_query_is_strict(driver):
-    await driver.applications.open()
-    choice, _ = await driver.ask(max_cost_usd=1e-6)
-    with pytest.raises(UnmetObjectivesError, match="max_cost_usd"):
-        await driver.ask(max_cost_usd=1e-6, strict=True)
-    assert choice.variant.name == "cheap"
-    assert choice.selection.missed["max_cost_usd"] == pytest.approx(9e-6)
-
-
-async def test_unknown_applications_networks_and_variants_are_refused(driver):
-    await driver.applications.open()
-    for asked in ({"variant": "other"}, {"network": "other"}):
-        with pytest.raises(UsageError, match="other"):
-            await driver.ask(**asked)
-    with pytest.raises(UsageError, match="dogs"):
-        driver.applications.answering.choose(ApplicationQuery("dogs", Objectives(), "q"))
 
 
 async def test_a_variant_is_opened_once_however_many_wait_for_it(driver):

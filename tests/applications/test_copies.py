@@ -8,8 +8,8 @@ from aiohttp import web
 
 from serfer.applications.scaling.copies import VariantCopies
 from serfer.core.http_messages import ModelState
-from tests.applications.test_instances import Clock
 from tests.applications.test_scaling import SIGNALS
+from tests.support.hand_clock import Clock
 
 MODEL = "faces:b1"
 KEY = "sf_" + "k" * 43

@@ -13,15 +13,9 @@ from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.core.dataclass_codec import unstructure
 from serfer.fleet.registry import MAX_DRIVERS, TTL_S
 from serfer.storage import open_store
+from tests.support.hand_clock import Clock
 
 KEY = "serfer:variants:{faces}"
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

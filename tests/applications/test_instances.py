@@ -19,16 +19,10 @@ from serfer.registry import open_registry
 from serfer.storage import open_store
 from tests.applications.test_applications import CHEAP, Driver
 from tests.applications.worlds import register, variant, version
+from tests.support.hand_clock import Clock
 
 GPU = variant("gpu", ms=5.0, usd=1e-6, correct=90, place=Place.INSTANCE, kind="g6.xlarge", batch=8)
 MODEL = served_name("faces", "gpu")
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def listing(status="loaded", utilisation=0.1, waiting=0, interference=1.0, **more):

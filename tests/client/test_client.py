@@ -483,13 +483,6 @@ def test_a_job_that_ended_with_nothing_is_an_error(open_, ended):
         job.result()
 
 
-def test_a_job_that_is_kept_no_longer_is_an_error(open_):
-    client, _ = open_(answer(202, status("queued")), problem(404, "no result job/1"))
-    job = client.submit(b"x")
-    with pytest.raises(RequestRefusedError, match="no result job/1"):
-        job.result()
-
-
 @pytest.mark.parametrize("gone", [httpx.Response(204), problem(404)], ids=repr)
 def test_cancelling_a_missing_job_succeeds(open_, gone):
     client, service = open_(answer(202, status("queued")), gone)

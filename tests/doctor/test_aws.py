@@ -269,33 +269,28 @@ def test_code_storage_has_room(stubs, loaded):
 
 
 @pytest.mark.parametrize(("most", "ok"), [(16.0, True), (8.0, False)])
-def test_a_pool_fits_into_the_quota_of_gpu_instances(stubs, loaded, most, ok):
-    pooled = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
+@pytest.mark.parametrize(
+    ("look", "spot", "code", "name"),
+    [
+        (doctor_aws._gpus, False, "L-DB2E81BA", "GPU quota"),
+        (doctor_aws._spot_gpus, True, "L-3819A6DF", "GPU spot quota"),
+    ],
+)
+def test_pool_fits_into_the_quota_of_its_market(stubs, loaded, look, spot, code, name, most, ok):
+    pooled = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, spot=spot))
     kinds = {"InstanceTypes": [{"InstanceType": "g6.xlarge", "VCpuInfo": {"DefaultVCpus": 4}}]}
     stubs.answers("ec2", "describe_instance_types", kinds, {"InstanceTypes": ["g6.xlarge"]})
-    request = {"ServiceCode": "ec2", "QuotaCode": "L-DB2E81BA"}
+    request = {"ServiceCode": "ec2", "QuotaCode": code}
     stubs.answers("service-quotas", "get_service_quota", {"Quota": {"Value": most}}, request)
-    check = doctor_aws._gpus(stubs.account, pooled)
-    assert (check.ok, check.found) == (
-        ok,
-        f"{most:.0f} vCPUs of G instances at once, 4 g6.xlarge would take 16",
-    )
+    check = look(stubs.account, pooled)
+    assert (check.name, check.ok) == (name, ok)
+    assert check.found.startswith(f"{most:.0f} vCPUs")
+    assert "4 g6.xlarge would take 16" in check.found
+    on_demand, none = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4)), loaded(drivers="fleet")
+    needed = [{doctor_aws._gpus, doctor_aws._spot_gpus} & {*doctor_aws._needed(each)} for each in (on_demand, none)]
+    assert needed == [{doctor_aws._gpus}, set()]
     assert doctor_aws._gpus in doctor_aws._needed(pooled)
-    assert doctor_aws._gpus not in doctor_aws._needed(loaded(drivers="fleet"))
-
-
-@pytest.mark.parametrize(("most", "ok"), [(16.0, True), (8.0, False)])
-def test_a_pools_spot_instances_fit_into_a_quota_of_their_own(stubs, loaded, most, ok):
-    pooled = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4, spot=True))
-    kinds = {"InstanceTypes": [{"InstanceType": "g6.xlarge", "VCpuInfo": {"DefaultVCpus": 4}}]}
-    stubs.answers("ec2", "describe_instance_types", kinds, {"InstanceTypes": ["g6.xlarge"]})
-    request = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
-    stubs.answers("service-quotas", "get_service_quota", {"Quota": {"Value": most}}, request)
-    check = doctor_aws._spot_gpus(stubs.account, pooled)
-    assert (check.name, check.ok) == ("GPU spot quota", ok)
-    assert {doctor_aws._gpus, doctor_aws._spot_gpus} <= {*doctor_aws._needed(pooled)}
-    on_demand = loaded(drivers="fleet", gpu=GpuPool("g6.xlarge", 4))
-    assert doctor_aws._spot_gpus not in doctor_aws._needed(on_demand)
+    assert (doctor_aws._spot_gpus in doctor_aws._needed(pooled)) == spot
 
 
 def quota_of(name, value):

@@ -18,7 +18,10 @@ from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.local.servers.redis import RedisServer
 from serfer.settings import Settings
 from serfer.storage import open_store
+from serfer_bench.core.redis_cluster import RedisCluster
+from serfer_bench.core.s3_server import S3Server
 from tests.caches import new_cache
+from tests.e2e.dense import split_dense
 from tests.e2e.small import split_small
 
 SERFER = str(Path(sys.executable).with_name("serfer"))
@@ -57,6 +60,23 @@ def single(tmp_path_factory):
 def _redis():
     with RedisServer() as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with S3Server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with RedisCluster() as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory):
+    return split_dense(tmp_path_factory.mktemp("dense"))
 
 
 @pytest.fixture

@@ -193,13 +193,6 @@ def test_what_has_the_images_rows_and_columns_is_a_map(plan, dims, kind):
     assert kind_of(replace(other, input=replace(known.input, height=32, width=48))) == kind
 
 
-def test_a_vector_without_labels_is_an_embedding(tmp_path, examples):
-    plan = split_dense(tmp_path / "embedding", names=("embedding",))
-    with serfer.open(plan, workers="inprocess") as pipeline:
-        [image] = pipeline.predict([examples / "rocket.jpg"])
-        assert image.outputs[0].values == tuple(pipeline.last.logits[0].tolist())
-
-
 def test_what_predict_refuses(plan, examples):
     with serfer.open(plan, workers="inprocess") as pipeline:
         with pytest.raises(PlanError, match="predict"):

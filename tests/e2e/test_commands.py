@@ -16,10 +16,6 @@ from serfer.plan_directory import file_sha256, load_plan, write_plan
 from tests.e2e.conftest import keys
 from tests.e2e.small import CLASSES, LABELS, SIZE
 
-COMMANDS = (
-    *("classify", "split", "explain", "verify", "cost", "study profile", "doctor", "bench", "bench overhead"),
-    *("instance", "study tune", "study simulate", "bench instance", "bench route", "study policies", "study simulator"),
-)
 ANSWERS = {"chelsea.png": "Egyptian cat", "coffee.png": "espresso", "rocket.jpg": "missile"}
 FIELDS = {
     "": {
@@ -255,14 +251,6 @@ def test_doctor_lists_what_is_missing_with_a_remedy(serfer_here):
     assert all("SERFER_CACHE_DIR" in check["remedy"] for check in missing)
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_every_command_has_help(serfer_here, command):
-    result = serfer_here(*command.split(), "--help")
-    assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(f"Usage: serfer {command}".rstrip())
-    assert len(result.lines) > 5
-
-
 def test_version(serfer_):
     result = serfer_("--version")
     assert (result.code, result.out, result.err) == (0, f"serfer {serfer.__version__}\n", "")
@@ -276,10 +264,3 @@ def test_without_arguments_the_help_is_shown_as_a_usage_error(serfer_here):
     result = serfer_here()
     assert result.code == 2
     assert "classify" in result.err
-
-
-def test_the_help_of_the_top_names_every_command(serfer_here):
-    help_text = serfer_here("--help").out
-    assert all(command.split()[0] in help_text for command in COMMANDS)
-    assert "Exit codes: 1 a wrong or failed answer, 2 usage, 3 bad input" in help_text
-    assert "130 interrupted, 143 terminated." in " ".join(help_text.split())

@@ -20,7 +20,6 @@ from serfer.core.keys import StoreCounts
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.storage.intercepting import CountingStore
-from serfer_bench.core.s3_server import S3Server
 from tests.e2e.gangs import images, split_gang
 from tests.e2e.small import CLASSES, SIZE, batch, split_small
 
@@ -55,12 +54,6 @@ def opened():
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
     return split_small(tmp_path_factory.mktemp("many"), grids=MANY)
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Server() as server:
-        yield server
 
 
 @pytest.fixture

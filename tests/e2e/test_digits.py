@@ -1,13 +1,11 @@
 """Networks of four sizes behind one application: queries ask for what they need and get it, by their labels."""
 
 import asyncio
-import io
 import signal
 
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
 import serfer
 from serfer.core.variants import Place
@@ -15,7 +13,7 @@ from serfer.registry import open_registry
 from serfer.settings import Settings
 from serfer.splitter.network.description import read_preprocess
 from tests.e2e.conftest import PATIENCE
-from tests.variants.digits import LABELS, SIZES, digits, write_digits
+from tests.variants.digits import LABELS, SIZES, digits, png, write_digits
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 PHASES = [
@@ -65,12 +63,6 @@ def url(start, registry):
     for command in (driver, instance):
         command.interrupt(signal.SIGTERM)
         assert command.end().code == 0
-
-
-def png(image):
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 async def replay(url, phase, objectives):

@@ -17,8 +17,6 @@ from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.storage import open_store
 from serfer.wiring.options import DRIVERS
-from serfer_bench.core.redis_cluster import RedisCluster
-from serfer_bench.core.s3_server import S3Server
 from tests.e2e.small import batch
 
 
@@ -222,18 +220,6 @@ class TestPluggedIn:
         picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"
         result = serfer_here("classify", picture, "--plan", lean, "--store", url)
         result.complains(3, "my-store", "cannot be packed")
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with RedisCluster() as servers:
-        yield servers
 
 
 @pytest.mark.exact

@@ -1,9 +1,7 @@
 """Gangs from the outside: right answers over every store and driver, whatever happens to their members."""
 
 import itertools
-import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -29,7 +27,6 @@ from serfer.settings import access_setting
 from serfer.storage import open_store
 from serfer.wiring.local import local_service, start_service
 from serfer_bench.chaos import scenarios
-from serfer_bench.core.redis_cluster import RedisCluster
 from serfer_bench.core.s3_server import S3Server
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.gangs import BLOCKS, Invocations, images, ran, residual, split_gang, wait_sent
@@ -121,12 +118,6 @@ def three(tmp_path_factory):
 @pytest.fixture(scope="module")
 def square(tmp_path_factory):
     return network("two by two", tmp_path_factory.mktemp("square"))
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with RedisCluster() as servers:
-        yield servers
 
 
 @pytest.fixture
@@ -448,16 +439,6 @@ class TestRefused:
         with serfer.open(three, store=redis, driver="poll", settings=narrow) as pipeline:
             check(pipeline, three, start(pipeline), gang=False)
 
-    @pytest.mark.parametrize("alter", [{"stop": 3}, {"start": 1}, {"predicted_ms": 1.0}])
-    def test_an_edited_gang(self, serfer_here, rows, examples, tmp_path, alter):
-        shutil.copytree(rows, tmp_path / "copy")
-        path = tmp_path / "copy" / "plan.json"
-        plain = json.loads(path.read_text())
-        plain["gangs"][0] |= alter
-        path.write_text(json.dumps(plain))
-        result = serfer_here("classify", "--plan", tmp_path / "copy", examples / "rocket.jpg", "--workers", "inprocess")
-        result.complains(3, "plan.json was edited")
-
     def test_always_over_a_store_that_wakes_nobody(self, serfer_here, rows, tmp_path):
         common = ("split", rows.parent / "net.onnx", "--out", tmp_path / "out", "--gang", "always")
         serfer_here(*common, "--store", "s3").complains(2, "in s3: use --gang never")
@@ -465,14 +446,6 @@ class TestRefused:
 
 
 class TestCommands:
-    def test_classify(self, serfer_, serfer_here, rows, examples):
-        pictures = [examples / name for name in ("rocket.jpg", "coffee.png")]
-        command = ("classify", "--plan", rows, *pictures, "--json")
-        local = [json.loads(line) for line in serfer_(*command, "--workers", "local").lines]
-        here = [json.loads(line) for line in serfer_here(*command, "--workers", "inprocess").lines]
-        assert [one["images"] for one in local] == [one["images"] for one in here]
-        assert [[stage["gang"] for stage in one["stages"]] for one in [*local, *here]] == [[0] * 4] * 4
-
     @pytest.mark.slow
     @pytest.mark.parametrize("drivers", [(), ("--drivers", "2")])
     def test_a_gang_wider_than_the_cores(self, start, square, examples, drivers):

@@ -1,7 +1,6 @@
 """Answers that stay where the last stage's tiles wrote them: equal to those that are carried, whole or not there."""
 
 import io
-import time
 
 import numpy as np
 import onnx
@@ -25,7 +24,6 @@ from serfer.splitter.whole import whole_plan
 from serfer.storage import open_store
 from serfer.storage.memory import MemoryStore
 from serfer.storage.wrapping import WrapperStore
-from serfer_bench.core.s3_server import S3Server
 from tests.e2e.conftest import keys
 from tests.e2e.dense import split_dense
 from tests.e2e.detector import SIZE as DETECTOR_SIZE
@@ -191,17 +189,6 @@ def test_redis_holds_results_apart_from_queries(tiled, redis):
         kept.delete()
 
 
-def test_s3_holds_results(tiled, monkeypatch):
-    with S3Server() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
-        with serfer.open(tiled, results=server.url) as pipeline:
-            answer = pipeline.run(images(1))
-            kept = pipeline.run_to_result(images(1))
-            same(kept, answer)
-            kept.delete()
-
-
 def test_several_queries_that_share_invocations_keep_their_own(tiled, url):
     with serfer.open(tiled, results=url) as pipeline:
         batches = [images(1, seed) for seed in range(6)]
@@ -279,21 +266,6 @@ def test_an_answer_that_is_not_finite_is_not_kept(opened_with):
         with pytest.raises(NotFiniteError, match="NaN or infinite"):
             pipeline.run_to_result(huge)
     assert not any(store.exists(store.put_keys))
-
-
-def test_a_result_has_a_lifetime(opened_with):
-    store = Refusing("none")
-    with opened_with(store) as pipeline:
-        kept = pipeline.run_to_result(images(1), ttl_s=1.0)
-        assert kept.manifest.expires - kept.manifest.created == 1.0
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            try:
-                pipeline.stored(kept.id)
-            except ResultGoneError:
-                break
-        else:
-            pytest.fail("it never expired")
 
 
 def test_what_cannot_keep_an_answer_says_so_before_anything_runs(tiled):

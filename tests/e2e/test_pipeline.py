@@ -217,11 +217,6 @@ def test_a_plan_without_preprocessing_runs_but_does_not_classify(settings, tmp_p
             pipeline.run(PIXELS)
 
 
-def test_several_pipelines_live_side_by_side(plan, lean, settings):
-    with serfer.open(plan, settings=settings) as one, serfer.open(lean, settings=settings) as other:
-        assert np.allclose(one.run(batch()), other.run(batch()), atol=1e-5)
-
-
 def test_the_same_network_split_again_is_the_same_plan(plan, tmp_path):
     again = split_small(tmp_path)
     assert (again / "plan.json").read_bytes() == (plan / "plan.json").read_bytes()

@@ -144,10 +144,6 @@ def test_wrong_cost_options_are_refused(serfer_here, plan, arguments, words):
     serfer_here("cost", plan, *arguments).complains(2, words)
 
 
-def test_the_price_of_a_directory_that_is_not_a_plan_is_refused(serfer_here, tmp_path):
-    serfer_here("cost", tmp_path).complains(3, "is not a plan directory")
-
-
 def cluster_profile(serfer_here, plan, file, *options, **variables):
     """Write a plan's profile, and return it as a cluster's scenario has it."""
     result = serfer_here("study", "cluster-profile", plan, "--out", file, *options, **variables)

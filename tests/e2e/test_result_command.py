@@ -6,14 +6,9 @@ import numpy as np
 import pytest
 
 import serfer
-from tests.e2e.dense import OUTPUTS, split_dense
+from tests.e2e.dense import OUTPUTS
 
 FILES = [name.replace("/", "_") for name in OUTPUTS]
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory):
-    return split_dense(tmp_path_factory.mktemp("dense"))
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Load that lasts moves to instances and back, in real processes, and no query is lost when processes die."""
 
 import contextlib
-import io
 import json
 import os
 import re
@@ -13,10 +12,9 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
 
+from tests.api.conftest import png
 from tests.e2e.conftest import PATIENCE, eventually, keys
 
 SCENARIO = """
@@ -37,13 +35,6 @@ min_billing_s = 0
 qps = 200
 batches = [[1, 5], [8, 20]]
 """
-
-
-def png():
-    pixels = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 class Burst:

@@ -13,7 +13,7 @@ import serfer
 from serfer.core.costs import aws
 from serfer.plan_directory import load_plan
 from serfer.raster.palette import palette, read_depth
-from tests.e2e.dense import OUTPUTS, dense_onnx, split_dense
+from tests.e2e.dense import OUTPUTS, dense_onnx
 from tests.e2e.small import SIZE
 
 SMALL_PAYLOADS = re.sub(
@@ -22,11 +22,6 @@ SMALL_PAYLOADS = re.sub(
     Path(aws.__file__).with_name("aws.toml").read_text("utf-8"),
 )
 FILES = {name: name.replace("/", "_") for name in OUTPUTS}
-
-
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory):
-    return split_dense(tmp_path_factory.mktemp("dense"))
 
 
 @pytest.fixture(scope="module")
@@ -152,11 +147,6 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(run, examples, t
 def test_a_format_that_holds_no_output_is_refused(run, plan, examples, tmp_path):
     result = run(examples / "rocket.jpg", "--out", tmp_path, "--format", "png", plan=plan)
     result.complains(2, "png holds none of the outputs logits [7]")
-
-
-def test_a_network_that_classifies_runs_too(run, plan, examples, tmp_path):
-    assert run(examples / "rocket.jpg", "--out", tmp_path, plan=plan).code == 0
-    assert np.load(tmp_path / "rocket.logits.npy").shape == (1, 7)
 
 
 def test_an_image_may_come_from_standard_input(serfer_here, dense, examples, tmp_path):

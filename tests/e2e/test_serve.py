@@ -1,24 +1,14 @@
 """`serfer serve` as a user runs it: a process, its address, its end."""
 
-import io
 import json
 import signal
 import threading
 
 import httpx
-import numpy as np
 import pytest
-from PIL import Image
 
-from serfer.local.server import listen
+from tests.api.conftest import png
 from tests.e2e.conftest import PATIENCE, eventually
-
-
-def png(seed=0):
-    pixels = np.random.default_rng(seed).integers(0, 256, (40, 48, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 @pytest.fixture
@@ -115,16 +105,6 @@ class TestWrongUse:
     )
     def test_wrong_options_are_refused_in_one_line(self, serfer_here, lean, arguments, code, words):
         serfer_here("serve", "--plan", lean, "--port", "0", *arguments).complains(code, *words)
-
-    def test_two_models_with_the_same_name(self, serfer_here, lean):
-        result = serfer_here("serve", "--plan", lean, "--plan", lean)
-        result.complains(2, "two models are called small")
-
-    def test_a_port_that_is_taken(self, serfer_here, lean):
-        with listen("127.0.0.1", 0) as other:  # as another service does
-            port = other.getsockname()[1]
-            result = serfer_here("serve", "--plan", lean, "--port", port, "--workers", "inprocess")
-        result.complains(4, f"--port {port} is taken")
 
 
 @pytest.mark.parametrize(

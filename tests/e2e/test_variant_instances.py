@@ -1,13 +1,11 @@
 """Case II with real processes: load starts an instance and loads a variant, its end stops it, and no query is lost."""
 
 import asyncio
-import io
 import signal
 from dataclasses import replace
 
 import httpx
 import pytest
-from PIL import Image
 
 import serfer
 from serfer.core.variants import Figure, Place
@@ -16,7 +14,7 @@ from serfer.registry import open_registry
 from serfer.splitter.network.description import read_preprocess
 from tests.applications.worlds import register, variant, version
 from tests.e2e.conftest import PATIENCE, eventually
-from tests.variants.digits import LABELS, digits, write_digits
+from tests.variants.digits import LABELS, digits, png, write_digits
 
 APP = "digits"
 PRICE = 0.36  # dollars an hour
@@ -47,12 +45,6 @@ def instance_variant(name, qps, batch, kept):
     usd = PRICE / 3600 / qps
     made = variant(name, ms=40.0, usd=usd, place=Place.INSTANCE, kind="here", batch=batch, load_ms=50.0 * batch, **kept)
     return replace(made, qps=Figure.measured(qps))
-
-
-def png(image):
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    return buffer.getvalue()
 
 
 class Load:

@@ -20,18 +20,11 @@ from serfer.registry import (
     open_registry,
 )
 from tests.registry.records import DIGEST, variant
+from tests.support.hand_clock import Clock
 
 REQUEST = RegistrationRequest("faces", "net", DIGEST, DIGEST, '{"precisions": ["fp32"]}')
 DONE, FAILED, RUNNING = RegistrationState.DONE, RegistrationState.FAILED, RegistrationState.RUNNING
 CLASSES = {"classes": 10, "labels": DIGEST}
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

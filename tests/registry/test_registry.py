@@ -334,7 +334,13 @@ def test_what_a_running_registration_has_made_is_not_garbage(registry, plan):
     assert list(ages()) == []
 
 
-@pytest.mark.parametrize("url", ["", "a\0b", "redis://host/0", "memory://", "file://host/x", "file:///x?y=1"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "a\0b", "redis://host/0", "memory://", "file://host/x", "file:///x?y=1"),
+        *("s3://", "s3://A_B/c", "s3://bucket/p?q=1", "s3://bucket/../x", "s3://bucket/a//b"),
+    ],
+)
 def test_a_url_that_is_not_a_registry_is_refused(url):
     with pytest.raises(UsageError, match="not a registry"):
         open_registry(url)

@@ -15,6 +15,7 @@ from serfer.storage import open_store
 from serfer.storage.intercepting import CountingStore
 from serfer_bench.core.s3_server import S3Server
 from tests.results.stored import NOW, PLACE, dense, stored
+from tests.support.hand_clock import Clock
 
 SEVERAL = {
     "scores": dense(),
@@ -36,19 +37,12 @@ def s3():
         yield server
 
 
-class Clock:
-    now = NOW
-
-    def __call__(self):
-        return self.now
-
-
 class ResultsContract:
     """What holds over every store."""
 
     @pytest.fixture
     def results(self, store):
-        return Results(store, clock=Clock())
+        return Results(store, clock=Clock(NOW))
 
     def test_a_result_is_whole_once_its_manifest_is_written(self, store, results):
         manifest, arrays = stored(store, SEVERAL)
@@ -103,7 +97,7 @@ class TestOverMemory(ResultsContract):
 
     def test_a_result_ends_with_its_lifetime_though_the_store_still_has_it(self, store):
         manifest, _ = stored(store, SEVERAL)
-        clock = Clock()
+        clock = Clock(NOW)
         results = Results(store, clock=clock)
         results.write(manifest)
         clock.now = manifest.expires

@@ -6,6 +6,7 @@ to three pixels. Training images are turned and moved in the same way, and never
 follows from fixed seeds.
 """
 
+import io
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -117,6 +118,12 @@ def write_digits(folder, sizes=SIZES, images=HELD_OUT):
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(path)
     return files
+
+
+def png(image):
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def write_onnx(network, path, classes=CLASSES):

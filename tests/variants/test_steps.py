@@ -10,6 +10,7 @@ from serfer.registry import TAKEOVER_S, RegistrationRequest, Registrations, Regi
 from serfer.variants.steps import Steps, alone, claimed, heartbeats, owner_name
 from tests import bugs
 from tests.registry.records import DIGEST, variant
+from tests.support.hand_clock import Clock
 
 REQUEST = RegistrationRequest("faces", "net", DIGEST, DIGEST, "{}")
 
@@ -22,14 +23,6 @@ class Value:
 @dataclass(frozen=True)
 class Other:
     name: str
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 @pytest.fixture

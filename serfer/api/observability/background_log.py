@@ -45,11 +45,11 @@ class BackgroundHandler(QueueHandler):
         with self._lines.all_tasks_done:
             self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, _PATIENCE_S)
 
-    def take_lost(self) -> str:
-        """Return the line for what was dropped since the last one, empty for nothing."""
+    def take_lost(self) -> int:
+        """Return how many lines were dropped since the last call."""
         with self._count:
             lost, self._lost = self._lost, 0
-        return self.lost_line(lost) if lost else ""
+        return lost
 
     def lost_line(self, lost: int) -> str:
         """Return the line for so many dropped ones."""
@@ -72,13 +72,12 @@ class _Listener(QueueListener):
 
     def handle(self, line: str) -> None:  # type: ignore[override]  # what `prepare` has made
         self._write(line)
-        if self._lines.empty():  # what was dropped would come next
+        if self._lines.empty() and (lost := self._handler.take_lost()):  # what was dropped would come next
             try:
-                lost = self._handler.take_lost()
+                line = self._handler.lost_line(lost)
             except Exception as error:  # noqa: BLE001 - it would end the thread, and all lines with it
-                lost = f"log lines dropped ({error!r})"
-            if lost:
-                self._write(lost)
+                line = f"{lost} log lines dropped ({error!r})"
+            self._write(line)
 
     def _write(self, line: str) -> None:
         """Write a line, not by the stream: its lock would be held, and the interpreter needs it to end."""

@@ -37,8 +37,6 @@ fastapi._compat.v2.TypeAdapter = _type_adapter
 
 
 class Observed:
-    """An observer that remembers what it was told."""
-
     def __init__(self):
         self.answers, self.failures = [], []
 
@@ -50,7 +48,6 @@ class Observed:
 
 
 def png(width=48, height=40, seed=0):
-    """Return the bytes of a PNG of noise."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")

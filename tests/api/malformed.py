@@ -67,7 +67,6 @@ def zeros(size):
 
 
 def encoded(kind, **settings):
-    """Return a small image of noise."""
     pixels = np.random.default_rng(1).integers(0, 256, (40, 48, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, kind, **settings)
@@ -156,7 +155,6 @@ def other_types():
 
 
 def sized(data, at, fmt, *sizes):
-    """Put other sizes into an image's header."""
     return data[:at] + struct.pack(fmt, *sizes) + data[at + struct.calcsize(fmt) :]
 
 

@@ -248,7 +248,6 @@ class TestClients:
 
 class TestPace:
     def holds(self, *times, left_s=60.0):
-        """Return how long refusals at these times are held."""
         clock, held = Clock(100.0), []
 
         async def sleep(seconds):
@@ -581,7 +580,6 @@ class Driver:
         assert 0 <= self.decoders.running <= self.decoders.count
 
     def held(self):
-        """Return everything that is held, or waits."""
         turns, decoders = self.admission.turns, self.decoders
         waiting = turns.waiting + decoders.waiting
         return self.admission.bytes.held, len(self.admission.queries), turns.running, decoders.running, waiting

@@ -30,7 +30,6 @@ def registry_url(tmp_path_factory):
 
 @contextmanager
 def asking(registry_url, cache, forks, **more):
-    """Serve a registry's applications; yields a client."""
     app = make_app(open_service(registry_url, cache, forks), Settings(), **more)
     with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
         yield client
@@ -259,7 +258,6 @@ def test_the_inference_protocol_refuses_what_cannot_be_asked(shared, name, param
 
 
 def changeable(registry_url, folder):
-    """Return a copy of the registry, which a test may change."""
     shutil.copytree(registry_url, folder / "own")
     registry = open_registry(str(folder / "own"))
     only = next(each for each in registry.application("faces").networks if each.network == "other").variants[0]
@@ -400,7 +398,6 @@ def answered(url, cache, forks):
 
 
 def altered(directory):
-    """Change every weight below a directory."""
     for file in directory.rglob("*.bin"):
         file.write_bytes(bytes(file.stat().st_size))
     return [*directory.rglob("*.bin")]

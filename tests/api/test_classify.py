@@ -32,7 +32,6 @@ def problem(reply, status):
 
 @pytest.fixture(scope="module")
 def expected(small_plan):
-    """What the pipeline itself says of the same bytes."""
     with serfer.open(small_plan, workers="inprocess") as pipeline:
         pipeline.classify([png()], names=["cat.png"], top_k=3)
         return json.loads(json.dumps(pipeline.last_report.as_dict()))

@@ -28,7 +28,6 @@ def lasting(lasting_url):
 
 @pytest.fixture(scope="module")
 def expected(small_plan):
-    """What the pipeline itself says of the same bytes."""
     with serfer.open(small_plan, workers="inprocess") as pipeline:
         return pipeline.classify([png(seed=0), png(seed=1)], names=["a", "b"], top_k=3)
 
@@ -113,7 +112,6 @@ def test_an_error_names_the_request_as_the_services_log_does(lasting):
 
 @pytest.fixture
 def keeping(small_plan, forks, tmp_path):
-    """A service that keeps results; yields its URL."""
     place = (tmp_path / "results").as_uri()
     with served({"small": small_plan}, forks=forks, results=place) as url:
         yield url

@@ -52,7 +52,6 @@ class Daemon:
         self.process, self.lines = process, []
 
     def heard(self, event):
-        """Wait for a line about an event and return it."""
         for line in self.process.stderr:
             self.lines.append(json.loads(line))
             if self.lines[-1]["event"] == event:

@@ -125,7 +125,6 @@ async def test_memory_is_bounded(forks, monkeypatch):
 
 
 def busy(forks):
-    """Return whether a decoder has computed for a while."""
     for pid in children(forks._process.pid) if forks._process else ():
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if int(fields[11]) * 10 > os.sysconf("SC_CLK_TCK"):

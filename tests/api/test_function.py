@@ -100,7 +100,6 @@ def http_api(method, path, query=(), headers=None, body=None):
 
 
 def form(*images):
-    """Return a multipart body of images, and its content type."""
     head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'.encode()
     parts = b"".join(head + image + b"\r\n" for image in images)
     return parts + f"--{BOUNDARY}--\r\n".encode(), {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
@@ -131,7 +130,6 @@ def function(variables, settings, opened):
 
 @pytest.fixture(scope="module")
 def shared(small_plan):
-    """A function for the tests that change nothing of it."""
     with ExitStack() as opened:
         variables = {"LAMBDA_TASK_ROOT": str(small_plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
         function = Function(open_application(driver_settings(variables), Settings(), opened))

@@ -23,8 +23,6 @@ from tests.e2e.small import split_small
 
 @pytest.fixture
 def says(service, monkeypatch):
-    """Let the service say what a test wants."""
-
     def report(store="", functions=""):
         async def health():
             return Health(store, functions)
@@ -109,7 +107,6 @@ class TestChangedPlans:
 
 
 def eventually_is(http, status):
-    """Ask until a status comes; return the response."""
     deadline = time.monotonic() + PATIENCE
     while (response := http.get("/readyz")).status_code != status:
         assert time.monotonic() < deadline, response.text

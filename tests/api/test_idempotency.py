@@ -12,8 +12,6 @@ ASKED = IdempotencyKey("alice", "key-1", digest_of([b"a picture"]))
 
 
 class Answers:
-    """An answer that is computed when the test says so."""
-
     def __init__(self, body):
         self.body = body
         self.may_end = asyncio.Event()

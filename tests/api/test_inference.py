@@ -48,7 +48,6 @@ def tensor(array, name="input", *, binary=True):
 
 
 def plain(array=None, **more):
-    """Return a request in JSON."""
     array = batch(1) if array is None else array
     given = {"name": "input", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
     return {"inputs": [given], **more}

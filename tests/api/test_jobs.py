@@ -40,7 +40,6 @@ def store():
 
 @pytest.fixture
 def load():
-    """The online load, which a test may change."""
     return [QUIET]
 
 

@@ -42,7 +42,6 @@ def store(tmp_path):
 
 @pytest.fixture
 def serve(small_plan, store):
-    """Serve with these settings, and return the URL."""
     with ExitStack() as opened:
 
         def start(keys=None, results=store, *, streams=True, downloads=16, **settings):
@@ -57,7 +56,6 @@ def serve(small_plan, store):
 
 @pytest.fixture
 def keys(tmp_path):
-    """A file of keys, and two of them."""
     path = tmp_path / "keys.json"
     return path, {name: {"X-API-Key": add_key(path, name, None)} for name in ("phone", "tablet")}
 
@@ -158,12 +156,6 @@ def test_an_output_that_there_is_not_is_named(serve, store):
 def test_a_result_that_has_expired_is_gone(serve, store):
     url, manifest = serve(), put_result(store, OUTPUTS, ttl=50, age=51)
     assert httpx.get(f"{url}/v2/results/{manifest.id}").json() == {"error": GONE}
-
-
-def test_a_service_that_keeps_none_has_none(serve, store):
-    url, manifest = serve(results=None), put_result(store, OUTPUTS)
-    assert httpx.get(f"{url}/v2/results/{manifest.id}").json() == {"error": GONE}
-    assert "result_links" not in httpx.get(f"{url}/v2").json()["extensions"]
 
 
 def test_another_keys_result_is_as_absent_as_none(serve, store, keys):

@@ -2,17 +2,13 @@
 
 from types import SimpleNamespace
 
-import httpx
 import numpy as np
 import pytest
 
-from serfer.api.app import make_app
-from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.online_load import LoadMonitor
 from serfer.control.throttle import BLOCK
 from serfer.pipeline.health import FunctionLoad
-from serfer.settings import Settings
-from tests.api.conftest import png, running
+from tests.api.conftest import png
 
 
 def pipeline(load=None, target=None):
@@ -91,11 +87,3 @@ def test_a_service_says_its_load(http):
     load = http.get("/v1/load").json()
     assert 0 < load["utilisation"] <= 1
     assert load["latency"] > 0
-
-
-def test_the_load_is_for_clients_with_a_key(service, tmp_path):
-    key = add_key(tmp_path / "keys.json", "alice", None)
-    keys = KeyRing(tmp_path / "keys.json", lambda: 0.0)
-    with running(make_app(service, Settings(), keys)) as url:
-        assert httpx.get(f"{url}/v1/load").status_code == 401
-        assert httpx.get(f"{url}/v1/load", headers={"X-API-Key": key}).status_code == 200

@@ -40,7 +40,6 @@ def observed():
 
 @pytest.fixture
 def access(tmp_path):
-    """A key, and the ring that knows it."""
     path = tmp_path / "keys.json"
     key = add_key(path, "phone", None)
     return key, KeyRing(path, time.monotonic)

@@ -40,7 +40,6 @@ class Server:
     port: int
 
     def most_memory(self):
-        """Return the most bytes that the server has ever had."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) * 1024
 

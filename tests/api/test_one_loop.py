@@ -57,7 +57,6 @@ def classify(client, image, kind="jpeg"):
 
 
 def photograph():
-    """Return a JPEG of 12 megapixels."""
     pixels = np.random.default_rng(0).integers(0, 256, (300, 400, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).resize((4000, 3000)).save(buffer, "JPEG", quality=90)

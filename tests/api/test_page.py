@@ -1,16 +1,12 @@
 """The page and its parts: plain files with a strict policy, checked again by their tags, open to everybody."""
 
-import asyncio
 import re
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
 import httpx
 import pytest
 
-from serfer.api.app import make_app
-from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.routes import page
 from serfer.api.routes.page import list_routes
 
@@ -121,10 +117,3 @@ def test_modules_import_only_each_other():
         assert not re.search(r"\b(eval|innerHTML|outerHTML|insertAdjacentHTML|document\.write)\b", text), file.name
         assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
         assert "https://" not in text
-
-
-def test_the_page_is_open_where_everything_else_needs_a_key(service, settings, tmp_path):
-    add_key(tmp_path / "keys.json", "test", None)
-    app = make_app(service, settings, KeyRing(tmp_path / "keys.json", time.monotonic))
-    statuses = {path: asyncio.run(get(app, path)).status_code for path in (*PATHS, "/v1/models", "/v1/models/small")}
-    assert statuses == {**dict.fromkeys(PATHS, 200), "/v1/models": 401, "/v1/models/small": 401}

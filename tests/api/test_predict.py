@@ -46,7 +46,6 @@ def plans(tmp_path_factory, small_plan):
 
 @pytest.fixture(scope="module")
 def found(plans):
-    """What the pipelines themselves find in the pictures."""
     pictures, names = [PIXELS, turned()], ["a.png", "b.jpg"]
     images = {}
     for name in ("small", "boxes", "drawn", "embedding"):

@@ -45,7 +45,6 @@ async def application(scope, receive, send):
 
 @contextmanager
 def serving(header_timeout_s, **settings):
-    """Serve the application on a free port, which it gives."""
     config = uvicorn.Config(
         application, http=limited_protocol(header_timeout_s), lifespan="off", ws="none", log_config=None, **settings
     )

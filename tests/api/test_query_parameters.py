@@ -18,8 +18,6 @@ from serfer.api.routes.classify import PredictParameters
 
 
 class Few(QueryParameters):
-    """Two parameters."""
-
     count: int = Field(5, ge=1, le=9, description="How many.")
     form: str | None = Field(None, alias="format", max_length=3)
 

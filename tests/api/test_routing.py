@@ -24,8 +24,6 @@ from tests.api.conftest import png, running
 
 
 class Target:
-    """A target that answers what it is told."""
-
     answer = None
 
     async def run(self, _batch, _deadline_s, _asker):

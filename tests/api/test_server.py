@@ -110,7 +110,6 @@ def serving(drain_s, **variables):
 
 @contextmanager
 def waiting(server):
-    """Have a request under way."""
     with server.connected() as connection:
         connection.request("GET", "/wait")
         assert server.says() == "waiting"

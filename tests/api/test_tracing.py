@@ -188,7 +188,6 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
 
 
 async def _collected(monkeypatch, variables):
-    """Return what a collector gets of one request."""
     taken = bytearray()
 
     async def collect(reader, writer):

@@ -54,7 +54,6 @@ def refused(status, *words):
 
 
 def form(*parts, boundary="b0undary", ending="--\r\n"):
-    """Build a form of (name, filename, data)."""
     body = b""
     for name, filename, data in parts:
         file = "" if filename is None else f'; filename="{filename}"'

@@ -135,7 +135,6 @@ async def answer(app, path, content_type, body, header=None, coding=None):
 
 @pytest.fixture
 def counted():
-    """Count the calls of this thread, and note the heavy ones."""
     calls, heavy = [0], set()
 
     def profile(_frame, event, called):

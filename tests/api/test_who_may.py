@@ -74,8 +74,6 @@ REFUSED = {401, 403}
 
 
 class Repository:
-    """An instance's networks: none."""
-
     def states(self):
         return {}
 

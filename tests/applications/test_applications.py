@@ -40,8 +40,6 @@ LIMITS = CanaryLimits(window_s=60.0, queries=10, max_error_rate=0.1)
 
 
 class Opened:
-    """A pipeline that only closes."""
-
     def __init__(self, name):
         self.name = name
         self.closed = False

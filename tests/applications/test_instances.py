@@ -228,8 +228,6 @@ async def test_the_pipelines_to_an_instance_that_goes_are_closed_when_their_quer
 
 
 class Slow:
-    """A client whose instance does not answer in time."""
-
     async def infer(self, _batch, timeout_s, patience_s, _request):
         self.allowed_s = timeout_s, patience_s
         return Fault(FaultKind.NO_RESPONSE, "too slow")

@@ -26,8 +26,6 @@ def version(network, number, *variants):
 
 
 def register(registry, name, *versions):
-    """Write an application of these network versions."""
-
     def made(record):
         record = record or Application(name, CLASSES, DIGEST)
         for each in versions:

@@ -21,7 +21,6 @@ IMPORTED = (
 
 
 def main(queue):
-    """Run commands until the queue ends."""
     for place, _ in COMMANDS.values():
         if place != INSTALLED:
             import_module(place.partition(":")[0])

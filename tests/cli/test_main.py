@@ -73,7 +73,6 @@ def test_h_is_help(serfer, command):
 
 
 def options_in(text):
-    """Return the options that a help lists, in their order."""
     names = re.findall(r"^  (?:-\w, )?--([\w-]+)", text.partition("\nOptions:\n")[2], re.MULTILINE)
     return [name for name in names if name != "help"]
 

@@ -154,7 +154,6 @@ AS_OTHERS = {name for above in APPS for name in benchmarks(APPS[above], above) i
 
 
 def commands():
-    """Return all commands: of groups, those that they have."""
     top = typer.main.get_command(app)
     context = top.make_context("serfer", ["--version"], resilient_parsing=True)
     for name in COMMANDS:
@@ -182,8 +181,6 @@ def test_only_one_module_makes_tables():
 
 
 class Terminal:
-    """A host of commands on a pseudo-terminal."""
-
     def __init__(self, **variables):
         self._master, slave = pty.openpty()
         reader, writer = os.pipe()
@@ -219,7 +216,6 @@ class Terminal:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """What commands are given."""
     folder = tmp_path_factory.mktemp("narrow")
     plan = split_small(folder)
     registry = folder / "registry"

@@ -31,7 +31,6 @@ def _folder(monkeypatch, tmp_path):
 
 
 def leaves():
-    """Yield every command that does something, with its words."""
     root = typer.main.get_command(app)
     context = root.make_context("serfer", [], resilient_parsing=True)
 

@@ -56,7 +56,6 @@ def chunked(name, values, grid):
 
 
 def chunk_of(values, grid=(1, 1)):
-    """Return the first chunk of an output."""
     return next(iter(chunked("scores", values, grid)[1].values()))
 
 
@@ -76,8 +75,6 @@ def served(values, grid=(2, 2), name="scores", bucket=None, **metadata):
 
 
 class Cut(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body whose connection breaks."""
-
     def __init__(self, data):
         self._data = data
 

@@ -125,8 +125,6 @@ def eventually(condition, what, every=0.01):
 
 @dataclass
 class Command:
-    """A running `serfer`."""
-
     process: subprocess.Popen
     places: tuple[Path, ...]
     cache: Path
@@ -269,8 +267,6 @@ def start(cache, tmp_path):
 
 @pytest.fixture
 def serfer_(start):
-    """Run `serfer` to its end."""
-
     def run(*arguments, stdin=None, **variables):
         return start(*arguments, **variables).end(stdin)
 
@@ -304,7 +300,6 @@ def serfer_here(cache, tmp_path, monkeypatch, capfd):
 
 @contextmanager
 def stopped(process):
-    """Hold a process still."""
     process.send(signal.SIGSTOP)
     try:
         yield process
@@ -315,5 +310,4 @@ def stopped(process):
 
 @pytest.fixture(scope="session")
 def examples():
-    """The photographs that the project ships."""
     return Path(__file__).parents[2] / "examples" / "images"

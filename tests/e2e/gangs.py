@@ -57,7 +57,6 @@ def images(plan, count=1, seed=0):
 
 
 def ran(result):
-    """Return which stages members of a gang ran."""
     return [number for number, stage in enumerate(result.report.stages) if stage.gang is not None]
 
 
@@ -113,7 +112,6 @@ class Invocations:
         return len(alive)
 
     def resume(self):
-        """Let every worker run."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number):

@@ -18,7 +18,6 @@ from tests.e2e.small import LABELS, PREPROCESS, small_onnx
 
 
 def white():
-    """Return the bytes of a PNG of white pixels."""
     buffer = io.BytesIO()
     Image.new("RGB", (48, 40), "white").save(buffer, "PNG")
     return buffer.getvalue()

@@ -58,8 +58,6 @@ def many(tmp_path_factory):
 
 @pytest.fixture
 def place(request, tmp_path, monkeypatch):
-    """Return the URL of a store of a kind."""
-
     def place(kind):
         if kind == "s3":
             server = request.getfixturevalue("s3")
@@ -229,7 +227,6 @@ def test_a_kept_answer_is_written_once_by_its_tiles_and_its_manifest_is_not_read
 
 
 def picture(seed):
-    """Return an encoded image of the network's size."""
     file = io.BytesIO()
     pixels = np.random.default_rng(seed).integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(file, "png")

@@ -36,7 +36,6 @@ def picture(examples):
 
 @pytest.fixture
 def copy(plan, tmp_path):
-    """A plan of the test's own, to be damaged."""
     shutil.copytree(plan, tmp_path / "copy")
     return tmp_path / "copy"
 

@@ -126,7 +126,6 @@ def invocations(monkeypatch):
 
 
 def start(pipeline, seed=0, **options):
-    """Start a query; return its future, and its images."""
     batch = images(pipeline.plan, seed=seed)
     return pipeline.submit(batch, **options), batch
 

@@ -50,7 +50,6 @@ class Scene:
         self.pipeline, self.hours, self.invocations = pipeline, hours, invocations
 
     def query(self):
-        """Run a query, and return how many environments it started."""
         self.pipeline.run(batch())
         self.since = self.hours.now_s
         self._tick()

@@ -33,8 +33,6 @@ main()
 
 
 class Clients:
-    """Clients that send one query after the other to a service."""
-
     def __init__(self, url):
         self._url, self._stop, self.statuses = url, threading.Event(), []
         self._threads = ThreadPoolExecutor(CLIENTS)
@@ -49,7 +47,6 @@ class Clients:
                 self.statuses.append(http.post("/v1/classify", files={"image": png()}).status_code)
 
     def answer(self, count):
-        """Wait until so many more have been answered."""
         wanted = len(self.statuses) + count
         eventually(lambda: len(self.statuses) >= wanted, "answers under load", every=0.02)
 

@@ -223,24 +223,6 @@ def test_the_same_network_split_again_is_the_same_plan(plan, tmp_path):
     assert small_onnx().SerializeToString() == small_onnx().SerializeToString()
 
 
-def test_importing_serfer_imports_nothing_heavy():
-    heavy = {
-        "torch",
-        "torchvision",
-        "boto3",
-        "botocore",
-        "onnx",
-        "onnxruntime",
-        "onnxscript",
-        "aiohttp",
-        "PIL",
-        "numpy",
-    }
-    code = f"import sys, serfer; print(sorted({heavy!r} & set(sys.modules)), serfer.__version__)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == f"[] {serfer.__version__}\n"
-
-
 def test_opening_and_running_a_plan_imports_neither_torch_nor_boto3(plan, cache):
     code = """
 import sys, numpy, serfer

@@ -26,7 +26,6 @@ FILES = {name: name.replace("/", "_") for name in OUTPUTS}
 
 @pytest.fixture(scope="module")
 def answer(dense, examples):
-    """What the network makes of one of the examples."""
     with serfer.open(dense) as pipeline:
         return pipeline.run(pipeline.pixels([examples / "rocket.jpg"]))
 

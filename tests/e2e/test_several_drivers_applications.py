@@ -41,7 +41,6 @@ class World:
         return self.system.send(method, path, body, at=at, **{"X_API_Key": self.anyone, **headers})
 
     def ask(self, application, *, at=None, **headers):
-        """Return status and answer of a white image."""
         path = f"/v1/classify?application={application}"
         status, _, body = self.send("POST", path, white(), at=at, Content_Type="image/png", **headers)
         return status, json.loads(body)

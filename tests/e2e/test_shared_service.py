@@ -43,7 +43,6 @@ def serve(settings, redis):
 
 
 def sharing(settings, service):
-    """Return settings that use a service that runs already."""
     return settings.model_copy(update={"local_url": service.url, "local_access": access_setting(service.access)})
 
 

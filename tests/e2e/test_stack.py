@@ -48,7 +48,6 @@ def plan(lean):
 
 @pytest.fixture(scope="module")
 def worker_layer(tmp_path_factory, cache):
-    """The layer that all functions share."""
     layer = tmp_path_factory.mktemp("worker")
     (layer / "python").symlink_to(dependencies(cache))
     return layer
@@ -100,7 +99,6 @@ def variables(moto, functions):
 
 @pytest.fixture
 def bare(plan, tmp_path):
-    """A plan directory without any artefact."""
     directory = tmp_path / "bare"
     directory.mkdir()
     shutil.copy(plan / "plan.json", directory)

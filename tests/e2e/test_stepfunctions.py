@@ -125,7 +125,6 @@ def ask(stack, machines, redis):
 
 
 def fail(stack, *names, stage, tile=0):
-    """Let the next attempts of a tile fail with these errors."""
     for number, name in enumerate(names):
         (stack.failures / f"{stage}-{tile}-{number}").write_text(name, encoding="utf-8")
 

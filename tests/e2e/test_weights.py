@@ -62,7 +62,6 @@ def test_the_package_of_a_fetching_function_has_no_weights(place, cache):
 
 
 def limits(tmp_path, **values):
-    """Return a file of AWS facts with other limits of Lambda."""
     path = tmp_path / "aws.toml"
     path.write_text("[lambda]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()), encoding="utf-8")
     return path

@@ -19,8 +19,6 @@ class Server:
 
 @contextmanager
 def serving():
-    """Serve on a port of its own."""
-
     class Handler(BaseHTTPRequestHandler):
         def _answer(self):
             body = self.rfile.read(int(self.headers.get("content-length", 0)))

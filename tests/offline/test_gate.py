@@ -13,8 +13,6 @@ QUIET, BUSY = OnlineLoad("a", 0.0), OnlineLoad("a", 0.9)
 
 
 class Source:
-    """Says what a test wants; an error is raised."""
-
     def __init__(self, says=QUIET):
         self.says = says
 

@@ -46,7 +46,6 @@ class RegistryStoreContract:
         return open_store()
 
     def damage(self, digest, data):
-        """Overwrite an artefact behind the store's back."""
         raise NotImplementedError
 
     def test_what_was_written_is_read_with_its_version(self, store, open_store):

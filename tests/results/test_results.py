@@ -38,8 +38,6 @@ def s3():
 
 
 class ResultsContract:
-    """What holds over every store."""
-
     @pytest.fixture
     def results(self, store):
         return Results(store, clock=Clock(NOW))

@@ -42,7 +42,6 @@ class Command:
         )
 
     def wait_for(self, text):
-        """Read what it says until a line has a text."""
         for line in self._process.stderr:
             self.lines.append(line)
             if text in line:
@@ -60,7 +59,6 @@ class Command:
         return self._process.returncode, printed
 
     def registered(self):
-        """Return what it has registered; its exit code has to be 0."""
         code, printed = self.result()
         assert code == 0, self.lines
         return json.loads(printed)
@@ -68,7 +66,6 @@ class Command:
 
 @pytest.fixture
 def start(files, tmp_path):
-    """Start the command for one of the networks."""
     running = []
 
     def begin(size="small", *more, app="digits", validation=None):

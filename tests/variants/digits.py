@@ -51,7 +51,6 @@ class DigitsFiles:
 
 @cache
 def digits(held_out=HELD_OUT):
-    """Return the images; see the module's text."""
     from sklearn.datasets import load_digits  # noqa: PLC0415 - slow to import
 
     data, random = load_digits(), np.random.default_rng(0)

@@ -61,7 +61,6 @@ def kept(tmp_path):
 
 @pytest.fixture
 def validation(files, tmp_path):
-    """A copy of the validation set, to be damaged."""
     return shutil.copytree(files.validation, tmp_path / "validation")
 
 

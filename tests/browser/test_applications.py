@@ -144,7 +144,7 @@ def test_wrong_objectives_are_told_at_their_field_and_not_sent(chosen, field, va
 
 
 def test_an_application_stands_beside_models(opened, registry_url, plans, picture, tmp_path):
-    lean = serfer.open(plans["lean"], store="memory://", workers="inprocess", hedge=False)
+    lean = serfer.open(plans["lean"], store="memory://", workers="inprocess", hedge=False).asynchronous
     with served(registry_url, tmp_path, {"lean": lean}) as (url, _):
         page, noted = opened(url)
         select = page.get_by_label("Model or application")
@@ -255,7 +255,6 @@ def test_a_variant_that_is_closed_meanwhile_leaves_its_answer_without_a_plan(cho
     expect(page.locator("#tiles-note")).to_contain_text("No plan to show")
     expect(page.locator("#stages button")).to_have_count(0)
     expect(page.locator("#compare-box")).to_be_hidden()
-    page.get_by_role("button", name="Replay").click()
     assert [error for error in noted.errors if "404" not in error] == []
 
 

@@ -75,10 +75,10 @@ def list_routes(schema: Mapping[str, Any]) -> str:
 <link rel="icon" href="page/icon.svg" type="image/svg+xml"><link rel="stylesheet" href="page/style.css"></head>
 <body><header class="top"><h1><img src="page/icon.svg" alt="" width="26" height="26">SerFer</h1>
 <nav aria-label="Service"><a href=".">Page</a> <a href="openapi.json">openapi.json</a></nav></header>
-<div class="panel routes"><table><caption>Routes of this service</caption>
+<main><div class="panel routes" tabindex="0" role="region" aria-label="Routes">
+<table><caption>Routes of this service</caption>
 <thead><tr><th>Route</th><th>What it does</th><th>Parameters</th><th>Answers</th></tr></thead>
-<tbody>{rows}</tbody></table>
-</div></body></html>
+<tbody>{rows}</tbody></table></div></main></body></html>
 """
 
 

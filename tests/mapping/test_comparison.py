@@ -164,17 +164,8 @@ def test_of_many_images_a_wrong_one_fails_by_itself(serfer, plan, tmp_path, alte
         write(tmp_path / f"{name}.tif", pixels(HEIGHT, WIDTH))
     wrong = iter([True])
     altered(7, lambda values: values + 0.01 * next(wrong, False))
-    done = serfer(
-        "map",
-        tmp_path / "a.tif",
-        tmp_path / "b.tif",
-        "--plan",
-        plan,
-        "--out",
-        tmp_path / "out",
-        "--workers",
-        "inprocess",
-    )
+    images = (tmp_path / "a.tif", tmp_path / "b.tif")
+    done = serfer("map", *images, "--plan", plan, "--out", tmp_path / "out", "--workers", "inprocess")
     assert done.code == 1
     assert "a.tif: the result is wrong" in done.err
     assert (tmp_path / "out" / "retry.txt").read_text().split() == [str(tmp_path / "a.tif")]

@@ -11,32 +11,24 @@ from serfer.mapping.engine import Spending
 from serfer.mapping.no_data import Gaps, Place, Sampling, missing_written
 
 
-def test_what_is_in_flight_counts_against_the_ceiling():
+@pytest.mark.parametrize(
+    ("usd", "steps", "spent"),
+    [
+        (4.0, ["reserve", "reserve", "full", 1.0, "reserve"], 1.0),  # what is in flight counts
+        (1.0, ["reserve", 4.0, "reserve", "full"], 4.0),  # dearer than predicted: those in flight are dearer too
+        (9.0, ["reserve", "release", "reserve", None, "full"], 9.0),  # failed counts as predicted, not sent does not
+    ],
+)
+def test_spending_is_reserved_within_the_ceiling(usd, steps, spent):
     spending = Spending(10.0)
-    assert spending.reserve(4.0)
-    assert spending.reserve(4.0)
-    assert not spending.reserve(4.0)
-    spending.settle(4.0, 1.0)
-    assert spending.reserve(4.0)
-    assert spending.spent == 1.0
-
-
-def test_windows_dearer_than_predicted_make_those_in_flight_dearer():
-    spending = Spending(10.0)
-    assert spending.reserve(1.0)
-    spending.settle(1.0, 4.0)
-    assert spending.reserve(1.0)
-    assert not spending.reserve(1.0)
-
-
-def test_a_query_that_failed_counts_as_predicted_and_one_that_was_not_sent_does_not():
-    spending = Spending(10.0)
-    assert spending.reserve(9.0)
-    spending.release(9.0)
-    assert spending.reserve(9.0)
-    spending.settle(9.0, None)
-    assert spending.spent == 9.0
-    assert not spending.reserve(2.0)
+    for step in steps:
+        if step in ("reserve", "full"):
+            assert spending.reserve(usd) == (step == "reserve")
+        elif step == "release":
+            spending.release(usd)
+        else:
+            spending.settle(usd, step)
+    assert spending.spent == spent
 
 
 @given(

@@ -4,9 +4,9 @@ import json
 import re
 import shutil
 import signal
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,16 +19,7 @@ from serfer.plan_directory import load_plan
 from tests.mapping.networks import run
 from tests.mapping.plans import PREPROCESS
 from tests.mapping.test_resume import start, wait_for_parts
-from tests.mapping.test_statistics import (
-    HEIGHT,
-    WIDTH,
-    WINDOWS,
-    Network,
-    command_of,
-    image_of,
-    normal,
-    unet,
-)
+from tests.mapping.test_statistics import HEIGHT, WIDTH, WINDOWS, Network, command_of, image_of, normal, unet
 from tests.mapping.whole import assert_equal, read
 from tests.raster.files import pixels
 
@@ -168,20 +159,16 @@ def test_a_folder_of_work_that_has_no_use_is_named(serfer, networks, tmp_path):
     assert "the plan keeps no maps between passes" in " ".join(done.err.split())
 
 
-def test_the_folder_of_kept_maps_is_named_in_full(serfer, command, tmp_path, monkeypatch):
+def test_map_whose_kept_maps_find_no_room_does_not_start(serfer, command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     relative = [part.name if isinstance(part, Path) and part.parent == tmp_path else part for part in command]
-    assert json.loads(serfer(*relative, "--dry-run", "--json").out)["kept_where"] == str(tmp_path)
-
-
-def test_a_map_whose_kept_maps_find_no_room_does_not_start(serfer, command, tmp_path, monkeypatch):
-    usage = namedtuple("usage", ["free"])  # noqa: PYI024 - one field of shutil's own
-    needed = json.loads(serfer(*command, "--dry-run", "--json").out)["kept_bytes"]
-    free = needed + 100_000  # for all kept maps, but not for the result's parts as well
-    monkeypatch.setattr("serfer.mapping.kept_maps.shutil.disk_usage", lambda _: usage(free))
+    planned = json.loads(serfer(*relative, "--dry-run", "--json").out)
+    assert planned["kept_where"] == str(tmp_path)
+    free = planned["kept_bytes"] + 100_000  # for all kept maps, but not for the result's parts as well
+    monkeypatch.setattr("serfer.mapping.kept_maps.shutil.disk_usage", lambda _: SimpleNamespace(free=free))
     refused = serfer(*command)
     assert refused.code == 4
-    assert f"take {needed:,} bytes more in" in refused.err
+    assert f"take {planned['kept_bytes']:,} bytes more in" in refused.err
     assert f"parts of the result 163,920, and its disk has {free:,} free: make room, name a folder" in refused.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.tif"]
 

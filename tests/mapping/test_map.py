@@ -174,8 +174,11 @@ def test_keys_are_taken_from_variables_and_the_file(serfer, image, plan, tmp_pat
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
-def test_local_workers_compute_the_same(serfer, command, tmp_path):
-    done = serfer(*command[:-1], "local")
+@pytest.mark.parametrize(
+    "more", [("--workers", "local"), ("--set", "concurrency=40")]
+)  # 40 is more than there are slots
+def test_local_workers_and_more_windows_in_flight_than_slots_compute_the_same(serfer, command, tmp_path, more):
+    done = serfer(*command, *more, "--json")
     assert done.code == 0, done.err
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
@@ -184,9 +187,3 @@ def test_a_state_machine_which_runs_whole_plans_is_refused(serfer, command):
     refused = serfer(*command[:-1], "local", "--set", "engine=stepfunctions")
     assert refused.code == 2
     assert "use push or poll" in refused.err
-
-
-def test_more_windows_in_flight_than_slots_wait_and_may_share_invocations(serfer, command, tmp_path):
-    done = serfer(*command, "--set", "concurrency=40", "--json")
-    assert done.code == 0, done.err
-    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))

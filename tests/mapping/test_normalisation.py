@@ -243,11 +243,11 @@ def test_a_description_that_means_nothing_is_refused_by_its_key(serfer, tmp_path
     assert said in refused.err
 
 
-def test_another_plan_than_a_map_plan_refuses_it(serfer, tmp_path):
-    (tmp_path / "pixels.toml").write_text('percentiles = [1, 99]\ncrop = "none"')
-    refused = serfer("split", "alexnet", "--preprocess", tmp_path / "pixels.toml", "--out", tmp_path / "plan")
-    assert refused.code == 3
-    assert "percentiles is for map plans" in refused.err
+@pytest.mark.parametrize(("key", "value"), [("percentiles", "[1, 99]"), ("stored_values", "true")])
+def test_keys_for_map_plans_are_refused_in_other_plans(tmp_path, key, value):
+    (tmp_path / "pixels.toml").write_text(f'{key} = {value}\ncrop = "none"\n')
+    with pytest.raises(InputError, match=f"{key} is for map plans"):
+        read_preprocess(tmp_path / "pixels.toml")
 
 
 @given(
@@ -286,9 +286,3 @@ def test_stored_values_reach_the_network_whatever_the_full_scale_of_their_type(s
     refused = serfer_command(*command, "--set", "full_scale=4095", "--overwrite")
     assert refused.code == 2
     assert "leave full_scale out" in refused.err
-
-
-def test_stored_values_are_for_map_plans(tmp_path):
-    (tmp_path / "pixels.toml").write_text('stored_values = true\ncrop = "none"\n')
-    with pytest.raises(InputError, match="stored_values is for map plans"):
-        read_preprocess(tmp_path / "pixels.toml")

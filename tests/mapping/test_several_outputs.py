@@ -30,12 +30,8 @@ HEIGHT, WIDTH = 203, 251  # multiples of no stride
 
 def save(path):
     """Write a network with outputs of strides 1, 2 and 4, the second of whole numbers, and one more of stride 1."""
-    random = np.random.default_rng(0)
-    weights = {
-        "w1": random.normal(0, 0.3, (4, 3, 3, 3)).astype(np.float32),
-        "w2": random.normal(0, 0.3, (5, 4, 3, 3)).astype(np.float32),
-        "w4": random.normal(0, 0.3, (2, 5, 3, 3)).astype(np.float32),
-    }
+    random, shapes = np.random.default_rng(0), {"w1": (4, 3, 3, 3), "w2": (5, 4, 3, 3), "w4": (2, 5, 3, 3)}
+    weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
     around = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
     nodes = [
         helper.make_node("Conv", ["image", "w1"], ["c1"], "c1", **around),

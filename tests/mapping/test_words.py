@@ -42,28 +42,28 @@ def test_a_pixel_has_square_metres_where_its_reference_system_is_true_to_scale(c
     assert Georeference(None, tuple(WHERE)[:6]).pixel_m2 is None
 
 
-@pytest.mark.parametrize(("times", "said"), [(3.0, "took 3.0 times as long as"), (0.5, "took 50% as long as")])
-def test_dollars_that_were_not_predicted_are_explained(serfer, command, monkeypatch, times, said):
+@pytest.mark.parametrize(("times", "said"), [(3.0, "took 3.0 times as long as"), (0.5, "took 50% as long as"), (1, "")])
+def test_dollars_are_explained_where_they_were_not_predicted(serfer, command, monkeypatch, times, said):
     settle = Spending.settle
     monkeypatch.setattr(Spending, "settle", lambda spending, usd, _: settle(spending, usd, times * usd))
-    done = serfer(*command)
-    assert f"dollars are for time: a window {said} predicted" in done.out
-
-
-def test_dollars_as_predicted_are_not_explained(serfer, command, monkeypatch):
-    settle = Spending.settle
-    monkeypatch.setattr(Spending, "settle", lambda spending, usd, _: settle(spending, usd, usd))
-    assert "dollars are for time" not in serfer(*command).out
+    out = serfer(*command).out
+    assert f"dollars are for time: a window {said} predicted" in out if said else "dollars are for time" not in out
 
 
 class TestProgress:
     """Lines where no terminal is watched."""
 
     @pytest.fixture
-    def clock(self, monkeypatch):
+    def shown(self, monkeypatch):
         now = [0.0]
         monkeypatch.setattr(map_display, "monotonic", lambda: now[0])
-        return now
+        display = MapDisplay()
+
+        def show(second, **said):
+            now[0] = second
+            display.progress(MapProgress("a.tif", 100_000, 0, int(second), 0, 0.5, second, **said))
+
+        return show
 
     @pytest.fixture
     def lines(self, monkeypatch):
@@ -71,31 +71,21 @@ class TestProgress:
         monkeypatch.setattr(map_display, "complain", lines.append)
         return lines
 
-    def at(self, second, **said):
-        return MapProgress("a.tif", 100_000, 0, int(second), 0, 0.5, second, **said)
-
-    def test_a_map_of_ten_hours_says_some_hundred_lines(self, clock, lines):
-        display = MapDisplay()
+    def test_map_of_ten_hours_says_some_hundred_lines(self, lines, shown):
         for second in range(36_000):
-            clock[0] = second
-            display.progress(self.at(second))
+            shown(second)
         assert 60 < len(lines) < 150
         assert "a.tif: 31 of 100,000 windows, 1.00 a second, 27.8 h left, $0.500000" in lines[0]
 
-    def test_pauses_are_said_at_once_but_not_without_end(self, clock, lines):
-        display = MapDisplay()
+    def test_pauses_are_said_at_once_but_not_without_end(self, lines, shown):
         for second in range(1000):
-            clock[0] = second
-            display.progress(self.at(second, paused="the service is busy" if second % 4 > 1 else ""))
+            shown(second, paused="the service is busy" if second % 4 > 1 else "")
         assert "paused: the service is busy" in lines[0]
         assert len(lines) < 50
 
-    def test_it_says_that_the_result_is_written_in_place_of_seconds_that_are_left(self, clock, lines):
-        display = MapDisplay()
-        clock[0] = 31.0
-        display.progress(self.at(30.0))
-        clock[0] = 32.0
-        display.progress(self.at(31.0, doing="writing the result"))
+    def test_writing_the_result_is_said_in_place_of_seconds_that_are_left(self, lines, shown):
+        shown(31.0)
+        shown(32.0, doing="writing the result")
         assert lines[1].endswith("windows, writing the result, $0.500000")
 
 

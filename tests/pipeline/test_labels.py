@@ -38,12 +38,8 @@ def test_a_folder_is_a_class_by_name_spelling_or_index(tmp_path):
     for name in ("tabby cat/1.png", "Great_White-Shark/deeper/2.png", "2/3.png", "9/4.png"):
         image(tmp_path / name)
     found = read_labelled(tmp_path, PLAN)
-    assert dict(zip([path.name for path in found.files], found.indices, strict=True)) == {
-        "1.png": 0,
-        "2.png": 1,
-        "3.png": 2,
-        "4.png": 9,
-    }
+    indices = dict(zip([path.name for path in found.files], found.indices, strict=True))
+    assert indices == {"1.png": 0, "2.png": 1, "3.png": 2, "4.png": 9}
     assert (found.classes, len(found), found.absent) == (10, 4, [3, 4, 5, 6, 7, 8])
 
 
@@ -53,12 +49,8 @@ def test_a_list_names_files_beside_it_in_its_own_order(tmp_path):
     image(tmp_path / "unlisted.png")
     listed(tmp_path, "file,label\nphotos/a.png,tabby cat\n\nb.png,2\n")
     found = read_labelled(tmp_path, PLAN)
-    assert [
-        (path.relative_to(tmp_path).as_posix(), index) for path, index in zip(found.files, found.indices, strict=True)
-    ] == [
-        ("photos/a.png", 0),
-        ("b.png", 2),
-    ]
+    assert [path.relative_to(tmp_path).as_posix() for path in found.files] == ["photos/a.png", "b.png"]
+    assert [*found.indices] == [0, 2]
 
 
 def test_a_network_without_names_knows_indices(tmp_path):
@@ -68,15 +60,33 @@ def test_a_network_without_names_knows_indices(tmp_path):
     refused(tmp_path, r"'10': it knows indices from 0 to 9", replace(PLAN, labels=()))
 
 
-def test_unknown_labels_are_named_beside_those_that_are_known(tmp_path):
-    for name in ("tabby cat", "dog", "cow", "hen", "sheep"):
-        image(tmp_path / name / "1.png")
-    refused(tmp_path, r"'cow', 'dog', 'hen' and 1 more: it knows 'tabby cat', .* and 7 more, or indices from 0 to 9")
+@pytest.mark.parametrize(
+    ("images", "others", "message"),
+    [
+        ([], [], "has no labelled images"),
+        (["crane/1.png"], [], r"crane is the name of 2 of the network's classes.*\(2, 3\)"),
+        (
+            ["tabby cat/1.png", "dog/1.png", "cow/1.png", "hen/1.png", "sheep/1.png"],
+            [],
+            "'cow', 'dog', 'hen' and 1 more: it knows 'tabby cat', .* and 7 more, or indices from 0 to 9",
+        ),
+        (["file.png"], [], "images in no class folder, 'file.png'"),
+        ([], ["0/"], "0 holds no images"),
+        ([], ["0/", "0/notes.txt"], "files that are not images, 'notes.txt'"),
+    ],
+)
+def test_set_of_wrong_folders_is_refused(tmp_path, images, others, message):
+    for name in images:
+        image(tmp_path / name)
+    for name in others:
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    refused(tmp_path, message)
 
 
-def test_a_name_of_two_classes_is_refused(tmp_path):
-    image(tmp_path / "crane/1.png")
-    refused(tmp_path, r"crane is the name of 2 of the network's classes.*\(2, 3\)")
+def test_set_that_is_no_folder_is_refused(tmp_path):
+    refused(tmp_path / "nowhere", "nowhere does not exist")
+    image(tmp_path / "file.png")
+    refused(tmp_path / "file.png", "file.png is not a folder")
 
 
 @pytest.mark.parametrize(
@@ -103,21 +113,6 @@ def test_a_list_that_is_wrong_is_refused_with_the_line(tmp_path, text, message):
     (directory / "link").symlink_to(tmp_path / "outside")
     listed(directory, text)
     refused(directory, message)
-
-
-def test_an_empty_set_and_a_missing_one_are_refused(tmp_path):
-    refused(tmp_path, r"has no labelled images")
-    refused(tmp_path / "nowhere", r"nowhere does not exist: give a folder of class folders")
-    image(tmp_path / "file.png")
-    refused(tmp_path / "file.png", r"file.png is not a folder")
-    refused(tmp_path, r"images in no class folder, 'file.png'")
-
-
-def test_folders_without_images_or_with_others_are_refused(tmp_path):
-    (tmp_path / "0").mkdir()
-    refused(tmp_path, r"0 holds no images")
-    (tmp_path / "0/notes.txt").write_text("")
-    refused(tmp_path, r"files that are not images, 'notes.txt'")
 
 
 @pytest.mark.hostile

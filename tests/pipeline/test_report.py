@@ -199,23 +199,14 @@ def test_the_best_classes_are_those_of_a_stable_sort(plan, logits, count):
     assert [(one.index, one.score) for one in best] == expected
 
 
-def test_softmax_scores_are_probabilities_even_of_large_logits(plan):
-    scores = [one.score for one in best_classes(plan, LOGITS, CLASSES)]
+def test_scores_are_of_the_plans_activation_even_of_extreme_logits(plan):
+    scores = [best.score for best in best_classes(plan, LOGITS, CLASSES)]
     assert sum(scores) == pytest.approx(1)
     assert scores == sorted(scores, reverse=True)
     assert best_classes(plan, np.array([0, 5000] + [0] * 5, dtype=np.float32), 1)[0].score == 1
-
-
-def test_other_activations(plan):
-    assert best_classes(replace(plan, activation="sigmoid"), LOGITS, 1)[0].score == pytest.approx(1 / (1 + np.exp(-3)))
-    assert best_classes(replace(plan, activation="none"), LOGITS, 1)[0].score == 3
-
-
-def test_sigmoid_of_extreme_logits_gives_no_warning(plan):
-    extreme = np.array([-5000, 5000] + [0] * 5, dtype=np.float32)
-    scores = [one.score for one in best_classes(replace(plan, activation="sigmoid"), extreme, CLASSES)]
+    sigmoid = replace(plan, activation="sigmoid")
+    assert best_classes(sigmoid, LOGITS, 1)[0].score == pytest.approx(1 / (1 + np.exp(-3)))
+    scores = [best.score for best in best_classes(sigmoid, np.array([-5000, 5000] + [0] * 5, np.float32), CLASSES)]
     assert (scores[0], scores[-1]) == (1, 0)
-
-
-def test_without_labels_a_class_is_called_by_its_index(plan):
-    assert best_classes(replace(plan, labels=()), LOGITS, 1)[0].label == "1"
+    [best] = best_classes(replace(plan, activation="none", labels=()), LOGITS, 1)
+    assert (best.label, best.score) == ("1", 3)

@@ -203,6 +203,9 @@ def test_a_process_that_is_killed_while_it_writes_leaves_whole_parts_only(tmp_pa
 
 
 def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
+    with parts_of(tmp_path), pytest.raises(UnavailableError, match="is in use"):
+        parts_of(tmp_path)
+    parts_of(tmp_path).close()
     folder = tmp_path / "parts"
     with subprocess.Popen([sys.executable, "-c", KILLED, folder], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
@@ -210,12 +213,6 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
             ResultParts.create_or_resume(folder, {"job": 1}, MANY)
         process.kill()
     ResultParts.create_or_resume(folder, {"job": 1}, MANY).close()
-
-
-def test_parts_are_locked_within_a_process_too(tmp_path):
-    with parts_of(tmp_path), pytest.raises(UnavailableError, match="is in use"):
-        parts_of(tmp_path)
-    parts_of(tmp_path).close()
 
 
 @pytest.mark.parametrize(
@@ -348,12 +345,9 @@ def test_a_directory_without_parts_is_gone_with_its_process(tmp_path):
     with pytest.raises(RuntimeError), parts_of(tmp_path, count=4):
         raise RuntimeError
     assert not directory.exists()
-
-
-def test_what_else_is_in_a_directory_without_parts_stays(tmp_path):
-    with parts_of(tmp_path, count=4) as parts:
-        (parts.directory / "note.txt").touch()
-    assert [path.name for path in parts.directory.iterdir()] == ["note.txt"]
+    with parts_of(tmp_path, count=4):
+        (directory / "note.txt").touch()
+    assert [path.name for path in directory.iterdir()] == ["note.txt"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -55,14 +55,14 @@ def test_what_stores_white_as_zero_is_inverted_with_its_value_for_no_data(tmp_pa
         assert "inverted" in source.notes[0]
 
 
-def test_fewer_bits_than_the_type_has_make_another_value_full(tmp_path):
+def test_bits_alpha_scale_and_offset_are_noted(tmp_path):
     path = write(tmp_path / "a.tif", pixels(20, 30, 3, "uint16"), nbits=12)
     with open_raster(path) as source:
         assert source.full == 4095
         assert "4,095 counts as full" in source.notes[0]
-
-
-def test_scale_and_offset_are_noted(tmp_path):
+    path = write(tmp_path / "a.tif", pixels(40, 60, 4), photometric="RGB", alpha="YES")
+    with open_raster(path) as source:
+        assert (source.alpha, source.masked) == (3, False)
     path = write(tmp_path / "a.tif", values := pixels(20, 30, 2, "uint16"))
     with rasterio.open(path, "r+") as dataset:
         dataset.scales, dataset.offsets = (1e-4, 1e-4), (-0.1, -0.1)
@@ -100,9 +100,3 @@ def test_colours_that_a_palette_hides_hold_no_data(tmp_path, suffix):
             dataset.write_colormap(1, {each: (each * 40,) * 3 for each in range(5)})
     with open_raster(path) as source:
         np.testing.assert_array_equal(source.read_masked(Rect.whole(40, 50))[1], indices[0] == 2)
-
-
-def test_an_alpha_band_is_named(tmp_path):
-    path = write(tmp_path / "a.tif", pixels(40, 60, 4), photometric="RGB", alpha="YES")
-    with open_raster(path) as source:
-        assert (source.alpha, source.masked) == (3, False)

@@ -204,16 +204,12 @@ def _disk(monkeypatch, free):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100 - free, free=free))
 
 
-def test_directories_unused_for_a_week_are_removed(tmp_path, monkeypatch):
-    _disk(monkeypatch, free=10)
-    _entries(tmp_path / "functions", {"old": WEEK + 60, "young": WEEK - 60})
-    _publish(tmp_path / "functions" / "new")
-    assert _kept(tmp_path / "functions") == ["new", "young"]
-
-
-def test_directories_unused_for_a_day_are_removed_from_a_disk_that_is_nearly_full(tmp_path, monkeypatch):
-    _disk(monkeypatch, free=9)
-    _entries(tmp_path / "functions", {"old": DAY + 60, "young": DAY - 60})
+@pytest.mark.parametrize(("free", "age"), [(10, WEEK), (9, DAY)])
+def test_directories_unused_for_a_week_or_a_day_of_a_disk_that_is_nearly_full_are_removed(
+    tmp_path, monkeypatch, free, age
+):
+    _disk(monkeypatch, free=free)
+    _entries(tmp_path / "functions", {"old": age + 60, "young": age - 60})
     _publish(tmp_path / "functions" / "new")
     assert _kept(tmp_path / "functions") == ["new", "young"]
 

@@ -45,20 +45,16 @@ class TestFinding:
         assert (whole.alias, whole.plans, whole.engine) == ("live", (DIGEST, OTHER), "stepfunctions")
         assert (whole.state_machine, whole.url) == (MACHINE, "https://x/prod")
 
-    def test_a_stack_that_does_not_exist(self):
-        with pytest.raises(UnavailableError, match=r"--stack nowhere: there is no such stack in us-east-1: deploy it"):
-            find_deployment("nowhere")
-
-    @pytest.mark.parametrize("name", ["other", "odd"])
-    def test_a_foreign_stack(self, name):
-        with pytest.raises(
-            UsageError, match=rf"--stack {name} is not a stack of serfer deploy package.*CREATE_COMPLETE"
-        ):
-            find_deployment(name)
-
-    @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 129, "a/b", "arn:aws:s3:::bucket"])
-    def test_an_invalid_name(self, name):
-        with pytest.raises(UsageError, match="is not a stack's name"):
+    @pytest.mark.parametrize(
+        ("name", "error", "words"),
+        [
+            ("nowhere", UnavailableError, r"--stack nowhere: there is no such stack in us-east-1"),
+            *((name, UsageError, rf"--stack {name} is not a stack of serfer") for name in ("other", "odd")),
+            *((name, UsageError, "--stack") for name in ("", "a b", "-x", "x" * 129, "a/b", "arn:aws:s3:::bucket")),
+        ],
+    )
+    def test_stack_missing_foreign_or_misnamed_is_refused(self, name, error, words):
+        with pytest.raises(error, match=words):
             find_deployment(name)
 
     def test_access_denied(self, moto, monkeypatch):
@@ -101,21 +97,17 @@ class TestChecking:
         FOUND.check(PLAN, "poll")
         replace(FOUND, plans=(OTHER, DIGEST), serving=OTHER).check(PLAN, "push")
 
-    def test_another_plan(self):
-        with pytest.raises(PlanError, match=rf"--stack demo serves the plan {OTHER}, this one is {DIGEST}: deploy it"):
-            replace(FOUND, plans=(OTHER,)).check(PLAN, "push")
-
-    def test_a_state_machine_that_is_not_there(self):
-        with pytest.raises(UsageError, match="--engine stepfunctions: the stack demo was packaged for push"):
-            FOUND.check(PLAN, "stepfunctions")
-
-    def test_a_state_machine_of_the_other_kind_or_of_another_plan(self):
+    def test_plan_or_engine_of_another_deployment_is_refused(self):
         machine = replace(FOUND, engine="stepfunctions-express", state_machine=MACHINE)
         machine.check(PLAN, "stepfunctions-express")
-        with pytest.raises(UsageError, match="was packaged for stepfunctions-express"):
-            machine.check(PLAN, "stepfunctions")
-        with pytest.raises(UsageError, match=f"state machine for the plan {OTHER} alone"):
-            replace(machine, plans=(OTHER, DIGEST), serving=OTHER).check(PLAN, "stepfunctions-express")
+        for stack, engine, error, words in (
+            (replace(FOUND, plans=(OTHER,)), "push", PlanError, f"serves the plan {OTHER}, this one is {DIGEST}"),
+            (FOUND, "stepfunctions", UsageError, "--engine stepfunctions: the stack demo was packaged for push"),
+            (machine, "stepfunctions", UsageError, "was packaged for stepfunctions-express"),
+            (replace(machine, plans=(OTHER, DIGEST), serving=OTHER), "stepfunctions-express", UsageError, OTHER),
+        ):
+            with pytest.raises(error, match=words):
+                stack.check(PLAN, engine)
 
     def test_settings_are_the_deployments(self):
         settings = replace(FOUND, alias="live", state_machine=MACHINE).settings(Settings(local_port=5))

@@ -82,12 +82,9 @@ def test_a_bias_added_apart_and_branches_on_vectors_belong_to_the_head():
     assert (head.trunk_end, head.logits) == (x, logits)
 
 
-def test_global_pooling_and_one_layer_are_not_a_head_to_replace():
+def test_pooled_maps_with_and_without_one_layer_are_not_a_head_to_replace():
     net, x = trunk()
     assert find_head(graph_of(net, net.linear(net.flat(net.op("GlobalAveragePool", x)), 6, 4))) is None
-
-
-def test_pooled_convolutions_are_not_a_head():
     net, x = trunk(channels=4)
     assert find_head(graph_of(net, net.flat(net.op("GlobalAveragePool", x)))) is None
 

@@ -179,18 +179,16 @@ class TestPreprocess:
 
 
 class TestLabels:
-    def test_one_name_a_line(self, write):
-        assert read_labels(write("tabby cat\nGrüner Baumpython\n猫\n", "l.txt")) == (
-            "tabby cat",
-            "Grüner Baumpython",
-            "猫",
-        )
-
-    def test_names_may_repeat_as_imagenets_do(self, write):
-        assert read_labels(write("crane\nmaillot\ncrane", "l.txt")) == ("crane", "maillot", "crane")
-
-    def test_line_ends_spaces_and_empty_lines_at_the_end_do_not_matter(self, write):
-        assert read_labels(write(b"\xef\xbb\xbf a\r\nb \r\n\r\n\n", "l.txt")) == ("a", "b")
+    @pytest.mark.parametrize(
+        ("text", "labels"),
+        [
+            ("tabby cat\nGrüner Baumpython\n猫\n", ("tabby cat", "Grüner Baumpython", "猫")),
+            ("crane\nmaillot\ncrane", ("crane", "maillot", "crane")),
+            (b"\xef\xbb\xbf a\r\nb \r\n\r\n\n", ("a", "b")),
+        ],
+    )
+    def test_labels_are_one_a_line(self, write, text, labels):
+        assert read_labels(write(text, "l.txt")) == labels
 
     @given(st.lists(st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1), min_size=1))
     def test_labels_are_read_back_as_written(self, tmp_path_factory, names):

@@ -366,9 +366,6 @@ def test_what_is_no_model_is_told_what_it_lacks(model, words, tmp_path, monkeypa
     )
     with pytest.raises(ModelError, match=words):
         load(model, np.zeros((1, 3, 8, 8), np.float32))
-
-
-def test_a_missing_size_is_told_before_the_users_file_is_imported(tmp_path):
     (tmp_path / "net.py").write_text("raise OSError('imported')\n")
     with pytest.raises(ModelError, match="give --size"):
         load(f"{tmp_path / 'net.py'}:make", None)

@@ -24,9 +24,6 @@ def lambdas(**changes):
     return replace(FACTS, functions=replace(FACTS.functions, **changes))
 
 
-FAST_NET = lambdas(invoke_floor=1e-4, invoke_tail=1e-5, bandwidth=1e9)
-
-
 def budget(facts=FACTS, room=None):
     return Budget(LIMIT if room is None else PackageLimit(room + 400_000, 400_000), facts, (1769,))
 
@@ -76,25 +73,18 @@ def test_a_grid_of_one_is_one_tile_everywhere(chain):
     assert {stage.grid for stage in best_chain(chain, "1", 3)} == {ONE}
 
 
-def test_more_stages_than_cuts_is_refused_with_the_most(chain):
-    with pytest.raises(UsageError, match="into 6 stages at most, not 9"):
-        best_chain(chain, "auto", 9)
-
-
-@pytest.mark.parametrize("stages", [0, -1, 17])
-def test_an_impossible_number_of_stages_is_refused(chain, stages):
-    with pytest.raises(UsageError, match="between 1 and 16"):
-        best_chain(chain, "auto", stages)
-
-
-def test_grids_that_contradict_the_number_of_stages_are_refused(chain):
-    with pytest.raises(UsageError, match="2 grids do not fit 3 stages"):
-        best_chain(chain, ["2x2", "1"], 3)
-
-
-def test_more_grids_than_possible_stages_are_refused(chain):
-    with pytest.raises(UsageError, match="17 grids"):
-        best_chain(chain, ["1"] * 17)
+@pytest.mark.parametrize(
+    ("grids", "stages", "words"),
+    [
+        *(("auto", stages, "between 1 and 16") for stages in (0, -1, 17)),
+        ("auto", 9, "into 6 stages at most, not 9"),
+        (["2x2", "1"], 3, "2 grids do not fit 3 stages"),
+        (["1"] * 17, None, "17 grids"),
+    ],
+)
+def test_impossible_number_of_stages_is_refused(chain, grids, stages, words):
+    with pytest.raises(UsageError, match=words):
+        best_chain(chain, grids, stages)
 
 
 def fitted(graph, grids="auto", room=None, stages=None, **options):

@@ -10,6 +10,7 @@ from serfer.splitter.tiling.grids import parse_grid, parse_grids
     [
         *("", "0x2", "2x", "x2", "2X2", "100x1", "2x2x2", "two", (0, 1), (1, 100), (2,), (1.0, 2), 4, None, "-1"),
         *("col", "col0", "col100", "col-2", "COL4", "col4x2", "col 4", "4col", "col01"),
+        *((True, 2), True, 2),
     ],
 )
 def test_text_that_is_not_a_grid_is_refused(grid):
@@ -30,6 +31,7 @@ def test_text_that_is_not_a_grid_is_refused(grid):
         (["col2", (1, 2)], None, [(1, 2, True), (1, 2)]),
         ("2x2, 1x3,1", None, [(2, 2), (1, 3), (1, 1)]),
         ([(2, 2), "1"], None, [(2, 2), (1, 1)]),
+        (((2, 2), (1, 2), 1), None, [(2, 2), (1, 2), (1, 1)]),
     ],
 )
 def test_grids_are_read_as_users_write_them(given, options, per_stage):
@@ -43,14 +45,3 @@ def test_columns_differ_from_a_row_of_tiles():
     assert parse_grid("col4") != parse_grid("1x4")
     assert parse_grid(str(parse_grid("col4"))) == parse_grid("col4")
     assert parse_grid("col1") == parse_grid("1x1") == parse_grid(1)
-
-
-@pytest.mark.parametrize("grids", [[(2, 2), "1x2", 1], ((2, 2), (1, 2), 1), "2x2,1x2,1"])
-def test_grids_for_each_stage_may_be_a_list_a_tuple_or_text(grids):
-    assert parse_grids(grids).per_stage == (Grid(2, 2), Grid(1, 2), Grid(1, 1))
-
-
-@pytest.mark.parametrize("grid", [(True, 2), True, 2, (0, 1)])
-def test_text_that_resembles_a_grid_is_refused(grid):
-    with pytest.raises(UsageError, match="is not a grid"):
-        parse_grids(grid)

@@ -40,39 +40,11 @@ def test_shipped_facts_equal_the_file():
 
 
 @pytest.mark.parametrize("text", ["[lambda.bandwidth]\nvalue = 1e6\nunit = 'bytes/s'", "[lambda]\nbandwidth = 1e6"])
-def test_a_file_overrides_one_value_and_keeps_the_rest(text):
+def test_file_overrides_its_values_and_keeps_the_rest(text):
+    assert parse_aws("", shipped_aws()) == shipped_aws()
     assert parse_aws(text, shipped_aws()) == replace(
         shipped_aws(), functions=replace(shipped_aws().functions, bandwidth=1e6)
     )
-
-
-def test_an_empty_file_overrides_nothing():
-    assert parse_aws("", shipped_aws()) == shipped_aws()
-
-
-def test_every_value_is_required_without_a_base():
-    with pytest.raises(InputError, match=r"lacks .*package_limit"):
-        parse_aws("[lambda]\nbandwidth = 1")
-
-
-@pytest.mark.parametrize("text", ["[lambda]\nbandwith = 1", "[lamda]\nbandwidth = 1", "bandwidth = 1"])
-def test_an_unknown_name_is_refused_with_the_known_ones(text):
-    with pytest.raises(InputError, match=r"unknown .*; known are"):
-        parse_aws(text, shipped_aws())
-
-
-@pytest.mark.parametrize(
-    "value", ["0", "-1", "'75'", "true", "nan", "inf", "[]", "{}", "{ value = 0 }", "{ unit = 's' }"]
-)
-def test_a_value_that_is_not_a_positive_number_is_refused(value):
-    with pytest.raises(InputError, match=r"lambda\.bandwidth should be"):
-        parse_aws(f"[lambda]\nbandwidth = {value}", shipped_aws())
-
-
-@pytest.mark.parametrize("text", ["[lambda", "lambda = 3", "x = \x01", "lambda = []", "instances = 3", "zones = []"])
-def test_text_that_is_not_a_table_of_facts_is_refused(text):
-    with pytest.raises(InputError, match="AWS facts file"):
-        parse_aws(text, shipped_aws())
 
 
 def test_two_stores_are_a_cache_and_an_object_store():
@@ -95,18 +67,33 @@ def test_instance_types_zones_and_features_may_have_any_names():
     assert facts.zones == {**shipped_aws().zones, "mars-1": ("m1-az1",)}
 
 
+VALUES = ("0", "-1", "'75'", "true", "nan", "inf", "[]", "{}", "{ value = 0 }", "{ unit = 's' }")
+UNKNOWN = ("[lambda]\nbandwith = 1", "[lamda]\nbandwidth = 1", "bandwidth = 1")
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        *((f"[lambda]\nbandwidth = {value}", r"lambda\.bandwidth should be") for value in VALUES),
+        *((text, "unknown .*; known are") for text in UNKNOWN),
+        *(
+            (text, "AWS facts file")
+            for text in ("[lambda", "lambda = 3", "x = \x01", "lambda = []", "instances = 3", "zones = []")
+        ),
         ('[instances]\n"x9.large" = "dear"', "instances.x9.large should be a number"),
         ("[instances]\nx9 = 1", "not an instance type"),
         ("[zones]\nmars-1 = 'm1'", "zones.mars-1 should be a list"),
         ("[zones]\nmars-1 = [1]", r"zones.mars-1\[0\] should be a text"),
     ],
 )
-def test_wrong_entries_of_open_tables_are_refused(text, words):
+def test_facts_that_are_wrong_are_refused_by_name(text, words):
     with pytest.raises(InputError, match=words):
         parse_aws(text, shipped_aws())
+
+
+def test_every_value_is_required_without_a_base():
+    with pytest.raises(InputError, match=r"lacks .*package_limit"):
+        parse_aws("[lambda]\nbandwidth = 1")
 
 
 def test_a_users_own_value_is_marked_as_such():

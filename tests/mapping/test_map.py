@@ -174,9 +174,7 @@ def test_keys_are_taken_from_variables_and_the_file(serfer, image, plan, tmp_pat
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
-@pytest.mark.parametrize(
-    "more", [("--workers", "local"), ("--set", "concurrency=40")]
-)  # 40 is more than there are slots
+@pytest.mark.parametrize("more", [("--workers", "local"), ("--set", "concurrency=40")])
 def test_local_workers_and_more_windows_in_flight_than_slots_compute_the_same(serfer, command, tmp_path, more):
     done = serfer(*command, *more, "--json")
     assert done.code == 0, done.err

@@ -145,17 +145,6 @@ def test_a_network_that_mixes_the_images_of_a_batch_runs_image_by_image(home):
     assert "mixes the images of a batch" in plan.why
 
 
-@pytest.mark.parametrize("labels", [["one"], LABELS[:4], [*LABELS, "more"]])
-def test_the_number_of_labels_must_equal_the_number_of_outputs(file, home, labels):
-    with pytest.raises(ModelError, match=f"{len(labels)} labels .* 5 outputs"):
-        split(file, out=home / "plan", labels=labels)
-
-
-def test_an_unknown_activation_is_refused(file, home):
-    with pytest.raises(UsageError, match="softmax, sigmoid or none"):
-        split(file, out=home / "plan", activation="argmax")
-
-
 @pytest.mark.parametrize(
     "bad",
     [
@@ -244,12 +233,6 @@ def test_a_name_that_is_given_takes_the_place_of_the_files(command, example, hom
     plan = command(f"{home}/mine.py:make", example, home / "plan", name="faces-2")
     assert (plan.model, load_plan(home / "plan").model) == ("faces-2", "faces-2")
     assert plan.function(0, 0).startswith("serfer-faces-2-")
-
-
-@pytest.mark.parametrize("name", ["", "../x", "a b", "x" * 65, "-x", "größe"])
-def test_a_name_that_no_service_could_serve_is_refused(example, home, name):
-    with pytest.raises(UsageError, match=r"--name .* is not a name: write 1 to 64 letters"):
-        split(home / "absent.onnx", example, home / "plan", name=name)
 
 
 def test_a_missing_or_invalid_factory_file_is_named(example, home):
@@ -390,16 +373,24 @@ def test_a_shape_that_depends_on_the_data_runs_as_it_is(home):
     assert plan.output_tensors[0].sized_by
 
 
-@pytest.mark.parametrize("memory", [0, 127, 10241, -1])
-def test_a_memory_size_outside_lambdas_range_is_refused(file, home, memory):
-    with pytest.raises(UsageError, match="128 to 10240 MB"):
-        split(file, out=home / "plan", memory_mb=memory)
-
-
-@pytest.mark.parametrize("limit", [0, -5, 89])
-def test_a_limit_that_leaves_no_room_for_weights_is_refused(file, home, limit):
-    with pytest.raises(UsageError, match=r"104\.9 MB.*at least 105 MB"):
-        split(file, out=home / "plan", limit_mb=limit)
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        *(
+            ({"labels": labels}, ModelError, f"{len(labels)} labels .* 5 outputs")
+            for labels in (["one"], LABELS[:4], [*LABELS, "more"])
+        ),
+        ({"activation": "argmax"}, UsageError, "softmax, sigmoid or none"),
+        *(({"memory_mb": memory}, UsageError, "128 to 10240 MB") for memory in (0, 127, 10241, -1)),
+        *(({"limit_mb": limit}, UsageError, r"104\.9 MB.*at least 105 MB") for limit in (0, -5, 89)),
+        *(({"stages": stages}, UsageError, "stages must be") for stages in ("two", "", "1.5", 2.5, None, True)),
+        *(({"name": name}, UsageError, "--name") for name in ("", "../x", "a b", "x" * 65, "-x", "größe")),
+    ],
+)
+def test_options_out_of_bounds_are_refused_by_name(file, home, options, error, words):
+    with pytest.raises(error, match=words):
+        split(file, out=home / "plan", **options)
+    assert list(home.iterdir()) == []
 
 
 def test_the_package_limit_uses_the_measured_size_of_dependencies(file, home):
@@ -408,12 +399,6 @@ def test_the_package_limit_uses_the_measured_size_of_dependencies(file, home):
     assert (
         split(file, out=home / "plan", limit_mb=84, dependency_bytes=87_500_000).limit.room == 84 * 2**20 - 87_500_000
     )
-
-
-@pytest.mark.parametrize("stages", ["two", "", "1.5", 2.5, None, True])
-def test_a_number_of_stages_that_is_not_a_number_is_refused(file, home, stages):
-    with pytest.raises(UsageError, match="stages must be"):
-        split(file, out=home / "plan", stages=stages)
 
 
 def test_the_number_of_stages_may_be_text(file, home):

@@ -122,14 +122,67 @@ class TestRefused:
             read(folder, **changes)
         assert "\n" not in str(caught.value)
 
-    def test_no_description_of_preprocessing(self, folder):
-        self.refused("--preprocess", folder, PlanError, preprocess=None)
+    @pytest.mark.parametrize(
+        ("changes", "kind", "words"),
+        [
+            ({"preprocess": None}, PlanError, "--preprocess"),
+            ({"labels": ()}, InputError, "--labels"),
+            ({"shape": Shape(1, 6, 8, flat=False)}, PlanError, "takes 1 channels"),
+        ],
+    )
+    def test_network_without_what_images_need(self, folder, changes, kind, words):
+        self.refused(words, folder, kind, **changes)
 
-    def test_no_labels(self, folder):
-        self.refused("--labels", folder, labels=())
-
-    def test_a_network_of_other_channels(self, folder):
-        self.refused("takes 1 channels", folder, PlanError, shape=Shape(1, 6, 8, flat=False))
+    @pytest.mark.parametrize(
+        ("change", "words", "kind"),
+        [
+            (
+                lambda folder: [image(folder / f"loose{number}.jpg") for number in range(5)],
+                "loose0.jpg, loose1.jpg, loose2.jpg and 2 more in no class folder",
+                InputError,
+            ),
+            (
+                lambda folder: [image(folder / name / "1.png") for name in ("zebra", "7000", "10", "-1", "²")],
+                r"5 folders of other classes .*\(-1, 10, 7000 and 2 more\).*0 to 6",
+                InputError,
+            ),
+            (
+                lambda folder: image(folder / "Crane" / "1.png"),
+                r"Crane is the name of 2 of the network's classes.*\(2, 4\)",
+                InputError,
+            ),
+            (
+                lambda folder: [(folder / "6").mkdir(), (folder / "6" / ".hidden.png").touch()],
+                "6 holds no images",
+                InputError,
+            ),
+            (
+                lambda folder: [(folder / "tabby cat" / f"{name}.txt").touch() for name in "abcd"],
+                "a.txt, b.txt, c.txt and 1 more: 4 files",
+                InputError,
+            ),
+            (
+                lambda folder: (folder / "tabby cat" / "5.png").write_text("hello"),
+                "tabby cat/5.png is not an image",
+                ImageError,
+            ),
+            (
+                lambda folder: (folder / "tabby cat" / "x.png").symlink_to(folder / "nothing"),
+                "x.png does not exist",
+                ImageError,
+            ),
+            (lambda folder: (folder / "great_white-shark").rename(folder / "0"), "one class only", InputError),
+            (lambda folder: image(folder / "1" / "1.png"), "1 classes of fewer than 2 images.*'Zwölf'", InputError),
+            (
+                lambda folder: [(folder / "tabby cat" / f"{number}.png").unlink() for number in range(3)],
+                "has 19 images: give at least 20",
+                InputError,
+            ),
+        ],
+    )
+    def test_folder_of_wrong_images(self, folder, change, words, kind):
+        change(folder)
+        self.refused(words, folder, kind)
 
     def test_a_missing_folder(self, tmp_path):
         (tmp_path / "empty").mkdir()
@@ -147,54 +200,9 @@ class TestRefused:
         (tmp_path / "images.zip").write_text("")
         self.refused("no class folders", tmp_path)
 
-    def test_images_beside_the_class_folders(self, folder):
-        for number in range(5):
-            image(folder / f"loose{number}.jpg")
-        self.refused("loose0.jpg, loose1.jpg, loose2.jpg and 2 more in no class folder", folder)
-
-    def test_folders_of_other_classes(self, folder):
-        for name in ("zebra", "7000", "10", "-1", "²"):
-            image(folder / name / "1.png")
-        self.refused(r"5 folders of other classes .*\(-1, 10, 7000 and 2 more\).*0 to 6", folder)
-
-    def test_a_name_of_two_classes(self, folder):
-        image(folder / "Crane" / "1.png")
-        self.refused(r"Crane is the name of 2 of the network's classes.*\(2, 4\)", folder)
-
-    def test_a_class_without_images(self, folder):
-        (folder / "6").mkdir()
-        (folder / "6" / ".hidden.png").write_bytes(b"")
-        self.refused("6 holds no images", folder)
-
-    def test_files_with_names_of_other_types(self, folder):
-        for name in "abcd":
-            (folder / "tabby cat" / f"{name}.txt").write_text("")
-        self.refused("a.txt, b.txt, c.txt and 1 more: 4 files", folder)
-
-    def test_files_whose_content_is_not_an_image(self, folder):
-        (folder / "tabby cat" / "5.png").write_text("hello")
-        self.refused(r"tabby cat/5.png is not an image", folder, ImageError)
-
-    def test_a_link_to_nothing(self, folder):
-        (folder / "tabby cat" / "x.png").symlink_to(folder / "nothing")
-        self.refused(r"x.png does not exist", folder, ImageError)
-
     def test_a_named_pipe_does_not_block(self, folder):
         os.mkfifo(folder / "tabby cat" / "pipe.png")
         assert len(read(folder).labels) == 22
-
-    def test_a_single_class(self, folder):
-        (folder / "great_white-shark").rename(folder / "0")
-        self.refused("one class only", folder)
-
-    def test_a_class_of_one_image(self, folder):
-        image(folder / "1" / "1.png")
-        self.refused("1 classes of fewer than 2 images, such as 'Zwölf'", folder)
-
-    def test_too_few_images(self, folder):
-        for number in range(3):
-            (folder / "tabby cat" / f"{number}.png").unlink()
-        self.refused("has 19 images: give at least 20", folder)
 
     def test_more_images_than_memory_holds_are_refused_before_reading(self, folder, monkeypatch):
         monkeypatch.setattr(calibration, "MOST_BYTES", 21 * SHAPE.elements * 4)

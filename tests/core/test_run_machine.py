@@ -17,6 +17,7 @@ from serfer.core.errors import (
     LambdaUnavailableError,
     MissingKeyError,
     NotFiniteError,
+    PlanError,
     QueryError,
     StoreUnavailableError,
     TaskFailedError,
@@ -407,6 +408,9 @@ def test_what_a_task_would_fail_with_again_is_not_retried_or_waited_for(error_ty
         assert len(run.stages[0].tiles[0].attempts) == 2
     (finish,) = finishes(run.handle(failed(0, 0, error_type=error_type), 1.0))
     assert type(finish.error) is error
+    if error is BrokenPlanError:
+        assert isinstance(finish.error, TaskFailedError)
+        assert finish.error.exit_code == PlanError.exit_code
 
 
 @pytest.mark.parametrize("kind", [MissingKeyError, AlteredPieceError])

@@ -1,7 +1,7 @@
 """Answers that are kept: in a cache, given again to the same question (SerFer, section 8.3), or as results of an owner.
 
-In the cache, an answer is kept under the digest of the plan and of what was asked about, as it came: images before
-decoding, or the array. Nothing of the image itself is kept.
+In the cache, an answer is kept under the digest of the plan and of the array that was asked about: pixels, where images
+were. Nothing of the array itself is kept.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ResultCache:
         self._ttl = ttl
 
     def key(self, parts: Iterable[Bytes]) -> str:
-        """Return the key of a question: of a query's images in order, or of an array's shape, type and values."""
+        """Return the key of a question, of an array's shape, type and values."""
         digest = hashlib.sha256(answer_digest(self._plan).encode())
         for part in parts:
             view = memoryview(part).cast("B")

@@ -187,9 +187,9 @@ class S3Client:
         read_s: float | None = None,
     ) -> _T:
         read_s = READ_S if read_s is None else read_s
-        if read_s not in self._stores:
-            self._stores[read_s] = open_bucket(self.address, self._session, self._bucket, read_s, self._keys)
-        store = self._stores[read_s]
+        store = self._stores.get(read_s) or self._stores.setdefault(
+            read_s, open_bucket(self.address, self._session, self._bucket, read_s, self._keys)
+        )  # threads that come at once use one, and with it one session
 
         def attempt() -> _T:
             try:

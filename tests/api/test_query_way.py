@@ -54,7 +54,7 @@ def way(small_plan, forks):
     threading.setprofile(trace.profile)
     try:
         pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-        service = Service({"small": pipeline}, Admission(4, 8), Observed(), Decoders(forks=forks))
+        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
         with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
             for trace.on in (False, False, True):
                 reply = client.post("/v1/predict", files={"image": ("a.png", png())})

@@ -21,7 +21,7 @@ IMPORTED = (
 
 
 def main(queue):
-    for place, _ in COMMANDS.values():
+    for place, *_ in COMMANDS.values():
         if place != INSTALLED:
             import_module(place.partition(":")[0])
     for name in IMPORTED:

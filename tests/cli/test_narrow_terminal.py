@@ -92,6 +92,7 @@ CASES = {
     "app fetch": case("app fetch faces net-v1-fp32 --out made", codes=(1,)),
     "app gc": case("app gc"),
     "app history": case("app promote faces net@2", "app history faces"),
+    "app import": case("app import {registry} copy", codes=(0, 2, 3)),
     "app delete": case("app delete faces --yes"),
     "app restore": case("app restore faces 1", codes=(0, 2, 3)),
     "serve": weekly(

@@ -113,13 +113,6 @@ def test_a_cut_keeps_the_rows_between_its_ends():
         trace([10], [1]).cut(40)
 
 
-def test_long_idle_periods_are_removed_and_short_ones_kept():
-    load = trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]).without_zeros(180)
-    assert load.rates.tolist() == [1, 0, 2, 3]
-    with pytest.raises(UsageError, match="no queries at all"):
-        trace([60], [0]).without_zeros(60)
-
-
 def test_scaling_s_puts_break_even_at_the_median_nonzero_rate():
     load, world = trace([1] * 5, [0, 0, 1, 4, 9]), scenario()
     scaled = load.scaled(scale_factor("S", load, world))

@@ -7,7 +7,8 @@ A fault is an operator, a constant or a condition changed in one line. In a late
 it stands now, in its file or in the file that it was moved to; a fault whose line does not exist is reported as `gone`,
 and `draw --besides faults.json` draws others to replace those. Only the test files nearest to the changed module
 by imports run, for at most `--seconds` a fault. Other tests may catch it too, so the count is a lower bound: compare
-it only with a count of the same selection.
+it only with a count of the same selection. `tests/data/faults.json` has the 100 of seed 4 at commit 5cbe0f9c, where 61
+were caught so, on a busy machine.
 """
 
 import argparse
@@ -45,6 +46,13 @@ class Fault:
 def sources():
     files = (file for folder in PRODUCT for file in (ROOT / folder).rglob("*.py"))
     return sorted(file for file in files if not any(parent.is_symlink() for parent in file.parents))
+
+
+def read(path):
+    """Read faults; what was said of them there is left out."""
+    return [
+        Fault(*(entry[name] for name in ("file", "line", "before", "after"))) for entry in json.loads(path.read_text())
+    ]
 
 
 def faults_of(file):
@@ -225,11 +233,11 @@ def main():
     parser.add_argument("--besides", type=Path)
     given = parser.parse_args()
     if given.what == "draw":
-        besides = [Fault(**entry) for entry in json.loads(given.besides.read_text())] if given.besides else []
+        besides = read(given.besides) if given.besides else []
         faults = draw(given.seed, given.number, besides)
         given.files[0].write_text(json.dumps([asdict(fault) for fault in faults], indent=1) + "\n")
         return
-    faults = [Fault(**entry) for entry in json.loads(given.files[0].read_text())]
+    faults = read(given.files[0])
     results = json.loads(given.files[1].read_text()) if given.files[1].exists() else []
     for number, fault in enumerate(faults[len(results) :], len(results) + 1):
         outcome, tests = caught(fault, given.seconds)

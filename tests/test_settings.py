@@ -160,8 +160,8 @@ class TestFile:
         [
             ("prot = 1", "^serfer.toml: 'prot' is not a setting: did you mean port\\?$"),
             (
-                "[serve]\nport = 1",
-                "^serfer.toml: 'serve' is not a setting: without it, serfer serve --show-config lists",
+                "[quux]\nport = 1",
+                "^serfer.toml: 'quux' is not a setting: without it, serfer serve --show-config lists",
             ),
             ("drivers = true", "^serfer.toml: drivers: Input should be a number, not true or false$"),
             ("max_usd_per_hour = true", "^serfer.toml: max_usd_per_hour: .*a number, not true or false$"),

@@ -33,7 +33,7 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
     choices = InstanceChoices(hardware, options.max_batch, options.window_ms, options.memory_mb, options.preload)
     check_logs(options.log_level, options.log_format)
     if options.auto_scaling_release and options.exit_when_idle_s is None:
-        raise UsageError("auto_scaling_release says what to do before ending idle: give exit_when_idle_s")
+        raise UsageError("--auto-scaling-release says what to do before ending idle: give --exit-when-idle-s")
     settings, named = settings_of(context), bool(options.model or options.plan)
     if options.registry or options.app or (settings.registry and not named):
         if named:

@@ -73,7 +73,13 @@ class Options:
         for item, described in options_of(type(self)):
             name, value = flag_of(item, described), getattr(self, item.name)
             check_bounds(name, described, value)
-            if value is not None and all(get_origin(choice) is Literal for choice in _choices(hints[item.name])):
+            choices = _choices(hints[item.name])
+            named = [choice for choice in choices if get_origin(choice) is Literal]
+            if (
+                value is not None
+                and named
+                and (len(named) == len(choices) or (isinstance(value, str) and str not in choices))
+            ):
                 value_of(type(self), item, value, name)
 
 

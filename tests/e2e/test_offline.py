@@ -143,8 +143,8 @@ def folder(tmp_path):
     """Two images and what is none, in a folder and one within."""
     images = tmp_path / "images"
     (images / "deep").mkdir(parents=True)
-    (images / "a.png").write_bytes(png(0))
-    (images / "deep" / "b.png").write_bytes(png(1))
+    (images / "a.png").write_bytes(png(seed=0))
+    (images / "deep" / "b.png").write_bytes(png(seed=1))
     (images / "notes.txt").write_text("not an image")
     return images
 

@@ -152,7 +152,7 @@ def test_wrong_use_is_refused_in_a_line(serfer_here, file, examples, tmp_path, a
 def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples):
     named = ("classify", "torchvision:shufflenet_v2_x0_5", examples / "rocket.jpg", "--size", "64x64", *HERE)
     refused = serfer_here(*named)
-    assert (refused.code, "are not on this machine" in refused.err, "--random" in refused.err) == (3, True, True)
+    assert (refused.code, "--random" in refused.err) == (3, True), refused.err
     told = serfer_here(*named, "--random", "--compare")
     assert (told.code, "building torchvision:shufflenet_v2_x0_5, once" in told.err) == (0, True), told.err
     assert "weights: random (seed 0): answers mean nothing" in told.out

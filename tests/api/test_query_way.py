@@ -1,4 +1,4 @@
-"""The way of one query: which functions of ours a warm POST /v1/predict calls, in process, and in how many files.
+"""The way of one query: which functions of ours every warm POST /v1/predict calls, in process, and in how many files.
 
 The bounds are what the way takes now; they are only lowered. Whoever adds a step to a query's way makes room for it.
 The aim is 40 functions in 18 files, none of more than 40 lines, and no file that is entered more than three times.
@@ -50,19 +50,21 @@ class Trace:
 
 @pytest.fixture(scope="module")
 def way(small_plan, forks):
-    trace = Trace()
+    trace, ways = Trace(), []
     threading.setprofile(trace.profile)
     try:
         pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
         service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
         with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
-            for trace.on in (False, False, True):
+            for trace.on in (False, False, True, True, True):
+                trace.calls = {}
                 reply = client.post("/v1/predict", files={"image": ("a.png", png())})
+                assert reply.status_code == 200
+                ways.append(trace.way)
             trace.on = False
     finally:
         threading.setprofile(sys.getprofile())
-    assert reply.status_code == 200
-    return trace.way
+    return [call for call in ways[-1] if all(call in way for way in ways[-3:])]
 
 
 @pytest.mark.parametrize("folder", BOUNDS)

@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 
 from serfer.cli.shared.options import JsonOption, PlanOption, StoreOption, status_line
-from serfer.cli.shared.tables import Table
 from serfer.core.costs.cold_starts import ColdStart, cold_start
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
@@ -37,6 +36,7 @@ from serfer_bench.cold.pairs import Pairs, alone, measure_pairs, other_plan, pai
 from serfer_bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
 from serfer_bench.core.options import RowsOption, network
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.tables import Table
 
 STARTING, FETCHING, SESSIONS, FIRST_RUN = "process and imports", "fetching", "graphs and sessions", "first run"
 BY_BYTES = FETCHING, SESSIONS, FIRST_RUN

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from serfer.cli.shared.tables import Results, Row, Table, publish, table_of
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, SerferError
 from serfer.files import write_whole
 from serfer_bench.core.stamp import Stamp, make_stamp
+from serfer_bench.core.tables import Results, Row, Table, publish, table_of
 
 RESULT_FILE, ROWS_FILE = "result.json", "rows.csv"
 

@@ -11,8 +11,8 @@ from typing import Annotated, Final
 
 import typer
 
-from serfer.cli.shared.tables import Row, Table, table_of
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.tables import Row, Table, table_of
 
 SEEDS: Final = 5
 """Five values' range holds the median of what all seeds would give with a probability of 94%, of any distribution."""

@@ -18,9 +18,9 @@ import typer
 from scipy.special import stdtrit
 
 from serfer.cli.shared.options import JsonOption
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import InputError
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.load.results import Result, Round, read_result
 
 _MIN_PAIRS = 2

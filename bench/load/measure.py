@@ -11,7 +11,6 @@ from typing import Annotated, Protocol
 import typer
 
 from serfer.cli.shared.options import status_line
-from serfer.cli.shared.tables import publish
 from serfer.core.errors import QueryError
 from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.plan_directory import load_plan
@@ -20,6 +19,7 @@ from serfer_bench.core.charts import Chart
 from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.options import network
 from serfer_bench.core.results import stamp_now
+from serfer_bench.core.tables import publish
 from serfer_bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, write_result
 from serfer_bench.load.rounds import Plan, measure_rounds, results, summaries
 from serfer_bench.load.systems import ORDERS, SERFER, UNSPLIT, Setup, examples, open_systems

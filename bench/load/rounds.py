@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from serfer.cli.shared.tables import Results, Table
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UnavailableError
 from serfer_bench.core.processes import held
 from serfer_bench.core.system import System
+from serfer_bench.core.tables import Results, Table
 from serfer_bench.core.workload import Clock
 from serfer_bench.load.queries import Example, run_queries
 from serfer_bench.load.results import Log, Result, Round, make_round

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer_bench.core.results import stamp_now
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.mapping.images import PREPROCESS, Comparison, compare, normalised, strip, write_image
 from serfer_bench.mapping.rate import WindowRate, window_rate
 from serfer_bench.mapping.runs import MapRun, kept_parts, kill, run

@@ -18,9 +18,9 @@ import psutil
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_lines
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UnavailableError, UsageError
 from serfer_bench.core.results import stamp_now
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.mapping.page import write_page
 from serfer_bench.mapping.page_picture import Drawn, draw
 from serfer_bench.mapping.page_ways import Found, Killed, at_once, blended_maps, by_serfer, planned, sliced_boxes

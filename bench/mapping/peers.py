@@ -22,10 +22,10 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import MissingExtraError, UnavailableError, UsageError
 from serfer_bench.core.onnx_file import write_onnx
 from serfer_bench.core.results import stamp_now
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.mapping.images import PREPROCESS, write_image
 from serfer_bench.mapping.runs import MapRun, run
 from serfer_bench.mapping.runs import command as map_command

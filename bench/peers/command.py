@@ -24,13 +24,13 @@ import typer
 from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import publish
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.settings import load_settings
 from serfer.system import processors
 from serfer_bench.core.onnx_file import write_onnx
 from serfer_bench.core.plans import Progress
 from serfer_bench.core.results import stamp_now
+from serfer_bench.core.tables import publish
 from serfer_bench.peers.apps.classifier import Classifier
 from serfer_bench.peers.peers import NULL_PEER, PEERS, Peer
 from serfer_bench.peers.report import results

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any, Final
 
-from serfer.cli.shared.tables import Results, Table
 from serfer_bench.core.quantiles import percentiles, quantile_interval
+from serfer_bench.core.tables import Results, Table
 from serfer_bench.peers.peers import BARE, NULL, Peer
 from serfer_bench.peers.rounds import Round
 

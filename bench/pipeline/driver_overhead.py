@@ -18,7 +18,6 @@ import typer
 from botocore.credentials import Credentials
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import SerferError
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
@@ -32,6 +31,7 @@ from serfer.storage.memory import MemoryStore
 from serfer_bench.core.null_service import null_service
 from serfer_bench.core.options import FixedPlanOption
 from serfer_bench.core.plans import bench_plan
+from serfer_bench.core.tables import Results, Table, publish
 
 _CONCURRENCY = 64
 _BARE = 1000  # invocations through boto3

@@ -18,13 +18,13 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, publish, table_of
 from serfer.core.errors import SerferError
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import DEFAULT_MODEL, AtMostOption, FixedPlanOption, FixedPlansOption
 from serfer_bench.core.plans import bench_plan
 from serfer_bench.core.results import require_at_most
+from serfer_bench.core.tables import Results, publish, table_of
 from serfer_bench.pipeline.threads import Threads
 
 _WARM_UP = 8

@@ -23,13 +23,13 @@ import typer
 from numpy.typing import NDArray
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, opened, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.system import processor_name
 from serfer_bench.core.options import AtMostOption, plan_of
 from serfer_bench.core.processes import descendants, used_s
 from serfer_bench.core.results import require_at_most
+from serfer_bench.core.tables import Results, Table, publish
 
 _WARM_UP = 30
 _MS_PER_S = 1e3

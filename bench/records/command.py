@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from serfer.cli.main import app
-from serfer.cli.shared.tables import captured
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import InputError, SerferError, UsageError
 from serfer.doctor.machine import this_machine
+from serfer_bench.core.tables import captured
 from serfer_bench.core.traces import SKIPPED
 from serfer_bench.records.pages import chosen, read_pages
 from serfer_bench.records.record import FOLDER, Figures, Record, commit_of, differences, digest, read_records

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from serfer.cli.shared.tables import Table
 from serfer.core.dataclass_codec import LATER, unstructure
 from serfer.core.errors import InputError
 from serfer.files import read_text
 from serfer_bench.core.charts import Chart, Curve, is_wide
 from serfer_bench.core.drawing import draw_charts
+from serfer_bench.core.tables import Table
 
 _MAX_BYTES: Final = 4 << 20
 _DIGITS: Final = 12

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from serfer.cli.shared.tables import Table
 from serfer.core.dataclass_codec import LATER, structure, unstructure
 from serfer.core.errors import InputError
 from serfer.files import read_text, write_whole
+from serfer_bench.core.tables import Table
 from serfer_bench.records.pictures import Picture
 
 FOLDER: Final = Path("docs/results/data")

@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 import typer
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import SerferError, UnavailableError
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.options import plan_of
 from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
 from serfer_bench.serving.service import Testbed, running_service
 

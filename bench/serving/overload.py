@@ -16,9 +16,9 @@ import aiohttp
 import numpy as np
 import psutil
 
-from serfer.cli.shared.tables import Table
 from serfer_bench.core.processes import resident
 from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.tables import Table
 from serfer_bench.core.workload import Sent, run
 from serfer_bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
 

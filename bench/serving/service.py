@@ -33,7 +33,6 @@ import typer
 from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UnavailableError
 from serfer.local.lambda_.access import random_access
 from serfer.local.servers.redis import RedisServer
@@ -42,6 +41,7 @@ from serfer.settings import Settings, access_setting, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import plan_of
 from serfer_bench.core.processes import end, processor_s
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.serving.overload import Overload, overload, overload_table
 
 _MS_PER_S = 1000

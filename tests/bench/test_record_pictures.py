@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.cli.shared.tables import Table
 from serfer.core.errors import InputError
 from serfer_bench.core.charts import Curve
+from serfer_bench.core.tables import Table
 from serfer_bench.records.pictures import Picture, TableChart
 from serfer_bench.records.record import FOLDER, Figures, Record
 

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from serfer.cli.main import app
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import InputError, SerferError
 from serfer_bench.cli import COMMANDS
 from serfer_bench.core.results import require_at_most
 from serfer_bench.core.seeds import over_seeds
+from serfer_bench.core.tables import Results, Table, publish
 
 TABLE = Table(("system", "ms", "plan"), [("a", "1.5", "x" * 300), ("longer [b]", "1,200.0", "-"), ("c", "-", "2x2, 1")])
 

@@ -26,7 +26,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, publish, table_of
 from serfer.core.plan import Plan
 from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.local.lambda_.function import REGION, FunctionConfig
@@ -40,6 +39,7 @@ from serfer.storage.faults import delayed
 from serfer_bench.core.faults import Faults, Injector
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.platform_times import PlatformTimes
+from serfer_bench.core.tables import Results, publish, table_of
 from serfer_bench.study.aws.findings import Findings, Priced
 from serfer_bench.study.aws.function_changes import ChangeableLambda
 from serfer_bench.study.aws.measure import Samples

@@ -19,7 +19,6 @@ import typer
 
 from serfer.cli.deploy import BuildArgument, EnvironmentArgument, open_stack
 from serfer.cli.shared.options import JsonOption
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import QueryError, UsageError
 from serfer.files import write_whole
@@ -28,6 +27,7 @@ from serfer.sam.smoke import Budget, Order, OverBudgetError, Say, Smoke, ask, de
 from serfer.settings import Settings, load_settings
 from serfer.storage import open_store
 from serfer.wiring.deployed import deployed_functions, find_deployment
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.aws.findings import Findings, Priced, predicted_usd
 from serfer_bench.study.aws.measure import Samples
 from serfer_bench.study.aws.probe import Extent, Probe, Step, input_bytes, steps

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from serfer.cli.shared.options import JsonOption
-from serfer.cli.shared.tables import Results, publish, table_of
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.tables import Results, publish, table_of
 from serfer_bench.study.aws.probe import Extent
 from serfer_bench.study.aws.tails import floor_and_tail, start_tail
 

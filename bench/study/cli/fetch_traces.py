@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from serfer.cli.shared.options import JsonOption
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.cli.shared.terminal import complain, err
 from serfer.core.errors import UnavailableError, UsageError
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.loads.catalogue import PublicTrace
 from serfer_bench.study.loads.fetching import HOST, FetchedTrace, chosen, fetch
 

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import buys_several_types, find_policy, serves_alone
 from serfer.system import processors
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.policy_suite import (
     LOADS,

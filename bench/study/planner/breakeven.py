@@ -15,13 +15,13 @@ from typing import Annotated
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.costs.aws import AwsFacts
 from serfer.settings import load_settings
 from serfer.splitter.planning.search import LATENCY, Search
 from serfer.splitter.planning.split_options import memory_sizes
 from serfer.splitter.tiling import operators
 from serfer_bench.core.options import MarkdownOption, StoreKindOption
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.planner import breakeven_here
 from serfer_bench.study.planner.planner import Network, Point, Progress, point, priced, read_network
 

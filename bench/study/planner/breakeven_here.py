@@ -18,12 +18,12 @@ from statistics import median
 
 import numpy as np
 
-from serfer.cli.shared.tables import Results, Table
 from serfer.pipeline.blocking import Pipeline
 from serfer.settings import Settings
 from serfer.splitter.split import split
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.container_settings import IMAGE_MB, ContainerSettings
+from serfer_bench.core.tables import Results, Table
 from serfer_bench.study.planner.planner import Progress
 
 NETWORKS = ("squeezenet", "mobilenet-v2", "resnet18", "resnet50", "vgg16")

@@ -14,7 +14,6 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, publish, table_of
 from serfer.core.costs.account import AccountQuotas
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cold_starts import COLD_SHARE
@@ -32,6 +31,7 @@ from serfer.splitter.planning.split_options import Budget, SplitOptions, memory_
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.grids import GridChoice
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.tables import Results, publish, table_of
 
 _MILLION = 1_000_000
 _DEFAULTS = {"warm": (0.0, None), "default": (COLD_SHARE, MEASURED_MEMBERS)}

@@ -23,7 +23,6 @@ from onnxscript import ir
 
 import serfer
 from serfer.cli.shared.options import JsonOption, print_json, status_line
-from serfer.cli.shared.tables import Table
 from serfer.core.errors import ModelError, UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, difference
 from serfer.core.plan import AS_IS
@@ -34,6 +33,7 @@ from serfer.splitter.network.unsupported import CannotSplitError
 from serfer.splitter.network.zoo import drawn_by_seed, with_random_weights
 from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.tiling.from_onnx import from_onnx, split_graph
+from serfer_bench.core.tables import Table
 from serfer_bench.study.planner.architectures import architectures
 
 if TYPE_CHECKING:

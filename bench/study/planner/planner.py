@@ -18,7 +18,6 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.costs.aws import AwsFacts, shipped_aws
 from serfer.core.errors import ModelError
 from serfer.core.plan import Alternative, PackageLimit
@@ -37,6 +36,7 @@ from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import GridChoice
 from serfer_bench.core.options import MarkdownOption, StoreKindOption
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.baselines.gillis import Gillis, GillisPlan, Options
 
 NETWORKS = ("alexnet", "vgg16", "resnet50", "densenet121", "inception-v3")

@@ -18,7 +18,6 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.costs.cost_model import MEASURED_MEMBERS
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError
@@ -28,6 +27,7 @@ from serfer.pictures import check_suffix
 from serfer.settings import Settings, load_settings
 from serfer.splitter.planning.split_options import check_cold_share, check_gang_width, memory_sizes
 from serfer_bench.core.options import MarkdownOption, StoreKindOption
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.planner.planner import Progress, read_network
 from serfer_bench.study.planner.ways_to_answer import GPU, INSTANCE, WAYS, Answer, Contest, Question, ServerlessGpu
 

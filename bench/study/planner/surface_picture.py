@@ -14,7 +14,6 @@ from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path as MplPath
 from matplotlib.transforms import Affine2D
 
-from serfer.cli.shared.tables import Table
 from serfer.core.errors import InputError
 from serfer.core.units import MS_PER_S
 from serfer.pictures.render import (
@@ -28,6 +27,7 @@ from serfer.pictures.render import (
     save,
     stage_colour,
 )
+from serfer_bench.core.tables import Table
 from serfer_bench.study.planner.ways_to_answer import WAYS, Question
 
 TITLE = "Modelled: the cheapest way within an objective, by pixels (across) and queries at once (up)"

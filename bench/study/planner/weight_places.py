@@ -16,7 +16,6 @@ from typing import Annotated
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, publish, table_of
 from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
@@ -31,6 +30,7 @@ from serfer.splitter.planning.split_options import SplitOptions, memory_sizes
 from serfer.splitter.tiling.cuts import Cut, cut_points
 from serfer.splitter.tiling.grids import COLUMNS, ONE, GridChoice
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.tables import Results, publish, table_of
 from serfer_bench.study.planner.planner import Network, read_network
 
 CONVNEXT_BASE = f"{Path(__file__).with_name('convnext.py')}:convnext_base"

@@ -24,7 +24,6 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_lines
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import DEFAULT
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario, read_scenario
@@ -34,6 +33,7 @@ from serfer.cost.service_times import scenario_times
 from serfer.settings import load_settings
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.several import Several
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.forecasting.errors import peaks_of
 from serfer_bench.study.forecasting.lstm_training import train_lstm
 from serfer_bench.study.loads.scaling import scale_factor

@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_lines
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policy import Policy
 from serfer.control.scenario import Scenario, read_scenario, scenario_file
 from serfer.core.errors import InputError
@@ -23,6 +22,7 @@ from serfer.local.process_pool import process_pool
 from serfer.settings import load_settings
 from serfer.system import processors
 from serfer_bench.core.options import MarkdownOption
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.core.traces import end_skipped, missing_in, skipped
 from serfer_bench.study.loads.generators import GENERATORS, OF_ONE_FUNCTION, is_generator, parameters_of
 from serfer_bench.study.policy_experiments.memoryless import NAME as PEER

@@ -17,7 +17,6 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import make_policy
 from serfer.control.policy import fleet_of
 from serfer.control.router import Endpoint, Router
@@ -33,6 +32,7 @@ from serfer.doctor.machine import this_machine
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import MarkdownOption, plan_of
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.calibration import Calibration, LocalRun
 from serfer_bench.study.sim.rates import run_rates

@@ -19,7 +19,6 @@ import onnxruntime as ort
 import typer
 
 from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import UnavailableError
 from serfer.core.units import MS_PER_S
@@ -28,6 +27,7 @@ from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
 from serfer.splitter.plan_dir.emit import in_one_piece
 from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.planner.prediction import ErrorOption, check_error
 from serfer_bench.study.policies.infless.measured import measured_profile
 from serfer_bench.study.policies.infless.profiles import Configuration

@@ -26,7 +26,6 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_lines
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.control.policies import make_policy, serves_alone
 from serfer.control.policy import InstanceGroup, InstanceState
 from serfer.control.router import Router
@@ -40,6 +39,7 @@ from serfer.cost.windows import Window
 from serfer.settings import load_settings
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.several import Several
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.core.traces import missing_in, skipped
 from serfer_bench.study.policies.mark.options import MarkOptions
 from serfer_bench.study.policies.mark.policy import Mark

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from serfer.cli.shared.options import JsonOption, status_lines
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cost_model import HOURS_A_MONTH, invocation_usd
 from serfer.core.costs.pricing import Circumstances, price
@@ -26,6 +25,7 @@ from serfer.splitter.split import split
 from serfer.wiring.plan_cache import cached_plan
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.plans import Progress, bench_plan
+from serfer_bench.core.tables import Results, Table, publish
 
 QUERIES_AN_HOUR: Final = 24_000
 """What the paper takes its system to answer in bursts of 1,000 (section 6.4)."""

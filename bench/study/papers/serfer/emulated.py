@@ -19,7 +19,6 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, PlanOption, status_line
-from serfer.cli.shared.tables import Results, publish, table_of
 from serfer.core.errors import QueryError, UsageError
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
@@ -28,6 +27,7 @@ from serfer_bench.core.null_workers import null_pipeline
 from serfer_bench.core.options import NetworkOption, network
 from serfer_bench.core.plans import Progress
 from serfer_bench.core.results import stamp_now
+from serfer_bench.core.tables import Results, publish, table_of
 from serfer_bench.load.pipeline_system import PipelineSystem
 from serfer_bench.load.rounds import Plan, measure_rounds
 from serfer_bench.load.systems import Setup, examples

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import ModelError
 from serfer.splitter.head.batched_inference import answers
 from serfer.splitter.head.calibration import Calibration
@@ -31,6 +30,7 @@ from serfer.splitter.head.gap import HeadFit, replace_head
 from serfer.splitter.network.source import load
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.core.results import require_at_most
+from serfer_bench.core.tables import Results, Table, publish
 
 SIZE = 28
 ALLOWED_POINTS = 1.3

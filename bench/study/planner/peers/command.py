@@ -10,12 +10,12 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.cli.shared.tables import Results, Table, publish
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings
 from serfer.splitter.network.graph import Graph
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.plans import Progress
+from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.baselines.published_costs import GILLIS
 from serfer_bench.study.planner.peers.comparison import PROGRAMS, SLO_AWARE_HEAD, Compared, measure
 from serfer_bench.study.planner.peers.networks import NETWORKS, read

@@ -18,13 +18,11 @@ overhead = parts(
             "serfer_bench.pipeline.driver_overhead:command",
             "The driver alone, over functions that do nothing.",
         ),
-        "micro": ("serfer_bench.pipeline.micro:command", "Processor time and memory of the hot path's parts."),
     },
 )
 service = parts(
-    "Price the HTTP service, and load it beyond what it can do.",
+    "Flood the HTTP service, and count what a query takes in it.",
     {
-        "overload": ("serfer_bench.serving.service:command", "Price HTTP and the balancer, and overload the service."),
         "flood": ("serfer_bench.serving.flood:command", "Flood the service with clients that never wait."),
         "profile": ("serfer_bench.serving.profile:command", "Count what a query takes in the first process, by part."),
     },
@@ -47,7 +45,6 @@ maps = parts(
             "serfer_bench.mapping.command:command",
             "serfer map on a large image: exactness, time, memory, kills.",
         ),
-        "peers": ("serfer_bench.mapping.peers:command", "serfer map beside MONAI's sliding windows."),
         "page": (
             "serfer_bench.mapping.demonstration:command",
             "A page's text, exact and in SAHI's and MONAI's windows.",
@@ -67,7 +64,7 @@ COMMANDS = {
         "What 16 processors and a GPU show, in ten minutes.",
     ),
     "chaos": ("serfer_bench.chaos.scenarios:command", "Inject faults while queries run: nothing may be lost."),
-    "service": ("serfer_bench.cli:service", "Price HTTP and the balancer; overload and flood the service."),
+    "service": ("serfer_bench.cli:service", "Flood the HTTP service; what a query takes in it, by part."),
     "instance": ("serfer_bench.cli:instance", "Load instances: batches, several networks, batch sizes."),
     "peers": ("serfer_bench.peers.command:command", "serfer serve beside uvicorn, LitServe, Ray Serve and others."),
     "route": ("serfer_bench.serving.route:command", "Send a sustained burst to a driver with a pool."),

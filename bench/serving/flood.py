@@ -8,24 +8,30 @@ ignores Retry-After. The capacity is measured before, by a few clients in the sa
 from __future__ import annotations
 
 import asyncio
+import io
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
+import numpy as np
 import typer
+from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import SerferError, UnavailableError
-from serfer.settings import Settings, load_settings
+from serfer.local.servers.redis import RedisServer
 from serfer_bench.core.options import plan_of
 from serfer_bench.core.quantiles import percentiles
+from serfer_bench.core.server_process import serving
 from serfer_bench.core.tables import Results, Table, publish
-from serfer_bench.serving.recovery import NORMAL, recovery_s, unloaded_ms
-from serfer_bench.serving.service import Testbed, running_service
 
+_NORMAL = 2.0  # as fast as before: at most so many times the time
+_TRIES, _TRY_EVERY_S = 5, 0.25
+_SIZE = (640, 480)
 _FEW = 32  # clients while capacity is measured: as many as two drivers run at once
 _CAPACITY_S = 10.0
 _WARM_UPS = 6
@@ -219,18 +225,37 @@ async def _query_ms(url: str, request: bytes) -> float:
     return (time.perf_counter() - started) * _MS_PER_S if status == _OK else float("inf")
 
 
-def measure(
-    directory: Path,
-    settings: Settings,
-    *,
-    connections: int,
-    seconds: float,
-    deadline_ms: float,
-    progress: Callable[[str], None],
-) -> Flood:
-    """Flood `serfer serve --drivers N` with so many clients; raises UnavailableError where it does not start."""
-    with running_service(directory, settings) as testbed:
-        return asyncio.run(_flood(testbed, connections, seconds, deadline_ms, progress))
+@dataclass(frozen=True)
+class Testbed:
+    """The running service: the addresses of its drivers and of the balancer, and an image to ask about."""
+
+    driver_urls: Sequence[str]
+    balancer: str
+    image: bytes
+
+
+@contextmanager
+def running_service(directory: Path) -> Iterator[Testbed]:
+    with RedisServer() as store, serving("serve", directory, [f"--store={store.url}", "--drivers=2"]) as report:
+        yield Testbed([driver["url"] for driver in report["drivers"]], report["url"], _photograph())
+
+
+def _photograph() -> bytes:
+    """Return a JPEG that compresses as photographs do: smooth noise, 640 x 480."""
+    coarse = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(coarse).resize(_SIZE, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+async def recovery_s(query_ms: Callable[[], Awaitable[float]], max_ms: float, give_up_s: float) -> float | None:
+    """Return the seconds until a query takes at most `max_ms`; None where it does not within `give_up_s`."""
+    started = time.perf_counter()
+    while (passed_s := time.perf_counter() - started) < give_up_s:
+        if await query_ms() <= max_ms:
+            return passed_s
+        await asyncio.sleep(_TRY_EVERY_S)
+    return None
 
 
 async def _flood(
@@ -243,12 +268,12 @@ async def _flood(
             break
     progress("capacity")
     before = await _run_clients(testbed.balancer, patient, _FEW, _CAPACITY_S)
-    before_ms = await unloaded_ms(lambda: _query_ms(testbed.balancer, patient))
+    before_ms = min([await _query_ms(testbed.balancer, patient) for _ in range(_TRIES)])
     progress(f"{connections} clients")
     checks = _Checks(testbed.driver_urls)
     watching = asyncio.create_task(checks.watch())
     replies = await _run_clients(testbed.balancer, request, connections, seconds)
-    normal_after_s = await recovery_s(lambda: _query_ms(testbed.balancer, request), NORMAL * before_ms, _GIVE_UP_S)
+    normal_after_s = await recovery_s(lambda: _query_ms(testbed.balancer, request), _NORMAL * before_ms, _GIVE_UP_S)
     watching.cancel()
     answered, refused = replies.ms.get(_OK, []), replies.ms.get(_REFUSED, [])
     answered_p50, answered_p99 = percentiles(answered, 50, 99)
@@ -294,11 +319,9 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Flood the service with clients that never wait; exit with 1 if it misses a criterion (docs/reference/api.md)."""
-    directory, settings = plan_of(model, plan), load_settings()
-    with status_line() as progress:
-        flood = measure(
-            directory, settings, connections=connections, seconds=seconds, deadline_ms=deadline_ms, progress=progress
-        )
+    directory = plan_of(model, plan)
+    with status_line() as progress, running_service(directory) as testbed:
+        flood = asyncio.run(_flood(testbed, connections, seconds, deadline_ms, progress))
     publish(results(flood), as_json=as_json)
     if faults := flood.faults():
         raise SerferError("; ".join(faults))

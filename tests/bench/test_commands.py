@@ -1,4 +1,4 @@
-"""`serfer bench burst, stores, overhead micro, compare` on a small plan, with workers that are threads or null."""
+"""`serfer bench burst, stores, compare` on a small plan, with workers that are threads or null."""
 
 import csv
 import json
@@ -184,13 +184,3 @@ def test_an_unknown_system_beside_gangs_is_refused():
 def test_latencies_that_cannot_be_put_in_are_refused(text):
     with pytest.raises(UsageError, match="--latencies is none or INVOKE_MS,REQUEST_MS,MB_PER_S"):
         bench("gangs", "--latencies", text)
-
-
-def test_the_hot_paths_parts_are_measured(directory):
-    lines = rows("bench", "overhead", "micro", "--plan", directory, "--rounds", 1)
-    parts = {line["part"] for line in lines}
-    assert len(parts) == len(lines)
-    assert {"sign its request", "assemble a tile's pieces", "run machine, a query of 9 tasks"} <= parts
-    assert all(line["ns"] > 0 for line in lines)
-    encoding = next(line for line in lines if line["part"] == "encode a task with its crop")
-    assert encoding["allocated"] >= encoding["bytes"]

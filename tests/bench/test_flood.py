@@ -1,13 +1,11 @@
-"""Clients of the overload benchmarks against a server that a test scripts: what they count, and that they end."""
+"""Clients of `serfer bench service flood` against a server that a test scripts: what they count, and that they end."""
 
 import asyncio
 
-import aiohttp
 import pytest
 
-from serfer_bench.serving import flood, overload
+from serfer_bench.serving import flood
 from serfer_bench.serving.flood import Flood
-from serfer_bench.serving.recovery import recovery_s
 
 PATIENCE = 30.0
 
@@ -69,23 +67,10 @@ def test_missed_criteria_are_named():
     assert "as fast as before after 2.5 s" in outcome(normal_after_s=2.5).faults()
 
 
-@pytest.mark.parametrize("answer", [reply(503), reply(429, "Retry-After: 0")])
+@pytest.mark.parametrize("answer", [reply(503), reply(429, "Retry-After: 0"), None])
 def test_a_service_that_never_recovers_ends_the_benchmark(answer):
     async def check(url):
-        async with aiohttp.ClientSession() as http:
-            client = overload._Client(http, url, b"image")
-            return await recovery_s(client.query_ms, 1000.0, give_up_s=0.01)
+        request = flood._request(b"image", 1000)
+        return await flood.recovery_s(lambda: flood._query_ms(url, request), 1000.0, give_up_s=0.01)
 
     assert serving(check, answer) is None
-
-
-def test_a_client_that_is_always_refused_gives_up(monkeypatch):
-    monkeypatch.setattr(asyncio, "sleep", lambda _, sleep=asyncio.sleep: sleep(0))
-
-    async def check(url):
-        async with aiohttp.ClientSession() as http:
-            client = overload._Client(http, url, b"image")
-            await client.obey(1.0)
-            return client.retries
-
-    assert serving(check, reply(429, "Retry-After: 1")).tries == []

@@ -124,7 +124,6 @@ CASES = {
     "study train-forecaster": weekly(
         "study train-forecaster diurnal:mean=20,hours=72,peak_hour=3 --out forecast.npz --epochs 1"
     ),
-    "bench overhead micro": slow("bench overhead micro --plan {plan} --rounds 1"),
     "bench burst": slow(
         f"bench burst {LAMBDA} --queries 20 --service-ms 1", f"bench burst {LAMBDA} --rps 100 --seconds 0.2"
     ),

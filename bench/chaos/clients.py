@@ -33,7 +33,6 @@ class Clients:
         self.served: list[float] = []  # seconds, of answered queries
 
     def submit(self, batch: Batch) -> Future[Logits]:
-        """Start a query; cancelling it cancels its stages."""
         answer: Future[Logits] = Future()
         query = self._submit(batch)
         query.add_done_callback(lambda done: self._end(done, answer))
@@ -41,7 +40,6 @@ class Clients:
         return answer
 
     def wait(self, share: float) -> bool:
-        """Wait until this share of the queries has ended; False once the load is over."""
         with self._change:
             self._change.wait_for(lambda: self._stopped or self._ended >= share * self._queries)
             return not self._stopped
@@ -51,7 +49,6 @@ class Clients:
         return self._ended / self._queries
 
     def stop(self) -> None:
-        """End the load: nothing waits for a share of it any more."""
         with self._change:
             self._stopped = True
             self._change.notify_all()
@@ -113,7 +110,6 @@ class TwoDrivers:
         return query.answer
 
     def kill_first(self, patience_s: float) -> str:
-        """Send the second driver what the first one owes, wait for a few late answers, and kill the first."""
         with self._lock:
             owed = [*self._owed]
         for query in owed:
@@ -132,7 +128,6 @@ class TwoDrivers:
         self._second(query.batch).add_done_callback(lambda done: self._take(query, done))
 
     def _first_ended(self, query: _SharedQuery, done: Future[Reply]) -> None:
-        """Take the first driver's answer, or send the query to the second one."""
         with self._lock:
             self._owed.discard(query)
             self.unanswered += _reply(done) is None
@@ -144,7 +139,6 @@ class TwoDrivers:
             self._late_answer.release()
 
     def _take(self, query: _SharedQuery, done: Future[Reply]) -> None:
-        """Make the first answer the query's, and compare a second one with it."""
         reply = _reply(done)
         if reply is None:
             with suppress(InvalidStateError):

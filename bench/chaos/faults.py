@@ -18,7 +18,6 @@ _PATIENCE_S = 5.0
 
 
 def kill_workers(testbed: Testbed, clients: Clients) -> str:
-    """Kill a few workers each time another tenth of the queries has ended."""
     killed = 0
     due = 0.0
     while clients.wait(due):
@@ -28,7 +27,6 @@ def kill_workers(testbed: Testbed, clients: Clients) -> str:
 
 
 def restart_store(testbed: Testbed, clients: Clients) -> str:
-    """Restart the store, empty, after a quarter of the queries and after a half."""
     restarts = 0
     for share in _RESTARTS:
         if clients.wait(share):
@@ -38,8 +36,6 @@ def restart_store(testbed: Testbed, clients: Clients) -> str:
 
 
 def kill_driver(pair: TwoDrivers) -> Fault:
-    """Return what kills the first of two drivers after a third of the queries."""
-
     def inject(_testbed: Testbed, clients: Clients) -> str:
         clients.wait(_DEATH)
         return pair.kill_first(_PATIENCE_S)

@@ -33,7 +33,6 @@ def chaos_plan(model: str | None, plan: Path | None, settings: Settings, progres
 
 
 def through_store(directory: Path, settings: Settings) -> Path:
-    """Return a cached copy of a plan directory whose stages but the last pass their output through the store."""
     plan = load_plan(directory)
     last = len(plan.stages) - 1
     paths = ("inline" if number == last else "cache" for number in range(last + 1))

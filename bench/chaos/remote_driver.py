@@ -80,7 +80,6 @@ class RemoteDriver:
             raise QueryError("the driver's process did not start")
 
     def submit(self, batch: NDArray[Any]) -> Future[Reply]:
-        """Start a query; it ends with QueryError in the driver's own words, or when the driver is dead."""
         answer: Future[Reply] = Future()
         with self._lock:
             number, self._sent = self._sent, self._sent + 1
@@ -92,12 +91,10 @@ class RemoteDriver:
         return answer
 
     def kill(self) -> None:
-        """Kill the process as `kill -9` does, and wait until all of its queries have ended."""
         self._process.send_signal(signal.SIGKILL)
         self.close()
 
     def close(self) -> None:
-        """Close the process's input, at whose end it ends, and wait for it; a second call does nothing."""
         with suppress(BrokenPipeError):  # of a query that it never read
             pipe_of(self._process.stdin).close()
         self._process.wait()
@@ -109,7 +106,6 @@ class RemoteDriver:
             write_frame(pipe_of(self._process.stdin), value)
 
     def _receive(self) -> None:
-        """End queries with their answers until there are no more."""
         while (frame := read_frame(pipe_of(self._process.stdout))) is not None:
             number, shape, logits, budget, served_s, problem = frame
             with self._lock:
@@ -134,7 +130,6 @@ class _LimitedSettings(Settings):
 
 
 def main() -> None:
-    """Answer queries until standard input ends."""
     queries, answers, lock = sys.stdin.buffer, sys.stdout.buffer, threading.Lock()
 
     def reply(number: int, done: Future[Result]) -> None:

@@ -126,7 +126,6 @@ class Suite:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the suite has to end."""
         return self.ends - time.monotonic()
 
 
@@ -149,7 +148,6 @@ def chosen(only: str | None, driver: str, store: str | None) -> list[Scenario]:
 
 
 def prepared(options: Options, settings: Settings, progress: Progress) -> Suite:
-    """Make the plan and the examples, and start the clock; raises the errors of chaos_plan."""
     ends = time.monotonic() + options.seconds
     directory = chaos_plan(options.model, options.plan, settings, progress)
     progress("running the unsplit network")
@@ -157,7 +155,6 @@ def prepared(options: Options, settings: Settings, progress: Progress) -> Suite:
 
 
 def examples(directory: Path, queries: int) -> list[Example]:
-    """Return an example of one image for each query, all different, with the unsplit network's answers."""
     plan, random = load_plan(directory), np.random.default_rng(0)
     run, shape = unsplit(plan, directory), plan.input
     made = []
@@ -172,7 +169,6 @@ def examples(directory: Path, queries: int) -> list[Example]:
 
 
 def measure(scenarios: Sequence[Scenario], suite: Suite) -> Iterator[Outcome]:
-    """Run the scenarios one after the other; queries of one for which there is no time left are lost."""
     for scenario in scenarios:
         yield _outcome(scenario, suite)
         if scenario.tail is not None:

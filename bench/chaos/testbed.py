@@ -77,7 +77,6 @@ class OwnRedis:
         self.url = self._server.url
 
     def restart(self) -> None:
-        """Kill the server as `kill -9` does, and start another."""
         port = int(self.url.rpartition(":")[2].partition("/")[0])
         password = self.url.removeprefix("redis://:").partition("@")[0]
         os.kill(self._server.pid, signal.SIGKILL)
@@ -127,7 +126,6 @@ class Testbed:
             self._parts = parts.pop_all()
 
     def _open(self, conditions: Conditions) -> Pipeline:
-        """Open the pipeline, again where a failing store fails just then."""
         build = partial(
             open_pipeline,
             self._directory,
@@ -149,7 +147,6 @@ class Testbed:
         return len({*descendants()} - self._before)
 
     def submit(self, batch: NDArray[Any]) -> Future[Reply]:
-        """Start a query; cancelling it cancels its stages."""
         answer: Future[Reply] = Future()
         query = self._pipeline.submit(batch, deadline_s=self._deadline_s)
         query.add_done_callback(lambda done: _pass_on(done, answer))
@@ -157,7 +154,6 @@ class Testbed:
         return answer
 
     def counts(self) -> dict[str, Any]:
-        """Return the Lambda service's counts; raises UnavailableError where it does not answer."""
         try:
             counts: dict[str, Any] = json.loads(fetch(self._endpoint, COUNTS, self._access, _ANSWER_S, _MAX_BYTES))
         except (OSError, HTTPException) as error:
@@ -179,7 +175,6 @@ class Testbed:
         return [process for process in descendants() if _is_worker(process)]
 
     def remote_driver(self) -> RemoteDriver:
-        """Start a driver in a process of its own, on the same store and Lambda service."""
         return RemoteDriver(
             Configuration(
                 directory=str(self._directory),
@@ -209,13 +204,11 @@ class Testbed:
         return len(chosen)
 
     def restart_store(self) -> None:
-        """Kill the store and start it again, empty; raises UsageError where it is not ours."""
         if self._redis is None:
             raise UsageError("a store of --store cannot be restarted: leave --store out, or restarted out of --only")
         self._redis.restart()
 
     def close_pipeline(self) -> None:
-        """Stop workers, service and driver, and delete what queries have left in the store."""
         self._pipeline.close()
 
     def left(self) -> Left:

@@ -134,7 +134,6 @@ def judge(
 
 
 def skipped(name: str, queries: int) -> Outcome:
-    """Return the row of a scenario for which there was no time: all of its queries are lost."""
     return Outcome(
         scenario=name,
         queries=queries,

@@ -116,7 +116,6 @@ class PartTime:
 
 
 def measure(bench: Bench, rounds: int, progress: Progress = lambda _: None) -> tuple[list[PartTime], str]:
-    """Measure functions and queries in turn; return their parts, and what was dropped from the page cache."""
     starts: dict[tuple[int, int], list[FunctionStart]] = defaultdict(list)
     answers: list[FirstAnswer] = []
     for number in range(rounds):
@@ -195,7 +194,6 @@ def predict(plan: Plan, part: tuple[int, int], settings: Settings) -> ColdStart:
 
 
 def weight_bytes(plan: Plan, part: tuple[int, int]) -> int:
-    """Return the bytes of weights of a function, in all stages of its gang."""
     start, number = part
     gang = plan.gang_of(start)
     stages = [plan.stages[stage] for stage in (gang.stages if gang else [start])]
@@ -203,7 +201,6 @@ def weight_bytes(plan: Plan, part: tuple[int, int]) -> int:
 
 
 def table(rows: Sequence[PartTime]) -> Table:
-    """Return parts by function: medians with their least and greatest, and what the cost model predicts."""
     functions = [*dict.fromkeys(row.function for row in rows)]
     cells = {(row.part, row.function): row for row in rows}
     parts = [*dict.fromkeys(row.part for row in rows)]
@@ -220,7 +217,6 @@ def _cell(row: PartTime | None) -> str:
 
 
 def _with_error(predicted_ms: float, ms: float) -> str:
-    """Return a prediction with its error, where what was measured is long enough to have one."""
     return f"{predicted_ms:,.0f}" + (f" {predicted_ms / ms - 1:+.0%}" if ms > 1 else "")
 
 

@@ -54,7 +54,6 @@ class Bench:
     cache_mode: str
 
     def drop_page_cache(self, *functions: Function) -> str:
-        """Drop the files of functions, or all; return what was done."""
         cache = self.settings.cache_dir
         base = dependencies(cache)
         directories = [function_directory(self.plan, self.directory, *part, base) for part in functions]
@@ -81,7 +80,6 @@ class ProbedService:
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, line: str) -> None:
-        """Take a line of a worker's log: FUNCTION: TEXT."""
         name, mark, text = line.partition(f": {MARK}")
         if mark:
             self.lines.append(ProbeLine(name, **json.loads(text)))
@@ -100,7 +98,6 @@ class ProbedService:
 
 @asynccontextmanager
 async def probed_service(bench: Bench) -> AsyncIterator[ProbedService]:
-    """Start a local Lambda service without any environment, and stop it."""
     probed = ProbedService()
     plans = [(bench.plan, bench.directory)]
     service = local_service(plans, bench.url, bench.settings, on_log=probed.take, wrapper=PROBE)
@@ -150,7 +147,6 @@ async def _measured(
 async def _invoked(
     bench: Bench, probed: ProbedService, invoker: LambdaInvoker, query: str, part: Function
 ) -> tuple[dict[str, float], float]:
-    """Run a tile of each of a function's stages; return seconds by part, and what all took."""
     seconds: dict[str, float] = defaultdict(float)
     begun = len(probed.lines)
     started = time.monotonic()
@@ -172,7 +168,6 @@ async def _invoked(
 
 
 def _tasks(plan: Plan, part: Function, query: str) -> list[Task]:
-    """Return a task for a tile of each stage that a function runs."""
     start, number = part
     gang = plan.gang_of(start)
     tasks = []
@@ -190,7 +185,6 @@ def _crops(plan: Plan) -> list[Crop]:
 
 
 def image(plan: Plan) -> NDArray[Any]:
-    """Return an image of zeros as a plan takes it: pixels where it says how they are preprocessed."""
     shape = plan.input
     if plan.preprocess:
         return np.zeros((1, shape.height, shape.width, shape.channels), dtype=np.uint8)
@@ -198,7 +192,6 @@ def image(plan: Plan) -> NDArray[Any]:
 
 
 def _store_values(bench: Bench, query: str) -> None:
-    """Put what every tile reads into the store: zeros."""
     for place, crop in enumerate(_crops(bench.plan)):
         key = input_key(query, place)
         bench.store.put(key, protect(crop.data or b"", key), _TTL_S)

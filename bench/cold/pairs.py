@@ -105,8 +105,6 @@ class Pairs:
 
 
 def paired_plan(name: str, settings: Settings, progress: Callable[[str], None] = lambda _: None) -> Path:
-    """Return the directory of a plan of a network of the zoo, weights fetched, with a cold plan; one in the cache."""
-
     def make(directory: Path) -> None:
         progress(f"splitting {name}, once: the plan stays in {directory.parent}")
         split(name, out=directory, progress=progress, **_OPTIONS)
@@ -115,7 +113,6 @@ def paired_plan(name: str, settings: Settings, progress: Callable[[str], None] =
 
 
 def other_plan(directory: Path, plan: Plan, against: Path | None) -> tuple[Plan, Path]:
-    """Return the plan to compare with: that of `against`, or the directory's cold plan; raises UsageError without."""
     if against is not None:
         other = load_plan(against)
         if (other.model, other.input) != (plan.model, plan.input):
@@ -147,7 +144,6 @@ def measure_pairs(whole: Bench, split: Bench, pairs: int, progress: Callable[[st
 
 
 def alone(bench: Bench) -> Bench:
-    """Return the bench of a plan whose queries have no second plan to choose."""
     return replace(bench, settings=bench.settings.model_copy(update={"cold_plan": "never"}))
 
 

@@ -98,7 +98,6 @@ class Finder(MetaPathFinder):
         self._invoked = False
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return a module's spec, None for one that is not a file."""
         spec = PathFinder.find_spec(name, path, target)
         if spec is None or spec.loader is None:
             return None
@@ -143,7 +142,6 @@ class Finder(MetaPathFinder):
 
 
 def main() -> None:
-    """Run the bootstrap with its own arguments, timed."""
     sys.meta_path.insert(0, Finder(Parts(_FIRST)))
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -40,7 +40,6 @@ class FirstAnswer:
 
 
 async def measure_first_answer(bench: Bench) -> FirstAnswer:
-    """Open a plan over a Lambda service without environments, and run two queries."""
     async with probed_service(bench) as probed:
         pipeline = await asyncio.to_thread(_opened, bench, probed.running)
         try:
@@ -83,6 +82,5 @@ def _opened(bench: Bench, running: LocalLambda) -> Pipeline:
 
 
 def _answered(pipeline: Pipeline, bench: Bench, runs: list[Sequence[StageRun]]) -> float:
-    """Run a query; return its dollars."""
     context = RequestContext(watch=runs.append)
     return pipeline.submit(image(bench.plan), deadline_s=_DEADLINE_S, context=context).result().report.cost_usd

@@ -13,12 +13,10 @@ PATTERNS = ("even", "poisson")
 
 
 def burst(queries: int) -> tuple[float, ...]:
-    """Return the arrivals of queries that all come at once, in seconds from the load's start."""
     return (0.0,) * _checked(queries)
 
 
 def even(rate: float, seconds: float) -> tuple[float, ...]:
-    """Return arrivals at `rate` queries a second, evenly spaced from 0 on, in seconds from the load's start."""
     return tuple(number / rate for number in range(_checked(_expected(rate, seconds))))
 
 

@@ -43,7 +43,6 @@ class Chart:
 
 
 def is_wide(values: Iterable[float]) -> bool:
-    """Whether values, at least one, range so far that their axis should be logarithmic."""
     low, high = min(kept := [*values]), max(kept)
     return low > 0 and high > _WIDE * low
 
@@ -58,7 +57,6 @@ def time_chart(curves: Sequence[Curve]) -> Chart:
 
 
 def share_chart(curves: Sequence[Curve]) -> Chart:
-    """Chart the share of queries that were answered within a time; `curves` are those of `time_chart`."""
     shares = tuple(thinned(_shares(curve)) for curve in curves)
     log = is_wide(x for x, _ in _points(shares) or [(0.0, 0.0)])
     return Chart("share of queries answered within", "ms", "share", shares, x_log=log, y_max=1.0)

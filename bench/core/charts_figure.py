@@ -24,7 +24,6 @@ _AIR = 1.04
 
 
 def charts_figure(title: str, charts: Sequence[Chart], legend: Sequence[str], stamp: Sequence[str]) -> Figure:
-    """Draw charts with a title, a legend of lines that begin with curves' names, and lines of a stamp."""
     above = _MARGIN + _TITLE + _ENTRY * len(legend)
     below = _LINE * len(stamp) + (_MARGIN if stamp else 0.0)
     height = above + _CHART * len(charts) + below
@@ -55,7 +54,6 @@ def _handle(names: Sequence[str], line: str) -> Artist:
 
 
 def _look(names: Sequence[str], name: str) -> dict[str, Any]:
-    """Return a curve's colour and, where there are more curves than colours, its dashes: no two look the same."""
     number = names.index(name)
     return {"color": stage_colour(number), "linestyle": _DASHES[number // COLOURS % len(_DASHES)]}
 
@@ -89,12 +87,10 @@ def _label(label: str, *, log: bool) -> str:
 
 
 def _end(values: Iterable[float], end: float | None) -> float:
-    """Return where an axis from 0 ends: at `end`, or a little above all values."""
     return end if end is not None else max(values, default=1.0) * _AIR or 1.0
 
 
 def log_axis(axes: Axes, name: Literal["x", "y"], values: Sequence[float]) -> None:
-    """Make an axis logarithmic, with round ticks: 1, 2, 5 of each decade, or only decades where there are many."""
     axes.set(**{f"{name}scale": "log"})
     axis = axes.xaxis if name == "x" else axes.yaxis
     few = max(values) <= min(values) * 10**_MANY_DECADES

@@ -10,7 +10,6 @@ from serfer_bench.core.charts import Chart
 
 
 def draw_charts(title: str, charts: Sequence[Chart], legend: Sequence[str], stamp: Sequence[str], out: Path) -> None:
-    """Draw charts below each other, with a legend of lines that begin with curves' names and a stamp below."""
     check_suffix(out)
     from serfer.pictures.render import save  # noqa: PLC0415 - same
     from serfer_bench.core.charts_figure import charts_figure  # noqa: PLC0415 - matplotlib is slow to import

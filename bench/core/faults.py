@@ -66,7 +66,6 @@ class Injector(Conditions):
         return self._faults.latency_s + next(self._invoke_tail)
 
     def placing_s(self, package_bytes: int) -> float:
-        """Return how long the next environment waits for its place and its package."""
         return next(self._start_tail) + self._faults.times.placing_s(package_bytes)
 
     def slowness(self) -> float:
@@ -84,7 +83,6 @@ class Injector(Conditions):
 
 @contextmanager
 def injected(faults: Faults | None) -> Iterator[None]:
-    """Let services that are made in the block have faults; none where there are none."""
     token = CONDITIONS.set(Injector(faults)) if faults else None
     try:
         yield

@@ -21,7 +21,6 @@ def write_frame(stream: IO[bytes], value: Any) -> None:  # noqa: ANN401 - any pl
 
 
 def read_frame(stream: IO[bytes]) -> Any:  # noqa: ANN401 - any plain value
-    """Read a value; None where the other side is gone."""
     length = int.from_bytes(stream.read(_LENGTH), "little")
     data = stream.read(length)
     return msgpack.unpackb(data) if length and len(data) == length else None

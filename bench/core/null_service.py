@@ -46,7 +46,6 @@ class NullService:
 
 @contextmanager
 def null_service(directory: Path) -> Iterator[str]:
-    """Run the service in a process of its own and give its URL."""
     command = [sys.executable, "-m", "serfer_bench.core.null_service", str(directory)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         if process.stdin is None or process.stdout is None:

@@ -29,12 +29,10 @@ _BASE64_SHARE = 0.7  # as in serfer/wiring/open_pipeline.py
 
 
 def last_stage(task: Task) -> int:
-    """Return the last stage that a task runs: a member of a gang runs several."""
     return task.gang.stop - 1 if task.gang else task.stage
 
 
 def null_report(plan: Plan, task: Task, stage_ms: Sequence[float]) -> Report:
-    """Return the report of a task that computes nothing for so many ms, one for each stage of the plan."""
     gang = plan.gang_of(task.stage) if task.gang else None
     stages = Member(plan, gang, task.tile).stages if gang else [task.stage]
     carries = task.inline and stages[-1] == last_stage(task)

@@ -62,7 +62,6 @@ AtMostOption = Annotated[float | None, typer.Option(help="Exit with 1 if the rat
 
 
 def plan_of(model: str | None, plan: Path | None) -> Path:
-    """Return the directory of --plan, or of the zoo's --model in its tiles."""
     if plan is not None:
         return plan_directory(plan, model)
     with status_lines() as progress:
@@ -70,7 +69,6 @@ def plan_of(model: str | None, plan: Path | None) -> Path:
 
 
 def network(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:
-    """Return the plan directory of --plan, or of --model: a fixed plan of that name, or else in its tiles."""
     if plan is not None and model is not None:
         raise UsageError("give --plan or --model, not both")
     if plan is not None:

@@ -25,7 +25,6 @@ class PartTimes:
         self._ms[part].extend(ms)
 
     def since(self, part: str, started: float) -> None:
-        """Add what a part took until now since `started`, a time of time.perf_counter."""
         self._ms[part].append((time.perf_counter() - started) * _MS_PER_S)
 
     def take(self) -> Times:

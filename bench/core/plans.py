@@ -62,7 +62,6 @@ def tiled_plan(name: str, settings: Settings, progress: Progress = lambda _: Non
 
 
 def bench_plan(name: str, settings: Settings, progress: Progress = lambda _: None) -> Path:
-    """Return the directory of a fixed plan, split when first needed; raises UsageError for an unknown name."""
     if name not in PLANS:
         raise UsageError(f"there is no fixed plan {name!r}; there are {', '.join(PLANS)}")
     wanted = PLANS[name]

@@ -48,7 +48,6 @@ class PlatformTimes:
             raise UsageError(f"vcpu_speed must be above 0, and 1 at most, not {self.vcpu_speed}")
 
     def placing_s(self, package_bytes: int) -> float:
-        """Return how long a package of so many bytes takes to reach a new environment."""
         return package_bytes / self.package_rate if self.package_rate else 0.0
 
     def processors(self, memory_mb: int) -> float:
@@ -86,7 +85,6 @@ class ProcessorShare:
         self._tick()
 
     def stop(self) -> None:
-        """Let the process run on; a second call does nothing."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -30,7 +30,6 @@ def held() -> Held:
 
 
 def descendants(of: int | None = None) -> list[Process]:
-    """Return all processes below this one, or below another; none below one that has ended."""
     try:
         return Process(of).children(recursive=True)
     except NoSuchProcess:
@@ -52,7 +51,6 @@ def used_s(processes: Iterable[Process]) -> float:
 
 
 def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    """End a process by SIGTERM, kill it where that takes more than `patience_s` seconds, and wait for its end."""
     process.terminate()
     try:
         process.wait(patience_s)
@@ -70,7 +68,6 @@ def _used_s(process: Process) -> float:
 
 
 def resident(process: Process) -> int:
-    """Return a process's resident bytes; 0 for one that has ended."""
     try:
         return process.memory_info().rss
     except NoSuchProcess:

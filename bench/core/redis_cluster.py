@@ -53,14 +53,12 @@ class RedisCluster:
 
     @property
     def url(self) -> str:
-        """The store URL, password included; it names all nodes."""
         return f"redis+cluster://:{self._password}@{','.join(f'127.0.0.1:{node.port}' for node in self.nodes)}"
 
     def client(self, node: int) -> Redis:
         return Redis(host="127.0.0.1", port=self.nodes[node].port, password=self._password, protocol=2)
 
     def stop(self) -> None:
-        """End all nodes and remove their folder; a second call does nothing."""
         self._parts.close()
 
     def __enter__(self) -> Self:
@@ -85,7 +83,6 @@ class RedisCluster:
         raise AssertionError
 
     def _join(self) -> None:
-        """Share out the slots, introduce the nodes to the first one, and wait until all of them agree."""
         with ExitStack() as stack:
             clients = [stack.enter_context(self.client(number)) for number in range(len(self.nodes))]
             try:

@@ -46,7 +46,6 @@ def stamp_now() -> Stamp:
 
 
 def check_directory(path: Path) -> None:
-    """Make the directory for results; raises InputError where that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -65,6 +64,5 @@ def _write(directory: Path, rows: Sequence[Row], stamp: Stamp) -> None:
 
 
 def require_at_most(value: float, limit: float | None, what: str) -> None:
-    """Raise SerferError where a value exceeds the limit of --at-most."""
     if limit is not None and value > limit:
         raise SerferError(f"{what}, more than {limit:g}")

@@ -75,7 +75,6 @@ class S3Server(LocalServer):
 
     @property
     def url(self) -> str:
-        """The store URL; the credentials are in `environment`."""
         return f"s3://{self._bucket}/serfer?endpoint={self.endpoint}&region={_REGION}"
 
     @property
@@ -88,7 +87,6 @@ class S3Server(LocalServer):
         }
 
     def stop(self) -> None:
-        """Kill the server, wait until it is gone, and remove its data; a second call does nothing."""
         super().stop()
         shutil.rmtree(self._home, ignore_errors=True)
         for path in self._sockets():

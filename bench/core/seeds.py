@@ -40,7 +40,6 @@ def publish_seeds(
 
 
 def over_seeds(found: Sequence[Sequence[Row]], fixed: Sequence[Row] = ()) -> Table:
-    """Return the table of the rows that each seed gave, in the same order; cells that differ are ranges."""
     tables = [table_of([*fixed, *rows]) for rows in found]
     body = [
         [_range(cells) for cells in zip(*same, strict=True)]
@@ -59,6 +58,5 @@ def _range(cells: Sequence[str]) -> str:
 
 
 def _number(cell: str) -> float:
-    """Return a cell's number; infinity without one: it says that nothing was found."""
     found = _NUMBER.search(cell)
     return float(found[0].replace(",", "")) if found else math.inf

@@ -16,7 +16,6 @@ SKIPPED: Final = "skipped: "
 
 
 def missing_in(folder: Path | None, names: Iterable[str] = ()) -> list[str]:
-    """Return which public traces have no CSV file in a folder: all of them without one; of `names` alone, if given."""
     return [name for name in names or catalogue() if folder is None or not (folder / f"{name}.csv").is_file()]
 
 
@@ -27,7 +26,6 @@ def split_missing(files: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def skipped(names: Sequence[str], where: object = "DIR") -> list[str]:
-    """Return a line that names what was skipped, for want of its file, and how to get it; none where nothing was."""
     if not names:
         return []
     listed = " ".join(names)
@@ -36,6 +34,5 @@ def skipped(names: Sequence[str], where: object = "DIR") -> list[str]:
 
 
 def end_skipped(lines: Sequence[str]) -> NoReturn:
-    """End a command of which nothing is left to run, with exit code 0; `lines` name what was skipped."""
     err.print(*lines, soft_wrap=True, markup=False)  # standard output has results alone
     raise typer.Exit

@@ -117,7 +117,6 @@ class _Workload(Generic[T]):
         return self._clock.now() - self._start
 
     async def send(self, number: int) -> None:
-        """Send a query at its time; an error on the way is its end."""
         await self._clock.sleep(max(0.0, self._arrivals[number] - self.now))
         started = self.now
         try:
@@ -150,7 +149,6 @@ class _Workload(Generic[T]):
         result: T | None = None,
         ended: float | None = None,
     ) -> None:
-        """Record a query's end; its first one counts."""
         ended = self.now if ended is None else ended
         with self._lock:
             self._open.pop(number, None)
@@ -163,7 +161,6 @@ class _Workload(Generic[T]):
             self._loop.call_soon_threadsafe(self._all_ended.set)
 
     async def all_ended(self, within_s: float) -> bool:
-        """Wait until all queries have ended, for so long; False where some have not."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._all_ended.wait()

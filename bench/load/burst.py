@@ -51,13 +51,11 @@ class Uniform:
         return f"{self.rate:g} queries a second for {self.seconds:g} s ({how})"
 
     def arrivals(self, rounds: int) -> tuple[tuple[float, ...], ...]:
-        """Return the arrivals of each round, in seconds from its start."""
         if self.pattern == "poisson":
             return tuple(arrivals.poisson(self.rate, self.seconds, self.seed + number) for number in range(rounds))
         return (arrivals.even(self.rate, self.seconds),) * rounds
 
     def charts(self, logs: Sequence[Log]) -> list[Chart]:
-        """Chart latencies over time, and their distribution; what ended without an answer is not in it."""
         curves = [_over_time(log) for log in logs]
         return [time_chart(curves), share_chart(curves)]
 
@@ -77,11 +75,9 @@ class Burst:
         return f"a burst of {self.queries:,}"
 
     def arrivals(self, rounds: int) -> tuple[tuple[float, ...], ...]:
-        """Return the arrivals of each round, in seconds from its start."""
         return (arrivals.burst(self.queries),) * rounds
 
     def charts(self, logs: Sequence[Log]) -> list[Chart]:
-        """Chart latencies in the order of completion; what ended without an answer is not in it."""
         return [order_chart([_in_order(log) for log in logs])]
 
 

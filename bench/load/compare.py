@@ -43,7 +43,6 @@ class Difference:
 
     @property
     def real(self) -> bool:
-        """Whether the interval leaves 0 out."""
         return not self.low <= 0 <= self.high
 
     @property
@@ -55,7 +54,6 @@ class Difference:
         return "more" if self.low > 0 else "less"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON, which knows no infinity."""
         values = {**asdict(self), "real": self.real, "verdict": self.verdict}
         return {name: None if value in (math.inf, -math.inf) else value for name, value in values.items()}
 
@@ -112,7 +110,6 @@ def _check_same_work(before: Result, after: Result) -> None:
 
 
 def _systems(before: Result, after: Result) -> list[tuple[str, str, str]]:
-    """Return the systems to compare: what to call the pair, its name before, its name after."""
     if len(before.systems) == len(after.systems) == 1 and before.systems != after.systems:
         [one], [other] = before.systems, after.systems
         return [(f"{one} / {other}", one, other)]
@@ -130,7 +127,6 @@ def _paired(before: Sequence[Round], after: Sequence[Round]) -> list[tuple[Round
 
 
 def warnings(before: Result, after: Result) -> list[str]:
-    """Name what makes a comparison doubtful: other machines, other versions of packages, other rounds."""
     doubts = []
     if before.stamp.machine != after.stamp.machine:
         doubts.append(f"A and B are of different machines: {before.stamp.machine} and {after.stamp.machine}")

@@ -59,14 +59,12 @@ class Options:
 
     @property
     def setup(self) -> Setup:
-        """The options of systems; raises UsageError for unknown names and contradictions."""
         concurrency = self.concurrency or len(os.sched_getaffinity(0))
         orders = tuple(self.orders or ORDERS[:1])
         return Setup(self.workers, concurrency, self.service_ms / _MS_PER_S, orders, self.deadline_s)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The systems: by default serfer and the unsplit network, which null workers are not compared with."""
         default = (SERFER,) if self.workers == "null" else (SERFER, UNSPLIT)
         return tuple(dict.fromkeys(self.systems or default))
 
@@ -130,7 +128,6 @@ DeadlineOption = Annotated[
 
 
 def run_load(load: Workload, options: Options, out: Path | None, *, as_json: bool) -> None:
-    """Measure a load and print the result; raises QueryError where a query failed, so that scripts notice."""
     with status_line() as progress:
         result = measure(load, options, out, load_settings(), progress)
     publish(results(result), as_json=as_json)

@@ -33,7 +33,6 @@ class PipelineSystem(System):
         self._times = PartTimes()
 
     def submit(self, pixels: Pixels) -> Future[Logits]:
-        """Start a query; cancelling it cancels its stages."""
         answer: Future[Logits] = Future()
         query = self._pipeline.submit(pixels, deadline_s=self._deadline_s)
         query.add_done_callback(lambda done: self._end(done, answer))
@@ -47,7 +46,6 @@ class PipelineSystem(System):
         return self._totals
 
     def take_times(self) -> Times:
-        """Return what the driver's cutting, each stage, and a task's reads and writes took, by the queries' reports."""
         with self._lock:
             return self._times.take()
 
@@ -104,7 +102,6 @@ class UnsplitSystem(System):
         return self._threads.submit(self._run, pixels)
 
     def counts(self) -> StoreCounts:
-        """Return nothing: there is no store."""
         return StoreCounts()
 
     def close(self) -> None:

@@ -32,8 +32,6 @@ def run_queries(
     clock: Clock | None = None,
     progress: Progress = lambda _: None,
 ) -> list[Sent[None]]:
-    """Send a query at each arrival, the examples in turn; a wrong answer (rule 1) fails with `WrongAnswerError`."""
-
     def send(number: int) -> Future[Logits]:
         return submit(examples[number % len(examples)].pixels)
 

@@ -159,7 +159,6 @@ def _failures(queries: Iterable[Sent[None]]) -> tuple[Failures, ...]:
 
 
 def write_result(out: Path, result: Result, logs: Sequence[Log]) -> None:
-    """Write result.json and queries.csv into a directory; raises InputError where that cannot be."""
     write_whole(out / RESULT_FILE, (json.dumps(unstructure(result), indent=1) + "\n").encode())
     write_whole(out / QUERIES_FILE, queries_csv(logs).encode())
 
@@ -178,7 +177,6 @@ def queries_csv(logs: Sequence[Log]) -> str:
 
 
 def read_result(path: Path) -> Result:
-    """Read a result.json, or the one in a directory; raises InputError that names the file and what is wrong."""
     file = path / RESULT_FILE if path.is_dir() else path
     try:
         with file.open("rb") as opened:

@@ -78,7 +78,6 @@ HEAD = (
 
 
 def rows(result: Result) -> list[tuple[str, ...]]:
-    """Return a line for each system: medians over rounds; cold starts, retries, hedges and failures of all rounds."""
     return [_row(system, result.of(system)) for system in result.systems]
 
 
@@ -111,7 +110,6 @@ def summaries(result: Result) -> list[str]:
 
 
 def remarks(result: Result) -> list[str]:
-    """Describe the load: what failed and why, how late the client was, memory and descriptors."""
     work, first, last = result.work, result.rounds[0], result.rounds[-1]
     load = f"{work.model}: {work.load}; {len(result.of(first.system))} rounds of {work.queries:,} queries after"
     set_up = f"{result.warm_up} to warm up; {work.workers} workers, at most {work.concurrency} invocations at once"

@@ -170,7 +170,6 @@ def one_function(directory: Path, settings: Settings, progress: Progress) -> Pat
 
 
 def examples(directory: Path, setup: Setup) -> list[Example]:
-    """Return a few images, with the unsplit network's answers unless workers compute nothing."""
     plan = load_plan(directory)
     shape, random = plan.input, np.random.default_rng(0)
     pixels = [

@@ -96,7 +96,6 @@ def measure(
     sample: int,
     progress: Callable[[str], None],
 ) -> Mapping:
-    """Map a generated image with windows of each size, and compare results with one another and with the whole."""
     import torch  # noqa: PLC0415 - slow to import
 
     import serfer  # noqa: PLC0415 - its public functions import torch
@@ -159,7 +158,6 @@ def _timed(window: int, words: Sequence[str], rate: WindowRate, progress: Callab
 def _killed(
     image: Path, home: Path, of: Timed, more: Sequence[str], kills: int, progress: Callable[[str], None]
 ) -> Kills:
-    """Kill another run of a map at random times, finish it, and compare its file with the one of `of`."""
     out, whole = home / "killed.tif", home / f"result-{of.window}.tif"
     words, parts = map_command(image, home / f"plan-{of.window}", out, more), home / "killed.tif.parts"
     moments = random.Random(_SEED)  # noqa: S311 - not a secret
@@ -205,7 +203,6 @@ def _whole(unet: Unet, image: Path, result: Path, *, scores: bool) -> Comparison
 
 
 def results(measured: Mapping, notes: Sequence[str] = ()) -> Results:
-    """Return the maps side by side, and in words what they differ in."""
     head = (
         *("windows of", "windows", "GMACs", "a megapixel", "overlap", "GMAC/s, all cores", "seconds"),
         *("/ windows' MACs", "/ image's MACs", "without start", "processor time", "driver MB", "largest worker MB"),

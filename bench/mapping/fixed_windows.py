@@ -31,7 +31,6 @@ def starts(size: int, side: int, step: int) -> list[int]:
 
 
 def windows(size: tuple[int, int], side: int, step: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the rows and columns of windows of an image (height, width)."""
     for top in starts(size[0], side, step):
         for left in starts(size[1], side, step):
             yield slice(top, min(top + side, size[0])), slice(left, min(left + side, size[1]))

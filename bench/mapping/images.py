@@ -45,7 +45,6 @@ def strip(top: int, rows: int, cols: int) -> NDArray[np.uint8]:
 
 
 def normalised(pixels: NDArray[np.uint8], preprocess: Preprocess = PREPROCESS) -> NDArray[np.float32]:
-    """Return pixels (3, H, W), red first, as a network takes them, (1, 3, H, W), by the numbers of `preprocess`."""
     values = np.empty((1, *pixels.shape), np.float32)
     for band, colour, mean, std in zip(values[0], preprocess.channels, preprocess.mean, preprocess.std, strict=True):
         np.multiply(pixels["RGB".index(colour)], np.float32(preprocess.scale), out=band)
@@ -54,13 +53,11 @@ def normalised(pixels: NDArray[np.uint8], preprocess: Preprocess = PREPROCESS) -
 
 
 def tiled(size: tuple[int, int]) -> dict[str, Any]:
-    """Return the form, for rasterio, of a TIFF of three bands of uint8 and (height, width) pixels."""
     form = {"driver": "GTiff", "count": 3, "dtype": "uint8", "height": size[0], "width": size[1]}
     return {**form, "tiled": True, "blockxsize": 512, "blockysize": 512, "compress": "deflate", "zlevel": 1}
 
 
 def write_image(path: Path, size: tuple[int, int]) -> None:
-    """Write the generated image of (height, width) pixels as a tiled GeoTIFF."""
     height, width = size
     with rasterio.open(path, "w", **tiled(size), crs=_SYSTEM, transform=_WHERE) as dataset:
         for top in range(0, height, _STRIP):
@@ -69,7 +66,6 @@ def write_image(path: Path, size: tuple[int, int]) -> None:
 
 
 def compare(one: Path, other: Path) -> Comparison:
-    """Compare two results strip by strip; raises WrongAnswerError where their forms or georeferences differ."""
     with rasterio.open(one) as left, rasterio.open(other) as right:
         for name in ("shape", "count", "dtypes", "crs", "transform"):
             if getattr(left, name) != getattr(right, name):

@@ -35,7 +35,6 @@ _SEED = 1776
 
 
 def write_page(path: Path, size: tuple[int, int]) -> None:
-    """Write the page, (height, width) pixels and RGB, as a tiled TIFF; what does not fit is left out at the bottom."""
     height, width = size
     printed = np.asarray(_typeset(size).rotate(_DEGREES, Image.Resampling.BICUBIC, fillcolor=0).filter(_blur()))
     small = -(-height // _STAIN), -(-width // _STAIN)
@@ -49,7 +48,6 @@ def write_page(path: Path, size: tuple[int, int]) -> None:
 
 
 def read(path: Path) -> NDArray[Any]:
-    """Return all of an image (bands, rows, cols): the page, or a map of it."""
     with _opened(path) as dataset:
         values: NDArray[Any] = dataset.read()
     return values
@@ -77,7 +75,6 @@ def _scanned(printed: NDArray[np.uint8], stains: NDArray[np.float32], top: int) 
 
 
 def _typeset(size: tuple[int, int]) -> Image.Image:
-    """Return ink (255) and paper (0) of the page."""
     height, width = size
     page = Image.new("L", (width, height), 0)
     draw = ImageDraw.Draw(page)
@@ -99,7 +96,6 @@ def _typeset(size: tuple[int, int]) -> Image.Image:
 def _centred(
     draw: ImageDraw.ImageDraw, lines: Sequence[tuple[str, int]], top: int, sides: tuple[int, int], bottom: int
 ) -> int:
-    """Draw lines between two sides, smaller where one would not fit; return where the next one starts."""
     left, right = sides
     for line, wanted in lines:
         size = min(wanted, int(wanted * (right - left) / _font(wanted, bold=True).getlength(line)))
@@ -113,7 +109,6 @@ def _centred(
 def _paragraphs(
     draw: ImageDraw.ImageDraw, paragraphs: Sequence[str], size: int, top: int, sides: tuple[int, int], bottom: int
 ) -> int:
-    """Draw paragraphs between two sides, the first line of each indented; return where the next one starts."""
     left, right = sides
     font = _font(size)
     for paragraph in paragraphs:

@@ -95,7 +95,6 @@ def _show(axis: Any, pixels: np.ndarray[Any, Any], extent: tuple[int, int, int, 
 
 
 def _smaller(pixels: np.ndarray[Any, Any], step: int) -> np.ndarray[Any, Any]:
-    """Return the means of squares of pixels, so that noise does not make the file large."""
     rows, cols = (size // step * step for size in pixels.shape[:2])
     squares = pixels[:rows, :cols].reshape(rows // step, step, cols // step, step, 3)
     return np.asarray(squares.mean(axis=(1, 3)).astype(np.uint8))

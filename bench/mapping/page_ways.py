@@ -61,20 +61,17 @@ def sliced_boxes(page: Path, network: Path, home: Path, side: int) -> Found:
 
 
 def blended_maps(page: Path, network: Path, home: Path, side: int) -> list[Found]:
-    """Blend MONAI's windows, by equal weights and by bells; memory and seconds are those of both."""
     places = [home / "constant.npy", home / "gaussian.npy"]
     return _apart(_blended, page, network, places, side)
 
 
 def planned(network: Path, home: Path, size: tuple[int, int]) -> int:
-    """Make a map plan; return how many windows the page has, those of all passes. Raises as `serfer.map_plan`."""
     plan = serfer.map_plan(network, [size], home / "plan", preprocess=PREPROCESS)
     assert plan.windows is not None  # noqa: S101 - of a map plan
     return len(plan.windows.of(*size)) + sum(len(one.of(*size)) for one in plan.windows.passes)
 
 
 def by_serfer(page: Path, home: Path, windows: int, progress: Callable[[str], None]) -> tuple[Found, Killed]:
-    """Map the page by the command line and the plan in `home`, kill that at 60% of its windows, and run it again."""
     result = home / "map.tif"
     parts, words = home / "map.tif.parts", command(page, home / "plan", result, ["--set", "compression=none"])
     started = time.monotonic()
@@ -95,7 +92,6 @@ def _apart(work: Callable[..., None], page: Path, network: Path, places: list[Pa
 
 
 def _measured(work: Callable[..., None], *arguments: object) -> tuple[int, float]:
-    """Run work in a new process; return its peak of memory and its seconds, the start of Python included."""
     started = time.monotonic()
     try:
         with process_pool(1) as pool:

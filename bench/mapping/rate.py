@@ -51,7 +51,6 @@ class WindowRate:
         return sum(self._macs)
 
     def measure(self) -> Rate:
-        """Return how fast all processes are at once, on a sample of the image's windows."""
         for number, pipe in enumerate(self._pipes):
             pipe.send(self._chosen[number :: len(self._pipes)])
         times = [pipe.recv() for pipe in self._pipes]
@@ -63,7 +62,6 @@ class WindowRate:
 def window_rate(
     plan: Plan, directory: Path, size: tuple[int, int], processes: int, sample: int
 ) -> Iterator[WindowRate]:
-    """Start the processes and warm them up; they end with the context."""
     spawn = multiprocessing.get_context("spawn")
     barrier = spawn.Barrier(processes)
     started, pipes = [], []
@@ -90,7 +88,6 @@ def window_rate(
 
 
 def _serve(pipe: Any, barrier: Barrier, graphs: Sequence[Path], shapes: Sequence[tuple[int, ...]]) -> None:  # noqa: ANN401
-    """Compute the windows that are asked for; answer with the times of start and end, and processor seconds."""
     sessions, batches = [], []
     for graph, shape in zip(graphs, shapes, strict=True):
         options = ort.SessionOptions()

@@ -72,7 +72,6 @@ def merged(boxes: Boxes, least: float = 0.5) -> Boxes:
 
 
 def areas(boxes: NDArray[Any]) -> NDArray[Any]:
-    """Return the areas (N,) of boxes in pixels."""
     sides = boxes[..., 2:4] - boxes[..., :2]
     return np.asarray(sides[..., 0] * sides[..., 1])
 
@@ -110,7 +109,6 @@ class Fates:
 
 
 def fates(boxes: Boxes, reference: Boxes) -> Fates:
-    """Return the fates of the reference's boxes in `boxes`."""
     near = np.zeros(len(boxes), bool)
     found: list[Fate] = []
     for box in reference:

@@ -66,7 +66,6 @@ class Comparison:
         )
 
     def install(self, peers: Sequence[Peer], cache: Path) -> None:
-        """Make the environments of peers; those that cannot be are left out."""
         for peer in peers:
             try:
                 self.pythons[peer] = prepared(peer, cache, self.progress) or Path(sys.executable)
@@ -104,7 +103,6 @@ class Comparison:
 
 
 def image_size(network: Path) -> tuple[int, int]:
-    """Return the height and width of a network's images; raises InputError for a file that is not compared here."""
     try:
         session = onnxruntime.InferenceSession(str(network), providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's own are of many kinds
@@ -124,14 +122,12 @@ def _described(tensors: Sequence[Any]) -> list[tuple[list[Any], str]]:
 
 
 def examples_of(network: Path) -> list[Example]:
-    """Return images of a network's own size, each with the network's answer; raises InputError for another kind."""
     size, classifier = image_size(network), Classifier(str(network), 1)
     images = [_image(size, seed) for seed in range(_IMAGES)]
     return [Example(image, classifier.answer(image)["predictions"]) for image in images]
 
 
 def _image(size: tuple[int, int], seed: int) -> bytes:
-    """Return a JPEG that compresses as photographs do: smooth noise."""
     height, width = size
     grain = (max(1, height // _COARSE), max(1, width // _COARSE), 3)
     coarse = np.random.default_rng(seed).integers(0, 256, grain, dtype=np.uint8)

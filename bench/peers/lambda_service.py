@@ -21,7 +21,6 @@ from serfer_bench.peers.peers import APPS
 
 
 async def serve(given: dict[str, Any]) -> None:
-    """Serve a function whose code is in `home`, and whose packages are those of a folder `layer`."""
     settings, home = load_settings(), Path(given["home"])
     if (access := settings.signing_access()) is None:
         raise UsageError("set SERFER_LOCAL_ACCESS to the credentials of callers")

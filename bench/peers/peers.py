@@ -60,23 +60,19 @@ class Launch:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
         return f"http://127.0.0.1:{self.ports[0]}"
 
     @property
     def served(self) -> dict[str, str]:
-        """The variables that say what is served, how and where."""
         own = {MODEL: str(self.network), THREADS: self.threads, WORKERS: self.workers, PORT: self.ports[0]}
         return {name: str(value) for name, value in own.items()}
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables of a server that is a program of `apps`."""
         return {**self.served, "PYTHONPATH": str(self.code)}
 
     @property
     def code(self) -> Path:
-        """The folder in which the programs of `apps` can be imported."""
         return self.home / "code"
 
 
@@ -104,7 +100,6 @@ class Peer:
 
     @property
     def version(self) -> str:
-        """The package and version that it is: SerFer's, where there is none for it alone."""
         lines = self.requirements.splitlines() if self.lock else []
         return next((line for line in lines if line.startswith(f"{self.lock}==")), f"serfer=={__version__}")
 
@@ -120,7 +115,6 @@ def _raw(path: str = "/") -> Callable[[Launch, bytes], Request]:
 
 
 def _as_json(path: str, document: Callable[[str], Any]) -> Callable[[Launch, bytes], Request]:
-    """Return what posts a document that has the image in base64."""
     return partial(_posted, path, _JSON, lambda image: json.dumps(document(b64encode(image).decode())).encode())
 
 
@@ -133,7 +127,6 @@ def _form(launch: Launch, image: bytes) -> Request:
 
 
 def _invocation(launch: Launch, image: bytes) -> Request:
-    """Return an invocation as a client of Lambda sends it, signed each time."""
     target = "/2015-03-31/functions/peer/invocations"
     body = json.dumps({"body": b64encode(image).decode(), "isBase64Encoded": True}).encode()
     host = {"Host": launch.url.removeprefix("http://")}

@@ -21,7 +21,6 @@ RUN_HEAD: Final = ("system", "what it is", "how it is run", "% of the client's l
 
 
 def results(peers: Sequence[Peer], rounds: Sequence[Round], left_out: Mapping[str, str], notes: list[str]) -> Results:
-    """Return systems in order; those that were left out with the reason."""
     by_name = {
         name: [measured for measured in rounds if measured.system == name]
         for name in (*(peer.name for peer in peers), NULL)

@@ -60,7 +60,6 @@ class Round:
 
 
 async def measure(server: Running, examples: Sequence[Example], load: Load) -> Round:
-    """Load a server and return the round; raises WrongAnswerError for a wrong answer, UnavailableError for none."""
     client = _Client(server, examples, load.at_once)
     await client.send(load.warm_up, load.at_once)
     alone, _ = await client.send(load.alone, 1)
@@ -90,7 +89,6 @@ class _Client:
         self._gate = asyncio.Semaphore(min(limit, at_once)) if limit else None
 
     async def send(self, queries: int, at_once: int) -> tuple[list[float], float]:
-        """Send queries from `at_once` clients; return their latencies in ms, and the seconds of all."""
         latencies: list[float] = []
         numbers = itertools.count()
 
@@ -115,7 +113,6 @@ class _Client:
 
 
 def check(name: str, predictions: Sequence[Any], right: Sequence[Any]) -> None:
-    """Raise WrongAnswerError where a system's best classes are not those of the unsplit network."""
     same = len(predictions) == len(right) and all(
         math.isclose(given["score"], true["score"], rel_tol=_TOLERANCE)
         for given, true in zip(predictions, right, strict=True)

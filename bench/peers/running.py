@@ -38,11 +38,9 @@ class Running:
     http: aiohttp.ClientSession
 
     async def post(self, request: Request) -> bytes:
-        """Return the body of an answer; raises UnavailableError for another status than 200, or no answer."""
         return await _post(self.http, self.peer.name, request)
 
     def processor_s(self) -> tuple[float, float]:
-        """Return the processor seconds of all its processes so far, and those of its first process."""
         return processor_s(self.pid), used_s([Process(self.pid)])
 
     def pss(self) -> int:
@@ -51,7 +49,6 @@ class Running:
 
 
 def prepared(peer: Peer, cache: Path, progress: Callable[[str], None]) -> Path | None:
-    """Return the interpreter of a peer's environment, None for this one; raises UnavailableError with the reason."""
     return environment(peer.lock, peer.requirements, cache, progress) if peer.lock else None
 
 
@@ -87,7 +84,6 @@ def _start(peer: Peer, launch: Launch) -> subprocess.Popen[bytes]:
 
 
 def _client() -> aiohttp.ClientSession:
-    """Return a client that keeps its connections, as many as there are queries at once."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_ANSWER_S),
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -65,7 +65,6 @@ class DriverOverhead:
 
     @property
     def against_boto3(self) -> float:
-        """The driver's and client's processor time of a task, as a share of boto3's."""
         return self.driver_ms / self.boto3_ms
 
 
@@ -85,7 +84,6 @@ class _Recorder:
 
 
 def measure(directory: Path, queries: int = 1000, progress: Progress = lambda _: None) -> DriverOverhead:
-    """Send a burst of queries at one driver; raises SerferError if the service does not start."""
     plan = load_plan(directory)
     crops = _crops(plan)
     with null_service(directory) as url:
@@ -138,7 +136,6 @@ async def _record(plan: Plan, url: str, crops: Sequence[Crop]) -> list[tuple[str
 
 
 async def _burst(plan: Plan, url: str, crops: Sequence[Crop], queries: int) -> tuple[int, float, float]:
-    """Return how many queries were lost, and elapsed and processor seconds."""
     client = _client(url)
     driver = _driver(plan, client)
     clocks = time.perf_counter(), time.process_time()
@@ -164,7 +161,6 @@ async def _bare(url: str, tasks: Sequence[tuple[str, Task]]) -> tuple[float, flo
 
 
 def _boto3(url: str, tasks: Sequence[tuple[str, Task]]) -> float:
-    """Return the processor milliseconds of one invocation through boto3."""
     import boto3  # noqa: PLC0415 - slow to import
 
     session = boto3.Session(aws_access_key_id="local", aws_secret_access_key="local", region_name=REGION)  # noqa: S106
@@ -178,7 +174,6 @@ def _boto3(url: str, tasks: Sequence[tuple[str, Task]]) -> float:
 
 
 def results(result: DriverOverhead) -> Results:
-    """Return rates and processor times with and without the driver."""
     rows = (
         ("driver and client", f"{result.driver_rate:,.0f}", f"{result.driver_ms:.3f}"),
         ("client alone", f"{result.client_rate:,.0f}", f"{result.client_ms:.3f}"),

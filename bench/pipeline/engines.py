@@ -122,7 +122,6 @@ class _System:
 def measure(
     directory: Path, settings: Settings, engines: Sequence[str], rounds: int, progress: Progress = lambda _: None
 ) -> list[EngineTime]:
-    """Run a query through every system `rounds` times, in turn, so that load from elsewhere hits all alike."""
     with ExitStack() as stack:
         systems = _opened(directory, settings, engines, stack, progress)
         shape = systems[0].pipeline.plan.input
@@ -156,7 +155,6 @@ def _opened(
 
 @contextmanager
 def _stores(facts: AwsFacts) -> Iterator[dict[str, str]]:
-    """Start a Redis and an S3 server, whose requests take as long as in AWS."""
     with RedisServer() as redis, S3Server() as s3, _access(s3.environment):
         latency_ms = facts.s3.request_latency * _MS_PER_S
         yield {"redis": redis.url, "s3": delayed(s3.url, put_ms=latency_ms, get_ms=latency_ms)}
@@ -164,7 +162,6 @@ def _stores(facts: AwsFacts) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _access(variables: dict[str, str]) -> Iterator[None]:
-    """Put the local S3's credentials into the environment, where boto3's parts look for them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

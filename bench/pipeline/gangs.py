@@ -81,7 +81,6 @@ class Latencies:
 
     @classmethod
     def parse(cls, text: str) -> Latencies:
-        """Read INVOKE_MS,REQUEST_MS,MB_PER_S, or "none"; raises UsageError."""
         if text == _NONE:
             return cls()
         try:
@@ -92,7 +91,6 @@ class Latencies:
         return cls(invoke_ms, request_ms, mb_per_s * _MB)
 
     def __str__(self) -> str:
-        """Write as in "30 ms, 0.5 ms, 75 MB/s"."""
         if self == Latencies():
             return _NONE
         flow = f"{self.bytes_per_s / _MB:g} MB/s" if self.bytes_per_s else "no limit"
@@ -181,7 +179,6 @@ class _AnyMemory(Settings):
     """Settings by which a function may have any memory, and with it any number of threads."""
 
     def facts(self) -> AwsFacts:
-        """Return the facts without Lambda's limit of memory."""
         facts = super().facts()
         memory_max = _MOST_MEMBERS * facts.functions.memory_per_vcpu
         return replace(facts, functions=replace(facts.functions, memory_max=memory_max))
@@ -189,7 +186,6 @@ class _AnyMemory(Settings):
 
 @contextmanager
 def bound_to(count: int) -> Iterator[int]:
-    """Have this thread, and what it starts, run on `count` of its processors; yields how many those are."""
     whole = os.sched_getaffinity(0)
     some = sorted(whole)[:count]
     os.sched_setaffinity(0, some)
@@ -236,7 +232,6 @@ def measure(
 
 
 def _image(plan: Plan) -> np.ndarray:
-    """Return pixels, or numbers where the plan does not say how pixels become numbers."""
     random, shape = np.random.default_rng(0), plan.input
     if plan.preprocess is None:
         return random.standard_normal((1, shape.channels, shape.height, shape.width), np.float32)
@@ -287,7 +282,6 @@ class _Calibration:
 
     @classmethod
     def of(cls, one: _System, image: np.ndarray, members: int, rounds: int) -> _Calibration:
-        """Compare the network in one function of one vCPU with its prediction, by itself and `members` at once."""
         together = []
         for _ in range(_WARM_UP + rounds):
             started = time.perf_counter()

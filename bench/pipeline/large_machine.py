@@ -96,7 +96,6 @@ def _part(out: Path, words: str, limit_s: float, processors: int = 1) -> Part:
 
 
 def run(part: Part, out: Path) -> PartRun:
-    """Run a part, and keep what it prints in `out`/NAME.txt."""
     command, began = f"serfer {shlex.join(part.words)}", time.monotonic()
     if (has := len(os.sched_getaffinity(0))) < part.processors:
         return PartRun(part.name, command, 0.0, f"left out: it needs {part.processors} processors, of {has} here")
@@ -112,7 +111,6 @@ def run(part: Part, out: Path) -> PartRun:
 
 
 def _ended(process: subprocess.Popen[bytes], limit_s: float) -> str:
-    """Wait for a process, and end it after its time; return "done", or how it ended."""
     try:
         code = process.wait(limit_s)
     except subprocess.TimeoutExpired:

@@ -67,7 +67,6 @@ class Orchestration:
 def measure(
     name: str, settings: Settings, rounds: int = 15, workers: int = 2, progress: Progress = lambda _: None
 ) -> Orchestration:
-    """Run a fixed plan both ways; raises SerferError if the answers differ."""
     directory = bench_plan(name, settings, progress)
     settings = settings.model_copy(update={"local_concurrency": workers})
     progress(f"starting {workers} workers")
@@ -135,7 +134,6 @@ class Scaling:
 def measure_scaling(
     name: str, settings: Settings, rounds: int = 9, workers: int = 2, progress: Progress = lambda _: None
 ) -> Scaling:
-    """Run a fixed plan over one single-threaded worker and over several, in turn; orchestration is in both."""
     directory = bench_plan(name, settings, progress)
     with ExitStack() as stack:
         pipelines = []

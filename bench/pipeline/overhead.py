@@ -60,7 +60,6 @@ def measure(
     queries: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Overhead:
-    """Run blocks of the two in turn, after a warm-up that gives every environment its sessions."""
     shape = pipeline.plan.input
     pixels = np.random.default_rng(0).integers(0, 256, (1, shape.height, shape.width, shape.channels), dtype=np.uint8)
     progress("warming up")
@@ -103,7 +102,6 @@ def _reference_ms(reference: Callable[[NDArray[Any]], Any], pixels: NDArray[Any]
 
 
 def _processor_s() -> dict[str, float]:
-    """Return the processor seconds so far of this process and of those below it, by what they are."""
     spent: dict[str, float] = defaultdict(float)
     spent["client, driver, Lambda service"] = time.process_time()
     for process in descendants():

@@ -30,7 +30,6 @@ class Threads:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="serfer-bench")
 
     def __call__(self, pixels: NDArray[Any]) -> Array:
-        """Return the (N, K) float32 logits of (N, H, W, C) uint8 pixels."""
         maps: _Maps = {(IMAGE, IMAGE): normalised(self._plan, pixels)}
         for number, stage in enumerate(self._plan.stages):
             for output, shape in enumerate(stage.outputs):

@@ -23,7 +23,6 @@ from serfer_bench.records.record import FOLDER, Figures, Record, commit_of, diff
 
 
 def steps(record: Record) -> list[list[str]]:
-    """Return the words after `serfer` of a record's commands, which && joins; raises InputError for other programs."""
     commands = [shlex.split(command) for command in record.command.split(" && ")]
     if any(words[:1] != ["serfer"] for words in commands):
         raise InputError(f"a record's commands are serfer's, joined by &&, not {record.command!r:.80}")
@@ -55,7 +54,6 @@ def run_again(record: Record) -> tuple[Figures, ...] | None:
 
 
 def recorded(record: Record, root: Path) -> Record | None:
-    """Return the record with the figures that its command gives now, here; None where it skips some."""
     missing = [name for name in record.files if not (root / name).is_file()]
     if missing:
         raise InputError(f"files of a record are not there: {', '.join(missing)}")
@@ -78,7 +76,6 @@ def recorded(record: Record, root: Path) -> Record | None:
 
 
 def stale_lines(records: Mapping[str, Record], root: Path) -> Iterator[str]:
-    """Yield a line for each stale record: what has changed, and how it is run again."""
     for name, record in records.items():
         again = f"serfer bench results --run {name}" if record.cheap or not record.tables else record.command
         if not record.tables:
@@ -88,7 +85,6 @@ def stale_lines(records: Mapping[str, Record], root: Path) -> Iterator[str]:
 
 
 def check_pages(records: Mapping[str, Record], root: Path, page: str | None) -> None:
-    """Raise SerferError that names the pages whose tables are not those of their records, and records on no page."""
     pages = read_pages(root)
     unused = records.keys() - {name for one in pages for name in one.records}
     if unused:
@@ -100,7 +96,6 @@ def check_pages(records: Mapping[str, Record], root: Path, page: str | None) -> 
 
 
 def write_pages(records: Mapping[str, Record], root: Path, page: str | None) -> None:
-    """Write the tables of pages and draw the pictures of records, and name what changed."""
     pages = read_pages(root)
     texts = [(one, one.rendered(records, root)) for one in (chosen(pages, page) if page else pages)]
     for one, text in texts:

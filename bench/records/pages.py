@@ -38,8 +38,6 @@ class Page:
         return list(dict.fromkeys(found[2] for found in _PART.finditer(self.text)))
 
     def rendered(self, records: Mapping[str, Record], root: Path) -> str:
-        """Return its text with the tables of its records; raises InputError that names the page."""
-
         def part(found: re.Match[str]) -> str:
             begin, name, number, rows, _, end = found.groups()
             if name not in records:
@@ -59,11 +57,9 @@ class Page:
         return _PART.sub(part, self.text)
 
     def differs(self, records: Mapping[str, Record], root: Path) -> bool:
-        """Whether a table is not its record's; what has become stale since the page was written makes no difference."""
         return _STALE.sub("", self.rendered(records, root)) != _STALE.sub("", self.text)
 
     def write(self, text: str, root: Path) -> bool:
-        """Write a page whose text is now another; return whether it is."""
         if text == self.text:
             return False
         write_whole(root / self.path, text.encode())
@@ -71,14 +67,12 @@ class Page:
 
 
 def read_pages(root: Path) -> list[Page]:
-    """Read the pages of a checkout that show records: README.md and those of docs."""
     paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     pages = [Page(path.relative_to(root), read_text(path, _MAX_BYTES)) for path in paths if path.is_file()]
     return [page for page in pages if _MARK.search(page.text)]
 
 
 def chosen(pages: Sequence[Page], name: str) -> list[Page]:
-    """Return the page of a name: `mark`, `mark.md`, `docs/results/mark.md`; raises InputError where none is."""
     found = [page for page in pages if name in (page.path.stem, page.path.name, str(page.path))]
     if not found:
         raise InputError(

@@ -50,7 +50,6 @@ class TableChart:
         return {*self.curve, *self.where, self.x, self.y} - {""}
 
     def of(self, tables: Sequence[Table]) -> Chart:
-        """Return the chart; raises InputError where there is no such table or column, or nothing to draw."""
         if not 1 <= self.table <= len(tables):
             raise InputError(f"picture {self.title!r}: table {self.table}: there are {len(tables)}")
         table = tables[self.table - 1]
@@ -64,7 +63,6 @@ class TableChart:
         return Chart(self.title, self.x_label, self.y_label, curves, y_max=None if self.y else 1.0)
 
     def _curves(self, lines: Sequence[Mapping[str, str]]) -> Iterator[Curve]:
-        """Yield curves; a dashed one begins where the solid one ends."""
         for name in dict.fromkeys(self._name(line) for line in lines):
             mine = [line for line in lines if self._name(line) == name]
             if not self.y:
@@ -102,7 +100,6 @@ class Picture:
     form: Literal["charts", "winners"] = field(default="charts", metadata=LATER)
 
     def draw(self, tables: Sequence[Table], about: str, root: Path) -> bool:
-        """Draw it below a checkout `root` unless it shows these figures already; return whether it was drawn."""
         if self.shows(tables, root):
             return False
         stamp = [about, self._figures(tables)]
@@ -117,7 +114,6 @@ class Picture:
         return True
 
     def drawn(self, tables: Sequence[Table]) -> list[Chart]:
-        """Return the charts; raises InputError where a table or column is missing."""
         charts = [chart.of(tables) for chart in self.charts]
         values = dict[str, list[float]]()
         for chart in charts:
@@ -138,7 +134,6 @@ class Picture:
         return path.is_file() and self._figures(tables) in read_text(path, _MAX_BYTES)
 
     def _figures(self, tables: Sequence[Table]) -> str:
-        """Name what is drawn: a file of SVG has its texts as comments, whatever the fonts."""
         used = tables if self.form == "winners" else [tables[chart.table - 1] for chart in self.charts]
         shown = json.dumps([unstructure(self), [[table.head, table.body] for table in used]])
         return f"figures {hashlib.sha256(shown.encode()).hexdigest()[:_DIGITS]}"
@@ -150,7 +145,6 @@ def _distribution(line: Mapping[str, str]) -> tuple[tuple[float, float], ...]:
 
 
 def _number(cell: str) -> float:
-    """Return the first number of a cell, as 1000.0 of "burst of 1,000"."""
     if not (found := _NUMBER.search(cell)):
         raise InputError(f"{cell!r:.40} cannot be drawn: there is no number in it")
     return float(found[0].replace(",", ""))

@@ -102,7 +102,6 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read a record; raises InputError that names the file and what is wrong with it."""
         text = read_text(path, _MAX_BYTES)
         try:
             return structure(cls, json.loads(text), "record", error=InputError)
@@ -114,7 +113,6 @@ class Record:
         write_whole(path, (_TEXTS.sub(lambda found: f"[{_joined(found[1])}]", text) + "\n").encode())
 
     def stale(self, root: Path) -> list[str]:
-        """Return the files that have changed since, or are gone, below the checkout `root`."""
         return [name for name, known in self.files.items() if digest(root / name) != known or known == NOT_RECORDED]
 
     def markdown(self, number: int, rows: int | None = None) -> str:
@@ -148,7 +146,6 @@ class Record:
         return [picture.file for picture in self.pictures if picture.draw(self._shown, about, root)]
 
     def undrawn(self, root: Path) -> list[str]:
-        """Return the files of pictures that are not there, or show other figures."""
         return [picture.file for picture in self.pictures if not picture.shows(self._shown, root)]
 
     @property
@@ -162,12 +159,10 @@ def _in_words(seconds: float) -> str:
 
 
 def digest(path: Path) -> str:
-    """Return a file's SHA-256 in hex; NOT_RECORDED where it is not there."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else NOT_RECORDED
 
 
 def read_records(root: Path) -> dict[str, Record]:
-    """Read all records of a checkout, by name; raises InputError where it has none."""
     files = sorted((root / FOLDER).glob("*.json"))
     if not files:
         raise InputError(f"{str(root / FOLDER)!r} has no records: run this in a checkout of SerFer, or give --checkout")
@@ -201,7 +196,6 @@ def differences(before: Sequence[Figures], now: Sequence[Figures]) -> Iterator[s
 
 
 def _is_close(cell: str, found: str) -> bool:
-    """Whether two cells say the same: the same words, and numbers that are close."""
     if _NUMBER.sub("0", cell) != _NUMBER.sub("0", found):
         return False
     pairs = zip(_NUMBER.finditer(cell), _NUMBER.finditer(found), strict=True)

@@ -68,11 +68,9 @@ class Flood:
 
     @property
     def rate_in_time(self) -> float:
-        """Answers in time, a second."""
         return self.in_time / self.seconds
 
     def faults(self) -> list[str]:
-        """Return which criteria were missed (docs/reference/api.md)."""
         answered = self.statuses.get(_OK, 0)
         odd = {status: count for status, count in self.statuses.items() if status not in (_OK, _REFUSED, 504)}
         late = f"{answered - self.in_time} of {answered} answers came after the deadline"
@@ -96,7 +94,6 @@ class _Replies:
     counting: bool = True
 
     def add(self, status: int, started: float) -> None:
-        """Note a reply to a request that was sent at `started`."""
         if self.counting:
             self.ms.setdefault(status, []).append((time.perf_counter() - started) * _MS_PER_S)
 
@@ -117,7 +114,6 @@ class _Client(asyncio.Protocol):
         self._send()
 
     def data_received(self, data: bytes) -> None:
-        """Receive a reply; once it is complete, send the next request."""
         self._received += data
         head, complete, body = self._received.partition(b"\r\n\r\n")
         lines = head.lower().split(b"\r\n")
@@ -147,7 +143,6 @@ class _Client(asyncio.Protocol):
 
 
 async def _run_clients(url: str, request: bytes, size: int, seconds: float) -> _Replies:
-    """Run so many clients for so long; those that were disconnected connect again at once."""
     replies, (host, port), loop = _Replies(), _address(url), asyncio.get_running_loop()
 
     async def one() -> None:
@@ -179,7 +174,6 @@ class _Checks:
     failed: int = 0
 
     async def watch(self) -> None:
-        """Check each driver again and again."""
         await asyncio.gather(*(self._watch(url) for url in self.urls))
 
     async def _watch(self, url: str) -> None:
@@ -241,7 +235,6 @@ def running_service(directory: Path) -> Iterator[Testbed]:
 
 
 def _photograph() -> bytes:
-    """Return a JPEG that compresses as photographs do: smooth noise, 640 x 480."""
     coarse = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(coarse).resize(_SIZE, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
@@ -249,7 +242,6 @@ def _photograph() -> bytes:
 
 
 async def recovery_s(query_ms: Callable[[], Awaitable[float]], max_ms: float, give_up_s: float) -> float | None:
-    """Return the seconds until a query takes at most `max_ms`; None where it does not within `give_up_s`."""
     started = time.perf_counter()
     while (passed_s := time.perf_counter() - started) < give_up_s:
         if await query_ms() <= max_ms:

@@ -63,7 +63,6 @@ class Workload:
     precision: str = "fp32"
 
     def loads(self, number: int) -> Iterator[tuple[str, Sequence[float]]]:
-        """Yield a round's loads: a name, and its arrivals in seconds."""
         for queries in self.bursts:
             yield f"burst of {queries:,}", burst(queries)
         for rate in self.rates:
@@ -136,7 +135,6 @@ class _System:
 
 
 def systems(max_batch: int | None, window_ms: float | None) -> dict[str, list[str]]:
-    """Return the instances that are compared, by name, and the options that make each."""
     batched = [] if max_batch is None else ["--max-batch", str(max_batch)]
     waiting = {} if window_ms is None else {"window": [*batched, "--window-ms", str(window_ms)]}
     return {"batched": batched, **waiting, "single": ["--max-batch", "1"]}
@@ -150,7 +148,6 @@ def measure(
     url: str | None = None,
     progress: Progress = lambda _: None,
 ) -> list[InstanceTime]:
-    """Start the instances with their options, or take the one at `url`, and run each load at one after the other."""
     plan = load_plan(directory)
     if plan.preprocess is None:
         raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
@@ -196,7 +193,6 @@ async def _load(http: aiohttp.ClientSession, system: _System, arrivals: Sequence
 
 
 async def _infer(http: aiohttp.ClientSession, system: _System, number: int) -> _Answer:
-    """Send a query; errors of the network are the workload's to record."""
     body, header, expected = system.examples[number % len(system.examples)]
     url = f"{system.url}/v2/models/{system.model}/infer"
     async with http.post(url, data=body, headers={HEADER: str(header)}) as reply:

@@ -141,7 +141,6 @@ class Experiment:
 
 
 def measure(directory: Path, experiment: Experiment, progress: Progress) -> Iterator[Row]:
-    """Yield a row for each burst; raises UsageError for a plan without images, UnavailableError."""
     plan, scenario = load_plan(directory), read_scenario(experiment.scenario)
     if plan.preprocess is None:
         raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
@@ -252,7 +251,6 @@ def _row(
 
 
 async def _until_ready(url: str, http: aiohttp.ClientSession, instances: _Instances, policy: _Fixed) -> None:
-    """Wait until the driver uses both instances, and they have the sizes that the policy wants."""
     largest = 'serfer_pool_instances{state="serving"} 2.0'
     try:
         async with asyncio.timeout(_READY_S):

@@ -95,7 +95,6 @@ def counted(workers: str, queries: int, total_s: float, calls: Sequence[tuple[st
 
 
 def measure(network: Path, workers: str, queries: int, home: Path, progress: Progress) -> QueryCounts:
-    """Profile a service of a network; raises UnavailableError where it does not start."""
     progress(f"serfer serve --workers {workers}")
     [port], file = free_ports(1), home / f"{workers}.json"
     options = ["--output", "softmax", "--workers", workers, "--port", str(port), "--log-level", "error"]
@@ -147,7 +146,6 @@ async def _ask(process: subprocess.Popen[bytes], url: str, image: bytes, queries
 
 
 def results(measured: Sequence[QueryCounts], network: str) -> Results:
-    """Return the parts, those with most processor time first."""
     head = ("part", *(f"{what}, {one.workers}" for one in measured for what in ("calls", "share")))
     order = sorted(_PARTS, key=lambda part: -sum(one.seconds[part] for one in measured))
     rows = [(part, *(cell for one in measured for cell in _cells(one, part))) for part in order]

@@ -163,7 +163,6 @@ async def _run(
 
 
 async def _kill(experiment: Experiment, settings: Settings, before: set[Path]) -> None:
-    """Kill an instance that was started by the experiment, at its time or as soon as there is one."""
     if experiment.kill_s is None:
         return
     await asyncio.sleep(experiment.kill_s)
@@ -191,7 +190,6 @@ class _Clients:
         self._ended, self._start = 0, time.perf_counter()
 
     async def classify(self, http: aiohttp.ClientSession, number: int) -> str:
-        """Send a query, and return its outcome; errors of the network are the workload's to record."""
         image, expected = self.examples[number % len(self.examples)]
         headers = {"Content-Type": "image/jpeg"}
         try:
@@ -201,7 +199,6 @@ class _Clients:
             self._ended += 1
 
     async def watch(self, http: aiohttp.ClientSession, experiment: Experiment, progress: Progress) -> None:
-        """Note each second which instances there are, until the load and then the pool are over."""
         while True:
             async with http.get(f"{self.url}/metrics") as reply:
                 states = {name: int(float(value)) for name, value in _INSTANCES.findall(await reply.text())}
@@ -249,7 +246,6 @@ def _step(ends: Sequence[Sent[str]], instances: _Instances, begin: float, length
 
 
 def draw(title: str, steps: Sequence[Step], step_s: float, stamp: Sequence[str], out: Path) -> None:
-    """Draw an experiment; the format follows from the suffix of `out`."""
     check_suffix(out)
     middles = [step.second + step_s / 2 for step in steps]
     answered = [(at, step) for at, step in zip(middles, steps, strict=True) if step.serverless + step.gpu]

@@ -111,7 +111,6 @@ def measure(
     rounds: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[TurnsTime]:
-    """Run each load, a share of what the networks do one image at a time, through both systems, by turns."""
     known = {}
     for number, (name, directory) in enumerate(models.items()):
         progress(f"measuring {name}")

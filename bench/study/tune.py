@@ -96,7 +96,6 @@ class TunedNetwork:
         ]
 
     def as_toml(self, machine: Machine) -> str:
-        """Return the [[instance]] table for a scenario, its batches as far as they are used."""
         price = "# usd_per_hour is not known: give --usd-per-hour, or --name a machine of the price data"
         if machine.usd_per_hour is not None:
             price = f"usd_per_hour = {machine.usd_per_hour:g}"
@@ -133,7 +132,6 @@ def measure(
     repeats: int,
     progress: Callable[[str], None] = lambda _: None,
 ) -> TunedNetwork:
-    """Profile a plan's whole network and tune it; raises what opening it raises, InputError as `tune` does."""
     check_objective(slo_ms)
     plan = load_whole(directory)
     progress(f"loading {plan.model}")

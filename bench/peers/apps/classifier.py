@@ -36,7 +36,6 @@ class Classifier:
         return cls(os.environ[MODEL], int(os.environ[THREADS]))
 
     def answer(self, image: bytes) -> dict[str, Any]:
-        """Return `predictions`, the five best classes, best first, each with `index` and `score` (softmax)."""
         with Image.open(io.BytesIO(image)) as opened:
             pixels = np.asarray(opened.convert("RGB"))
         batch = pixels.transpose(2, 0, 1)[None].astype(np.float32) / np.float32(255)

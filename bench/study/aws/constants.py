@@ -118,7 +118,6 @@ class Row:
 
 
 def probed(constants: Constants, settings: Settings, extent: Extent = EXTENT, concurrency: int = 1000) -> Findings:
-    """Probe a local Lambda service that has taken on constants; its account runs `concurrency` environments."""
     with tempfile.TemporaryDirectory(prefix="serfer-constants-") as name:
         directory = Path(name)
         plan = _plan(directory)
@@ -130,7 +129,6 @@ def probed(constants: Constants, settings: Settings, extent: Extent = EXTENT, co
 
 
 def rows_of(name: str, constants: Constants, found: Findings) -> Iterator[Row]:
-    """Yield a row for each constant; what was not found is 0."""
     facts = {fact.name: fact for fact in found.facts}
     for constant, key in _NAMES.items():
         fact = facts.get(constant)
@@ -173,7 +171,6 @@ def _served(function: FunctionConfig, faults: Faults, settings: Settings, most: 
 
 
 def _function(directory: Path, constants: Constants, memory_mb: int) -> tuple[FunctionConfig, str]:
-    """Return the function of the stand-in, its code apart from a layer with what it imports, and its store's URL."""
     code, layer = directory / "code", directory / "layer" / "python"
     code.mkdir()
     layer.mkdir(parents=True)
@@ -204,7 +201,6 @@ def _origin(module: str) -> Path:
 
 
 def _plan(directory: Path) -> Plan:
-    """Return the plan of a network that nobody runs: one convolution, of one tile."""
     weights = np.zeros((1, 3, 3, 3), np.float32)
     nodes = [
         helper.make_node("Conv", ["input", "w"], ["c"], kernel_shape=[3, 3], pads=[1] * 4),

@@ -39,7 +39,6 @@ class Priced:
         return store
 
     def usd(self, memory_mb: int, billed_ms: float) -> float:
-        """Price an invocation that was billed so long, with its two requests to the store."""
         requests = self.store.price_put + self.store.price_get
         return invocation_usd(memory_mb, billed_ms, self.functions) + requests
 
@@ -64,7 +63,6 @@ class Findings:
         return dump_facts(self.facts, self.priced.facts.sources, self.where, self.date)
 
     def tables(self) -> list[Rows]:
-        """Return the three tables; those without rows are left out."""
         return [rows for rows in (self.constants(), [*measured_rows(self.samples)], self.bill()) if rows]
 
     def constants(self) -> Rows:
@@ -130,7 +128,6 @@ def predicted_usd(
 
 
 def measured_rows(samples: Samples) -> Iterator[dict[str, str]]:
-    """Yield the rows of what was measured: starts, warm invocations, compute by memory, packages, snapshots, store."""
     if samples.warm:
         overheads = [sample.overhead_s for sample in samples.warm]
         yield _row("warm invocation, its task apart", "", overheads)

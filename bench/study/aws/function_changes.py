@@ -68,7 +68,6 @@ class ChangeableLambda(LambdaService):
             super()._route(exchange)
 
     async def _change(self, exchange: Exchange, reference: str, action: str) -> None:
-        """Change a function, or publish a version of it, and describe what came of it."""
         function = self._find(exchange, reference)
         if function is None:
             return
@@ -97,7 +96,6 @@ class FunctionChanges:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, change: Coroutine[Any, Any, None]) -> None:
-        """Run a change after those that have begun: each changes what the one before made."""
         task = asyncio.create_task(self._alone(change))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -125,7 +123,6 @@ class FunctionChanges:
         return made, check_function(made, self._facts)
 
     async def stop(self) -> None:
-        """Wait for the changes that have begun, and remove the code that was unpacked."""
         if self._tasks:
             await asyncio.wait([*self._tasks])
         for directory in self._directories:
@@ -141,7 +138,6 @@ class FunctionChanges:
                 raise InputError(f"SnapStart is {{'ApplyOn': 'None'}} or {{'ApplyOn': '{_ON_VERSIONS}'}}")
 
     def _unpacked(self, given: Any) -> Path:  # noqa: ANN401 - plain JSON
-        """Return a new directory with what a zip in base64 holds, of as many bytes as Lambda unpacks at most."""
         if not isinstance(given, str):
             raise InputError("ZipFile is a zip in base64")
         try:

@@ -68,7 +68,6 @@ class Sample:
 
 
 def billed_ms(log: str) -> float | None:
-    """Return the billed duration by the REPORT line of a log; None where it has none."""
     return _reported_ms(log, "Billed")
 
 

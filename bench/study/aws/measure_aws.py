@@ -52,7 +52,6 @@ class Measurement(Smoke):
 
     @property
     def snapstart(self) -> str:
-        """Why snapshots are not measured; nothing where they are."""
         without = self.bill.deployed.facts.regions_without.get("snapstart", ())
         return f"{self.region} has no SnapStart" if self.region in without else ""
 
@@ -72,7 +71,6 @@ class Measurement(Smoke):
 
 
 def plan_measurement(order: Order, settings: Settings, extent: Extent) -> Measurement:
-    """Read BUILD and price the run; raises UsageError where it cannot be measured, or costs more than is allowed."""
     run = prepare(order, settings)
     if (store := run.bill.deployed.options.store) not in _STORES:
         raise UsageError(f"only a store in S3 is reached from here: package with --store s3 or s3express, not {store}")
@@ -82,7 +80,6 @@ def plan_measurement(order: Order, settings: Settings, extent: Extent) -> Measur
 
 
 def measure_aws(run: Measurement, session: Any, say: Say) -> Findings:  # noqa: ANN401 - boto3 has no types here
-    """Deploy, measure, query and delete; raises as `serfer.sam.smoke.smoke` does."""
     with deploy(run, session, say) as budget:
         samples = _probe(run, session, budget)  # first, while no environment is there
         try:
@@ -171,7 +168,6 @@ def check_out(out: Path) -> None:
 
 
 def record_of(found: Findings, words: str) -> dict[str, Any]:
-    """Return the record of a run, as `serfer bench results` reads it: its tables, and the files that set them."""
     files = [Path(__file__).with_name(name) for name in _MODULES]
     several = f"{found.where}: {len(found.samples.warm)} warm invocations, {len(found.samples.cold)} starts"
     return {

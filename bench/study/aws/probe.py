@@ -56,7 +56,6 @@ class Extent:
 
     @classmethod
     def up_to(cls, most: int) -> Extent:
-        """Return an extent whose last group is of so many, with as many warm invocations as starts, or fifty."""
         extent = cls((*(group for group in cls.groups if group < most), most))
         return replace(extent, small=max(_LEAST_WARM, sum(extent.at_once())) - extent.large)
 
@@ -82,7 +81,6 @@ class Step:
 
 
 def steps(plan: Plan, extent: Extent, most: float = math.inf) -> Iterator[Step]:
-    """Yield the steps of a probe of a plan's first stage, in an account of so many environments at most."""
     memory_mb, images = plan.stages[0].memory_mb, large_batch(plan)
     for group in extent.at_once(most):
         yield Step(f"{group} starts at once", group, memory_mb)
@@ -156,13 +154,11 @@ class Probe:
         return self.plan.stages[0].memory_mb
 
     def _begin(self, name: str) -> Step:
-        """Return the step of a name, if it is allowed."""
         step = next(step for step in steps(self.plan, self.extent, self._most) if step.name == name)
         self.allow(step)
         return step
 
     async def _groups(self, task: Task) -> None:
-        """Start environments in groups, the first of them where there are none yet."""
         self._most = await asyncio.to_thread(self.function.environments)
         for group in self.extent.groups:
             if group > self._most:
@@ -175,7 +171,6 @@ class Probe:
         await asyncio.to_thread(self.function.set_memory, self._memory_mb)  # renewing changes it by one
 
     async def _warm(self, task: Task, name: str, found: list[Sample]) -> None:
-        """Invoke one after another, after one that opens connections and makes room for the larger size."""
         step = self._begin(name)
         await self._sample(task, step)
         for _ in range(step.invocations - 1):
@@ -225,7 +220,6 @@ class Probe:
             await self._at_once(task, step.invocations, self._found.restored, version)
 
     async def _at_once(self, task: Task, count: int, found: list[Sample], name: str | None = None) -> None:
-        """Send so many invocations at once; those that the account has no environments for are missing."""
         results = await asyncio.gather(*(self._timed(task, self._memory_mb, name) for _ in range(count)))
         failures = [one for one in results if isinstance(one, Failure)]
         for failure in failures:
@@ -236,7 +230,6 @@ class Probe:
         found += [one for one in results if isinstance(one, Sample) and one.report.init_ms > 0]
 
     async def _sample(self, task: Task, step: Step) -> Sample:
-        """Invoke the function once for a step, where that is allowed still."""
         self.allow(replace(step, name=f"the rest of {step.name}", invocations=1))
         result = await self._timed(task, step.memory_mb, None)
         if isinstance(result, Failure):
@@ -244,7 +237,6 @@ class Probe:
         return result
 
     async def _timed(self, task: Task, memory_mb: int, name: str | None) -> Sample | Failure:
-        """Invoke the function, or a version of it, and count what it costs; one that was throttled costs nothing."""
         clock, logs = asyncio.get_running_loop().time, list[str]()
         started = clock()
         answer = await self.invoker.invoke_logged(name or self.function.name, task, _TIMEOUT_S, logs.append)
@@ -278,6 +270,5 @@ async def _network_seconds(endpoint: str) -> float:
 
 
 def input_bytes(plan: Plan, batch: int) -> int:
-    """Return the bytes of so many images' input of a plan's first tile."""
     stage = plan.stages[0]
     return math.prod(stage.inputs[0].shape.of(stage.tiles[0].inputs[0], batch)) * DTYPES[_DTYPE]

@@ -40,7 +40,6 @@ class ProbedFunction:
         self._renewed = False
 
     def environments(self) -> int:
-        """Return how many environments at once the account has for functions that reserve none."""
         limits = self._client.get_account_settings()["AccountLimit"]
         return int(limits.get("UnreservedConcurrentExecutions", limits["ConcurrentExecutions"]))
 
@@ -56,7 +55,6 @@ class ProbedFunction:
         self.set_memory(memory_mb - self._renewed)
 
     def pad(self, size: int) -> None:
-        """Replace the package by the function's own files and `size` bytes that cannot be compressed."""
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as archive:
             for path in sorted(self._code.rglob("*")):
@@ -67,7 +65,6 @@ class ProbedFunction:
         self._change("update_function_code", ZipFile=buffer.getvalue())
 
     def publish_snapshot(self) -> str:
-        """Publish a version with SnapStart, wait for its snapshot, and return by which name it is invoked."""
         self._change("update_function_configuration", SnapStart={"ApplyOn": "PublishedVersions"})
         version = self._call("publish_version")["Version"]
         self._client.get_waiter("published_version_active").wait(FunctionName=self.name, Qualifier=version)

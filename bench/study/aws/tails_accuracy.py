@@ -54,7 +54,6 @@ class Row:
 
 
 def fitted(share: float, starts: int, warm: int) -> Row:
-    """Fit the tails of so many starts and warm invocations, drawn again and again."""
     draws = np.random.default_rng(_SEED)
     invokes, found, single = np.empty((3, _ROUNDS))
     for number in range(_ROUNDS):

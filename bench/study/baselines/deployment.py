@@ -55,7 +55,6 @@ def package(plan: Plan, directory: Path, parts: Sequence[tuple[int, int]], cache
 
 
 def _link(source: str, target: str) -> None:
-    """Give a file of the cache a second name, unless another part of the package has brought it."""
     if not Path(target).exists():
         os.link(source, target)
 
@@ -71,8 +70,6 @@ class LocalStack:
         self._parts.callback(self._loop.close)
 
     def run(self, build: Callable[[], T]) -> T:
-        """Build something whose process must die with this stack, in the thread that lives as long as it."""
-
         async def run() -> T:
             return build()
 
@@ -84,7 +81,6 @@ class LocalStack:
         return server.url
 
     def start_service(self, functions: Sequence[FunctionConfig]) -> str:
-        """Start a Lambda service with these functions and return its endpoint; callers sign with `access`."""
         service = LambdaService(
             functions,
             facts=self._settings.facts().functions,
@@ -128,7 +124,6 @@ def check_staged(plan: Plan, name: str) -> None:
 
 
 def check_pixels(plan: Plan, pixels: NDArray[Any]) -> None:
-    """Raise InputError for what is not (N, H, W, C) uint8 pixels of the plan's input's size."""
     shape = plan.input
     wanted = (shape.height, shape.width, shape.channels)
     if pixels.dtype != np.uint8 or pixels.ndim != 1 + len(wanted) or pixels.shape[1:] != wanted or not len(pixels):

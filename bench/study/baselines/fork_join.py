@@ -90,16 +90,13 @@ class ForkJoin(System):
             raise
 
     def submit(self, pixels: NDArray[np.uint8]) -> Future[NDArray[np.float32]]:
-        """Start a query of (N, H, W, C) pixels and return its (N, K) logits to come; raises InputError at once."""
         check_pixels(self.plan, pixels)
         return self._queries.submit(self._run, pixels)
 
     def counts(self) -> StoreCounts:
-        """Return nothing: there is no store. What the master's and workers' payloads carried is `payload_bytes`."""
         return StoreCounts()
 
     def close(self) -> None:
-        """Stop everything; queries in flight fail, those that wait are cancelled."""
         self._queries.shutdown(wait=False, cancel_futures=True)
         self._stack.close()
         self._queries.shutdown()

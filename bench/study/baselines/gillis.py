@@ -200,7 +200,6 @@ class Gillis:
         return float(seconds), float(usd)
 
     def _priced(self, master_mb: int, grouped: Floats, workers_usd: Floats) -> tuple[Floats, Floats]:
-        """Return the same of several plans, from the seconds of their groups."""
         functions = self._budget.platform.functions
         image, answer = (self._graph.shape(name).elements for name in (self._graph.input, self._graph.output))
         carried = image + FLOAT_BYTES * answer
@@ -247,7 +246,6 @@ class Gillis:
         return reversed(groups)
 
     def _offers(self) -> Iterator[Offer]:
-        """Yield every group on every grid, by workers alone and with part 0 on the master."""
         stages = StageEnumerator(self._graph, self._cuts, self._budget.profiles)
         for left, right in combinations(self._cuts, 2):
             work = stages.whole(left, right)
@@ -260,13 +258,11 @@ class Gillis:
                         yield from self._forked(work, here=here)
 
     def _alone(self, work: StageWork) -> Offer:
-        """Return a group that the master computes by itself: nothing is moved."""
         held = self._held(work)
         ns = np.where(self._suffices(work, held), _nanoseconds(self._computed(work)), _NEVER)[:, None]
         return Offer(work.start, work.stop, ONE, here=True, held=held, ns=ns, usd=np.zeros(0))
 
     def _forked(self, work: StageWork, *, here: bool) -> Iterator[Offer]:
-        """Yield a group on workers, unless their payloads are too large."""
         first = 1 if here else 0
         elements = np.sum([reading.elements for reading in work.accesses], axis=0)[first:]
         read, written = elements * (FLOAT_BYTES if work.start else 1), work.written[first:] * FLOAT_BYTES
@@ -286,12 +282,10 @@ class Gillis:
         yield Offer(work.start, work.stop, work.grid, here, held if here else 0, ns, usd)
 
     def _tasks(self, work: StageWork) -> Floats:
-        """Return what each tile's computing takes in a function of its own, a row for each memory."""
         memory = np.array(self._options.memory_mb, dtype=float)[:, None]
         return task_seconds(_computing(work.serial_s, work.parallel_s), memory, self._budget.platform)
 
     def _computed(self, work: StageWork) -> Floats:
-        """Return what part 0 takes on the master, which is running already, for each memory."""
         bare = task_seconds(_computing(0.0, 0.0), 1.0, self._budget.platform)
         return np.asarray(self._tasks(work)[:, 0] - bare)
 
@@ -318,7 +312,6 @@ class _Option:
 
     @classmethod
     def of(cls, offer: Offer, master: int, workers: Integers) -> _Option | None:
-        """Return None where the master or every worker is too small."""
         if not len(offer.usd):
             alone = int(offer.ns[master, 0])
             return cls(offer, alone, 0.0, None) if alone < _NEVER else None

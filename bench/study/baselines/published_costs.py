@@ -76,7 +76,6 @@ class Prices:
     most_parts: int
 
     def usd(self, ms: Floats | float) -> Floats:
-        """Price a function of so many milliseconds."""
         billed = np.ceil(np.asarray(ms) / self.round_ms) * self.round_ms if self.round_ms else np.asarray(ms)
         return np.asarray(self.usd_request + self.usd_ms * billed)
 
@@ -204,7 +203,6 @@ class PublishedCosts:
         return prod(shape) if size is None else shape[1] * size[0] * size[1]
 
     def can(self, group: Group) -> bool:
-        """Return whether functions hold a group, and whether it can be divided by its grid."""
         nodes = self.graph.nodes[self.ends[group.start] : self.ends[group.stop]]
         if self.held_mb(group) > self.prices.limit_mb or group.grid.tiles > self.prices.most_parts:
             return False
@@ -234,7 +232,6 @@ class PublishedCosts:
         return self._priced(self._search.best(Goal(self._value, most_seconds=most_ms)))
 
     def fastest(self) -> Priced | None:
-        """Return the plan with the least milliseconds; None where no plan keeps the limits."""
         return self._priced(self._search.fastest)
 
     def _priced(self, chain: Chain | None) -> Priced | None:
@@ -298,7 +295,6 @@ def _whole_work(graph: Graph, node: Node) -> float:
 
 
 def _tile_work(graph: Graph, node: Node, out: Size, read: Size) -> float:
-    """Return the work of an operator on a tile that writes and reads maps of these sizes."""
     given, taken = (graph.shapes[name] for name in (node.inputs[0], node.output))
     if node.kind == "Conv":
         down, across = node.attributes["kernel_shape"]

@@ -50,7 +50,6 @@ def check_cluster_options(context: typer.Context) -> None:
 
 
 def simulate_cluster(request: ClusterRequest, plot: Path | None, *, as_json: bool) -> None:
-    """Run policies on a cluster, print them, and draw them where a picture is asked for."""
     names = list(dict.fromkeys(request.policies)) or [CLUSTER_DEFAULT]
     for name in names:
         if name not in CLUSTER_POLICIES:
@@ -150,7 +149,6 @@ def _or_dash(value: float | None, times: float, form: str) -> str:
 
 
 def _batches(one: ClusterOutcome) -> str:
-    """Return the batch sizes that most requests were in, the most frequent first."""
     most = sorted(one.batches.items(), key=lambda each: -each[1])[:3]
     return " ".join(f"{size}:{share:.0%}" for size, share in most) or "-"
 

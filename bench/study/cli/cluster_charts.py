@@ -20,7 +20,6 @@ _S_PER_HOUR: Final = 3600.0
 
 
 def draw_cluster(name: str, runs: Sequence[ClusterRun], outcomes: Sequence[ClusterOutcome], out: Path) -> None:
-    """Draw what policies did; the format follows from the suffix of `out`."""
     check_suffix(out)
     draw_charts(f"{name}: a cluster under load", cluster_charts(runs), _legend(outcomes), (), out)
 

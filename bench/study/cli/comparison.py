@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 
 def print_comparison(comparison: Comparison, evaluations: Sequence[Evaluation]) -> None:
-    """Print candidates in their order, the recommended one first, and why it is."""
     first = evaluations[0]
     several = first.seeds > 1
     queries = f", {first.queries.mean:,.0f} queries" if first.queries else ""

@@ -56,7 +56,6 @@ def fetch_traces(
 
 
 def listed(traces: Mapping[str, PublicTrace], mirror: str) -> Results:
-    """Return what there is: licences and addresses."""
     records = ({"name": name, **asdict(one), "address": one.address(mirror)} for name, one in traces.items())
     table = Table(["trace", "what", "licence"], [[name, one.about, one.licence] for name, one in traces.items()])
     return Results(records, [table], [*dict.fromkeys(one.address(mirror) for one in traces.values())])

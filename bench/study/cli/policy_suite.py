@@ -75,7 +75,6 @@ def policy(
 
 
 def results(rows: Sequence[SuiteRow], suite: Suite) -> Results:
-    """Return a line for each load at each price, and the mean of all."""
     head = ["load", "prices", "optimum, $", *rows[0].ratios]
     body = [
         [row.load, row.prices, _dollars(row.optimum_usd), *(_cell(one) for one in row.ratios.values())] for row in rows

@@ -101,7 +101,6 @@ def _row(one: ReplayOutcome) -> list[str]:
 
 
 def _off(simulated: ReplayOutcome, measured: ReplayOutcome) -> list[str]:
-    """Return by how much a simulation is off, in the columns of the table."""
     from serfer_bench.study.sim.replay import off  # noqa: PLC0415 - the command line starts fast
 
     p50, p99, usd = ("-" if value is None else f"{value:+.1%}" for value in off(simulated, measured).values())
@@ -109,7 +108,6 @@ def _off(simulated: ReplayOutcome, measured: ReplayOutcome) -> list[str]:
 
 
 def _said(replay: Replay) -> Iterator[str]:
-    """Yield what this machine was measured to do, and what the replay is and is not."""
     load, kind = replay.load, replay.scenario.instance
     known = replay.speed.as_dict()
     yield (

@@ -272,7 +272,6 @@ def _on_cluster(scenario: Path, policies: Sequence[str]) -> bool:
 
 
 def _compare(comparison: Comparison, *, as_json: bool, keep: bool) -> tuple[list[PolicyRun], SimInput]:
-    """Print the comparison; with `keep` return the policies' runs at the recommended type and memory, first seed."""
     with status_lines() as progress:
         evaluations = evaluate(comparison, processors(), progress)
     if as_json:
@@ -301,7 +300,6 @@ def _show(sim_input: SimInput, runs: Sequence[PolicyRun], detailed: DetailedRun 
 
 
 def _time(option: str, text: str) -> float:
-    """Return seconds of the load, or the Unix time of a date; raises UsageError."""
     known = unix_time(text)
     try:
         seconds = float(text) if known is None else known
@@ -325,7 +323,6 @@ def _late_decisions(world: Scenario, period_s: float) -> list[str]:
 
 
 def _priced(world: Scenario, plan: Path | None, calibration: Path | None) -> Scenario:
-    """Return a scenario whose Lambda has a plan's price and times, if there is one; raises UsageError for both."""
     if plan is None:
         return world
     if calibration is not None:
@@ -336,7 +333,6 @@ def _priced(world: Scenario, plan: Path | None, calibration: Path | None) -> Sce
 
 
 def _dollars(world: Scenario, calibration: Path | None) -> list[str]:
-    """Return a sentence where Lambda's times are measured and its dollars are not of the same plan."""
     if calibration is None:
         return []
     usd = world.serverless.usd_per_query * _MILLION
@@ -344,7 +340,6 @@ def _dollars(world: Scenario, calibration: Path | None) -> list[str]:
 
 
 def _print_dollars(given: Scenario, world: Scenario, *, several: bool) -> None:
-    """Print whose price Lambda's dollars are, where a plan's take the place of the scenario's."""
     if world is given:
         return
     plans, scenarios = (f"${one.serverless.usd_per_query * _MILLION:,.2f}" for one in (world, given))
@@ -361,7 +356,6 @@ def _lambdas(
     memory: Sequence[int],
     limits: DriverLimits,
 ) -> list[LambdaChoice]:
-    """Return Lambda as the scenario has it, or at each memory; raises UsageError where a level lacks what it needs."""
     facts = load_settings().facts()
     if plan is None:
         if memory:
@@ -383,7 +377,6 @@ def _lambdas(
 def _detailed(
     level: str, target: LambdaTarget, known: Calibration | None, window_s: float, limits: DriverLimits
 ) -> DetailedRun | None:
-    """Return how windows are looked at; raises UsageError where a level has not what it needs."""
     if level == "rates":
         return None
     if known is None:
@@ -395,7 +388,6 @@ def _detailed(
 
 
 def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: int, *, as_json: bool) -> None:
-    """Measure a plan's tasks on this machine, and keep them in a file."""
     if load is not None or plan is None or file is None:
         raise UsageError("to calibrate give --calibrate DIR and --out FILE, and no LOAD")
     check_place(file)
@@ -481,7 +473,6 @@ def _rows(sim_input: SimInput, outcomes: Sequence[Outcome]) -> list[tuple[str, l
 
 
 def _what_drivers_did(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[str]]]:
-    """Yield rows of what drivers did besides invoking each query once, where any of them did."""
     if any(one.retries for one in outcomes):
         yield "retries", [f"{one.retries or 0:,}" for one in outcomes]
     if any(one.queued for one in outcomes):

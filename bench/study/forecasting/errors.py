@@ -15,7 +15,6 @@ from serfer_bench.study.policies.mark.peaks import PeakSampler
 
 
 def peaks_of(trace: Trace, options: MarkOptions | None = None) -> Floats:
-    """Return the highest rates of a load, unit by unit, as MArk samples them: (units,) in queries/s."""
     chosen = options or MarkOptions()
     sampler, steps = PeakSampler(chosen.unit_s, chosen.sample_s), steps_of(trace, chosen.sample_s)
     peaks: list[float] = []

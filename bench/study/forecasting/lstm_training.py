@@ -80,7 +80,6 @@ def train_lstm(peaks: Floats, options: LstmOptions | None = None, progress: Prog
 
 
 def _examples(peaks: Floats, chosen: LstmOptions) -> tuple[Floats, Floats]:
-    """Return windows (examples, window), and what follows each, relative to its last unit: (examples, horizon)."""
     span = chosen.window + chosen.horizon
     if len(peaks) < span:
         return np.zeros((0, chosen.window)), np.zeros((0, chosen.horizon))
@@ -98,7 +97,6 @@ def _forecast(model: torch.nn.ModuleDict, x: torch.Tensor) -> torch.Tensor:
 
 
 def _weights(model: torch.nn.ModuleDict, chosen: LstmOptions) -> LstmWeights:
-    """Return the network as plain arrays; torch has two biases, which are added up."""
     arrays = {name: one.detach().double().numpy().copy() for name, one in model.named_parameters()}
     return LstmWeights(
         window=chosen.window,

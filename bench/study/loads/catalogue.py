@@ -50,11 +50,9 @@ class PublicTrace:
     rows: int = field(default=0, metadata=LATER)
 
     def address(self, host: str) -> str:
-        """Return its address at GitHub's host for raw files, or at a mirror of that."""
         return f"{host.rstrip('/')}/{self.repository}/{self.commit}/{self.path}"
 
     def converted(self, source: bytes) -> bytes:
-        """Return the CSV file; raises InputError for what is not of the form, or too large."""
         if len(source) > MAX_SOURCE_BYTES:
             raise InputError(f"{self.path} has more than {MAX_SOURCE_BYTES:,} bytes")
         try:
@@ -65,7 +63,6 @@ class PublicTrace:
 
 @cache
 def catalogue() -> Mapping[str, PublicTrace]:
-    """Return the traces by the names of their CSV files, without the suffix."""
     tables = tomllib.loads(_CATALOGUE.read_text(encoding="utf-8"))
     return {name: structure(PublicTrace, table, name, error=InputError) for name, table in tables.items()}
 

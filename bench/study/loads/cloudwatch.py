@@ -48,7 +48,6 @@ class _Points:
 
 
 def read_cloudwatch_json(path: Path, text: str) -> Trace:
-    """Read the JSON of one metric; raises InputError that names the file, the place and what is expected."""
     try:
         document = json.loads(text)
     except RecursionError as error:
@@ -65,7 +64,6 @@ def read_cloudwatch_json(path: Path, text: str) -> Trace:
 
 
 def _of_metric_data(path: Path, results: Sequence[Any]) -> Iterator[tuple[str, float, float]]:
-    """Yield the points of get-metric-data: of one metric, though it may come in several pieces."""
     if not all(isinstance(one, dict) for one in results):
         raise InputError(f"{path}: MetricDataResults is a list of objects: {EXPECTED}")
     names = list(dict.fromkeys(f"{one.get('Id')} ({one.get('Label')})"[:60] for one in results))
@@ -98,7 +96,6 @@ def is_cloudwatch_csv(text: str) -> bool:
 
 
 def read_cloudwatch_csv(path: Path, text: str) -> Trace:
-    """Read the console's CSV of one metric; raises InputError that names the file, the line and what is expected."""
     header: dict[str, list[str]] = {}
     points: list[tuple[str, float, float]] = []
     reader = csv.reader(text.splitlines())
@@ -118,7 +115,6 @@ def read_cloudwatch_csv(path: Path, text: str) -> Trace:
 
 
 def _described(path: Path, header: Mapping[str, Sequence[str]]) -> int | None:
-    """Return the period that lines about the metric give; raises InputError where they tell of another statistic."""
     words = {cell.lower() for cells in header.values() for cell in cells}
     statistic = {cell.lower() for cell in header.get("statistic", ()) if cell}
     if statistic - _SUMS or (not statistic and words & _OTHERS):
@@ -156,7 +152,6 @@ def _time(place: str, value: object) -> float:
 
 
 def _load(path: Path, given: _Points) -> Trace:
-    """Return the points as a load; raises InputError for too many, times that repeat, and an unknown period."""
     points = sorted(given.points, key=lambda point: point[1])
     if not points:
         raise InputError(f"{path} has no points: CloudWatch has none for a time without requests")

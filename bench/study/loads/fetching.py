@@ -32,7 +32,6 @@ class FetchedTrace:
 
 
 def chosen(names: Sequence[str]) -> dict[str, PublicTrace]:
-    """Return the traces of these names, or all; raises UsageError for an unknown one."""
     known = catalogue()
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"there is no trace {unknown[0][:80]!r}: there are {', '.join(known)}")
@@ -73,7 +72,6 @@ def fetch(
 
 
 def download(address: str) -> bytes:
-    """Return what is at an address; raises UnavailableError where nothing is, or it is too much or takes too long."""
     data, until = bytearray(), time.monotonic() + MAX_S
     try:
         with urllib.request.urlopen(address, timeout=_QUIET_S) as response:  # noqa: S310 - the command checks schemes
@@ -91,7 +89,6 @@ def download(address: str) -> bytes:
 
 
 def _is_there(file: Path, trace: PublicTrace) -> bool:
-    """Whether the trace's file is there; raises InputError where another file has its name."""
     if not file.exists():
         return False
     try:
@@ -105,7 +102,6 @@ def _is_there(file: Path, trace: PublicTrace) -> bool:
 
 
 def _read(given: Path, trace: PublicTrace) -> bytes:
-    """Return a source from a file, a clone of its repository, or a folder of clones; raises InputError without it."""
     project = trace.repository.partition("/")[2]
     places = [given] if given.is_file() else [given / trace.path, given / project / trace.path]
     place = next((one for one in places if one.is_file()), None)
@@ -119,7 +115,6 @@ def _read(given: Path, trace: PublicTrace) -> bytes:
 
 
 def _checked(trace: PublicTrace, source: bytes) -> bytes:
-    """Return a source as a CSV file; raises InputError where its digest is not the known one."""
     data = trace.converted(source)
     if (found := hashlib.sha256(data).hexdigest()) != trace.sha256:
         raise InputError(

@@ -169,7 +169,6 @@ def is_generator(text: str) -> bool:
 
 
 def describe_generators() -> str:
-    """Return a line for each generator, with its parameters as one would write them."""
     lines = []
     for name, one in GENERATORS.items():
         given = ",".join(f"{key}={value:g}" for key, value in one.defaults.items())
@@ -178,7 +177,6 @@ def describe_generators() -> str:
 
 
 def parameters_of(text: str) -> dict[str, float]:
-    """Return all parameters of NAME or NAME:KEY=VALUE,...; raises UsageError that names what is unknown."""
     name, _, rest = text.partition(":")
     if name not in GENERATORS:
         raise UsageError(f"there is no generator {name[:40]!r}: there are {', '.join(GENERATORS)}")
@@ -187,7 +185,6 @@ def parameters_of(text: str) -> dict[str, float]:
 
 
 def generate(text: str) -> Trace:
-    """Make a load of NAME or NAME:KEY=VALUE,...; raises UsageError that names what is unknown or impossible."""
     given = parameters_of(text)
     kind = GENERATORS[text.partition(":")[0]]
     rows = math.ceil(given["hours"] * _S_PER_HOUR / given["row_s"])

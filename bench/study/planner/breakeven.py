@@ -59,7 +59,6 @@ class Best:
         return large.ms / self.at_cost.ms if self.at_cost else 0.0
 
     def speedup_at_more(self, large: Point) -> float:
-        """Return the speedup of the fastest plan for 1.3 times the large function's dollars; 0 where there is none."""
         return large.ms / self.at_more.ms if self.at_more else 0.0
 
     def verdict(self, large: Point) -> str:
@@ -90,7 +89,6 @@ class Race:
 
     @property
     def verdict(self) -> str:
-        """The winner where plans may have gangs."""
         return self.gangs.verdict(self.large)
 
     def as_dict(self) -> dict[str, object]:
@@ -115,7 +113,6 @@ def measure(
     store: str = "redis",
     progress: Progress = lambda _: None,
 ) -> BreakEven:
-    """Race the plans of every network at every size; raises ModelError for an unknown network."""
     races = []
     for name in networks:
         for size in sizes:
@@ -126,7 +123,6 @@ def measure(
 
 
 def race(network: Network) -> Race:
-    """Find the fastest plans of a network, whatever they cost and for the large function's dollars."""
     small, large = network.unsplit
     graph = network.graph
     work = sum(operators.macs(graph, node, graph.shape(node.output).whole.area) for node in graph.nodes)
@@ -166,7 +162,6 @@ def _times(ratio: float) -> str:
 
 
 def summary(result: BreakEven) -> list[str]:
-    """Return for each network from which size on splitting wins, if it does."""
     lines = []
     for name in dict.fromkeys(one.model for one in result.races):
         races = [one for one in result.races if one.model == name]

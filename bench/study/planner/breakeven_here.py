@@ -63,7 +63,6 @@ def measure(
     rounds: int = 15,
     progress: Progress = lambda _: None,
 ) -> list[Measured]:
-    """Run every network at every size; raises ModelError for an unknown network."""
     settings = ContainerSettings(**dict(settings))
     return [_measured(settings, name, size, rounds, progress) for name in networks for size in sizes]
 

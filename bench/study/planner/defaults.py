@@ -73,7 +73,6 @@ class Choice:
 
 
 def choices(name: str, graph: Graph, size: int, facts: AwsFacts) -> Iterator[Choice]:
-    """Yield what is chosen for a network, for warm queries alone and by default."""
     account = AccountQuotas.new(facts)
     within, limit = account.within(facts), PackageLimit(facts.functions.package_limit, DEPENDENCY_ALLOWANCE)
     memory = memory_sizes(within.functions)

@@ -117,7 +117,6 @@ NETWORKS = tuple(Network(*entry) for entry in architectures())
 
 
 def chosen(names: Sequence[str]) -> tuple[Network, ...]:
-    """Return the networks of these names, or all; raises UsageError for a name that is not among them."""
     known = {network.name: network for network in NETWORKS}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -127,7 +126,6 @@ def chosen(names: Sequence[str]) -> tuple[Network, ...]:
 
 
 def measure(network: Network) -> Row:
-    """Export a network, split it on 2x2 tiles wherever it can be, and compare the tiles with the module."""
     example = np.random.default_rng(2).standard_normal((1, 3, network.size, network.size), dtype=np.float32)
     with tempfile.TemporaryDirectory() as home:
         module, began = network.build(), time.process_time()
@@ -167,7 +165,6 @@ def _rounding(module: torch.nn.Module, example: NDArray[np.float32]) -> float:
 
 
 def _graph(source: Source, example: NDArray[np.float32]) -> Graph:
-    """Return the graph of a network as `split` reads it: what cannot be split is one node."""
     try:
         return from_onnx(source.onnx, *example.shape[2:])
     except CannotSplitError as refusal:
@@ -197,7 +194,6 @@ def known_rows(text: str) -> Mapping[Network, tuple[str, ...]]:
 
 
 def write_table(path: Path, measured: Iterable[Row]) -> None:
-    """Write rows into a table in CSV; those of networks that were not measured now stay."""
     known = {**known_rows(path.read_text(encoding="utf-8")), **{row.network: row.cells for row in measured}}
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(

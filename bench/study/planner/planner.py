@@ -71,7 +71,6 @@ class Network:
 
     @cached_property
     def search_with_gangs(self) -> Search:
-        """The same plans, and those with gangs where the store carries messages."""
         return self._search("auto" if exchanges(self.budget.store) else "never")
 
     def _search(self, gang: str) -> Search:
@@ -83,7 +82,6 @@ class Network:
 
     @property
     def profiled_on(self) -> str:
-        """Return where the operator profiles were filled."""
         profiles = self.budget.profiles
         return f"{profiles.machine}; {profiles.runtime}; {profiles.date}"
 
@@ -102,7 +100,6 @@ class Network:
 def read_network(
     name: str, size: int, facts: AwsFacts, store: str = "redis", memory_mb: tuple[int, ...] = OURS_MB
 ) -> Network:
-    """Return a network of the zoo, an ONNX file or module.py:factory for square images of `size` pixels."""
     source, _ = load(name, np.zeros((1, 3, size, size), dtype=np.float32))
     graph = with_tile_pools(from_onnx(source.onnx, size, size))
     limit = PackageLimit(facts.functions.package_limit, DEPENDENCY_ALLOWANCE)
@@ -150,7 +147,6 @@ class Versus:
         return (self.speedup >= SPEEDUP or self.saving >= SAVING) and not self.loses
 
     def as_dict(self) -> dict[str, object]:
-        """Return plain values for JSON; no number where ours has no plan."""
         ratios = {"speedup": self.speedup if self.faster else None, "saving": self.saving if self.cheaper else None}
         plans = {"gillis": self.gillis, "at_equal_cost": self.faster, "at_equal_latency": self.cheaper}
         return {"which": self.which, **{key: plan and vars(plan) for key, plan in plans.items()}, **ratios}
@@ -170,7 +166,6 @@ class Comparison:
 
     @property
     def closest(self) -> list[Versus]:
-        """The plans on Gillis's frontier that ours beats by the least, or loses to: in time, and in dollars."""
         frontier = self.named(FRONTIER)
         if not frontier:
             return []
@@ -220,14 +215,12 @@ def measure(
 
 
 def compare(network: Network, options: Options | None = None) -> Comparison:
-    """Compare both planners on a network."""
     gillis = Gillis(network.graph, network.budget, options)
     versus = tuple(_versus(network, which, plan) for which, plan in _plans(gillis, options or Options()))
     return Comparison(network.name, network.size, network.unsplit, versus)
 
 
 def _plans(gillis: Gillis, options: Options) -> Iterator[tuple[str, GillisPlan]]:
-    """Yield Gillis's plans by name; none where it finds none."""
     memory = options.memory_mb
     named = [(FASTEST, gillis.best())]
     if ONE_VCPU_MB in memory:
@@ -275,7 +268,6 @@ _HEAD = (
 
 
 def rows(result: Comparisons) -> list[tuple[str, ...]]:
-    """Return the table's rows: against Gillis's fastest plan, one vCPU everywhere, and where it comes closest."""
     return [
         (case.model, str(case.size), one.which, *_numbers(one))
         for case in result.cases
@@ -297,7 +289,6 @@ _HEAD_UNSPLIT = (
 
 
 def unsplit_rows(result: Comparisons) -> list[tuple[str, ...]]:
-    """Return what one function takes, and our plan for the dollars of Gillis's fastest."""
     body = []
     for case in result.cases:
         prices = [text for each in case.unsplit for text in priced(each)]
@@ -308,7 +299,6 @@ def unsplit_rows(result: Comparisons) -> list[tuple[str, ...]]:
 
 
 def priced(one: Point | None) -> tuple[str, str]:
-    """Write a plan's milliseconds and its dollars for a million queries."""
     return (f"{one.ms:.0f}", f"{one.usd * _MILLION:.2f}") if one else ("none", "-")
 
 

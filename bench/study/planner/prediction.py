@@ -76,7 +76,6 @@ class Prediction:
 
     @property
     def counted(self) -> tuple[StagePrediction, ...]:
-        """The stages that were measured undisturbed; raises UnavailableError where the machine never let one be."""
         counted = tuple(stage for stage in self.stages if stage.quiet)
         if not counted:
             raise UnavailableError("other programs disturbed every measurement; measure again on a quiet machine")
@@ -84,7 +83,6 @@ class Prediction:
 
     @property
     def mean_error(self) -> float:
-        """The mean of the stages' absolute errors: INFless (section 3.3) reports below 10%."""
         return mean(abs(stage.error) for stage in self.counted)
 
     @property
@@ -99,7 +97,6 @@ def measure(
     progress: Callable[[str], None] = lambda _: None,
     max_s: float = 20.0,
 ) -> Prediction:
-    """Predict and run every stage of the networks' plans; a stage is run for `max_s` seconds at most."""
     meter = Meter()
     stages = []
     for name in networks:
@@ -118,7 +115,6 @@ def _graph(name: str) -> Graph:
 
 
 def _stages(graph: Graph, name: str) -> Iterator[tuple[str, str, list[Task]]]:
-    """Yield the stages of the network in its tiles, and the unsplit network as one."""
     cuts = cut_points(graph)
     yield "whole", "1", stage_tasks(graph, cuts[0], cuts[-1], ONE)
     for choice in _choices(graph, cuts, name):
@@ -208,6 +204,5 @@ def command(
 
 
 def check_error(error: float, at_most: float | None) -> None:
-    """Raise SerferError for a mean error that is higher than it may be."""
     if at_most is not None and error > at_most:
         raise SerferError(f"predictions miss by {error:.1%} on average, more than {at_most:.1%}")

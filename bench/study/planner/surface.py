@@ -92,7 +92,6 @@ def measure(
     gang_width: int = MEASURED_MEMBERS,
     progress: Progress = lambda _: None,
 ) -> list[Cell]:
-    """Ask the questions of every network at every size; raises ModelError for an unknown network."""
     cells, facts = list[Cell](), settings.facts()
     for name, size in product(networks, sizes):
         progress(f"reading {name} at {size} px")
@@ -106,7 +105,6 @@ def measure(
 
 
 def read_gpus(path: Path | None) -> tuple[ServerlessGpu, ...]:
-    """Read the serverless GPUs of a TOML file, or of the one that ships; raises InputError that names what is wrong."""
     shipped = files("serfer_bench.study.planner").joinpath("serverless_gpus.toml")
     text = shipped.read_text(encoding="utf-8") if path is None else read_text(path, _MAX_BYTES)
     name = "serverless_gpus.toml" if path is None else str(path)
@@ -117,7 +115,6 @@ def read_gpus(path: Path | None) -> tuple[ServerlessGpu, ...]:
 
 
 def winners(cells: Sequence[Cell]) -> Table:
-    """Return who wins, a row for each network, size and objective, a column for each share of cold queries."""
     shares = [*dict.fromkeys(cell.question.cold_share for cell in cells)]
     rows = dict[tuple[str, str, str], dict[float, list[Cell]]]()
     for cell in cells:
@@ -128,7 +125,6 @@ def winners(cells: Sequence[Cell]) -> Table:
 
 
 def _by_burst(cells: Sequence[Cell]) -> str:
-    """Write the winners by burst: "one function to 100, then instance"."""
     ordered = sorted(cells, key=lambda cell: cell.question.burst)
     runs = [(way, [*run][-1].question.burst) for way, run in groupby(ordered, key=lambda cell: cell.winner)]
     parts = [f"{way} to {most:,}" for way, most in runs[:-1]] + [way for way, _ in runs[-1:]]

@@ -67,7 +67,6 @@ class _Shown:
 
 
 def won(tables: Sequence[Table]) -> list[Won]:
-    """Return who wins by the two tables of `serfer study planner surface`; raises InputError for other tables."""
     try:
         winners, details = tables
         bursts = sorted({_number(row[details.head.index("burst")]) for row in details.body})
@@ -100,7 +99,6 @@ def _number(text: str) -> int:
 
 
 def draw(cells: Sequence[Won], stamp: Sequence[str], out: Path, title: str = TITLE) -> None:
-    """Draw a panel for each network, objective and share of cold queries: sizes across, bursts upwards."""
     models = [*dict.fromkeys(cell.model for cell in cells)]
     panels = [*dict.fromkeys((cell.question.slo_s, cell.question.cold_share) for cell in cells)]
     sizes = sorted({cell.size for cell in cells})

@@ -81,7 +81,6 @@ class Question:
         return self.cold_share > MISSED
 
     def is_met(self, warm_s: float, cold_s: float) -> bool:
-        """Return whether a way of such seconds, warm and cold, meets the objective."""
         return warm_s <= self.slo_s and (cold_s <= self.slo_s or not self.cold_counts)
 
 
@@ -147,7 +146,6 @@ class Contest:
 
     @cached_property
     def _one_function(self) -> list[_OneFunction]:
-        """The network in one function, of every memory size, with its weights in every place that holds them."""
         functions, found = self._facts.functions, list[_OneFunction]()
         for memory in self._budget.memory_mb:
             within, restored = replace(self._budget, memory_mb=(memory,), store=_NO_STORE, cold_share=0.0), False
@@ -174,7 +172,6 @@ class Contest:
         return found
 
     def _divided(self, question: Question) -> Iterator[Answer]:
-        """Yield the cheapest plans of several tasks: without a store, with one, and with a gang where that is."""
         most = self._concurrency // question.burst - 1  # beside the query's driver
         for store in dict.fromkeys((_NO_STORE, self._budget.store)):
             gangs = exchanges(store)
@@ -187,7 +184,6 @@ class Contest:
                 yield self._priced(question, SPLIT, store if stored else "no store", chain)
 
     def _priced(self, question: Question, way: str, store: str, chain: Chain) -> Answer:
-        """Price a chain with its driver function, and the hours of its store."""
         share, functions, services = question.cold_share, self._facts.functions, self._facts.services
         platform = self._within(share, _NO_STORE if store == "no store" else store).platform
         cold_s = first_answer(chain, platform)
@@ -216,7 +212,6 @@ class Contest:
         return None
 
     def _best(self, question: Question, store: str, width: int, *, gangs: bool) -> Chain | None:
-        """Return the cheapest chain of steps up to a width that meets the objective; each is searched once."""
         share, slo_s, nodes = question.cold_share, question.slo_s, len(self._network.graph.nodes)
         key = store, share, slo_s, width, gangs
 
@@ -233,7 +228,6 @@ class Contest:
         return self._chains[key]
 
     def _search(self, share: float, store: str) -> Search:
-        """Return the search over all plans, those of one task included, made once."""
         if (share, store) not in self._searches:
             graph, budget = self._network.graph, self._within(share, store)
             storage = WeightStorage(spread=True, places=places_of("auto"))

@@ -74,7 +74,6 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def ways(network: Network) -> Iterator[Way]:
-    """Yield the ways to hold a network's weights: zips with any split, then one function by place and precision."""
     graph, names = network.graph, storable(network.graph, network.graph.nodes)
     whole = [Cut(0, (graph.input,)), Cut(len(graph.nodes), graph.outputs)]
     every = cut_points(graph, network.budget.limit.room)
@@ -97,7 +96,6 @@ _NOTE = "all predicted, for --account default: nothing ran"
 
 
 def cold_ways(network: Network) -> Iterator[Way]:
-    """Yield a network's cold plans, in fp32, by places of weights and environments."""
     for (what, weights), most in product((("fetched", FETCHED), ("auto", "auto")), _ENVIRONMENTS):
         options = SplitOptions(GridChoice(), None, weights=weights, cold_environments=most)
         found = find_cold_plan(network.graph, options, network.budget)

@@ -41,7 +41,6 @@ class IntegerProgram:
 
     @named_extras()
     def __init__(self, variants: Sequence[InstanceCosts], options: ScalingOptions = OPTIONS) -> None:
-        """Prepare variants; raises MissingExtraError without scipy."""
         import scipy.optimize  # noqa: F401, PLC0415 - an extra, and slow to import
 
         self._variants = tuple(variants)

@@ -31,7 +31,6 @@ class StepwiseTargetTracking:
         return [(self._kind.name, Market.ON_DEMAND)]
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Step towards the target where the last step is long enough ago."""
         self._note(seen.elapsed_s, seen.rate)
         self._cooling -= seen.elapsed_s
         mean = self._queries / self._seconds if self._seconds else 0.0

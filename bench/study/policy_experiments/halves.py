@@ -80,7 +80,6 @@ class HalvesCase(Case):
     spot: bool = False
 
     def run(self) -> list[Outcome]:
-        """Return the outcomes of the second half, tuned MArk's first, with its settings in words as its name."""
         scenario = read_scenario(self.scenario)
         whole = self.load.read(self.seed)
         scaled = whole.scaled(scale_factor(self.scale, whole, scenario))
@@ -100,7 +99,6 @@ class HalvesCase(Case):
         return [replace(one, scale=self.scale) for one in outcomes]
 
     def _judge(self, name: str, load: Trace, scenario: Scenario, options: HalfOptions) -> list[Outcome]:
-        """Run a policy over a load that is scaled already; query by query in windows, where these are wanted."""
         sim_input = prepare(load, self.scenario.stem, scenario, "none")
         times = scenario_times(scenario.serverless, load_settings().facts().functions)
         detailed = DetailedRun(times, self.options.window_s) if self.options.window_s else None
@@ -111,8 +109,6 @@ class HalvesCase(Case):
         return next(run_policies(sim_input, [name], options, self.seed)).outcome.cost_usd
 
     def _tuned(self, first: Trace, scenario: Scenario, options: HalfOptions, folder: Path) -> MarkOptions:
-        """Return MArk's settings, each the cheapest on the first half with those before it."""
-
         @cache
         def usd(settings: MarkOptions) -> float:
             return self._usd(TUNED, first, scenario, replace(options, mark=settings))
@@ -140,14 +136,12 @@ def _spot_kinds(scenario: Scenario) -> list[str]:
 
 
 def described(tuned: MarkOptions) -> str:
-    """Return MArk's settings in words."""
     forecast = "lstm" if tuned.forecaster.endswith(".npz") else tuned.forecaster
     monitor = "monitor" if tuned.backups else "no monitor"
     return f"{TUNED} ({forecast}, {tuned.cooldown_s:g} s, {monitor})"
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Return a row for each load, scenario, scale and policy: of several seeds, the least to the largest."""
     found: dict[tuple[str, ...], list[tuple[Outcome, float]]] = {}
     for one, ratio in _over_mark(outcomes):
         policy = TUNED if _is_tuned(one) else one.policy
@@ -167,7 +161,6 @@ def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def _range(values: Sequence[float | None], form: str) -> str:
-    """Return the least to the largest; a dash where a value is not known."""
     known = tuple(value for value in values if value is not None)
     return format(Several(known), form) if known and len(known) == len(values) else "-"
 
@@ -177,7 +170,6 @@ def _is_tuned(one: Outcome) -> bool:
 
 
 def _over_mark(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, float]]:
-    """Yield outcomes with their dollars over those of tuned MArk, which comes first of each case."""
     mark = outcomes[0]
     for one in outcomes:
         if _is_tuned(one):
@@ -186,7 +178,6 @@ def _over_mark(outcomes: Sequence[Outcome]) -> Iterator[tuple[Outcome, float]]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """Summarize each policy: its dollars over tuned MArk's on average and at worst, and how often its SLO is worse."""
     lines, mark = [], outcomes[0]
     found: dict[str, list[tuple[float, bool]]] = {}
     for one, ratio in _over_mark(outcomes):
@@ -209,7 +200,6 @@ def results(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Results:
 
 
 def halves(traces: Path | None, scenarios: Path, options: Options, *, spot: bool) -> list[HalvesCase]:
-    """Return the cases; raises InputError where there is nothing, or with `spot` no type that has a spot price."""
     every = cases(traces, scenarios, options)
     for world in dict.fromkeys(one.scenario for one in every) if spot else ():
         if not _spot_kinds(read_scenario(world)):

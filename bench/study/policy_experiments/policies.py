@@ -81,16 +81,13 @@ class Options:
 
     @property
     def own(self) -> list[str]:
-        """The generators of `only` that are run by themselves."""
         return [name for name in self.only if is_generator(name) and ":" in name]
 
     def wanted(self, loads: Sequence[str]) -> list[str]:
-        """Return those of the loads that `only` has."""
         parts = [name for name in self.only if name not in self.own]
         return [name for name in loads if not self.only or any(part in Path(name).name for part in parts)]
 
     def skipped(self, traces: Path | None) -> list[str]:
-        """Return a line about the public traces that it would have, and that are not in the folder."""
         return skipped(self.wanted(missing_in(traces)), traces or "DIR")
 
 
@@ -126,11 +123,9 @@ class _WithPeer(RunOptions):
 
     @classmethod
     def of(cls, options: RunOptions, process: str) -> _WithPeer:
-        """Return the options for a process, a generator's text."""
         return cls(**{each.name: getattr(options, each.name) for each in fields(options)}, process=process)
 
     def new_policy(self, name: str, scenario: Scenario, factor: float) -> Policy:
-        """Return a policy; the peer is solved for the process."""
         if name == PEER:
             return MemorylessOptimum(scenario, parameters_of(self.process), factor, self.period_s)
         return super().new_policy(name, scenario, factor)
@@ -165,7 +160,6 @@ def cases(traces: Path | None, scenarios: Path, options: Options) -> list[Case]:
 
 
 def measure(every: Sequence[Case], progress: Callable[[str], None]) -> list[Outcome]:
-    """Run the cases, on all processors, and return their outcomes in the cases' order."""
     outcomes: dict[int, list[Outcome]] = {}
     with process_pool(processors()) as pool:
         running = {pool.submit(case.run): number for number, case in _longest_first(every)}
@@ -187,7 +181,6 @@ def _called(case: Case) -> str:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Return a row for each outcome; `saves` is by how much it is cheaper than stepwise target tracking."""
     yardsticks = {_place(one): one.cost_usd for one in outcomes if one.policy == YARDSTICK}
     return [
         (
@@ -216,7 +209,6 @@ def _saved(one: Outcome, yardstick: float | None) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """Summarize for each policy how it did over predictable loads and the others, and at its worst."""
     lines = []
     for policy in dict.fromkeys(one.policy for one in outcomes):
         mine = [one for one in outcomes if one.policy == policy]
@@ -266,7 +258,6 @@ def _beside_the_peer(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
 
 
 def results(outcomes: Sequence[Outcome], notes: Sequence[str] = ()) -> Results:
-    """Return all outcomes, how each policy did, and how beside the best one that knows an MMPP, where it ran."""
     tables = [Table(HEAD, rows(outcomes))]
     if beside := [*_beside_the_peer(outcomes)]:
         tables.append(Table(PEER_HEAD, beside))

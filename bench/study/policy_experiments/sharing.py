@@ -95,7 +95,6 @@ def simulate(stage: Stage, times: Sequence[float], batch: int, window_s: float) 
 
 
 def measure(stage: Stage, rates: Sequence[float], seconds: float, seed: int = 0) -> list[Row]:
-    """Return the rows of both rules at each rate, windows with each batch size that keeps the time at the stage."""
     rows = []
     for rate in rates:
         rng = np.random.default_rng(seed)

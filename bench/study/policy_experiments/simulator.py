@@ -99,7 +99,6 @@ class Checked:
 def measure(
     directory: Path, scenario: Scenario, settings: Settings, *, runs: int, queries: int, progress: Progress
 ) -> Checked:
-    """Calibrate on one local run of a plan, hold it against `runs` others, and time the simulator and the router."""
     made = _local_runs(directory, settings, runs + 1, queries, progress)
     progress("simulating")
     quantiles = tuple(_quantile(name, share, made, scenario) for name, share in (("p50", 0.5), ("p99", 0.99)))

@@ -124,7 +124,6 @@ def stage_tasks(graph: Graph, left: Cut, right: Cut, grid: Grid) -> list[Task]:
 
 
 def worker_session(model: onnx.ModelProto, threads: int = 1, events: Path | None = None) -> ort.InferenceSession:
-    """Build a session with a worker's options; `events` is where it reports on operators."""
     options = ort.SessionOptions()
     set_threads(options, threads)
     share_arena(ort, options)
@@ -188,12 +187,10 @@ class Repetitions:
 
     @property
     def best(self) -> float:
-        """The shortest time, in seconds."""
         return min(self.times)
 
 
 def timed(session: ort.InferenceSession, given: Mapping[str, NDArray[Any]]) -> float:
-    """Run a session once and return the seconds that it took."""
     started = time.perf_counter()
     session.run(None, given)
     return time.perf_counter() - started
@@ -217,7 +214,6 @@ class Sample:
 
 
 def observe(model: onnx.ModelProto, meter: Meter, threads: int = 1, batch: int = 1) -> list[Sample]:
-    """Measure a model's operators; none where the machine was never quiet."""
     for node in model.graph.node:
         node.name = node.output[0]  # ONNX Runtime's reports then name the operator
     with tempfile.TemporaryDirectory() as directory:
@@ -238,7 +234,6 @@ _Step = tuple[str, str, tuple[tuple[int, ...], ...], tuple[int, ...]]
 
 
 def _steps(events: Iterable[Mapping[str, Any]]) -> list[tuple[_Step, float]]:
-    """Return every operator of a session's report with its shortest time in seconds."""
     best: dict[tuple[str, str], tuple[_Step, float]] = {}
     for event in events:
         if event["cat"] != "Node" or not event["name"].endswith("_kernel_time"):
@@ -294,7 +289,6 @@ def _windows(model: onnx.ModelProto) -> dict[str, _Window]:
 
 
 def _work_of(step: _Step, windows: Mapping[str, _Window]) -> Work | None:
-    """Return the work of an operator of an optimised graph, by its shapes; None for views."""
     name, operator, all_read, all_written = step
     images = all_written[0]  # what is read second may be a weight
     read = tuple(
@@ -420,7 +414,6 @@ def _parallel_shares(meter: Meter, drawn_rounds: int) -> dict[Kind, float]:
 
 
 def _chain(length: int) -> onnx.ModelProto:
-    """Return a model of `length` operators with almost no work."""
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 1]) for name in ("t0", f"t{length}")]
     nodes = [helper.make_node("Abs" if step % 2 else "Neg", [f"t{step}"], [f"t{step + 1}"]) for step in range(length)]
     return model_of(nodes, value[:1], value[1:])
@@ -448,7 +441,6 @@ def overheads(meter: Meter) -> Overheads:
 
 
 def fit(samples: Iterable[Sample], shares: Mapping[Kind, float], extra: Overheads) -> Profiles:
-    """Fit every kind's coefficients; raises ModelError for a kind without samples."""
     by_kind = defaultdict[Kind, list[Sample]](list)
     for sample in samples:
         by_kind[sample.work.kind].append(sample)

@@ -58,7 +58,6 @@ class _GraphBuilder:
 
 
 def synthetic_models(rng: Generator, rounds: int) -> Iterator[onnx.ModelProto]:
-    """Yield `rounds` graphs of each sort."""
     for _ in range(rounds):
         for sort in _SORTS:
             yield sort(rng)
@@ -167,7 +166,6 @@ def _copies(rng: Generator) -> onnx.ModelProto:
 
 
 def _cropped(rng: Generator) -> onnx.ModelProto:
-    """A slice between two convolutions: the map is reordered to NCHW and back to NCHWc."""
     channels = int(rng.choice(_CHANNELS))
     builder = _map(rng, channels, 300_000)
     wide = builder.convolution("x", channels, channels, (1, 1))

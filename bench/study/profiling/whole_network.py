@@ -25,6 +25,5 @@ def whole_works(graph: Graph) -> list[Work]:
 
 
 def read_whole_works(path: Path, height: int, width: int) -> list[Work]:
-    """Return the work of an ONNX file's network for one image; raises ModelError where the file cannot be read."""
     source, _ = load(path, None)
     return whole_works(from_onnx(source.onnx, height, width))

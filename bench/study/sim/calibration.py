@@ -147,12 +147,10 @@ class Calibration:
 
     @property
     def cold(self) -> Quantiles:
-        """Seconds that cold starts add."""
         return Quantiles.of(np.array(self.cold_ms) / _MS)
 
     @property
     def label(self) -> str:
-        """Return where the numbers come from."""
         return f"{self.source} ({self.tag}, {self.date}): {self.model} on {self.machine}"
 
 
@@ -175,7 +173,6 @@ def summary_of(calibration: Calibration) -> Summary:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration's JSON file; raises InputError that names the file and what is wrong."""
     text = read_text(path, _MAX_BYTES)
     try:
         document = json.loads(text)
@@ -191,7 +188,6 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def write_calibration(calibration: Calibration, path: Path) -> None:
-    """Write a calibration; raises InputError where that cannot be."""
     write_whole(path, (json.dumps(unstructure(calibration)) + "\n").encode())
 
 
@@ -208,7 +204,6 @@ class LocalRun:
         self.warm_up(_WARM_UP)
 
     def warm_up(self, queries: int) -> None:
-        """Run queries that count for cold starts only."""
         self._colds += [self._query() for _ in range(queries)]
 
     def take(self, queries: int, progress: Progress = silent) -> None:
@@ -219,7 +214,6 @@ class LocalRun:
             (self._colds if _is_cold(result) else self._warm).append(result)
 
     def calibration(self, machine: str, date: str) -> Calibration:
-        """Return what was measured; raises UsageError where nothing was warm."""
         if not self._warm:
             raise UsageError("every query met a cold start: give more --queries")
         return _calibration(self._pipeline.plan, self._colds, self._warm, machine, date)
@@ -244,7 +238,6 @@ class _TaskMeasurement:
 
 
 def _measured(answer: Answer) -> Iterator[_TaskMeasurement]:
-    """Yield a query's tasks in the order of the stages, each by the attempt that answered."""
     tiles = [tile for stage in answer.stages for tile in stage.tiles]
     for number, tile in enumerate(tiles):
         for attempt in tile.attempts:
@@ -303,7 +296,6 @@ def _functions(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 
 def published_calibration(plan: Plan, facts: AwsFacts, store: str = "redis", seed: int = 0) -> Calibration:
-    """Return what the cost model predicts of a plan on AWS, invocations drawn as aws.toml has them."""
     platform, rng = Platform.over(facts, store), np.random.default_rng(seed)
     gangs = {gang.start: gang_load(plan, gang) for gang in plan.gangs}
     loads = {stage: gangs[stage].outer if stage in gangs else plan_load(plan, stage) for stage, _ in plan.functions}

@@ -30,7 +30,6 @@ class InstanceHistory:
 
     @property
     def on_s(self) -> float:
-        """Seconds that instances were on, all together."""
         return float((self.stopped_s - self.launched_s).sum())
 
     @property
@@ -44,17 +43,14 @@ class InstanceHistory:
         return np.maximum(least, 0.0) * self._each([one.usd_per_s for one in self.purchases])
 
     def usd_per_s_at(self, times: Floats) -> Floats:
-        """Return what those that are on cost a second at each of the times, which ascend."""
         prices = self._each([one.usd_per_s for one in self.purchases])
         return _sum(self.launched_s, prices, times) - _sum(self.stopped_s, prices, times)
 
     def on_after(self, time_s: float) -> list[tuple[float, Purchase]]:
-        """Return the launches of those that are on after what was decided at a time."""
         there = np.flatnonzero((self.launched_s <= time_s) & (self.stopped_s > time_s))
         return [(float(self.launched_s[row]), self.purchases[self.bought[row]]) for row in there]
 
     def on_at(self, times: Floats) -> Floats:
-        """Return how many are paid for at each of the times, which ascend."""
         ones = np.ones(len(self.launched_s))
         return _sum(self.launched_s, ones, times) - _sum(self.stopped_s, ones, times)
 
@@ -71,7 +67,6 @@ class InstanceHistory:
 
     @property
     def ready_s(self) -> Floats:
-        """When each serves, if it is not stopped before."""
         return self.launched_s + self._each([one.kind.boot_s for one in self.purchases])
 
     def _serving(self, values: Floats, times: Floats) -> Floats:
@@ -84,7 +79,6 @@ class InstanceHistory:
 
 
 def _sum(events: Floats, values: Floats, times: Floats) -> Floats:
-    """Return the sum of the values of the events that have happened by each time."""
     order = np.argsort(events, kind="stable")
     sums = np.concatenate(([0.0], np.cumsum(values[order])))
     return sums[np.searchsorted(events[order], times, side="right")]

@@ -185,7 +185,6 @@ class LocalReplay:
 
     @contextmanager
     def _opened(self, routing: Routing | None = None) -> Iterator[Pipeline]:
-        """Open local functions that nothing has warmed, as many at once as this machine is given."""
         own = {"local_concurrency": _most(), "local_url": "", "local_port": 0}
         settings = self.settings.model_copy(update={**own, "keep_warm": None, "results": None})
         with open_pipeline(
@@ -231,7 +230,6 @@ class LocalReplay:
         return [Invocation(count, one.latency, one.result.usd, one.result.cold) for one in sent if one.result]
 
     async def _measure_instance(self) -> InstanceSpeed:
-        """Boot an instance as a pool on this machine does, and measure its images, one after the other."""
         from serfer.fleet.provisioners.local import LocalProvisioner  # noqa: PLC0415 - Linux only
 
         self.progress("measuring an instance: it boots")
@@ -267,7 +265,6 @@ class LocalReplay:
     def _measured(
         self, load: ReplayedLoad, routing: Routing | None, name: str, left_s: float
     ) -> tuple[Sequence[ReplayedAnswer], ReplayOutcome, Counter[str], _Spent]:
-        """Serve a replay in real time; return answers, outcome, failed queries by their errors, and what was spent."""
         self.progress(f"replaying {name}: it starts")
         with self._opened(routing) as pipeline:
             sent, spent = asyncio.run(self._serve(load, pipeline, name, left_s))
@@ -288,7 +285,6 @@ class LocalReplay:
     async def _serve(
         self, load: ReplayedLoad, pipeline: Pipeline, name: str, left_s: float
     ) -> tuple[Sequence[Sent[_Answer]], _Spent]:
-        """Send the queries; return how they ended, and what was spent on instances up to the replay's end."""
         batch, begun = self._batch(), time.monotonic()
 
         def note(state: str) -> None:
@@ -307,7 +303,6 @@ class LocalReplay:
 
 
 async def _spent(pipeline: Pipeline, seconds: float) -> _Spent:
-    """Look at a pipeline's instances for so long, and return what was spent on them."""
     begun, pool = time.monotonic(), pipeline.target
     started = boot_s = None
     while (now := time.monotonic() - begun) < seconds:
@@ -324,7 +319,6 @@ async def _spent(pipeline: Pipeline, seconds: float) -> _Spent:
 def _own_instance(
     known: InstanceSpeed | None, answers: Sequence[ReplayedAnswer], spent: _Spent
 ) -> InstanceSpeed | None:
-    """Return the speed that a replay's own instances had, as far as they tell."""
     if known is None:
         return None
     return InstanceSpeed(spent.boot_s or known.boot_s, own_images_s(answers) or known.images_s)
@@ -335,7 +329,6 @@ def _most() -> int:
 
 
 def _ways(scenario: Scenario, instance: InstanceSpeed | None) -> Iterator[tuple[str, Routing | None]]:
-    """Yield the ways to serve that are replayed, and where their queries may go besides functions."""
     yield _FUNCTIONS, None
     if instance is not None:
         delay_s = scenario.instance.boot_s - instance.boot_s
@@ -343,7 +336,6 @@ def _ways(scenario: Scenario, instance: InstanceSpeed | None) -> Iterator[tuple[
 
 
 async def _booted(provisioner: Provisioner) -> str:
-    """Return the address of the one instance, once it has one; raises UnavailableError where it ends before."""
     begun = time.perf_counter()
     while members := await provisioner.members():
         if members[0].url is not None:

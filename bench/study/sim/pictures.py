@@ -26,7 +26,6 @@ _LOAD, _OPTIMUM, _SLO = "load", "optimum", "SLO"
 
 
 def draw_policies(sim_input: SimInput, runs: Sequence[PolicyRun], out: Path) -> None:
-    """Draw what policies did with a load; the format follows from the suffix of `out`."""
     check_suffix(out)  # before the optimum, which takes a while
     title = f"{sim_input.trace.name} in {sim_input.scenario_name}, scaling {sim_input.scale}"
     draw_charts(title, policy_charts(sim_input, runs), [*_legend(sim_input, runs)], (), out)
@@ -49,7 +48,6 @@ def _legend(sim_input: SimInput, runs: Sequence[PolicyRun]) -> Iterator[str]:
 
 
 def policy_charts(sim_input: SimInput, runs: Sequence[PolicyRun]) -> list[Chart]:
-    """Return the charts, over hours or days, and those of latency where queries were looked at."""
     hours = sim_input.trace.seconds / _S_PER_HOUR
     unit, seconds = ("days", _S_PER_HOUR * _H_PER_DAY) if hours > _DAYS_FROM else ("hours", _S_PER_HOUR)
     timelines = {each.outcome.policy: each.run.timeline for each in runs}

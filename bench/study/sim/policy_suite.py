@@ -49,7 +49,6 @@ class Suite:
     period_s: float = PERIOD_S
 
     def comparisons(self) -> list[Comparison]:
-        """Return a comparison for each load and price file; raises UsageError and InputError for what cannot be."""
         names = [path.stem for path in self.prices]
         if len({*names}) != len(names):
             raise UsageError(f"two price files have the same name: {', '.join(names)}")
@@ -84,7 +83,6 @@ class SuiteRow:
 
 
 def run(suite: Suite, workers: int, progress: Progress = silent) -> list[SuiteRow]:
-    """Run all policies on all loads at all prices, on `workers` processes; raises as `Suite.comparisons` does."""
     comparisons = suite.comparisons()
     if workers == 1 or sum(one.decisions() for one in comparisons) < WORTH_PROCESSES:
         return [*_run(map(_evaluated, comparisons), comparisons, progress)]
@@ -115,7 +113,6 @@ def _row(one: Comparison, evaluations: Sequence[Evaluation]) -> SuiteRow:
 
 
 def over_all(rows: Sequence[SuiteRow]) -> dict[str, Spread | None]:
-    """Return of each policy the mean of its means over all rows, and the least and the largest of them."""
     return {
         policy: Spread.of([ratio.mean if (ratio := row.ratios[policy]) else None for row in rows])
         for policy in rows[0].ratios

@@ -117,7 +117,6 @@ def run_rates(
 
 
 def _parts(steps: Steps, marks: Sequence[float]) -> Iterator[tuple[slice, int]]:
-    """Yield the steps in chunks, each with how many marks lie at its beginning."""
     count, marked = len(steps.rates), [steps.before(mark) for mark in marks]
     bounds = sorted({*range(0, count, _CHUNK), *marked, count})
     for begin, end in pairwise(bounds):
@@ -149,7 +148,6 @@ class _UnlimitedStepper:
         self._warm: list[int] = []  # environments that are wanted
 
     def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> list[float] | float:
-        """Carry out the policy's decisions; all of Lambda's load is paid for."""
         observe, fleet, warm, now = self._observe, self._fleet, self._warm, self._now
         for seconds, rate in zip(durations_s, rates, strict=True):
             now += seconds
@@ -184,7 +182,6 @@ class _LimitedStepper:
         self._pings: list[int] = []
 
     def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> list[float] | float:
-        """Carry out the router's decisions, and pay Lambda, pings too, as far as the ceiling allows."""
         allowed, fleet = [], self._fleet
         for seconds, rate in zip(durations_s, rates, strict=True):
             begin, self._now = self._now, self._now + seconds

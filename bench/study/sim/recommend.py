@@ -135,7 +135,6 @@ class Comparison:
     slo_share: float = SLO_SHARE
 
     def candidates(self) -> list[tuple[Candidate, RunOptions, LambdaChoice]]:
-        """Return the candidates; raises UsageError where nothing is left, or too much."""
         kinds = [self.options.applied(self.scenario).instance.name]
         if self.every_type and self.options.kind is None:
             kinds = [
@@ -158,7 +157,6 @@ class Comparison:
         return len(self.candidates()) * self.seeds * max(len(trace.rates), trace.seconds / self.options.period_s)
 
     def inputs(self, progress: Progress = silent) -> list[tuple[SimInput, tuple[int, ...]]]:
-        """Return the loads, scaled for the scenario, each with the seeds of the arrivals in it."""
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         groups = [(seed,) for seed in seeds] if self.load.is_seeded else [tuple(seeds)]
         return [
@@ -168,12 +166,10 @@ class Comparison:
 
 
 def policies_of(names: Sequence[str]) -> list[str]:
-    """Return the names of policies, `all` being every one of which an instance type can be compared."""
     return [name for name in NAMES if not buys_several_types(name)] if ALL in names else [*names]
 
 
 def evaluate(comparison: Comparison, workers: int, progress: Progress = silent) -> list[Evaluation]:
-    """Run all candidates, and return them as `recommend` orders them; `workers` processes run those that take long."""
     inputs = comparison.inputs(progress)
     candidates = comparison.candidates()
     jobs = [
@@ -312,7 +308,6 @@ def _saving(best: Evaluation, second: Evaluation) -> str:
 
 
 def _doubts(best: Evaluation, others: Sequence[Evaluation], *, slo_met: bool) -> Iterator[str]:
-    """Yield what speaks against the recommendation: seeds that overlap, and dollars query by query."""
     if not slo_met:
         yield "Latencies were not looked at (--level rates)."
     second = others[0]

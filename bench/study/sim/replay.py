@@ -104,7 +104,6 @@ class MachineSpeed:
         return self.usd_per_s * seconds + self.warm_usd * warm + self.cold_usd * cold
 
     def as_dict(self) -> dict[str, Any]:
-        """Return means as JSON values: of a query alone, and of as many at once as may be."""
         warm_ms, cold_ms = (MS_PER_S * rows.mean(axis=1) for rows in (self.warm_s, self.cold_s))
         return {
             "at_once": self.environments,
@@ -207,7 +206,6 @@ class ReplayOutcome:
 def outcome(
     queries: int, latencies_s: Floats, patience_s: float, *, cold: int, usd: float, on_instances: int, launches: int
 ) -> ReplayOutcome:
-    """Return the outcome of so many queries, of which those that took longer than `patience_s` were not answered."""
     answered = latencies_s[latencies_s <= patience_s]
     p50, p99 = (MS_PER_S * np.quantile(answered, (0.5, 0.99))).tolist() if answered.size else (None, None)
     came = max(queries, 1)
@@ -279,7 +277,6 @@ def thinning(load: Trace, window: Window, qps: float) -> float:
 def scenario_here(
     scenario: Scenario, speed: MachineSpeed, instance: InstanceSpeed | None, load: ReplayedLoad, target: LambdaTarget
 ) -> Scenario:
-    """Return a scenario with the speeds that were measured on a machine; `target` has Lambda's limits."""
     warm_s, cold_s = float(speed.warm_s[0].mean()), float(speed.cold_s[0].mean())
     target = replace(
         target,
@@ -381,7 +378,6 @@ class Replay:
     remarks: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what `serfer cost --replay --json` prints of it."""
         kind = self.scenario.instance
         return {
             "begin_s": self.load.window.begin_s,

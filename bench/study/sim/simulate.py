@@ -43,7 +43,6 @@ _KINDS: Final = f"{KINDS}; CloudWatch's JSON or CSV of a Sum"
 
 
 def read_load(path: Path, progress: Callable[[str], None]) -> Trace:
-    """Read a load's file, plain or of gzip; raises InputError that names the file, the line and what is expected."""
     with opened(path) as file:
         load = _read_cloudwatch(file) or parse_load(file, progress, kinds=_KINDS)
     return replace(load, name=load_name(path))
@@ -74,7 +73,6 @@ class LoadSpec:
         return is_generator(self.name) and "seed=" not in self.name
 
     def read(self, seed: int | None = None, progress: Progress = silent) -> Trace:
-        """Return the load; `seed` is for generators that name none. Raises InputError and UsageError."""
         trace = self._whole(seed, progress)
         if self.from_s or self.until_s < math.inf:
             trace = trace.cut(self.from_s, self.until_s)
@@ -125,7 +123,6 @@ class RunOptions:
         return policy
 
     def applied(self, scenario: Scenario) -> Scenario:
-        """Return the scenario with the chosen instance type first; raises UsageError where it has no such type."""
         kinds = scenario.instances
         chosen = next((one for one in kinds if self.kind in (None, one.name)), None)
         if chosen is None:
@@ -218,7 +215,6 @@ class Outcome:
 
 
 def policy_names(names: Sequence[str], scenario: Scenario) -> list[str]:
-    """Return the names without repetition; raises UsageError for one that is not a policy."""
     for name in names:
         make_policy(name, scenario)
     return list(dict.fromkeys(names))
@@ -252,7 +248,6 @@ class DetailedRun:
     def run(
         self, router: Router, launches: Sequence[tuple[float, Purchase]], seed: int, losses: SpotLosses | None = None
     ) -> QueriesRun:
-        """Return a run that continues from a router and the launches of the instances that are on."""
         if self.tasks:
             return TasksRun(router.scenario, router, self.tasks, launches, seed, losses, self.limits)
         return QueriesRun(router.scenario, router, self.services, launches, seed, losses, self.limits)
@@ -271,7 +266,6 @@ class SimInput:
 
 
 def prepare(trace: Trace, name: str, scenario: Scenario, scale: str) -> SimInput:
-    """Scale a trace for a scenario, called `name`, and compute the optimum; raises UsageError for an unknown scale."""
     factor = scale_factor(scale, trace, scenario)
     scaled = trace.scaled(factor)
     check_peak(scaled, scenario)
@@ -303,7 +297,6 @@ def run_seeds(
     detailed: DetailedRun | None = None,
     progress: Progress = silent,
 ) -> list[PolicyRun]:
-    """Run a policy once over a load, and its windows once for each seed of the arrivals; raises as `run_policies`."""
     scenario = options.applied(sim_input.scenario)
     check_peak(sim_input.trace, scenario)
     if options.history is not None:
@@ -342,7 +335,6 @@ def _run_window(
     chance: tuple[int, SpotLosses],
     progress: Progress,
 ) -> QueriesResult:
-    """Run a window query by query, from its mark on, with the router and the instances as they were there."""
     (window, mark, router), (seed, losses) = place, chance
     steps, begin, launches = run.resume(mark, window.end_s)
     return detailed.run(router, launches, seed, losses).over(steps, begin, window, progress)
@@ -413,7 +405,6 @@ def _window_outcome(result: QueriesResult, run: RatesResult, scenario: Scenario)
 
 
 def _notes(ratio: float) -> Iterator[str]:
-    """Say what it means that the router spends so many times what the level of rates has."""
     if abs(ratio - 1) > _NEAR:
         why = (
             "instances take more than qps while they meet the SLO, so less is left to Lambda"
@@ -424,7 +415,6 @@ def _notes(ratio: float) -> Iterator[str]:
 
 
 def _warnings(scenario: Scenario, options: RunOptions) -> list[str]:
-    """Return what is wrong with the instance types that the optimum and the policy use."""
     kinds = dict.fromkeys((scenario.instance, options.applied(scenario).instance))
     return [*dict.fromkeys(warning for kind in kinds if (warning := kind.warning(scenario.slo_ms)) is not None)]
 

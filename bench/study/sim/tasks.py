@@ -159,7 +159,6 @@ class LambdaSimulator:
         return self._in_flight
 
     def start(self, now: float) -> None:
-        """Start a query; the simulation must have been advanced to `now`."""
         run = Run(self._tiles, now + self._deadline_s, next(self._seeds), hedging=self._hedging, gangs=self._gangs)
         self._number += 1
         query = _Query(now, self._number, run, next(self._chosen), next(self._next_driver))
@@ -198,7 +197,6 @@ class LambdaSimulator:
         return most
 
     def finish(self, end: float) -> None:
-        """Process all remaining events, and count what environments were idle until `end`."""
         self.advance(float("inf"))
         for function in {id(one): one for one in self._functions.values()}.values():
             for since in function.idle:
@@ -254,7 +252,6 @@ class LambdaSimulator:
                 start(query, wanted, now)
 
     def _invoke(self, query: _Query, requests: Sequence[Invoke], now: float) -> None:
-        """Start tasks of a stage, in warm environments if there are any, or have them refused."""
         for request in requests:
             place = stage, tile, _ = request.stage, request.tile, request.attempt
             found = self._environment(request, now)
@@ -304,7 +301,6 @@ class LambdaSimulator:
             self._later(end, query, TaskDone(*place, self._member_report(start, place[1])), function)
 
     def _refuse(self, query: _Query, place: _Place, now: float) -> None:
-        """Have Lambda throttle an attempt, whose slot is free again at once."""
         query.driver.free += 1
         self._later(now, query, TaskFailed(*place, _THROTTLED))
 
@@ -408,7 +404,6 @@ def _turns(rng: Generator, count: int) -> Iterator[int]:
 
 
 def _numbers(rng: Generator, below: int) -> Iterator[int]:
-    """Draw numbers from 0 on, without end."""
     while True:
         yield from rng.integers(0, below, _BLOCK).tolist()
 
@@ -479,7 +474,6 @@ def service_times(calibration: Calibration, target: LambdaTarget, seed: int = 0)
 
 
 def alone(calibration: Calibration, target: LambdaTarget, seed: int, queries: int = _SAMPLES) -> Floats:
-    """Return the latencies of queries that do not meet, in seconds, in their order."""
     world = LambdaSimulator(calibration, replace(target, concurrency=_UNBOUNDED), seed, _APART_S / 2)
     latencies = []
     for number in range(queries):

@@ -58,7 +58,6 @@ def rates_usd(run: RatesResult, scenario: Scenario, begin_s: float, end_s: float
 
 
 def _pings(run: RatesResult, times_s: Floats) -> Floats:
-    """Return how many pings there were by each of the times, (n,)."""
     until = np.concatenate(([0.0], np.cumsum(run.pings)))
     return until[np.searchsorted(run.steps.ends_s, times_s, side="right")]
 
@@ -89,7 +88,6 @@ class TimeSeries:
 
 
 def write_time_series(series: Sequence[TimeSeries], path: Path) -> None:
-    """Write runs as a CSV file, whole or not at all; raises InputError where that cannot be."""
     write_chunks(path, _chunks(series))
 
 

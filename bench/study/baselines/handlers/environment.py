@@ -37,7 +37,6 @@ class Environment:
         return cls(plan, root, threads(memory_mb, plan.memory_per_vcpu))
 
     def without_sessions(self) -> Environment:
-        """Return the same environment, which has read no weights and built no session yet."""
         return Environment(self.plan, self._root, self._threads)
 
     def holds(self, stage: Stage, tile: int) -> bool:
@@ -65,7 +64,6 @@ class Environment:
 
 
 def merge(stage: Stage, outputs: Sequence[Sequence[Array]]) -> list[Array]:
-    """Put what all of a stage's tiles wrote together to the stage's whole outputs."""
     batch = len(outputs[0][0])
     merged = [np.empty(shape.of(shape.whole, batch), dtype=np.float32) for shape in stage.outputs]
     for tile, values in zip(stage.tiles, outputs, strict=True):

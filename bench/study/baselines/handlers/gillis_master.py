@@ -55,7 +55,6 @@ class Master:
     def _group(
         self, endpoint: str, number: int, stage: Stage, parts: Sequence[list[NDArray[Any]]], first: int
     ) -> list[list[Array]]:
-        """Fork one group: what comes before part `first` is computed here, while the workers compute the others."""
         pending = []
         for index in range(first, len(parts)):
             function = self._plan.function(number, stage.tiles[index].function)
@@ -65,7 +64,6 @@ class Master:
 
 
 def _part(stage: Stage, index: int, known: dict[tuple[int, int], NDArray[Any]]) -> list[NDArray[Any]]:
-    """Cut what a tile reads; an image has its channels last."""
     cut = []
     for source, rect in zip(stage.inputs, stage.tiles[index].inputs, strict=True):
         whole = known[source.stage, source.output]
@@ -84,7 +82,6 @@ class _Workers:
         self._access = Access(os.environ.get("AWS_ACCESS_KEY_ID", ""), os.environ.get("AWS_SECRET_ACCESS_KEY", ""))
 
     def ask(self, endpoint: str, function: str, stage: int, tile: int, arrays: Sequence[NDArray[Any]]) -> list[Array]:
-        """Invoke a worker for a tile; raises TaskFailedError with its message."""
         body = json.dumps({"stage": stage, "tile": tile, "tensors": [to_json(array) for array in arrays]})
         return [from_json(value) for value in self._post(endpoint, function, body.encode())["tensors"]]
 

@@ -10,7 +10,6 @@ from serfer_bench.study.baselines.handlers.payload import from_json, to_json
 
 
 def work(event: Any, environment: Environment) -> dict[str, Any]:  # noqa: ANN401 - whatever a master sent
-    """Compute the part in a payload; raises InputError for what is not part."""
     match event:
         case {"stage": int(stage), "tile": int(tile), "tensors": [*tensors]}:
             outputs = environment.compute(stage, tile, [from_json(tensor) for tensor in tensors])

@@ -12,7 +12,6 @@ from serfer_bench.study.baselines.handlers.objects import TTL_S, View, decode, e
 
 
 def run_task(event: Any, environment: Environment, store: Store) -> None:  # noqa: ANN401 - whatever was sent
-    """Run the task that an event names; raises InputError for what names none."""
     match event:
         case {"query": str(query), "stage": int(stage), "tile": int(tile)}:
             check_query_id(query)

@@ -37,7 +37,6 @@ class View:
 
     @classmethod
     def of(cls, whole: Array, place: Sequence[slice] = ()) -> View:
-        """Return the view of `whole` that a numpy index of slices gives: by default, all of it."""
         slices = [*place, *[slice(None)] * (whole.ndim - len(place))]
         spans = [one.indices(size)[:2] for one, size in zip(slices, whole.shape, strict=True)]
         return cls(whole, tuple(spans))
@@ -47,7 +46,6 @@ class View:
         return self.whole[tuple(slice(*span) for span in self.bounds)]
 
     def alone(self) -> View:
-        """Return the same elements without the storage around them."""
         return View.of(np.ascontiguousarray(self.array))
 
 
@@ -59,7 +57,6 @@ def encode(views: Sequence[View]) -> bytes:
 
 
 def decode(value: bytes) -> list[View]:
-    """Read what `encode` wrote, without a copy; raises InputError for anything else."""
     try:
         return list(_views(value))
     except (ValueError, TypeError, msgpack.UnpackException) as error:

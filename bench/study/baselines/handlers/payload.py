@@ -15,13 +15,11 @@ _TYPES: dict[str, np.dtype[Any]] = {"uint8": np.dtype(np.uint8), "float32": np.d
 
 
 def to_json(array: NDArray[Any]) -> dict[str, Any]:
-    """Write a uint8 or float32 array as plain values."""
     data = base64.b64encode(np.ascontiguousarray(array).data.cast("B")).decode("ascii")
     return {"dtype": array.dtype.name, "shape": list(array.shape), "data": data}
 
 
 def from_json(value: Any) -> NDArray[Any]:  # noqa: ANN401 - any plain value
-    """Read what `to_json` wrote; raises InputError for anything else."""
     match value:
         case {"dtype": str(dtype), "shape": [*shape], "data": str(data)} if dtype in _TYPES:
             try:

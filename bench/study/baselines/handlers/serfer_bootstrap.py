@@ -14,7 +14,6 @@ _STORE = open_store(os.environ["SERFER_STORE"])
 
 
 def published(event: Any, context: Any) -> None:  # noqa: ANN401, ARG001 - awslambdaric's signature
-    """Run a task as published: the model is built and its weights are read at every invocation."""
     run_task(event, _ENVIRONMENT.without_sessions(), _STORE)
 
 

@@ -130,7 +130,6 @@ class _Queue:
         return begins_s + self.slowdown * max(1 / self.qps(begins_s), self.variant.latency_ms.value / MS_PER_S)
 
     def serve(self, now_s: float) -> float:
-        """Answer a query that comes now, and return when; infinity where it gives up."""
         begins_s = self.begins_s(now_s)
         if math.isfinite(begins_s):
             takes = self.slowdown / self.qps(begins_s)
@@ -193,7 +192,6 @@ class Cluster:
             self._watch(0.0)
 
     def run(self, queries: Iterator[tuple[float, int]], seconds: float) -> Measured:
-        """Answer queries (time, number of a network) in order."""
         measured = Measured(self.system.name, seconds)
         tick = 0
         for number, (now_s, which) in enumerate(queries):
@@ -230,7 +228,6 @@ class Cluster:
         return self._queues[max(in_time)[1]] if in_time else None
 
     def _tick(self, now_s: float, measured: Measured) -> None:
-        """Pay for the slot, scale, and every second slot look at states."""
         self._now_s = now_s
         measured.workers_usd += SLOT_S * sum(worker.usd_per_s for worker in self._workers)
         measured.usd += SLOT_S * sum(self._costs[name].usd_per_s * each.copies() for (name, _), each in self._items())
@@ -289,7 +286,6 @@ class Cluster:
         )
 
     def _load(self, name: str, copies: int, now_s: float) -> None:
-        """Load copies one by one at the worker with the most room; what has none is left out."""
         cost = self._costs[name]
         for _ in range(copies):
             able = [each for each in self._workers if each.kind in cost.resources and self._helps(name, each)]
@@ -302,7 +298,6 @@ class Cluster:
         return not self.system.sharing.get(worker.kind) or (name, worker.name) not in self._queues
 
     def _load_at(self, name: str, worker: Worker, now_s: float) -> bool:
-        """Load a copy at a worker; returns False where it has no room."""
         cost = self._costs[name]
         if self._room(worker) + _ROUNDING < cost.resources[worker.kind]:
             return False
@@ -321,7 +316,6 @@ class Cluster:
             del self._queues[key]
 
     def _watch(self, now_s: float) -> None:
-        """Take signals of all places, and of workers that could load a variant."""
         signals = self._hosts() if self.system.scales else {}
         busy: dict[str, float] = {}
         for key, queue in self._items():
@@ -339,7 +333,6 @@ class Cluster:
         self._states = self._tracker.observe(signals)
 
     def _add_workers(self, now_s: float) -> None:
-        """Add workers by the three triggers (4.2.3); what is disturbed is loaded on one that has just booted."""
         for worker in self._workers:
             if now_s - PERIOD_S < worker.ready_s <= now_s:
                 for name in self._disturbed(worker.kind):
@@ -365,7 +358,6 @@ class Cluster:
         return WorkerObservation(worker.name, worker.kind, {"device": used}, states, boots=worker.ready_s > now_s)
 
     def _stop_workers(self, now_s: float) -> None:
-        """Stop workers on which nothing has been loaded for a while, except one of each kind."""
         holding = {at for (_, at), _ in self._items()}
         for worker in [each for each in self._workers if each.ready_s <= now_s]:
             if worker.name in holding:
@@ -377,7 +369,6 @@ class Cluster:
                 self._workers.remove(worker)
 
     def _hosts(self) -> dict[tuple[str, str], VariantSignals]:
-        """Return the signals of workers with room for variants that they have not loaded."""
         hosts: dict[tuple[str, str], VariantSignals] = {}
         for worker in self._workers:
             room = self._room(worker)

@@ -116,7 +116,6 @@ def _law(names: Sequence[str], share: float) -> dict[str, float]:
 
 
 def _networks(kinds: tuple[str, ...], first: dict[str, Counter[str]], *, fixed: bool) -> tuple[Network, ...]:
-    """Return the networks with variants of these kinds; `fixed` leaves the one of a baseline."""
     return tuple(_network(each, kinds, first.get(each.name, Counter()), fixed=fixed) for each in ARCHITECTURES)
 
 
@@ -224,7 +223,6 @@ _PUBLISHED: Final = {INFAAS: "under 4% late", CLIPPER: "1.1; 1.63; 1.23", SM: "1
 
 
 def run(load: str, day: Rates, seed: int = 0, queries: int = _QUERIES) -> list[ProductionResult]:
-    """Run every system on a day's rates, one for each minute, pressed into so many queries."""
     rates = pressed(day, _LOW, _HIGH, queries)
     zipf = _zipf()
     weights = [zipf[each.name] for each in ARCHITECTURES]

@@ -75,7 +75,6 @@ def _system(
 
 
 def systems() -> tuple[System, ...]:
-    """Return INFaaS, its baselines, and the two variations that the paper has for the fluctuating load."""
     every = (CPU, INFERENTIA, GPU_1, GPU_8)
     return (
         _system(INFAAS, every, {"cpu": 1}, scales=True),
@@ -162,7 +161,6 @@ class LoadResult:
 
 
 def run(load: str, seconds: float | None = None, seed: int = 0) -> list[LoadResult]:
-    """Run every system on a load, or on its first seconds."""
     lasts, rate = LOADS[load]
     until = min(lasts, seconds or lasts)
     found = {each.name: Cluster(each).run(arrivals(rate, until, seed), until) for each in systems()}

@@ -84,12 +84,10 @@ def _networks() -> tuple[Network, ...]:
 
 
 def _half(cost: InstanceCosts) -> InstanceCosts:
-    """Return the costs of a copy that takes half of a GPU's memory."""
     return InstanceCosts(cost.name, cost.network, cost.usd_per_s, cost.qps, cost.latency_ms, cost.load_s, {"gpu": 0.5})
 
 
 def systems(sharing: float = 1.0) -> tuple[System, ...]:
-    """Return INFaaS, in its three readings, on one GPU, which may have two, and Clipper+ on two."""
     one, two = Worker("gpu 1", "gpu", _USD_S), Worker("gpu 2", "gpu", _USD_S)
     by_kind = {"gpu": sharing}
     infaas = System(INFAAS, _networks(), (one,), scales=True, most={"gpu": 2}, boot_s=30.0, sharing=by_kind)
@@ -136,7 +134,6 @@ class SharingResult:
 
 
 def run(load: str, day: Rates, seed: int = 0, sharing: float = 1.0, queries: int = _QUERIES) -> list[SharingResult]:
-    """Run both systems on a day's rates, one for each minute, pressed into so many queries."""
     rates = pressed(day, _LOW, _HIGH, queries)
     found = [Cluster(each).run(arrivals(rates, _WEIGHTS, seed), float(len(rates))) for each in systems(sharing)]
     return [

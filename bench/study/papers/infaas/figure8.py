@@ -65,7 +65,6 @@ class Load:
         return self.phase_s * self.phases
 
     def arrivals(self) -> list[float]:
-        """Return when queries come, in seconds from the start, ascending."""
         times: list[float] = []
         for phase in range(self.phases):
             rate = self.high if phase % 2 else self.low
@@ -132,7 +131,6 @@ class Testbed:
     image: bytes
 
     def parts(self, name: str) -> Path:
-        """Return where a run's map keeps its windows."""
         return self.home / f"{name}.tif.parts"
 
     @contextmanager
@@ -237,7 +235,6 @@ async def _run(
 async def _watch(
     http: aiohttp.ClientSession, url: str, seconds: float, windows: Callable[[], int], seen: _Seen
 ) -> None:
-    """Note utilisation and windows each second, for as long as the load lasts."""
     start = time.perf_counter()
     while (now := time.perf_counter() - start) < seconds:
         async with http.get(f"{url}/v1/load") as reply:
@@ -258,7 +255,6 @@ async def _warm(url: str, image: bytes) -> None:
 
 
 def _prepare(home: Path, online: Path) -> Testbed:
-    """Write the image and the map plan, and draw the photograph that queries send."""
     import torch  # noqa: PLC0415 - slow to import
 
     import serfer  # noqa: PLC0415 - its public functions import torch

@@ -70,7 +70,6 @@ class SelectionTime:
 
 
 def measure(variants: Sequence[Variant], queries: int, places: int, seed: int = 0) -> list[SelectionTime]:
-    """Measure every mix of states with every kind of query, each variant at so many places."""
     catalogue = Catalogue(variants)
     return [
         _measure(variants, catalogue, mix, kind, queries, places, random.Random(seed))  # noqa: S311 - no secret
@@ -107,7 +106,6 @@ def _measure(
 
 
 def _timed(asked: Objectives, catalogue: Catalogue, states: States, query: str) -> tuple[int, int]:
-    """Return the nanoseconds of a selection, elapsed and of the thread's processor time."""
     started, started_processor = time.perf_counter_ns(), time.thread_time_ns()
     _SELECTOR.get_variant(asked, catalogue, states, draw_of(query))
     return time.perf_counter_ns() - started, time.thread_time_ns() - started_processor
@@ -121,7 +119,6 @@ def _states(variants: Sequence[Variant], mix: tuple[VariantState, ...], places: 
 
 
 def _asked(kind: str, variants: Sequence[Variant], chance: random.Random) -> Objectives:
-    """Return what a query asks for: a variant, what Table 7's query does, or anything."""
     if kind == "named":
         return Objectives(variant=chance.choice(variants).name)
     if kind == "asked":

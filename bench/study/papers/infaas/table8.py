@@ -59,7 +59,6 @@ _LARGEST: Final = 210.0
 
 
 def table8(seed: int = 0, more: int = 0) -> list[Variant]:
-    """Return the variants, and `more` of the same architectures to reach a round number."""
     chance = random.Random(seed)  # noqa: S311 - figures, no secret
     variants: list[Variant] = []
     for architecture in ARCHITECTURES:

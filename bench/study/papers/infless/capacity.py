@@ -65,7 +65,6 @@ class Capacity:
 
 
 def placed(scenario: ClusterScenario, make: Maker, rps: float) -> Capacity | None:
-    """Return what a fresh policy occupies for a load that functions share alike; None where a part has no room."""
     policy = make(scenario)
     each = rps / len(scenario.functions)
     step = policy.step(0.0, [each] * len(scenario.functions))
@@ -76,7 +75,6 @@ def placed(scenario: ClusterScenario, make: Maker, rps: float) -> Capacity | Non
 
 
 def highest(scenario: ClusterScenario, make: Maker) -> Capacity:
-    """Return the highest load that has room, by doubling and then halving the step."""
     low, best = 0.0, Capacity(0.0, 0.0, 0.0, 0)
     high = float(len(scenario.functions))
     while high < _MOST and (found := placed(scenario, make, high)) is not None:

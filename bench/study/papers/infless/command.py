@@ -37,8 +37,6 @@ _HoursOption = Annotated[float | None, typer.Option(min=0.1, help="The first hou
 
 
 def _over_seeds(summary: str, parts: Sequence[_Part], seeded: Sequence[_Seeded]) -> Callable[..., None]:
-    """Return the command that redoes figures under loads from seeds, and others once."""
-
     def redo(
         *,
         hours: _HoursOption = None,
@@ -109,7 +107,6 @@ def _publish(
 def _of_seeds(
     seeded: Sequence[_Seeded], seeds: Sequence[int], hours: float | None, progress: Progress
 ) -> list[list[FigureRow]]:
-    """Return each seed's rows; several seeds run on all processors, each in a process."""
     if len(seeds) <= 1:
         return [_of_seed(seeded, hours, progress, seed) for seed in seeds]
     found: list[list[FigureRow]] = []

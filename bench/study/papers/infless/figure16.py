@@ -84,7 +84,6 @@ class WindowsRow:
 def run(
     load: LoadSpec, seeds: Iterable[int], latency_ms: float, policies: Sequence[str], kept_s: float = 300.0
 ) -> list[WindowsRow]:
-    """Run policies on a load, or on one for each seed, whose figures are added up."""
     traces = [load.read(seed) for seed in (seeds if load.is_seeded else (0,))]
     found = {
         policy: _added([warm_state(trace, window_policies(policy), latency_ms, kept_s) for trace in traces])
@@ -135,7 +134,6 @@ def _change(value: float | None) -> str:
 
 
 def notes(rows: Sequence[WindowsRow]) -> Iterator[str]:
-    """Say for each weight how LSTH does against the hybrid histogram policy, the mean over the loads."""
     yield PUBLISHED
     for policy in dict.fromkeys(one.policy for one in rows if one.policy.startswith("lsth")):
         mine = [one for one in rows if one.policy == policy]
@@ -154,7 +152,6 @@ def _mean(changes: Iterable[float | None]) -> str:
 
 
 def charts(rows: Sequence[WindowsRow]) -> list[Chart]:
-    """Return a chart for each load: cold starts over idle waste, a dot for each policy, and a line of fixed windows."""
     made = []
     for load in dict.fromkeys(one.load for one in rows):
         points = {one.policy: _point(one) for one in rows if one.load == load}

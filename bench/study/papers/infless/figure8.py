@@ -61,7 +61,6 @@ class BatchPrediction:
 
     @property
     def error(self) -> float:
-        """The relative error of the prediction; negative where it is too low."""
         return self.predicted_ms / self.measured_ms - 1
 
 
@@ -73,7 +72,6 @@ def measure_whole(
     threads: Sequence[int] = THREADS,
     max_s: float = 10.0,
 ) -> list[BatchPrediction]:
-    """Predict and run networks on every number of threads with every batch, each for `max_s` seconds at most."""
     rows = []
     for name in networks:
         progress(f"reading {name}")
@@ -111,7 +109,6 @@ def _waited_s() -> float:
 
 
 def mean_error(rows: Sequence[BatchPrediction]) -> float:
-    """Return the mean absolute error; raises UnavailableError where the machine let no batch run undisturbed."""
     return _mean(_counted(rows))
 
 
@@ -123,7 +120,6 @@ def _counted(rows: Sequence[BatchPrediction]) -> list[BatchPrediction]:
 
 
 def whole_results(rows: Sequence[BatchPrediction], profiles: Profiles) -> Results:
-    """Return the errors by network, threads and batch, and all batches, beside the published ones."""
     counted = _counted(rows)
     disturbed = len(rows) - len(counted)
     head = ("network", "batch", "threads", "predicted ms", "measured ms", "error", "quiet/runs")
@@ -147,7 +143,6 @@ def whole_results(rows: Sequence[BatchPrediction], profiles: Profiles) -> Result
 
 
 def _by_network(rows: Sequence[BatchPrediction]) -> Table:
-    """Return the errors of each network and number of threads by batch, and the mean of those that count."""
     profiled = {name for name, _ in NETWORKS}
     batches = sorted({one.batch for one in rows})
     body = []

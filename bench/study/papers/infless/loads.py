@@ -65,7 +65,6 @@ def under_loads(seed: int, progress: Progress, hours: float | None = None) -> It
 def outcomes(
     scenario: ClusterScenario, name: str, seed: int, hours: float | None, systems: Iterable[str] = tuple(COMPARED)
 ) -> dict[str, ClusterOutcome]:
-    """Run systems on the first hours of a load, each function with one of its own."""
     until_s = math.inf if hours is None else hours * 3600
     first = seed * len(scenario.functions)
     spec = LoadSpec(LOADS[name], until_s=until_s)

@@ -25,7 +25,6 @@ _PUBLISHED_15: Final = "about equal"
 
 
 def provisioning(seed: int, progress: Progress, hours: float | None = None) -> Iterator[FigureRow]:
-    """Yield the rows of BATCH and INFless under bursts, and of INFless by SLO."""
     for world in SHOWN:
         progress(f"seed {seed}: profiles {world.profiles}")
         yield from _batches(world, found := outcomes(world.application(OSVT), _LOAD, seed, hours, _COMPARED))

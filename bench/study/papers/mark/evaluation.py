@@ -209,7 +209,6 @@ def mmpp_rows(
 def _costs(
     model: Model, scenario: Scenario, load: str, judged: Trace, history: Trace, window_s: float, seed: int, most: float
 ) -> Iterator[Row]:
-    """Compare the policies; windows longer than the load have all of it query by query, dollars too."""
     factor = most * scenario.instance.qps / judged.peak
     found: dict[str, tuple[float, Outcome, Floats]] = {}
     for name in NAMES:
@@ -318,7 +317,6 @@ class _Fleet:
 
 
 def results(rows: Sequence[Row], seeds: Sequence[int], remarks: Sequence[str] = ()) -> Results:
-    """Return the figures side by side, what of their inputs is constructed, and remarks."""
     notes = [f"{len(seeds)} seeds from {seeds[0]} on" + (": the least to the largest" if len(seeds) > 1 else "")]
     notes += [f"{one.name}: {one.constructed}" for one in MODELS if one.constructed]
     notes.append(

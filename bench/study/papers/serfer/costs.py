@@ -87,7 +87,6 @@ def gpu_usd(queries: float) -> float:
 
 
 def published_ways(facts: AwsFacts) -> list[Way]:
-    """Return what Table 2 costs by equation 2, as it was billed in 2019, and at today's prices."""
     stands = _DRIVER_USD + _REDIS_USD
     today = sum(layer.functions * invocation_usd(layer.memory_mb, layer.ms, facts.functions) for layer in TABLE_2)
     stands_today = facts.instances[_DRIVER] + facts.redis.price_hour
@@ -125,7 +124,6 @@ def _one_function(settings: Settings, progress: Progress) -> Path:
 
 
 def results(ways: Sequence[Way], gpu_today_usd: float) -> Results:
-    """Return each way's dollars, and from how many queries an hour on an instance costs less."""
     rows = [
         (
             way.name,

@@ -60,12 +60,10 @@ class DriverProcess:
         self._times = PartTimes()
 
     def configure(self, configuration: Configuration) -> None:
-        """Send it its configuration, and return once it is ready; raises QueryError where it has died instead."""
         self._send(asdict(configuration))
         self._receive()
 
     def ask(self, pixels: NDArray[np.uint8]) -> Array:
-        """Run one query and return its logits, (N, K); raises QueryError in the driver's own words."""
         self._send([pixels.shape, np.ascontiguousarray(pixels).data])
         counts, times, shape, logits, problem = self._receive()
         self.counts = StoreCounts(*counts)
@@ -79,11 +77,9 @@ class DriverProcess:
         return self._times.take()
 
     def kill(self) -> None:
-        """End the process; who waits for an answer gets QueryError."""
         self._process.kill()
 
     def close(self) -> None:
-        """Wait for the end of a killed process, and close its pipes, which may not be used afterwards."""
         self._process.wait()
         with suppress(BrokenPipeError):  # of a question that it never read
             pipe_of(self._process.stdin).close()
@@ -103,7 +99,6 @@ class DriverProcess:
 
 
 def _event_invoker(configuration: Configuration) -> Callable[[str, bytes], object]:
-    """Return SerFer's way to invoke: boto3, as an event."""
     import boto3  # noqa: PLC0415 - only a driver's process needs it
 
     client = boto3.client(
@@ -117,7 +112,6 @@ def _event_invoker(configuration: Configuration) -> Callable[[str, bytes], objec
 
 
 def main() -> None:
-    """Answer queries until standard input ends."""
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     configuration = Configuration(**read_frame(questions))
     plan, invoke = load_plan(Path(configuration.directory)), _event_invoker(configuration)

@@ -44,7 +44,6 @@ _MS_PER_S = 1000.0
 
 
 def measured_ms(directory: Path, settings: Settings, queries: int = _QUERIES) -> list[float]:
-    """Return the median milliseconds of a task of each stage, warm, by a worker's own clock, one query at a time."""
     shape = load_plan(directory).input
     pixels = np.zeros((1, shape.height, shape.width, shape.channels), np.uint8)
     single = settings.model_copy(update={"local_concurrency": 1})
@@ -70,7 +69,6 @@ def paper_ms(stages: int) -> list[float]:
 def emulate(
     directory: Path, name: str, task_ms: Sequence[float], loads: Sequence[Load], settings: Settings, progress: Progress
 ) -> list[Measured]:
-    """Put loads to the driver of a plan whose functions take `task_ms`, one figure a stage, and compute nothing."""
     inputs = examples(directory, Setup("null", _CONCURRENCY))
     limits = settings.model_copy(update={"local_concurrency": _CONCURRENCY})
     seconds = [ms / _MS_PER_S for ms in task_ms]

@@ -84,7 +84,6 @@ class PartRow:
 
 
 def part_rows(measured: Sequence[Measured]) -> Iterator[PartRow]:
-    """Yield a row for each part and each system that times it, of the largest burst that all of these were given."""
     times: dict[str, dict[int, Measured]] = {}
     for one in measured:
         if one.load.traffic == BURST and any(log.times for log in one.logs):
@@ -99,8 +98,6 @@ def part_rows(measured: Sequence[Measured]) -> Iterator[PartRow]:
 
 
 def _command(summary: str, loads: Sequence[Sequence[Load]], *, rows: bool, parts: bool) -> Callable[..., None]:
-    """Return the command that puts groups of loads to their systems, a group's systems open together."""
-
     def command(
         model: NetworkOption = None,
         plan: PlanOption = None,

@@ -57,7 +57,6 @@ class GapTrial:
 
     @property
     def drop_points(self) -> float:
-        """Return the percentage points lost; negative where the pooled network is better."""
         return 100 * (self.before - self.after)
 
 
@@ -81,7 +80,6 @@ class GapResult:
 
     @property
     def drop_points(self) -> float:
-        """Return the percentage points lost: the mean over seeds, and over all tested images (as many for each)."""
         return 100 * (self.before - self.after)
 
 
@@ -147,7 +145,6 @@ def _network() -> nn.Sequential:
 
 
 def _trained(images: NDArray[np.float32], labels: Labels, seed: int) -> nn.Module:
-    """Train the original; torch's own random state is left as it was."""
     random = np.random.default_rng(seed)
     epochs = max(_EPOCHS, -(-_STEPS * _BATCH // len(images)))
     with threads(_MACS), torch.random.fork_rng(devices=[]):

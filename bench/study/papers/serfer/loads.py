@@ -47,7 +47,6 @@ class Load:
 
     @property
     def arrivals(self) -> tuple[tuple[float, ...], ...]:
-        """The arrivals of each round, in seconds."""
         return (tuple(number * self.gap_s for number in range(self.images)),) * self.rounds
 
 
@@ -68,7 +67,6 @@ ONE_BURST: Final = (Load(100, 0.0, (SERFER, _REPAIRED)), Load(100, 0.0, (_PUBLIS
 
 
 def limited(loads: Sequence[Load], most: int, systems: Sequence[str]) -> list[Load]:
-    """Return loads of at most so many images and, where any are named, to these systems; none twice."""
     kept, seen = [], set[tuple[str, int, str]]()
     for load in loads:
         images = min(load.images, most)
@@ -150,7 +148,6 @@ class LoadRow:
 
 
 def load_rows(measured: Sequence[Measured]) -> list[LoadRow]:
-    """Return a row for each system under each load, bursts in order of their size, and what baselines would do."""
     unsplit = {
         (one.load.traffic, one.load.images): [each.throughput for each in one.rounds]
         for one in measured

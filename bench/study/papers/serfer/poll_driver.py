@@ -83,7 +83,6 @@ class PollDriver:
         return self._times.take()
 
     def run(self, pixels: NDArray[np.uint8]) -> Array:
-        """Return a query's logits, (N, K); raises DeadlineError."""
         query, deadline = secrets.token_hex(16), self._clock() + self._deadline_s
         known: Tensors = {(IMAGE, IMAGE): normalised(self._plan, pixels)}
         for number, stage in enumerate(self._plan.stages):
@@ -94,7 +93,6 @@ class PollDriver:
         return known[len(self._plan.stages) - 1, 0]
 
     def _layer(self, query: str, number: int, known: Tensors, deadline: float) -> list[list[Array]]:
-        """Cut, put, invoke and wait for one lambda layer; return what each of its tiles wrote."""
         tiles = range(len(self._plan.stages[number].tiles))
         put = [self._put(query, number, tile, known) for tile in tiles]
         released = time.perf_counter()

@@ -63,12 +63,10 @@ class SerFerPaper(System):
             raise
 
     def submit(self, pixels: NDArray[np.uint8]) -> Future[NDArray[np.float32]]:
-        """Start a query of (N, H, W, C) pixels and return its (N, K) logits to come; raises InputError at once."""
         check_pixels(self.plan, pixels)
         return self._queries.submit(self._run, pixels)
 
     def counts(self) -> StoreCounts:
-        """Return what all ended queries have moved; `exists` are polls that found nothing, `gets` other reads."""
         return sum((driver.counts for driver in self._drivers), StoreCounts())
 
     def take_times(self) -> Times:
@@ -79,7 +77,6 @@ class SerFerPaper(System):
         return times.take()
 
     def close(self) -> None:
-        """Stop everything; queries in flight end with QueryError, those that wait are cancelled."""
         self._queries.shutdown(wait=False, cancel_futures=True)
         for driver in self._drivers:
             driver.kill()

@@ -29,7 +29,6 @@ SLOS_S: Final = (0.6, 0.8, 1.5, 2.0)
 
 
 def results(there: Compared, here: Compared, slos: Sequence[float]) -> Results:
-    """Return tables of fastest plans by cost model, of MPHB's templates and of SLO-aware plans, and our losses."""
     head = ["network", "planner", "its plan, by layers", "its ms", "its $/M", "ours in its ms: $/M", "cheaper"]
     head += [f"in {slo:g} s: ours (its) $/M" for slo in slos]
     models = ("their", there), ("our", here)

@@ -183,7 +183,6 @@ class Theirs:
         self._costs = costs
 
     def theirs(self, groups: Sequence[Group]) -> Best:
-        """Return a plan of theirs, where it keeps the time."""
         plan = self._costs.plan(groups)
         return lambda most_ms: Price(plan.ms, plan.usd) if plan.ms <= most_ms else None
 
@@ -222,7 +221,6 @@ def measure(
     slos: Sequence[float],
     progress: Progress = lambda _: None,
 ) -> tuple[Compared, Compared]:
-    """Compare plans of theirs for each network with ours, under their cost models and under ours."""
     there, here = Compared(), Compared()
     for name, of_network in groupby(answers, key=lambda answer: answer.network):
         ours = Ours(name, graphs[name], facts)
@@ -239,7 +237,6 @@ def _compare_all(
     models: Sequence[tuple[Compared, Theirs | Ours]],
     slos: Sequence[float],
 ) -> None:
-    """Add the comparisons of a program's plans for one network under each cost model."""
     for (policy, slo_s), same in groupby(answers, key=lambda answer: (answer.question.policy, answer.question.slo_s)):
         plans = [answer.plan.groups(costs) if answer.plan else () for answer in same]
         for compared, model in models:

@@ -28,7 +28,6 @@ _BLOCKS: Final = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))  # channels
 
 
 def read(name: str) -> Graph:
-    """Return the graph of a network at 224 x 224; raises UsageError for an unknown name."""
     if name not in NETWORKS:
         raise UsageError(f"--model is one of {', '.join(NETWORKS)}, not {name!r:.80}")
     image = np.zeros((1, 3, SIZE, SIZE), dtype=np.float32)

@@ -69,7 +69,6 @@ def main(network: str, answer: str, asked: str) -> None:
 
 
 def their_modules(*, stub: bool) -> None:
-    """Make the directory's modules importable, with the coefficients of AWS Lambda; MXNet may be a stub."""
     if stub:
         mxnet, arrays = types.ModuleType("mxnet"), types.ModuleType("mxnet.ndarray")
         mxnet.ndarray = arrays  # type: ignore[attr-defined]
@@ -157,7 +156,6 @@ def memoise(util: Theirs, predictor: Theirs) -> None:
 
 
 def figures_of(get_plan: Theirs) -> Theirs:
-    """Return a function that gives what a plan takes and costs, of each plan computed once, and keeps no plan."""
     known: dict[tuple[Any, ...], Any] = {}
 
     def figures(graph: Theirs, layers: Theirs, ranges: Theirs) -> Theirs:

@@ -71,7 +71,6 @@ class TheirPlan:
     stages: tuple[Stage, ...]
 
     def groups(self, costs: PublishedCosts) -> tuple[Group, ...]:
-        """Return its groups; raises InputError where its layers are not those of the network as read here."""
         ends = [0, *(stage.stop for stage in self.stages)]
         layers = len(costs.ends) - 1
         if [stage.start for stage in self.stages] != ends[:-1] or {ends[-1], self.layers} != {layers}:
@@ -80,7 +79,6 @@ class TheirPlan:
 
 
 def program_of(checkout: Path) -> str:
-    """Return which program a directory has; raises InputError for neither."""
     for program, folder in _FOLDERS.items():
         if (checkout / folder / "policy_dp.py").is_file():
             return program

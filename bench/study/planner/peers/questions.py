@@ -33,7 +33,6 @@ _SEARCHED: Final = frozenset({("vgg11", 0.5), ("vgg11", 0.6)})
 
 
 def questions(network: str, objectives: Sequence[float]) -> list[Question]:
-    """Return what Gillis's program is asked for a network besides its fastest plan."""
     asked = []
     for slo in objectives:
         policies: tuple[Policy, ...] = "learnt", "best tried"

@@ -33,7 +33,6 @@ class Worker:
     curve: tuple[float, float, float]
 
     def ms(self, vcpus: Floats) -> Floats:
-        """Return its milliseconds with so many vCPUs."""
         scale, rate, rest = self.curve
         return np.asarray(scale * np.exp(rate * vcpus) + rest, dtype=np.float64)
 
@@ -47,7 +46,6 @@ class Template:
     master_gb: float
 
     def best(self, most_ms: float) -> Provision | None:
-        """Return the cheapest vCPUs within so many milliseconds; None where none keep them."""
         search = Search([*self._edges()], (0, 0), [(0, len(self.stages))], 1, 1)
         chain = search.best(replace(COST, most_seconds=most_ms))
         if chain is None:
@@ -56,7 +54,6 @@ class Template:
         return Provision(chosen, chain.seconds, chain.usd)
 
     def price(self, vcpus: Sequence[float]) -> Provision:
-        """Price vCPUs by stage; they are among the choices."""
         rows = [int(np.abs(self._choices(at) - chosen).argmin()) for at, chosen in enumerate(vcpus)]
         picked = [(edge.seconds[row, 0], edge.usd[row, 0]) for edge, row in zip(self._edges(), rows, strict=True)]
         return Provision(tuple(vcpus), float(sum(ms for ms, _ in picked)), float(sum(usd for _, usd in picked)))
@@ -91,7 +88,6 @@ class Provision:
 
     @property
     def cells(self) -> tuple[str, str, str]:
-        """VCPUs, milliseconds and dollars a million, for people."""
         return ", ".join(f"{vcpus:.2f}" for vcpus in self.vcpus), f"{self.ms:.0f}", f"{1e6 * self.usd:.2f}"
 
 

@@ -77,7 +77,6 @@ class Registry:
         self._servers, self._launched = servers, 0
 
     def launch(self, function: int, option: Option, placement: Placement) -> Instance:
-        """Return an instance for resources that are occupied already."""
         self._launched += 1
         return Instance(self._launched, function, option, placement)
 

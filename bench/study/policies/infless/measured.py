@@ -38,7 +38,6 @@ def measured_profile(name: str, works: Iterable[Work], profiles: Profiles) -> Pr
 
 
 def dump_profile(profile: Profile, source: Profiles) -> str:
-    """Write a profile as the [[profiles]] table of a cluster's scenario, with where its times are from."""
     origin = _printable(f"{source.machine}; {source.runtime}; {source.date}")
     lines = [
         f"# {profile.name}, unsplit, by kinds of operators: add it to a scenario of serfer study simulate",
@@ -64,5 +63,4 @@ def _printable(text: str) -> str:
 
 
 def _text(text: str) -> str:
-    """Return printable text as a TOML string: its escapes are among JSON's."""
     return json.dumps(text, ensure_ascii=False)

@@ -76,7 +76,6 @@ def function_of(
 
 
 def fixed_option(network: Part, one: Configuration, sizes: Sizes, *, offset: float = SAFETY) -> Option:
-    """Return a configuration whatever it takes: of systems that know no SLO."""
     seconds = exec_s(network, one, offset)
     return Option(one, seconds, 0.0, one.batch / seconds, sizes.units(one.cores, one.share))
 

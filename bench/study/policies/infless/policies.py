@@ -120,7 +120,6 @@ CLUSTER_DEFAULT: Final = "infless"
 
 
 def make_cluster_policy(name: str, scenario: ClusterScenario) -> ClusterPolicy:
-    """Return a policy for a scenario; raises UsageError for an unknown name."""
     if name not in CLUSTER_POLICIES:
         known = ", ".join(CLUSTER_POLICIES)
         raise UsageError(f"--policy {name!r:.60} is none of a cluster's: those are {known}")
@@ -128,7 +127,6 @@ def make_cluster_policy(name: str, scenario: ClusterScenario) -> ClusterPolicy:
 
 
 def refuse_cluster_policy(name: str) -> None:
-    """Raise UsageError for a policy that clusters alone have, with what instances have in its place."""
     if name in CLUSTER_POLICIES:
         raise UsageError(
             f"policy {name} needs a cluster's scenario of serfer study simulate, with [[servers]] and [[functions]]; "

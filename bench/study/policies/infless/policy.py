@@ -37,7 +37,6 @@ class _Instances:
         self._sum()
 
     def park(self, option: Option, until_s: float) -> None:
-        """Stop sending requests to the newest instance of a configuration."""
         same, self.parked = self.serving[option], option
         self.reserve.append((until_s, same.pop()))
         if not same:
@@ -88,7 +87,6 @@ class Infless:
         self._levels = [WarmLevels(windows) for _ in functions] if windows else []
 
     def step(self, now_s: float, rates: Sequence[float]) -> Step:
-        """Bring each function's instances into case (ii); see `ClusterPolicy`."""
         warm = self._warm(now_s)
         stopped = [
             self._registry.stop(one)
@@ -121,7 +119,6 @@ class Infless:
         ]
 
     def front(self, function: int) -> FrontQueue | None:
-        """Return None: batching is built into instances."""
         del function
         return None
 
@@ -130,7 +127,6 @@ class Infless:
         return [level.wanted(now_s) - level.busy for level in self._levels] or [0] * len(self._of)
 
     def _prewarm(self, now_s: float) -> tuple[Instance, ...]:
-        """Let windows learn what serves, and start what they want beyond that, as long as there is room."""
         if not self._levels:
             return ()
         started: list[Instance] = []
@@ -147,7 +143,6 @@ class Infless:
         return tuple(started)
 
     def _grow(self, function: int, rate: float, launched: list[Instance], stopped: list[Instance]) -> float:
-        """Wake instances, then launch; returns what is unplaced."""
         mine = self._of[function]
         _wake(mine, rate)
         residual = self._launch(function, rate - mine.up, launched)

@@ -162,7 +162,6 @@ class ClusterScenario:
         return list(chain.from_iterable([server.usd_per_hour] * server.count for server in self.servers))
 
     def warnings(self) -> list[str]:
-        """Return a sentence for each function that no configuration serves within its SLO."""
         return [
             f"function {one.name}: no configuration answers within slo_ms {one.slo_s * MS_PER_S:g}"
             for one in self.new_functions()
@@ -207,10 +206,8 @@ def _check_profile(where: str, profile: Profile) -> None:
 
 
 def describes_cluster(path: Path) -> bool:
-    """Whether a TOML file is a cluster's scenario; raises InputError where it is not TOML."""
     return CLUSTER in read_tables(path, _MAX_CLUSTER_BYTES)
 
 
 def read_cluster(path: Path) -> ClusterScenario:
-    """Read a cluster's TOML file; raises InputError that names the file and the key."""
     return parse_file(path, parse_cluster, read_tables(path, _MAX_CLUSTER_BYTES))

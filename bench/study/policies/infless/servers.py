@@ -32,7 +32,6 @@ class Servers:
     """
 
     def __init__(self, capacities: Iterable[tuple[int, int]], sizes: Sizes) -> None:
-        """Begin with idle servers: (cores, GPUs) of each."""
         self._whole = list(capacities)
         self._cores = [cores for cores, _ in self._whole]
         self._gpus = [[WHOLE_GPU] * gpus for _, gpus in self._whole]
@@ -67,7 +66,6 @@ class Servers:
         return self.active_free_units / self.active_units if self.active_units > _NOTHING else 0.0
 
     def free(self, server: int) -> tuple[int, tuple[int, ...]]:
-        """Return a server's free cores, and the free shares of its GPUs in their order."""
         return self._cores[server], tuple(self._gpus[server])
 
     def place(self, state: State, cores: int, share: int) -> Placement:
@@ -114,7 +112,6 @@ class Servers:
         self._count(server, before, was_active=was_active)
 
     def _count(self, server: int, before: State, *, was_active: bool) -> None:
-        """Keep the sums of what is free and of what active servers have."""
         now = self._state(server)
         is_active = self._instances[server] > 0
         whole = self._sizes.units(self._whole[server][0], WHOLE_GPU * self._whole[server][1])
@@ -139,5 +136,4 @@ class Servers:
 
 
 def has_room(state: State, cores: int, share: int) -> bool:
-    """Whether a server in that state has so many cores, and such a share of one GPU."""
     return cores <= state[0] and (not share or (bool(state[1]) and share <= state[1][-1]))

@@ -75,7 +75,6 @@ class Uniform(ABC):
         """Return the buffer before the instances."""
 
     def step(self, now_s: float, rates: Sequence[float]) -> Step:
-        """Launch what the rates need, and stop what they have not needed for the keep-alive; see `ClusterPolicy`."""
         launched: list[Instance] = []
         stopped: list[Instance] = []
         prewarmed: list[Instance] = []
@@ -96,7 +95,6 @@ class Uniform(ABC):
         return Step(tuple(launched), tuple(stopped), unplaced, tuple(prewarmed))
 
     def assigned(self, function: int, rate: float) -> list[Assignment]:
-        """Return all instances: a platform sends a request to any, in proportion to what they take."""
         mine = self._of[function].running
         up = sum(one.option.up for one in mine)
         return [Assignment(one, rate * one.option.up / up) for one in mine]
@@ -130,7 +128,6 @@ class Uniform(ABC):
             yield one
 
     def _launch(self, function: int, rate: float, launched: list[Instance]) -> float:
-        """Launch for what the running instances do not take; returns what is unplaced."""
         mine = self._of[function]
         option = self.option(function, rate)
         residual = rate - sum(one.option.up for one in mine.running)

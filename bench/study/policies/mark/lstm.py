@@ -86,7 +86,6 @@ class LstmWeights:
         return len(self.head_bias)
 
     def forecast(self, peaks: Floats) -> Floats:
-        """Return the peaks (horizon,) that follow `peaks` (window,)."""
         mean = mean_of(peaks)
         x = relative(peaks, mean)
         hidden = len(self.bias) // 4
@@ -103,7 +102,6 @@ class LstmWeights:
         return absolute(x[-1] + self.head @ h + self.head_bias, mean)
 
     def to_bytes(self) -> bytes:
-        """Return the file that `read_lstm` reads."""
         file = io.BytesIO()
         arrays = {field.name: np.asarray(getattr(self, field.name)) for field in fields(self)}
         np.savez(file, allow_pickle=False, version=np.asarray(VERSION), **arrays)
@@ -158,7 +156,6 @@ class LstmForecaster:
         self._peaks: deque[float] = deque(maxlen=weights.window)
 
     def observe(self, peak: float) -> None:
-        """Take in the highest rate of the unit of time that is over."""
         if not self._peaks:
             self._peaks.extend([peak] * self._weights.window)
         self._peaks.append(peak)

@@ -35,7 +35,6 @@ class CoolDown:
         self._union: Counter[Key] | None = None  # of those
 
     def add(self, now: float, plan: Counter[Key]) -> None:
-        """Add a plan; `now` never goes back."""
         self._plans.append((now, plan))
         self._union = None
 
@@ -134,7 +133,6 @@ class Mark:
         return [*dict.fromkeys([*(candidate.key for candidate in self._candidates), self._backup, *stand_ins])]
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Plan where a unit is over, launch backups where queries are late, and keep what was planned for a while."""
         self._now += seen.elapsed_s
         running, leaving = self._paid_for(seen.fleet)
         reason = ""
@@ -159,7 +157,6 @@ class Mark:
         self._cool_down.add(self._now, running)
 
     def _backup_key(self, kinds: Sequence[InstanceType]) -> Key:
-        """Return the type and market of backups: T on demand, or the first candidate's type."""
         wanted = self._options.backup_kind
         if wanted and wanted not in [kind.name for kind in kinds]:
             names = ", ".join(kind.name for kind in kinds)
@@ -167,7 +164,6 @@ class Mark:
         return wanted or self._kinds[0].name, Market.ON_DEMAND
 
     def _batchings(self) -> dict[str, Batching]:
-        """Return N_batch and W_batch of each type that does not begin with all that waits, at once, anyway."""
         slo_ms, window_ms = self._scenario.slo_ms, self._options.batch_window_ms
         found = {}
         for kind in [*self._kinds, *([self._stand_in] if self._stand_in else [])]:
@@ -191,7 +187,6 @@ class Mark:
         self._cool_down.add(self._now, fill(forecast[self._lead - 1 :], self._candidates, running))
 
     def _late(self, seen: Observation, running: Counter[Key]) -> bool:
-        """Launch backups where the SLO is violated, at most once a unit."""
         if not self._options.backups:
             return False
         capacity = self._capacity(group for group in seen.fleet if group.state is not InstanceState.DRAINING)
@@ -238,7 +233,6 @@ class MarkSpot(Mark):
 
 
 def _in_time(kinds: Sequence[InstanceType], slo_ms: float) -> list[InstanceType]:
-    """Return the types that answer an image within the SLO; raises InputError where none does."""
     kept = [kind for kind in kinds if kind.batch_ms(1) <= slo_ms]
     if not kept:
         names = ", ".join(kind.name for kind in kinds)

@@ -55,7 +55,6 @@ class SeasonalSmoothing:
         self._season[place] += _GAMMA * error
 
     def forecast(self, units: int) -> Floats:
-        """Return the rates of the next units, not below 0."""
         places = (self._count + np.arange(units)) % self._units // self._part
         rates: Floats = np.maximum(self._level + self._season[places], 0.0)
         return rates

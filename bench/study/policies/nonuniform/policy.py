@@ -73,7 +73,6 @@ class NonUniform:
         return RateDispatcher(self._scenario)
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Bring the instances into case (ii), as far as Lambda is not cheaper."""
         rate = self._rate.observe(seen.rate, seen.elapsed_s)
         low, up = sum(one.low for one in self._on), sum(one.up for one in self._on)
         case = case_of(rate, low, up)
@@ -87,7 +86,6 @@ class NonUniform:
         return self._plan(f"{rate:.1f} queries/s: {case}")
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Go on with the instances that are on, with the sizes of the bulk until the rate is known."""
         count = min(on_demand_in(fleet, self._kind), _MOST)
         self._on = self._sizes[:1] * count
         self._ample_s = 0.0

@@ -32,7 +32,6 @@ class Counters:
     latencies: list[int] = field(default_factory=lambda: [0] * (_LONGEST + 1))
 
     def answer(self, arrivals: list[float], start_s: float, exec_s: float) -> None:
-        """Count a batch that starts at a time and runs for so long."""
         done, slo_s, latencies = start_s + exec_s, self.slo_s, self.latencies
         size, late, latest = len(arrivals), 0, slo_s * _ROUNDING
         for arrival in arrivals:

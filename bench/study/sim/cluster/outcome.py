@@ -140,6 +140,5 @@ def _mean_ms(seconds: float, count: int) -> float | None:
 
 
 def _shares(batches: Counter[int]) -> dict[int, float]:
-    """Return the share of the answered requests by the size of the batch that they were in."""
     total = sum(batches.values())
     return {size: float(np.round(count / total, 6)) for size, count in sorted(batches.items())} if total else {}

@@ -82,7 +82,6 @@ def cluster_load(traces: Sequence[Trace], period_s: float, seed: int, detail: De
 
 
 def _in_windows(counts: Counts, period_s: float, window_s: float) -> ClusterLoad:
-    """Return a load that is looked at in its busiest and its median window."""
     ticks = len(counts)
     windows = windows_of(Trace("all", np.full(ticks, period_s), counts.sum(axis=1) / period_s), window_s)
     detailed = np.zeros(ticks, dtype=bool)
@@ -186,7 +185,6 @@ class _Simulation:
         self._record(tick, step, sum(one.late + one.dropped for one in self.counters) - before)
 
     def finish(self) -> None:
-        """Answer what still waits."""
         for function in range(len(self._functions)):
             self._advance(function, float("inf"))
 

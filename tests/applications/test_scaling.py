@@ -26,8 +26,8 @@ from serfer.settings import Settings
 from serfer.storage.memory import MemoryStore
 from tests import bugs
 from tests.applications.worlds import NOW, plan_variant, register, variant, version
-from tests.fleet.fakes import Clock, FakeProvisioner, Net
-from tests.fleet.test_controller import FailingCoordination
+from tests.fleet.fakes import FailingCoordination, FakeProvisioner, Net
+from tests.support.hand_clock import Clock
 
 ANY = Purchase("")
 PRICE = 3.6
@@ -118,7 +118,7 @@ class Drivers:
     """Drivers over one store, with one provisioner and one clock."""
 
     def __init__(self, *, most=4, ceiling=float("inf"), record=RECORD, pools=None):
-        self.clock, self.net, self.machines = Clock(), Net(), Machines()
+        self.clock, self.net, self.machines = Clock(1000.0), Net(), Machines()
         self.coordination = FailingCoordination(MemoryStore(self.clock))
         self.provisioner = FakeProvisioner(self.net, self.clock, boot_s=4.0)
         self.record = record

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import mean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from serfer.control.batching import Profile
 from serfer.control.dispatch import (
@@ -137,43 +136,38 @@ def test_an_overly_pessimistic_engine_probes_and_recovers():
     assert len(run.latencies) > 400
 
 
-class TestChoose:
+def waiting(*queries):
+    return [QueuedQuery(*query) for query in queries]
+
+
+@pytest.mark.parametrize(
+    ("queue", "now", "batching", "expected"),
+    [
+        (waiting(), 0.0, Batching(8), Dispatch()),
+        (waiting((0.0, 1, 1.0), (0.0, 2, 0.5)), 0.0, Batching(8), Dispatch(batch=(1, 0))),
+        # For the window of the oldest query, or a full batch.
+        (waiting((0.0, 1, 1.0), (0.01, 1, 1.0)), 0.01, Batching(8, 0.05), Dispatch(look_at=0.05)),
+        (waiting((0.0, 1, 1.0), (0.01, 1, 1.0)), 0.05, Batching(8, 0.05), Dispatch(batch=(0, 1))),
+        (waiting((0.0, 1, 1.0), (0.01, 1, 1.0)), 0.01, Batching(2, 0.05), Dispatch(batch=(0, 1))),
+        # One that would be late is refused before it is computed; a probe only where it is late already.
+        (waiting((0.0, 1, 0.105), (0.0, 1, 0.2)), 0.1, Batching(8), Dispatch(batch=(1,), late=(0,))),
+        (waiting((0.0, 1, 0.105, True)), 0.1, Batching(8), Dispatch(batch=(0,))),
+        (waiting((0.0, 1, 0.105, True)), 0.105, Batching(8), Dispatch(late=(0,))),
+        # No batch is so large that its first query would be late: three take 11 ms, four take 13.
+        (waiting((0.0, 1, 0.011), *[(0.0, 1, 1.0)] * 10), 0.0, Batching(8), Dispatch(batch=(0, 1, 2))),
+        # One larger than a batch runs alone, and smaller ones fill gaps.
+        (waiting((0.0, 9, 1.0), (0.0, 1, 1.0)), 0.0, Batching(8), Dispatch(batch=(0,))),
+        (waiting((0.0, 5, 1.0), (0.0, 4, 1.0), (0.0, 3, 1.0)), 0.0, Batching(8), Dispatch(batch=(0, 2))),
+    ],
+)
+def test_dispatch_takes_what_is_in_time(queue, now, batching, expected):
+    assert choose(queue, now, batching, ServiceTimeEstimator(AFFINE, 32)) == expected
+
+
+def test_waiting_ends_while_the_first_deadline_can_still_be_met():
     times = ServiceTimeEstimator(AFFINE, 32)
-
-    def test_an_empty_queue_dispatches_nothing(self):
-        assert choose([], 0.0, Batching(8), self.times) == Dispatch()
-
-    def test_a_free_engine_starts_at_once(self):
-        queue = [QueuedQuery(0.0, 1, 1.0), QueuedQuery(0.0, 2, 0.5)]
-        assert choose(queue, 0.0, Batching(8), self.times).batch == (1, 0)
-
-    def test_dispatch_waits_for_the_window_of_the_oldest_query_or_a_full_batch(self):
-        queue = [QueuedQuery(0.0, 1, 1.0), QueuedQuery(0.01, 1, 1.0)]
-        assert choose(queue, 0.01, Batching(8, 0.05), self.times) == Dispatch(look_at=0.05)
-        assert choose(queue, 0.05, Batching(8, 0.05), self.times).batch == (0, 1)
-        assert choose(queue, 0.01, Batching(2, 0.05), self.times).batch == (0, 1)
-
-    def test_waiting_ends_while_the_first_deadline_can_still_be_met(self):
-        dispatch = choose([QueuedQuery(0.0, 1, 0.02)], 0.0, Batching(8, 10.0), self.times)
-        assert 0.0 < dispatch.look_at < 0.02 - self.times.seconds(1)
-
-    def test_a_query_that_would_be_late_is_refused_before_compute(self):
-        queue = [QueuedQuery(0.0, 1, 0.105), QueuedQuery(0.0, 1, 0.2)]
-        assert choose(queue, 0.1, Batching(8), self.times) == Dispatch(batch=(1,), late=(0,))
-
-    def test_a_probe_is_computed_if_predicted_late_but_not_if_already_late(self):
-        queue = [QueuedQuery(0.0, 1, 0.105, probe=True)]
-        assert choose(queue, 0.1, Batching(8), self.times).batch == (0,)
-        assert choose(queue, 0.105, Batching(8), self.times) == Dispatch(late=(0,))
-
-    def test_no_batch_is_so_large_that_its_first_query_would_be_late(self):
-        queue = [QueuedQuery(0.0, 1, 0.011), *(QueuedQuery(0.0, 1, 1.0) for _ in range(10))]
-        assert choose(queue, 0.0, Batching(8), self.times).batch == (0, 1, 2)  # 11 ms; four take 13
-
-    def test_a_query_larger_than_a_batch_runs_alone_and_smaller_ones_fill_gaps(self):
-        assert choose([QueuedQuery(0.0, 9, 1.0), QueuedQuery(0.0, 1, 1.0)], 0.0, Batching(8), self.times).batch == (0,)
-        queue = [QueuedQuery(0.0, 5, 1.0), QueuedQuery(0.0, 4, 1.0), QueuedQuery(0.0, 3, 1.0)]
-        assert choose(queue, 0.0, Batching(8), self.times).batch == (0, 2)
+    dispatch = choose(waiting((0.0, 1, 0.02)), 0.0, Batching(8, 10.0), times)
+    assert 0.0 < dispatch.look_at < 0.02 - times.seconds(1)
 
 
 def test_service_times_follow_the_machine_and_ignore_single_outliers():
@@ -254,42 +248,3 @@ def test_it_fits_afterwards_no_busy_one_goes_and_no_going_is_needless(size, ther
         for one in stayed:
             if one.last_used < by_name[name].last_used:
                 assert taken - one.size + by_name[name].size > bound
-
-
-class Instance(RuleBasedStateMachine):
-    """Networks come, are used, rest and go as `victims` decides, in any order."""
-
-    BOUND = 100
-    SIZES = (10, 25, 40, 55, 100)
-
-    def __init__(self):
-        super().__init__()
-        self.there, self.now = {}, 0.0
-
-    @rule(number=st.integers(0, len(SIZES) - 1))
-    def need(self, number):
-        self.now += 1
-        name = str(number)
-        if name in self.there:
-            self.there[name] = replace(self.there[name], busy=True, last_used=self.now)
-            return
-        gone = victims(self.SIZES[number], self.there.values(), self.BOUND)
-        if gone is None:
-            return
-        assert not any(self.there[each].busy for each in gone)
-        for each in gone:
-            del self.there[each]
-        self.there[name] = Occupant(name, self.SIZES[number], self.now, busy=True)
-
-    @precondition(lambda self: self.there)
-    @rule(pick=st.integers(0, 100))
-    def rest(self, pick):
-        name = sorted(self.there)[pick % len(self.there)]
-        self.there[name] = replace(self.there[name], busy=False)
-
-    @invariant()
-    def bounded(self):
-        assert sum(one.size for one in self.there.values()) <= self.BOUND
-
-
-TestInstance = Instance.TestCase

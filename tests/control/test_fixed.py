@@ -32,13 +32,6 @@ def test_instances_cover_the_peak_of_the_last_hour(load):
         assert policy.observe(seen(seconds, rate)).total == max(1, -(-peak // QPS))
 
 
-def test_a_peak_is_kept_for_an_hour():
-    policy = Instances(scenario())
-    assert policy.observe(seen(1.0, 3 * QPS)).total == 3
-    assert policy.observe(seen(HOUR, 0.0)).total == 3
-    assert policy.observe(seen(1.0, 0.0)).total == 1
-
-
 @settings(derandomize=True, max_examples=40)
 @given(st.integers(1, 50), st.floats(0.01, 500.0), st.lists(st.floats(0.0, 1.0), max_size=4))
 def test_resumed_instances_are_kept_for_an_hour(instances, qps, shares):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import product
 
 import numpy as np
 import pytest
@@ -56,16 +55,6 @@ class World:
     def solution(self):
         actions = best_actions(self.chances, *self.units, self.boot)
         return np.array([[actions.on[place] for place in self.places]])
-
-
-@settings(derandomize=True, max_examples=10)
-@given(st.tuples(CHANCE), st.tuples(CHANCE, CHANCE), st.floats(1.0, 30.0), st.one_of(st.just(0.0), st.floats(0.0, 1.0)))
-def test_no_other_policy_is_cheaper(ending, beginning, burst_units, quiet_units):
-    world = World(ending, beginning, burst_units, quiet_units, boot_ticks=1)
-    every = np.array(list(product((False, True), repeat=len(world.places))))
-    assert len(every) == 2**12
-    # Values count as settled when they move by less than 0.05.
-    assert world.averages(world.solution())[0] <= world.averages(every).min() + 0.05
 
 
 @settings(derandomize=True, max_examples=10)

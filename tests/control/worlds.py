@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from serfer.control.policy import Observation, fleet_of
 from serfer.control.scenario import CpuCredits, InstanceType, LambdaTarget, Scenario
+from serfer_bench.study.policies.clairvoyant import optimum_usd
 
 QPS = 10.0
 CREDITS = CpuCredits(2, 24.0, 60.0, 576.0)
@@ -89,6 +90,11 @@ def scenario(price_ratio=13.0, *, boot_s=LONG, qps=QPS, slo_ms=200.0, concurrenc
 def seen(elapsed_s, rate, now_s=0.0):
     """Return an observation of a load alone."""
     return Observation(now_s, elapsed_s, rate)
+
+
+def best(world, load):
+    """Return what the best schedule costs."""
+    return optimum_usd(world, *zip(*load, strict=True))
 
 
 def fleet(serving, kind=None):

@@ -1,15 +1,25 @@
-"""Instances, their provisioner and a clock that a test moves on."""
+"""Instances, their provisioners, and drivers of a pool in a test's own time."""
 
 import asyncio
+import threading
 
 import numpy as np
 
+from serfer.control.policy import InstanceCount, ProvisioningPlan, paid_for
+from serfer.control.router import Router
 from serfer.control.scenario import parse_scenario
+from serfer.core.errors import StoreUnavailableError
 from serfer.drivers.instance.client import Fault, FaultKind
 from serfer.drivers.instance.open_inference import InferenceOutput
-from serfer.fleet.pool import ServingInstance
+from serfer.fleet.control_loop import Timing
+from serfer.fleet.controller import Controller
+from serfer.fleet.pool import Pool, ServingInstance
 from serfer.fleet.provisioners.provisioner import Member
 from serfer.fleet.purchase import Purchase
+from serfer.fleet.registry import PoolRegistry
+from serfer.storage.coordination import InterceptedCoordination
+from serfer.storage.memory import MemoryStore
+from tests.support.hand_clock import Clock
 
 CLASSES = 7
 GPU = Purchase("gpu")
@@ -60,16 +70,6 @@ def scenario(**changes):
 def serving(urls, purchase=GPU):
     """Return what a pool is told of the instances at these URLs, by name."""
     return [ServingInstance(name, url, purchase) for name, url in urls.items()]
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self, now=1000.0):
-        self.now = now
-
-    def __call__(self):
-        return self.now
 
 
 class FakeInstance:
@@ -156,3 +156,124 @@ class FakeProvisioner:
 
     async def close(self):
         self.closed += 1
+
+
+class Wants:
+    """A policy that wants what a test says, and remembers what it sees."""
+
+    name = "wants"
+
+    def __init__(self):
+        self.counts = {}
+        self.warm = 0
+        self.seen = []
+        self.resumed = []
+
+    def observe(self, seen):
+        self.seen.append(seen)
+        groups = tuple(InstanceCount(bought.kind, bought.market, count) for bought, count in self.counts.items())
+        return ProvisioningPlan(groups, "the test says so", warm=self.warm)
+
+    def resume(self, fleet):
+        self.resumed.append(fleet)
+
+    @property
+    def rates(self):
+        return [(seen.elapsed_s, seen.rate) for seen in self.seen]
+
+    @property
+    def interruptions(self):
+        return [interruption for seen in self.seen for interruption in seen.interruptions]
+
+    @property
+    def resumed_counts(self):
+        return [paid_for(fleet) for fleet in self.resumed]
+
+
+class FailingCoordination(InterceptedCoordination):
+    """A coordination that a test takes away, or has hang while `answers` is not set."""
+
+    gone = False
+
+    def __init__(self, store):
+        super().__init__(store.coordination(), self._check)
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def _check(self, _operation):
+        assert self.answers.wait(60)
+        if self.gone:
+            raise StoreUnavailableError("the store is gone")
+
+
+class Drivers:
+    """Drivers over one store, with one net of instances, a provisioner for each purchase, and one clock."""
+
+    def __init__(self, known=None, bought=(GPU,), ends=()):
+        self.scenario, self.ends = known or scenario(), ends
+        self.clock, self.net = Clock(1000.0), Net()
+        self.store = MemoryStore(self.clock)
+        self.coordination = FailingCoordination(self.store)
+        self.provisioners = {
+            each: FakeProvisioner(
+                self.net, self.clock, self.scenario.kind(each.kind).boot_s, str(each).replace("/", "-")
+            )
+            for each in bought
+        }
+        self.running = {}
+        self.policies = {}
+
+    @property
+    def provisioner(self):
+        return next(iter(self.provisioners.values()))
+
+    def add(self, name="a", policy=None, ping=None, admits=lambda _bought, _url: True, **more):
+        policy = self.policies[name] = policy or Wants()
+        pool = Pool(Router(self.scenario, policy, **more), self.net.connect, self.clock)
+        self.running[name] = Controller(
+            pool,
+            PoolRegistry(self.coordination, "p", name, self.clock),
+            self.provisioners,
+            self.net.connect,
+            admits=admits,
+            ends=self.ends,
+            timing=Timing(self.clock, asyncio.sleep),
+            ping=ping,
+        )
+        self.running[name].pool = pool
+        return self.running[name]
+
+    def add_wanting(self, name="a", counts=(), **more):
+        """Add a driver whose policy wants these counts; return both."""
+        controller = self.add(name, **more)
+        self.policies[name].counts = dict(counts)
+        return controller, self.policies[name]
+
+    async def step(self, seconds=1, each=None):
+        for _ in range(seconds):
+            self.clock.now += 1
+            for controller in list(self.running.values()):
+                await controller.tick()
+                for duty in controller.duties.values():
+                    await duty
+            if each is not None:
+                await each()
+            assert sum(self.leading().values()) <= 1
+
+    def leading(self):
+        return {name: controller.status.leads for name, controller in self.running.items()}
+
+    @property
+    def leader(self):
+        return next((name for name, leads in self.leading().items() if leads), None)
+
+    def kill(self, name):
+        del self.policies[name]
+        return self.running.pop(name)
+
+    def want(self, count):
+        for policy in self.policies.values():
+            policy.counts = {GPU: count}
+
+    def there(self):
+        return {bought: len(made.there) for bought, made in self.provisioners.items() if made.there}

@@ -7,8 +7,7 @@ from serfer.control.policy import InstanceCount, InstanceState, ProvisioningPlan
 from serfer.control.scenario import Market
 from serfer.fleet.provisioners.batch_sizes import BatchSizes
 from serfer.fleet.registry import FleetMember
-from tests.fleet.fakes import GPU, Net, scenario
-from tests.fleet.test_controller import Drivers
+from tests.fleet.fakes import GPU, Drivers, Net, scenario
 
 
 def wanting(*batches):

@@ -8,30 +8,19 @@ from hypothesis import strategies as st
 
 from serfer.api.observability.pool_metrics import KeepWarmMetrics
 from serfer.control.windows import WarmLevels, window_policies
-from serfer.core.errors import StoreUnavailableError, UnavailableError
+from serfer.core.errors import UnavailableError
 from serfer.drivers.driver import NO_CONTEXT
 from serfer.fleet.control_loop import Timing
 from serfer.fleet.keep_warm import InFlight, KeepWarm, PingLimits
 from serfer.fleet.registry import PoolRegistry
 from serfer.fleet.warming import Warming
-from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
 from tests import bugs
-from tests.fleet.fakes import Clock, scenario
+from tests.fleet.fakes import FailingCoordination, scenario
+from tests.support.hand_clock import Clock
 
 LIMITS = PingLimits(concurrency=10, keep_alive_s=240.0)
 UNIX = 1.7e9
-
-
-class Coordination(InterceptedCoordination):
-    gone = False
-
-    def __init__(self, store):
-        super().__init__(store.coordination(), self._check)
-
-    def _check(self, _operation):
-        if self.gone:
-            raise StoreUnavailableError("the store is gone")
 
 
 class Drivers:
@@ -39,7 +28,7 @@ class Drivers:
 
     def __init__(self, windows="300", make=None):
         self.clock = Clock(0.0)
-        self.coordination = Coordination(MemoryStore(self.clock))
+        self.coordination = FailingCoordination(MemoryStore(self.clock))
         self.make = make or window_policies(windows)
         self.running, self.pings, self.paid, self.broken = {}, [], [], None
 

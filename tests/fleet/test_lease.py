@@ -12,7 +12,7 @@ from serfer.fleet.lease import LEASE_S, TAKEOVER_S, Election, Lease
 from serfer.fleet.registry import DriverLoad, PoolRegistry
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
-from tests.fleet.fakes import Clock
+from tests.support.hand_clock import Clock
 
 TICK_S = 1.0
 

@@ -6,13 +6,7 @@ from serfer.core.errors import UnavailableError
 from serfer.fleet.log_events import CHANGED_S, SAME_S, TroubleLog, Troubles
 from tests.bugs import buggy
 from tests.bugs import logged as bugs_in
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+from tests.support.hand_clock import Clock
 
 
 @pytest.fixture

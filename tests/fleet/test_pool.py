@@ -17,7 +17,8 @@ from serfer.core.errors import CeilingError, DeadlineError, OverloadedError
 from serfer.drivers.instance.client import FaultKind
 from serfer.fleet.pool import Latencies, Pool, of_all
 from serfer.fleet.purchase import Purchase
-from tests.fleet.fakes import GPU, TWO_TYPES, Clock, Net, scenario, serving
+from tests.fleet.fakes import GPU, TWO_TYPES, Net, scenario, serving
+from tests.support.hand_clock import Clock
 
 ONE = np.zeros((1, 4, 4, 3), np.uint8)
 A, B = "http://a", "http://b"
@@ -25,7 +26,7 @@ A, B = "http://a", "http://b"
 
 class Made:
     def __init__(self, *, ceiling=math.inf, overflow=True, members=("a",), **changes):
-        self.clock, self.net = Clock(), Net()
+        self.clock, self.net = Clock(1000.0), Net()
         known = scenario(**changes)
         self.router = Router(known, make_policy("serverless", known), max_usd_per_hour=ceiling, overflow=overflow)
         self.pool = Pool(self.router, self.net.connect, self.clock)
@@ -316,13 +317,9 @@ def measured(latencies):
     return meter
 
 
-def test_queries_past_the_objective_are_late():
-    assert measured([SLO_MS, SLO_MS + 1, 10.0]).take() == LatencyWindow(3, 1, SLO_MS + 1)
-
-
-def test_a_window_begins_where_the_last_one_ended():
-    meter = measured([500.0])
-    meter.take()
+def test_queries_past_the_objective_are_late_and_a_window_begins_where_the_last_one_ended():
+    meter = measured([SLO_MS, SLO_MS + 1, 10.0])
+    assert meter.take() == LatencyWindow(3, 1, SLO_MS + 1)
     assert meter.take() == LatencyWindow(0, 0, 0.0)
 
 

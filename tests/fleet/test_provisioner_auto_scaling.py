@@ -10,12 +10,9 @@ import pytest
 from botocore.session import Session
 from botocore.stub import Stubber
 
-from serfer.control.scenario import Market
 from serfer.core.errors import UnavailableError
 from serfer.fleet.provisioners import auto_scaling
 from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner, release_this_instance
-from serfer.fleet.purchase import Purchase
-from serfer.fleet.reconciler import Reconciler
 from serfer.local.server import free_port
 from tests.fleet.provisioner_contract import ProvisionerContract, serving
 from tests.moto_server import ACCESS, REGION, MotoServer
@@ -338,60 +335,6 @@ def test_a_replacement_that_the_group_starts_by_itself_is_a_member_once_it_serve
     assert not running(lambda pool: pool.stop("i-3"))  # the group ends one: a request would find no stub
 
 
-def test_a_group_that_rebalances_keeps_its_replacement(monkeypatch):
-    """AWS starts another instance, and ends the first once that one serves; two are wanted all the time."""
-    aws = Rebalancing()
-    monkeypatch.setattr(auto_scaling, "_connect", lambda _service, _region: aws)
-    reconciler = Reconciler(10, Purchase("g6.xlarge", Market.SPOT))
-
-    async def work(pool):
-        interrupted = 0
-        for second in range(200):
-            aws.second = second
-            members = await pool.members()
-            ready = {one.name: True for one in members if one.state == "serving"}
-            actions = reconciler.decide(float(second), members, ready, 2, ())
-            interrupted += actions.interrupted
-            for name in actions.stop:
-                await pool.stop(name)
-            if actions.start:
-                await pool.start(actions.start)
-        return interrupted, {one.name: one.state.value for one in actions.listed}
-
-    assert running(work) == (1, {"i-2": "serving", "i-3": "serving"})
-    assert aws.changes == []
-
-
-class Rebalancing:
-    """The clients of a group of two that replaces the first, from the 20th second to the 120th."""
-
-    def __init__(self):
-        self.second = 0
-        self.changes = []
-
-    def describe_auto_scaling_groups(self, **_):
-        states = {"i-2": "InService"}
-        if self.second < 90:
-            states["i-1"] = "InService"
-        elif self.second < 120:
-            states["i-1"] = "Terminating:Wait"
-        if self.second >= 20:
-            states["i-3"] = "Pending" if self.second < 80 else "InService"
-        instances = [{"InstanceId": name, "LifecycleState": state} for name, state in sorted(states.items())]
-        return {"AutoScalingGroups": [{"DesiredCapacity": 2, "MinSize": 0, "MaxSize": 8, "Instances": instances}]}
-
-    def describe_instances(self, **_):
-        return addressed("i-1", "i-2", "i-3")
-
-    def set_desired_capacity(self, **change):
-        self.changes.append(change)
-
-    terminate_instance_in_auto_scaling_group = set_desired_capacity
-
-    def close(self):
-        pass
-
-
 def test_an_instance_that_was_not_delivered_yet_is_a_booting_member(reported):
     stubs = reported(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
     stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
@@ -419,43 +362,6 @@ def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(rep
 def test_the_capacity_never_falls_below_the_delivered_instances_or_the_minimum(reported, states, group):
     reported(*[(f"i-{number}", state) for number, state in enumerate(states)], **group)
     assert not running(lambda pool: pool.stop("asked-1"))  # a set_desired_capacity would find no stub
-
-
-def test_undeliverable_capacity_is_withdrawn_when_the_load_ends(monkeypatch):
-    """No instance ever comes: two are wanted for 10 s, then none for half an hour."""
-    aws = NothingDelivered()
-    monkeypatch.setattr(auto_scaling, "_connect", lambda _service, _region: aws)
-    reconciler = Reconciler(120, Purchase("g6.xlarge"))
-
-    async def work(pool):
-        for second in range(1810):
-            members = await pool.members()
-            actions = reconciler.decide(float(second), members, {}, 2 if second < 10 else 0, ())
-            for name in actions.stop:
-                await pool.stop(name)
-            if actions.start:
-                await pool.start(actions.start)
-        return await pool.members()
-
-    assert running(work) == []
-    assert aws.changes == [2, 1, 0]
-
-
-class NothingDelivered:
-    """Auto Scaling's client of a group whose desired capacity changes and that never gets an instance."""
-
-    def __init__(self):
-        self.changes = []
-
-    def describe_auto_scaling_groups(self, **_):
-        desired = self.changes[-1] if self.changes else 0
-        return {"AutoScalingGroups": [{"DesiredCapacity": desired, "MinSize": 0, "MaxSize": 8, "Instances": []}]}
-
-    def set_desired_capacity(self, *, DesiredCapacity, **_):  # noqa: N803 - AWS's name
-        self.changes.append(DesiredCapacity)
-
-    def close(self):
-        pass
 
 
 @pytest.mark.parametrize("state", ["Terminating", "Terminating:Wait", "Warmed:Stopped", "Terminated"])

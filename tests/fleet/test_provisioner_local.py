@@ -98,15 +98,6 @@ def test_a_pool_without_measure_does_not_take_the_whole_machine(pool, caplog):
     assert "--instances local: 1000000 more instances are wanted" in warning
 
 
-def test_an_instance_answers_at_its_reported_address(pool):
-    async def work(pool):
-        await pool.start(1)
-        [one] = await serving(pool, 1)
-        assert ready(one.url) == 200
-
-    pool(work)
-
-
 @pytest.mark.killed
 def test_one_that_died_by_itself_disappears_and_its_last_words_are_logged(pool, registry, caplog):
     async def work(pool):

@@ -24,7 +24,7 @@ from serfer.fleet.registry import (
 )
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
-from tests.fleet.fakes import Clock
+from tests.support.hand_clock import Clock
 
 FLEET = FleetState(
     "a",

@@ -5,7 +5,8 @@ import pytest
 from serfer.control.policy import InstanceGroup, InstanceState, Interruption
 from serfer.control.scenario import Market
 from serfer.fleet.provisioner_url import open_provisioner, specs_by_purchase
-from tests.fleet.test_several_types import CPU, SCENARIO, SPOT, World
+from tests.fleet.fakes import Drivers
+from tests.fleet.test_several_types import CPU, SCENARIO, SPOT
 from tests.moto_server import ACCESS, MotoServer
 
 GROUPS = {SPOT: "shop-spot", CPU: "shop-cpu"}
@@ -47,12 +48,11 @@ def ids(moto, bought):
 
 
 async def test_two_groups_are_one_pool_and_a_spot_instance_that_aws_takes_is_an_interruption(moto):
-    world = World(bought=[])
+    world = Drivers(SCENARIO, [])
     specs = specs_by_purchase("gpu/spot=ec2:shop-spot,cpu=ec2:shop-cpu", SCENARIO)
     world.provisioners.update({one: open_provisioner(spec) for one, spec in specs.items()})
     world.net.up = Everywhere()
-    one, policy = world.add()
-    policy.counts = {SPOT: 2, CPU: 1}
+    one, policy = world.add_wanting(counts={SPOT: 2, CPU: 1})
     await world.step(6)
     assert one.troubles == {}
     assert (len(ids(moto, SPOT)), len(ids(moto, CPU))) == (2, 1)

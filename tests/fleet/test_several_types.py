@@ -1,104 +1,31 @@
 """Pools of several types and markets: each has its provisioner, its price, and its place in what policies see."""
 
-import asyncio
-
 import numpy as np
 import pytest
 
 from serfer.control.policies import make_policy
 from serfer.control.policy import (
-    InstanceCount,
     InstanceGroup,
     InstanceState,
     Interruption,
     Observation,
-    ProvisioningPlan,
 )
-from serfer.control.router import Router
 from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UnavailableError
-from serfer.fleet.control_loop import Timing
-from serfer.fleet.controller import Controller
-from serfer.fleet.pool import Pool
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import DriverLoad, FleetMember, FleetState, PoolRegistry
-from serfer.storage.memory import MemoryStore
 from serfer_bench.study.policies import NAMES
-from tests.fleet.fakes import GPU, TWO_TYPES, Clock, FakeProvisioner, Net
+from tests.fleet.fakes import GPU, TWO_TYPES, Drivers
 
 ONE = np.zeros((1, 4, 4, 3), np.uint8)
 CPU, SPOT = Purchase("cpu"), Purchase("gpu", Market.SPOT)
 SCENARIO = parse_scenario(TWO_TYPES)
-
-
-class Wants:
-    """A policy that wants what a test says, and keeps what it sees."""
-
-    name = "wants"
-
-    def __init__(self):
-        self.counts = {}
-        self.seen = []
-        self.resumed = []
-
-    def observe(self, seen):
-        self.seen.append(seen)
-        groups = tuple(InstanceCount(one.kind, one.market, count) for one, count in self.counts.items())
-        return ProvisioningPlan(groups, "the test says so")
-
-    def resume(self, fleet):
-        self.resumed.append(fleet)
-
-    @property
-    def interruptions(self):
-        return [one for seen in self.seen for one in seen.interruptions]
-
-
-class World:
-    """Drivers over one store, and a provisioner for each type and market."""
-
-    def __init__(self, scenario=SCENARIO, bought=(GPU, SPOT, CPU)):
-        self.scenario, self.clock, self.net = scenario, Clock(), Net()
-        self.store = MemoryStore(self.clock)
-        self.provisioners = {
-            one: FakeProvisioner(self.net, self.clock, scenario.kind(one.kind).boot_s, str(one).replace("/", "-"))
-            for one in bought
-        }
-        self.running = {}
-
-    def add(self, name="a", policy=None, ends=(), **more):
-        policy = policy or Wants()
-        router = Router(self.scenario, policy, **more)
-        pool = Pool(router, self.net.connect, self.clock)
-        self.running[name] = Controller(
-            pool,
-            PoolRegistry(self.store.coordination(), "p", name, self.clock),
-            self.provisioners,
-            self.net.connect,
-            ends=ends,
-            timing=Timing(self.clock, asyncio.sleep),
-        )
-        self.running[name].pool = pool
-        return self.running[name], policy
-
-    async def step(self, seconds=1, each=None):
-        for _ in range(seconds):
-            self.clock.now += 1
-            for controller in list(self.running.values()):
-                await controller.tick()
-                for duty in controller.duties.values():
-                    await duty
-            if each is not None:
-                await each()
-
-    def there(self):
-        return {one: len(made.there) for one, made in self.provisioners.items() if made.there}
+PURCHASES = (GPU, SPOT, CPU)
 
 
 async def test_each_type_and_market_is_started_by_its_own_provisioner_and_stopped_again():
-    world = World()
-    one, policy = world.add()
-    policy.counts = {GPU: 1, SPOT: 2, CPU: 1}
+    world = Drivers(SCENARIO, PURCHASES)
+    one, policy = world.add_wanting(counts={GPU: 1, SPOT: 2, CPU: 1})
     await world.step(20)
     assert world.there() == {GPU: 1, SPOT: 2, CPU: 1}
     assert one.pool.serving_by_type == {GPU: 1, SPOT: 2, CPU: 1}
@@ -109,15 +36,10 @@ async def test_each_type_and_market_is_started_by_its_own_provisioner_and_stoppe
 
 
 async def test_types_boot_serve_and_are_seen_by_type_market_and_state():
-    world = World()
-    one, policy = world.add()
-    policy.counts = {GPU: 1, CPU: 1}
+    world = Drivers(SCENARIO, PURCHASES)
+    one, policy = world.add_wanting(counts={SPOT: 2, CPU: 1})
     await world.step(8)
     assert one.pool.serving_by_type == {CPU: 1}
-    world = World()
-    _, policy = world.add()
-    policy.counts = {SPOT: 2, CPU: 1}
-    await world.step(8)
     assert policy.seen[-1].fleet == (
         InstanceGroup("cpu", Market.ON_DEMAND, InstanceState.SERVING, 1),
         InstanceGroup("gpu", Market.SPOT, InstanceState.BOOTING, 2),
@@ -125,9 +47,8 @@ async def test_types_boot_serve_and_are_seen_by_type_market_and_state():
 
 
 async def test_dollars_are_those_of_each_type_and_market():
-    world = World()
-    one, policy = world.add()
-    policy.counts = {GPU: 1, SPOT: 2, CPU: 3}
+    world = Drivers(SCENARIO, PURCHASES)
+    one, _ = world.add_wanting(counts={GPU: 1, SPOT: 2, CPU: 3})
     await world.step(61)
     usd = {bought: each.hour_usd for bought, each in one.status.types.items()}
     prices = {GPU: 3.6, SPOT: 2 * 1.2, CPU: 3 * 0.36}
@@ -137,19 +58,10 @@ async def test_dollars_are_those_of_each_type_and_market():
     assert one.status.instances_usd == pytest.approx(sum(usd.values()))
 
 
-async def test_the_ceiling_counts_each_type_at_its_own_price():
-    world = World()
-    one, policy = world.add(max_usd_per_hour=2.0)
-    policy.counts = {SPOT: 1, GPU: 1, CPU: 1}  # $1.20, $3.60, $0.36 an hour
-    await world.step(5)
-    assert world.there() == {SPOT: 1, CPU: 1}
-    assert one.status.wanted == 2
-
-
 async def test_a_type_without_a_provisioner_is_not_started_and_the_reason_says_so(caplog):
     with caplog.at_level("INFO", "serfer.fleet"):
-        world = World(bought=[GPU])
-        one, policy = world.add()
+        world = Drivers(SCENARIO)
+        one, policy = world.add_wanting()
         policy.counts = {GPU: 1, SPOT: 2, CPU: 1}
         await world.step(3)
         assert world.there() == {GPU: 1}
@@ -164,9 +76,8 @@ async def test_a_type_without_a_provisioner_is_not_started_and_the_reason_says_s
 
 
 async def test_a_provisioner_that_fails_holds_up_no_other_type():
-    world = World()
-    one, policy = world.add()
-    policy.counts = {GPU: 1, CPU: 1}
+    world = Drivers(SCENARIO, PURCHASES)
+    one, policy = world.add_wanting(counts={GPU: 1, CPU: 1})
     await world.step(15)
     world.provisioners[GPU].broken = UnavailableError("ec2 refuses")
     policy.counts = {GPU: 2, CPU: 2}
@@ -179,8 +90,8 @@ async def test_a_provisioner_that_fails_holds_up_no_other_type():
 
 
 async def test_an_interruption_reaches_the_policy_of_every_driver_once():
-    world = World()
-    (_, first), (_, second) = world.add("a"), world.add("b")
+    world = Drivers(SCENARIO, PURCHASES)
+    (_, first), (_, second) = world.add_wanting("a"), world.add_wanting("b")
     first.counts = second.counts = {SPOT: 2}
     await world.step(15)
     lost, _ = world.provisioners[SPOT].there
@@ -188,7 +99,7 @@ async def test_an_interruption_reaches_the_policy_of_every_driver_once():
     await world.step(20)
     assert first.interruptions == second.interruptions == [Interruption("gpu", 1)]
     assert world.there() == {SPOT: 2}
-    late, _ = world.add("c")
+    late, _ = world.add_wanting("c")
     await world.step(3)
     assert late.pool.serving == 2
     assert world.running["c"].pool.router.policy.interruptions == []  # it was before its time
@@ -196,8 +107,8 @@ async def test_an_interruption_reaches_the_policy_of_every_driver_once():
 
 
 async def test_interruptions_count_on_when_another_driver_leads():
-    world = World()
-    (_, first), (_, second) = world.add("a"), world.add("b")
+    world = Drivers(SCENARIO, PURCHASES)
+    (_, first), (_, second) = world.add_wanting("a"), world.add_wanting("b")
     first.counts = second.counts = {SPOT: 1}
     for number in range(2):
         await world.step(15)
@@ -211,9 +122,8 @@ async def test_interruptions_count_on_when_another_driver_leads():
 
 
 async def test_an_instance_under_notice_gets_no_more_queries_and_is_reported_as_leaving():
-    world = World()
-    one, policy = world.add()
-    policy.counts = {SPOT: 1}
+    world = Drivers(SCENARIO, PURCHASES)
+    one, policy = world.add_wanting(counts={SPOT: 1})
     await world.step(15)
     (name,) = world.provisioners[SPOT].there
     world.provisioners[SPOT].ending = {name}
@@ -228,11 +138,11 @@ async def test_an_instance_under_notice_gets_no_more_queries_and_is_reported_as_
 
 @pytest.mark.killed
 async def test_instances_of_a_dead_fleet_are_adopted_by_type():
-    world = World()
+    world = Drivers(SCENARIO, PURCHASES)
     await world.provisioners[SPOT].start(1)
     await world.provisioners[CPU].start(2)
     world.clock.now += 100
-    one, policy = world.add()
+    one, policy = world.add_wanting()
     await world.step(2)
     policy.counts = {SPOT: 1, CPU: 2}
     await world.step(2)
@@ -245,9 +155,8 @@ async def test_instances_of_a_dead_fleet_are_adopted_by_type():
 
 
 async def test_the_last_driver_stops_the_types_that_end_with_it_and_no_others():
-    world = World()
-    one, policy = world.add(ends=[CPU])
-    policy.counts = {GPU: 1, CPU: 2}
+    world = Drivers(SCENARIO, PURCHASES, ends=[CPU])
+    one, _ = world.add_wanting(counts={GPU: 1, CPU: 2})
     await world.step(15)
     await one.close()
     assert world.there() == {GPU: 1}
@@ -255,8 +164,8 @@ async def test_the_last_driver_stops_the_types_that_end_with_it_and_no_others():
 
 
 async def test_a_fleet_that_an_earlier_version_published_is_used_as_the_first_type_and_foreign_types_are_not():
-    world = World()
-    one, policy = world.add()
+    world = Drivers(SCENARIO, PURCHASES)
+    one, policy = world.add_wanting()
     other = PoolRegistry(world.store.coordination(), "p", "old", world.clock)
     other.exchange(DriverLoad("old"))
     members = (
@@ -299,11 +208,11 @@ def spot_scenario():
 async def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_away():
     stand_in = Purchase("t3")
     known = spot_scenario()
-    world = World(known, [GPU, SPOT, CPU, stand_in])
+    world = Drivers(known, [GPU, SPOT, CPU, stand_in])
     policy = make_policy("mark-spot", known)
     batching = {kind: set_to for kind, set_to in policy.guarded._batching.items() if kind == SPOT.kind}
     assert all(set_to.window_s > 0 for set_to in batching.values())
-    one, _ = world.add(policy=policy)
+    one = world.add(policy=policy)
 
     async def ask():
         for _ in range(150):

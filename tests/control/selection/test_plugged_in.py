@@ -47,21 +47,9 @@ def test_a_selector_is_built_in_of_a_file_or_plugged_in_by_its_entry_point(made,
         make_selector("yours")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("def Mine(): return None", "function is not a class"),
-        ("class Mine: pass", "the class has no get_variant"),
-        (
-            "class Mine:\n def __init__(self): 1 / 0\n def get_variant(self): ...",
-            "could not be made: ZeroDivisionError",
-        ),
-        ("import no_such_thing_here", "No module named 'no_such_thing_here'"),
-    ],
-)
-def test_what_is_not_a_selector_is_refused(made, text, words):
-    with pytest.raises(UsageError, match=words):
-        make_selector(made(text=text))
+def test_a_class_that_is_not_a_selector_is_refused(made):
+    with pytest.raises(UsageError, match="the class has no get_variant"):
+        make_selector(made(text="class Mine: pass"))
 
 
 @pytest.mark.parametrize(

@@ -54,54 +54,6 @@ def _around(parts, draw):
     return found
 
 
-def test_the_cheapest_active_variant_that_meets_answers_at_its_least_loaded_place():
-    variants = [variant("cheap", usd=1e-6, latency=90.0), variant("dear", usd=3e-6), variant("middle", usd=2e-6)]
-    seen = states(cheap=[(ACTIVE, 0.1)], middle=[(ACTIVE, 0.5), (ACTIVE, 0.2)], dear=[(ACTIVE, 0.0)])
-    chosen = select(variants, seen, Objectives(latency_ms=50.0))
-    assert (chosen.variant, chosen.place, chosen.reason) == ("middle", "p1", SelectionReason.ACTIVE)
-    assert chosen.meets
-
-
-def test_an_accuracy_is_met_by_the_interval_s_lower_end():
-    variants = [variant("close", accuracy=0.7001, usd=1e-7), variant("sure", accuracy=0.72)]
-    seen = states(close=[(ACTIVE, 0.0)], sure=[(ACTIVE, 0.0)])
-    assert select(variants, seen, Objectives(min_accuracy=0.7)).variant == "sure"
-
-
-def test_loading_counts_against_the_latency_of_an_inactive_variant():
-    variants = [variant("slow-load", usd=1e-7, load=900.0), variant("fast-load", load=60.0)]
-    seen = states(**{"slow-load": [(INACTIVE, 0.0)], "fast-load": [(INACTIVE, 0.0)]})
-    chosen = select(variants, seen, Objectives(latency_ms=100.0))
-    assert (chosen.variant, chosen.reason) == ("fast-load", SelectionReason.INACTIVE)
-    chosen = select(variants, seen, Objectives(latency_ms=70.0))
-    assert (chosen.variant, chosen.reason) == ("fast-load", SelectionReason.NEAREST)
-    assert chosen.missed == {"latency_ms": pytest.approx(10.0)}
-
-
-@pytest.mark.parametrize("busy", [OVERLOADED, INTERFERED])
-def test_a_busy_variant_is_not_selected_while_another_meets(busy):
-    variants = [variant("busy", usd=1e-7), variant("free")]
-    for other in (ACTIVE, INACTIVE):
-        seen = states(busy=[(busy, 1.5)], free=[(other, 0.9)])
-        assert {select(variants, seen, draw=draw / 100).variant for draw in range(100)} == {"free"}
-
-
-def test_where_all_that_meet_are_busy_the_least_loaded_answers_first_and_the_rest_share():
-    variants = [variant("a", usd=1e-7), variant("b")]
-    seen = states(a=[(OVERLOADED, 3.0)], b=[(INTERFERED, 1.0)])
-    assert select(variants, seen).variant == "b"
-    chosen = [select(variants, seen, draw=draw / 100) for draw in range(100)]
-    assert {each.reason for each in chosen} == {SelectionReason.BUSY}
-    assert [each.variant for each in chosen].count("b") == pytest.approx(55, abs=1)
-
-
-def test_the_nearest_variant_misses_by_the_least_sum_of_relative_misses():
-    variants = [variant("wrong", accuracy=0.5), variant("late", latency=60.0), variant("dear", usd=9e-6)]
-    seen = states(wrong=[(ACTIVE, 0.0)], late=[(ACTIVE, 0.0)], dear=[(ACTIVE, 0.0)])
-    chosen = select(variants, seen, Objectives(latency_ms=30.0, min_accuracy=0.7, max_cost_usd=2e-6))
-    assert (chosen.variant, chosen.reason, set(chosen.missed)) == ("wrong", SelectionReason.NEAREST, {"min_accuracy"})
-
-
 def test_what_is_remembered_of_the_nearest_variant_is_of_the_states_and_objectives_at_hand():
     variants = [variant("slow", latency=60.0, accuracy=0.9), variant("wrong", accuracy=0.5)]
     catalogue, selector = Catalogue(variants), InfaasSelector()

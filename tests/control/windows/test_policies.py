@@ -38,18 +38,12 @@ contract = pytest.mark.parametrize("name", NAMES)
 
 @contract
 @given(steps=STEPS)
-def test_windows_are_bounded(name, steps):
-    policy, now = taught(name, steps)
+def test_windows_are_bounded_and_those_of_the_same_idle_times_the_same(name, steps):
+    (policy, now), (other, _) = taught(name, steps), taught(name, steps)
     windows = policy.windows(now)
+    assert windows == other.windows(now)
     assert 0 <= windows.prewarm_s <= MOST_S
     assert 0 <= windows.keepalive_s <= MOST_S
-
-
-@contract
-@given(steps=STEPS)
-def test_the_same_idle_times_give_the_same_windows(name, steps):
-    (one, now), (other, _) = taught(name, steps), taught(name, steps)
-    assert one.windows(now) == other.windows(now)
 
 
 @contract

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import Field, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, get_type_hints
 
 import typer
 from rich.console import Console
@@ -30,6 +30,32 @@ class Row(Protocol):
     def shown(self) -> dict[str, str]:
         """Its cells by column, for people."""
         ...
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where an annotation shows a field: the head of its column, and how its values, so many `times`, are written."""
+
+    head: str
+    form: str | Callable[[Any], str] = ""
+    times: float | None = None
+    empty: str = ""  # a cell of None
+
+    def cell(self, value: Any) -> str:  # noqa: ANN401 - of whatever type the field has
+        if value is None:
+            return self.empty
+        value = value if self.times is None else self.times * value
+        return self.form(value) if callable(self.form) else format(value, self.form)
+
+
+class Measurement:
+    """A row whose cells are the fields that are annotated with columns, in their order."""
+
+    @property
+    def shown(self) -> dict[str, str]:
+        hints = get_type_hints(type(self), include_extras=True)
+        marks = ((name, mark) for name, hint in hints.items() for mark in getattr(hint, "__metadata__", ()))
+        return {mark.head: mark.cell(getattr(self, name)) for name, mark in marks if isinstance(mark, Column)}
 
 
 @dataclass(frozen=True)

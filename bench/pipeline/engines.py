@@ -33,6 +33,7 @@ from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import RowsOption, plan_of
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.s3_server import S3Server
+from serfer_bench.core.tables import Column, Measurement
 
 _MS_PER_S = 1000.0
 _QUERIES = 1_000_000
@@ -52,38 +53,23 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class EngineTime:
+class EngineTime(Measurement):
     """Warm queries, one after the other, through one engine and one path: wall time, and requests to a store.
 
     Puts, gets and polls are those of one query, in the median; dollars are Lambda's for a million queries at the times
     measured here, without the store's, Step Functions' or the driver's.
     """
 
-    engine: str
-    path: str
-    median_ms: float
-    least_ms: float
-    p90_ms: float
-    puts: float
-    gets: float
-    polls: float
-    bytes_stored: float
-    usd_per_million: float
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "engine": self.engine,
-            "path": self.path,
-            "ms": f"{self.median_ms:,.1f}",
-            "from": f"{self.least_ms:,.1f}",
-            "p90": f"{self.p90_ms:,.1f}",
-            "puts": f"{self.puts:g}",
-            "gets": f"{self.gets:g}",
-            "polls": f"{self.polls:g}",
-            "kB stored": f"{self.bytes_stored / 1000:,.0f}",
-            "Lambda $/M": f"{self.usd_per_million:,.2f}",
-        }
+    engine: Annotated[str, Column("engine")]
+    path: Annotated[str, Column("path")]
+    median_ms: Annotated[float, Column("ms", ",.1f")]
+    least_ms: Annotated[float, Column("from", ",.1f")]
+    p90_ms: Annotated[float, Column("p90", ",.1f")]
+    puts: Annotated[float, Column("puts", "g")]
+    gets: Annotated[float, Column("gets", "g")]
+    polls: Annotated[float, Column("polls", "g")]
+    bytes_stored: Annotated[float, Column("kB stored", ",.0f", 1 / 1000)]
+    usd_per_million: Annotated[float, Column("Lambda $/M", ",.2f")]
 
 
 @dataclass

@@ -22,6 +22,7 @@ from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.core.errors import SerferError, UsageError
 from serfer_bench.core.processes import end
 from serfer_bench.core.results import check_directory, publish_rows
+from serfer_bench.core.tables import Column, Measurement
 
 _WIDTHS = (4, 8, 16)
 _SYSTEMS = "--system threads --system stages"
@@ -41,17 +42,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class PartRun:
+class PartRun(Measurement):
     """A part that ran, or did not: `result` is "done", or why it has none."""
 
-    part: str
+    part: Annotated[str, Column("part")]
     command: str
-    seconds: float
-    result: str
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {"part": self.part, "seconds": f"{self.seconds:,.0f}", "result": self.result}
+    seconds: Annotated[float, Column("seconds", ",.0f")]
+    result: Annotated[str, Column("result")]
 
 
 def parts(out: Path) -> list[Part]:

@@ -24,7 +24,7 @@ from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import DEFAULT_MODEL, AtMostOption, FixedPlanOption, FixedPlansOption
 from serfer_bench.core.plans import bench_plan
 from serfer_bench.core.results import require_at_most
-from serfer_bench.core.tables import Results, publish, table_of
+from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
 from serfer_bench.pipeline.threads import Threads
 
 _WARM_UP = 8
@@ -34,34 +34,19 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Orchestration:
+class Orchestration(Measurement):
     """Median milliseconds of a query either way, and the median, least and greatest of the rounds' ratios."""
 
-    plan: str
-    workers: int
-    rounds: int
-    pipeline_ms: float
-    threads_ms: float
-    ratio: float
-    least: float
-    greatest: float
-    bytes_per_query: int
-    polls: int
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "plan": self.plan,
-            "workers": str(self.workers),
-            "pipeline ms": f"{self.pipeline_ms:.1f}",
-            "threads ms": f"{self.threads_ms:.1f}",
-            "times": f"{self.ratio:.2f}",
-            "from": f"{self.least:.2f}",
-            "to": f"{self.greatest:.2f}",
-            "rounds": str(self.rounds),
-            "bytes through the store": f"{self.bytes_per_query:,}",
-            "polls": str(self.polls),
-        }
+    plan: Annotated[str, Column("plan")]
+    workers: Annotated[int, Column("workers")]
+    pipeline_ms: Annotated[float, Column("pipeline ms", ".1f")]
+    threads_ms: Annotated[float, Column("threads ms", ".1f")]
+    ratio: Annotated[float, Column("times", ".2f")]
+    least: Annotated[float, Column("from", ".2f")]
+    greatest: Annotated[float, Column("to", ".2f")]
+    rounds: Annotated[int, Column("rounds")]
+    bytes_per_query: Annotated[int, Column("bytes through the store", ",")]
+    polls: Annotated[int, Column("polls")]
 
 
 def measure(
@@ -105,30 +90,17 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(Measurement):
     """Median milliseconds of a query over one worker and over several; the rounds' median, least, greatest ratio."""
 
-    plan: str
-    workers: int
-    rounds: int
-    one_ms: float
-    several_ms: float
-    speedup: float
-    least: float
-    greatest: float
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "plan": self.plan,
-            "workers": str(self.workers),
-            "one worker ms": f"{self.one_ms:.1f}",
-            "several ms": f"{self.several_ms:.1f}",
-            "times faster": f"{self.speedup:.2f}",
-            "from": f"{self.least:.2f}",
-            "to": f"{self.greatest:.2f}",
-            "rounds": str(self.rounds),
-        }
+    plan: Annotated[str, Column("plan")]
+    workers: Annotated[int, Column("workers")]
+    one_ms: Annotated[float, Column("one worker ms", ".1f")]
+    several_ms: Annotated[float, Column("several ms", ".1f")]
+    speedup: Annotated[float, Column("times faster", ".2f")]
+    least: Annotated[float, Column("from", ".2f")]
+    greatest: Annotated[float, Column("to", ".2f")]
+    rounds: Annotated[int, Column("rounds")]
 
 
 def measure_scaling(

@@ -19,6 +19,7 @@ from serfer.local.servers.redis import RedisServer
 from serfer.storage import Range, Store, open_store, redact
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.tables import Column, Measurement
 
 SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)
 RANGES = 8
@@ -32,31 +33,19 @@ Now = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class StoreTime:
+class StoreTime(Measurement):
     """Microseconds of an operation on one object of `bytes` (`get_many`: 8 ranges that make one up), wall time.
 
     `mb_per_s` is of the bytes moved; None where none are.
     """
 
-    store: str
-    bytes: int
-    operation: str
-    median_us: float
-    least_us: float
-    greatest_us: float
-    mb_per_s: float | None
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "store": self.store,
-            "bytes": f"{self.bytes:,}",
-            "operation": self.operation,
-            "us": f"{self.median_us:,.1f}",
-            "from": f"{self.least_us:,.1f}",
-            "to": f"{self.greatest_us:,.1f}",
-            "MB/s": "-" if self.mb_per_s is None else f"{self.mb_per_s:,.0f}",
-        }
+    store: Annotated[str, Column("store")]
+    bytes: Annotated[int, Column("bytes", ",")]
+    operation: Annotated[str, Column("operation")]
+    median_us: Annotated[float, Column("us", ",.1f")]
+    least_us: Annotated[float, Column("from", ",.1f")]
+    greatest_us: Annotated[float, Column("to", ",.1f")]
+    mb_per_s: Annotated[float | None, Column("MB/s", ",.0f", empty="-")]
 
 
 def measure(

@@ -33,6 +33,7 @@ from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import ModelsOption, PlansOption, RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.core.workload import Sent, run
 
 SYSTEMS = ("in turns", "at once")
@@ -41,41 +42,25 @@ _REPEATS, _BUDGET_S = 3, 4.0
 
 
 @dataclass(frozen=True)
-class TurnsTime:
+class TurnsTime(Measurement):
     """Queries to one network of several: latency in ms of those answered.
 
     `processor_ms` is processor time for each answered image of all networks together. `interference` is observed over
     profiled batch time at the end, the mean of the rounds.
     """
 
-    system: str
-    load: str
-    model: str
-    queries: int
-    answered: int
-    refused: int
-    late: int
+    load: Annotated[str, Column("load")]
+    system: Annotated[str, Column("system")]
+    model: Annotated[str, Column("model")]
+    queries: Annotated[int, Column("queries", ",")]
+    answered: Annotated[int, Column("answered", ",")]
+    refused: Annotated[int, Column("refused", ",")]
+    late: Annotated[int, Column("late", ",")]
     failed: int
-    p50_ms: float
-    p95_ms: float
-    processor_ms: float
-    interference: float
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "load": self.load,
-            "system": self.system,
-            "model": self.model,
-            "queries": f"{self.queries:,}",
-            "answered": f"{self.answered:,}",
-            "refused": f"{self.refused:,}",
-            "late": f"{self.late:,}",
-            "p50 ms": f"{self.p50_ms:,.0f}",
-            "p95 ms": f"{self.p95_ms:,.0f}",
-            "processor ms": f"{self.processor_ms:,.1f}",
-            "interference": f"{self.interference:.2f}",
-        }
+    p50_ms: Annotated[float, Column("p50 ms", ",.0f")]
+    p95_ms: Annotated[float, Column("p95 ms", ",.0f")]
+    processor_ms: Annotated[float, Column("processor ms", ",.1f")]
+    interference: Annotated[float, Column("interference", ".2f")]
 
 
 @dataclass(frozen=True, eq=False)

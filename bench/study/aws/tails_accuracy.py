@@ -6,12 +6,13 @@ Starts and warm invocations are drawn from exponential distributions of known me
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 
 from serfer.cli.shared.options import JsonOption
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.tables import Results, publish, table_of
+from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
 from serfer_bench.study.aws.probe import Extent
 from serfer_bench.study.aws.tails import floor_and_tail, start_tail
 
@@ -23,34 +24,21 @@ _UP_TO = [(Extent.up_to(group), group) for group in (16, 64)]
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measurement):
     """Fits of so many starts and `warm` invocations, whose tail tau is `share` of the starts' tail sigma.
 
     `invoke_error` and `error` are the standard errors of both, `mean` is what is found of sigma on average and `single`
     what the fit of one exponential time finds, as shares of it; `within` is the share of probes that are within 10%.
     """
 
-    share: float
-    starts: int
-    warm: int
-    invoke_error: float
-    mean: float
-    error: float
-    within: float
-    single: float
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "tau / sigma": f"{self.share:g}",
-            "starts": str(self.starts),
-            "warm": str(self.warm),
-            "tau: error": f"{self.invoke_error:.0%}",
-            "sigma: found / true": f"{self.mean:.2f}",
-            "sigma: error": f"{self.error:.0%}",
-            "within 10%": f"{self.within:.0%}",
-            "fitted as one": f"{self.single:.2f}",
-        }
+    share: Annotated[float, Column("tau / sigma", "g")]
+    starts: Annotated[int, Column("starts")]
+    warm: Annotated[int, Column("warm")]
+    invoke_error: Annotated[float, Column("tau: error", ".0%")]
+    mean: Annotated[float, Column("sigma: found / true", ".2f")]
+    error: Annotated[float, Column("sigma: error", ".0%")]
+    within: Annotated[float, Column("within 10%", ".0%")]
+    single: Annotated[float, Column("fitted as one", ".2f")]
 
 
 def fitted(share: float, starts: int, warm: int) -> Row:

@@ -31,45 +31,31 @@ from serfer.splitter.planning.split_options import Budget, SplitOptions, memory_
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.grids import GridChoice
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.tables import Results, publish, table_of
+from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
 
 _MILLION = 1_000_000
 _DEFAULTS = {"warm": (0.0, None), "default": (COLD_SHARE, MEASURED_MEMBERS)}
 """The share of cold queries and the most members of a gang, None for any, by what they are called."""
 _NOTE = f"all predicted, for a new AWS account, {100 * COLD_SHARE:g}% of the queries cold where it says so: nothing ran"
+_COLD = f"{100 * COLD_SHARE:g}% cold"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Measurement):
     """A plan that was chosen: what a query takes where everything is warm, where nothing is, and on average.
 
     Average is with the assumed share of cold queries, whatever the plan was chosen for.
     """
 
-    network: str
-    size: int
-    chosen_for: str
-    plan: str
-    warm_ms: float
-    cold_ms: float
-    usd: float
-    expected_ms: float
-    expected_usd: float
-
-    @property
-    def shown(self) -> dict[str, str]:
-        cold = f"{100 * COLD_SHARE:g}% cold"
-        return {
-            "network": self.network,
-            "px": str(self.size),
-            "chosen for": self.chosen_for,
-            "plan": self.plan,
-            "warm ms": f"{self.warm_ms:,.1f}",
-            "first cold answer ms": f"{self.cold_ms:,.0f}",
-            "$ a million, warm": f"{_MILLION * self.usd:,.2f}",
-            f"ms, {cold}": f"{self.expected_ms:,.1f}",
-            f"$ a million, {cold}": f"{_MILLION * self.expected_usd:,.2f}",
-        }
+    network: Annotated[str, Column("network")]
+    size: Annotated[int, Column("px")]
+    chosen_for: Annotated[str, Column("chosen for")]
+    plan: Annotated[str, Column("plan")]
+    warm_ms: Annotated[float, Column("warm ms", ",.1f")]
+    cold_ms: Annotated[float, Column("first cold answer ms", ",.0f")]
+    usd: Annotated[float, Column("$ a million, warm", ",.2f", _MILLION)]
+    expected_ms: Annotated[float, Column(f"ms, {_COLD}", ",.1f")]
+    expected_usd: Annotated[float, Column(f"$ a million, {_COLD}", ",.2f", _MILLION)]
 
 
 def choices(name: str, graph: Graph, size: int, facts: AwsFacts) -> Iterator[Choice]:

@@ -21,6 +21,7 @@ from serfer.core.units import MS_PER_S
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.study.policies.infless.rates import exact_range
 
 MULTIPLES: Final = ((1, 1.0), (2, 1.05), (4, 1.16), (8, 1.38), (16, 1.62))
@@ -30,30 +31,17 @@ _TIMES = tuple(time for _, time in MULTIPLES)
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measurement):
     """A rule at a rate: the time that a task spends at the stage, and what is billed for it."""
 
-    rate: float
-    slots: int
-    rule: str
-    range: str
-    p50_ms: float
-    p99_ms: float
-    billed_ms: float
-    mean_batch: float
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "tasks/s": f"{self.rate:g}",
-            "slots": f"{self.slots:,}",
-            "rule": self.rule,
-            "r_low to r_up": self.range,
-            "p50 ms": f"{self.p50_ms:,.0f}",
-            "p99 ms": f"{self.p99_ms:,.0f}",
-            "billed ms a task": f"{self.billed_ms:,.1f}",
-            "mean batch": f"{self.mean_batch:.1f}",
-        }
+    rate: Annotated[float, Column("tasks/s", "g")]
+    slots: Annotated[int, Column("slots", ",")]
+    rule: Annotated[str, Column("rule")]
+    range: Annotated[str, Column("r_low to r_up")]
+    p50_ms: Annotated[float, Column("p50 ms", ",.0f")]
+    p99_ms: Annotated[float, Column("p99 ms", ",.0f")]
+    billed_ms: Annotated[float, Column("billed ms a task", ",.1f")]
+    mean_batch: Annotated[float, Column("mean batch", ".1f")]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
-from typing import Final
+from typing import Annotated, Final
 
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.selection.scaling import InstanceCosts
@@ -23,6 +23,7 @@ from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.seeds import SEEDS, SeedOption, SeedsOption, publish_seeds
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.study.papers.infaas.cluster import (
     HEEDING,
     INFAAS,
@@ -187,36 +188,22 @@ def systems() -> tuple[System, ...]:
 
 
 @dataclass(frozen=True)
-class ProductionResult:
+class ProductionResult(Measurement):
     """What a system answered: queries/s, the share of late ones by windows of 4 s, and dollars of workers.
 
     Ratios are over INFaaS'.
     """
 
     seed: int
-    load: str
-    system: str
-    qps: float
-    late_share: float
-    late_windows: float
-    qps_ratio: float
-    late_ratio: float
-    usd_ratio: float
-    published: str
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "load": self.load,
-            "system": self.system,
-            "QPS": f"{self.qps:.1f}",
-            "late or unanswered": f"{self.late_share:.1%}",
-            "median of 4 s": f"{self.late_windows:.1%}",
-            "QPS of INFaaS over its": f"{self.qps_ratio:.2f}",
-            "late over INFaaS'": f"{self.late_ratio:.2f}",
-            "dollars over INFaaS'": f"{self.usd_ratio:.2f}",
-            "published": self.published,
-        }
+    load: Annotated[str, Column("load")]
+    system: Annotated[str, Column("system")]
+    qps: Annotated[float, Column("QPS", ".1f")]
+    late_share: Annotated[float, Column("late or unanswered", ".1%")]
+    late_windows: Annotated[float, Column("median of 4 s", ".1%")]
+    qps_ratio: Annotated[float, Column("QPS of INFaaS over its", ".2f")]
+    late_ratio: Annotated[float, Column("late over INFaaS'", ".2f")]
+    usd_ratio: Annotated[float, Column("dollars over INFaaS'", ".2f")]
+    published: Annotated[str, Column("published")]
 
 
 _PUBLISHED: Final = {INFAAS: "under 4% late", CLIPPER: "1.1; 1.63; 1.23", SM: "1.3; 2.54; 1.23"}

@@ -22,6 +22,7 @@ from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.seeds import SEEDS, SeedOption, SeedsOption, publish_seeds
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.study.papers.infaas.cluster import HEEDING, INFAAS, Cluster, Measured, Network, System, Worker
 
 _SLO_MS: Final = 500.0
@@ -135,29 +136,17 @@ def arrivals(rate: Callable[[float], float], seconds: float, seed: int) -> Itera
 
 
 @dataclass(frozen=True)
-class LoadResult:
+class LoadResult(Measurement):
     """What a system did under a load; `cost_ratio` is its dollars over INFaaS', `published` what the paper says."""
 
     seed: int
-    load: str
-    system: str
-    qps: float
-    late_share: float
-    usd: float
-    cost_ratio: float
-    published: str
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "load": self.load,
-            "system": self.system,
-            "QPS": f"{self.qps:.1f}",
-            "late or unanswered": f"{self.late_share:.1%}",
-            "dollars": f"{self.usd:.2f}",
-            "over INFaaS": f"{self.cost_ratio:.2f}",
-            "published": self.published,
-        }
+    load: Annotated[str, Column("load")]
+    system: Annotated[str, Column("system")]
+    qps: Annotated[float, Column("QPS", ".1f")]
+    late_share: Annotated[float, Column("late or unanswered", ".1%")]
+    usd: Annotated[float, Column("dollars", ".2f")]
+    cost_ratio: Annotated[float, Column("over INFaaS", ".2f")]
+    published: Annotated[str, Column("published")]
 
 
 def run(load: str, seconds: float | None = None, seed: int = 0) -> list[LoadResult]:

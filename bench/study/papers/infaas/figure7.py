@@ -22,6 +22,7 @@ from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.seeds import SEEDS, SeedOption, SeedsOption, publish_seeds
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.study.papers.infaas.cluster import (
     HEEDING,
     INFAAS,
@@ -100,7 +101,7 @@ def systems(sharing: float = 1.0) -> tuple[System, ...]:
 
 
 @dataclass(frozen=True)
-class SharingResult:
+class SharingResult(Measurement):
     """What became of a network's queries: answers a second, the median of each 30 s' 99th percentile, what was late.
 
     `p99_ms` is None where more than a hundredth gave up in half of them. `late_share` is of the SLO. `usd_ratio` is of
@@ -108,29 +109,15 @@ class SharingResult:
     """
 
     seed: int
-    load: str
-    system: str
-    network: str
-    asked_qps: float
-    qps: float
-    p99_ms: float | None
-    late_share: float
-    usd_ratio: float
-    published: str
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "load": self.load,
-            "system": self.system,
-            "network": self.network,
-            "asked, QPS": f"{self.asked_qps:.1f}",
-            "QPS": f"{self.qps:.1f}",
-            "p99 of 30 s, median, ms": "-" if self.p99_ms is None else f"{self.p99_ms:,.1f}",
-            "late or unanswered": f"{self.late_share:.1%}",
-            "dollars over INFaaS": f"{self.usd_ratio:.2f}",
-            "published": self.published,
-        }
+    load: Annotated[str, Column("load")]
+    system: Annotated[str, Column("system")]
+    network: Annotated[str, Column("network")]
+    asked_qps: Annotated[float, Column("asked, QPS", ".1f")]
+    qps: Annotated[float, Column("QPS", ".1f")]
+    p99_ms: Annotated[float | None, Column("p99 of 30 s, median, ms", ",.1f", empty="-")]
+    late_share: Annotated[float, Column("late or unanswered", ".1%")]
+    usd_ratio: Annotated[float, Column("dollars over INFaaS", ".2f")]
+    published: Annotated[str, Column("published")]
 
 
 def run(load: str, day: Rates, seed: int = 0, sharing: float = 1.0, queries: int = _QUERIES) -> list[SharingResult]:

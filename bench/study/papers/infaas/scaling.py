@@ -28,6 +28,7 @@ from serfer.control.selection.scaling import (
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.study.policies.integer_program import IntegerProgram
 
 _HARDWARE: Final = (("cpu", 0.096, (50.0, 400.0)), ("inferentia", 0.362, (8.0, 60.0)), ("gpu", 3.06, (2.0, 30.0)))
@@ -42,36 +43,20 @@ _PUBLISHED_S: Final = {50: 23.0, 100: 50.0}
 
 
 @dataclass(frozen=True)
-class ScalingComparison:
+class ScalingComparison(Measurement):
     """Dollars of the heuristic over the programme's, and the milliseconds that decisions took."""
 
-    networks: int
-    variants: int
-    loads: int
-    ratio_median: float
-    ratio_p90: float
-    ratio_max: float
-    equal_share: float
-    program_ms: float
-    program_max_ms: float
-    greedy_ms: float
-    published_s: float | None
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "networks": str(self.networks),
-            "variants": str(self.variants),
-            "loads": str(self.loads),
-            "dollars, median": f"{self.ratio_median:.3f}",
-            "p90": f"{self.ratio_p90:.3f}",
-            "max": f"{self.ratio_max:.3f}",
-            "equal": f"{self.equal_share:.0%}",
-            "programme, ms": f"{self.program_ms:.1f}",
-            "max, ms": f"{self.program_max_ms:.1f}",
-            "heuristic, ms": f"{self.greedy_ms:.3f}",
-            "Gurobi, s": "" if self.published_s is None else f"{self.published_s:.0f}",
-        }
+    networks: Annotated[int, Column("networks")]
+    variants: Annotated[int, Column("variants")]
+    loads: Annotated[int, Column("loads")]
+    ratio_median: Annotated[float, Column("dollars, median", ".3f")]
+    ratio_p90: Annotated[float, Column("p90", ".3f")]
+    ratio_max: Annotated[float, Column("max", ".3f")]
+    equal_share: Annotated[float, Column("equal", ".0%")]
+    program_ms: Annotated[float, Column("programme, ms", ".1f")]
+    program_max_ms: Annotated[float, Column("max, ms", ".1f")]
+    greedy_ms: Annotated[float, Column("heuristic, ms", ".3f")]
+    published_s: Annotated[float | None, Column("Gurobi, s", ".0f")]
 
 
 def random_costs(chance: random.Random, networks: int = 1) -> list[InstanceCosts]:

@@ -22,6 +22,7 @@ from serfer.core.variants import Objectives, Variant, VariantState
 from serfer_bench.core.options import AtMostOption, RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows, require_at_most
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.study.papers.infaas.table8 import table8
 
 _NS_PER_US: Final = 1000.0
@@ -42,31 +43,18 @@ _PUBLISHED: Final = {("named", True): 0.9, ("named", False): 1.0, ("asked", True
 
 
 @dataclass(frozen=True)
-class SelectionTime:
+class SelectionTime(Measurement):
     """Microseconds of a selection: elapsed and of a processor, and `published_ms`, INFaaS' median where it has one."""
 
-    states: str
-    query: str
+    states: Annotated[str, Column("states")]
+    query: Annotated[str, Column("query")]
     variants: int
-    p50_us: float
-    p99_us: float
-    processor_p50_us: float
-    processor_p99_us: float
-    update_us: float
-    published_ms: float | None
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "states": self.states,
-            "query": self.query,
-            "p50, us": f"{self.p50_us:.1f}",
-            "p99, us": f"{self.p99_us:.1f}",
-            "processor p50, us": f"{self.processor_p50_us:.1f}",
-            "p99, us ": f"{self.processor_p99_us:.1f}",
-            "after an update, us": f"{self.update_us:.0f}",
-            "INFaaS p50, ms": "" if self.published_ms is None else f"{self.published_ms:.1f}",
-        }
+    p50_us: Annotated[float, Column("p50, us", ".1f")]
+    p99_us: Annotated[float, Column("p99, us", ".1f")]
+    processor_p50_us: Annotated[float, Column("processor p50, us", ".1f")]
+    processor_p99_us: Annotated[float, Column("p99, us ", ".1f")]
+    update_us: Annotated[float, Column("after an update, us", ".0f")]
+    published_ms: Annotated[float | None, Column("INFaaS p50, ms", ".1f")]
 
 
 def measure(variants: Sequence[Variant], queries: int, places: int, seed: int = 0) -> list[SelectionTime]:

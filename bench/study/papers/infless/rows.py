@@ -4,38 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.study.papers.infless.paper import World
 
 
 @dataclass(frozen=True)
-class FigureRow:
+class FigureRow(Measurement):
     """A value of a system in a setting; `relative` is over INFless' in the same setting, `published` the paper's."""
 
-    figure: str
-    profiles: str
-    beta: str
-    setting: str
-    system: str
-    what: str
-    value: float
-    relative: float | None
-    published: str
+    figure: Annotated[str, Column("figure")]
+    profiles: Annotated[str, Column("profiles")]
+    beta: Annotated[str, Column("beta by")]
+    setting: Annotated[str, Column("setting")]
+    system: Annotated[str, Column("system")]
+    what: Annotated[str, Column("what")]
+    value: Annotated[float, Column("value", _figures)]
+    relative: Annotated[float | None, Column("over INFless", ".2f")]
+    published: Annotated[str, Column("published")]
     seed: int = 0
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "figure": self.figure,
-            "profiles": self.profiles,
-            "beta by": self.beta,
-            "setting": self.setting,
-            "system": self.system,
-            "what": self.what,
-            "value": _figures(self.value),
-            "over INFless": "" if self.relative is None else f"{self.relative:.2f}",
-            "published": self.published,
-        }
 
 
 def rows_of(

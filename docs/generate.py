@@ -1,6 +1,7 @@
 """Write the generated parts of reference pages from the code: `.venv/bin/python docs/generate.py`.
 
 A part stands between two comments in its page; tests/test_docs.py fails where a page differs from what this writes.
+`docs/generate.py --python FILE` writes what `make docs` adds to docs/reference/python.md, which no commit has.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from pydantic_settings import BaseSettings
@@ -76,54 +78,111 @@ _PUBLIC = {
 
 
 def commands() -> Iterator[str]:
-    """Describe every command with its options, as `--help` does."""
-    _MEANINGS.clear()
+    """Describe every command: its options with their defaults and a sentence, those that several have only once."""
+    found = [
+        (inner.command_path, inspect.cleandoc(command.help), [*_described(command, inner)]) for command, inner in walk()
+    ]
+    common = _common([option for _, _, options in found for option in options])
+    yield "## Options of several commands\n"
+    yield "A command that has one of these names it after its own, with its default where that is another.\n"
+    yield _table(_HEAD, [(option.names, option.default, option.meaning) for option in common.values()])
+    seen: dict[tuple[Any, ...], str] = {}
+    for path, text, options in found:
+        yield f"{'##' if path.count(' ') == 1 else '###'} {path}\n"
+        yield _sentence(text) + "\n"
+        if (first := seen.setdefault(tuple(options), path)) != path and len(options) > _SEVERAL:
+            yield f"Options: as of `{first}`.\n"
+            continue
+        own = [option for option in options if not (same := common.get(option.name)) or same.meaning != option.meaning]
+        if rows := [(option.names, option.default, option.meaning) for option in own if not option.is_key]:
+            yield _table(_HEAD, rows)
+        if shared := [_with_default(option, common) for option in options if not option.is_key and option not in own]:
+            yield f"{'Also' if rows else 'Options'}: {', '.join(shared)}.\n"
+        if any(option.is_key for option in options):
+            yield "Keys of its table in `serfer.toml`:\n"
+            keys = [option for option in own if option.is_key]
+            yield "".join(f"- {key.names}{key.default and f' ({key.default})'}: {key.meaning}\n" for key in keys)
+        if shared := [_with_default(option, common) for option in options if option.is_key and option not in own]:
+            yield f"{'Also' if keys else 'As the options'}: {', '.join(shared)}.\n"
+
+
+class _Described(NamedTuple):
+    """An option of a command's line, or a key of its table in serfer.toml, as the page has it."""
+
+    name: str
+    names: str
+    default: str
+    meaning: str
+    is_key: bool = False
+
+
+_HEAD = ("option", "default", "meaning")
+
+
+def _common(options: Iterable[_Described]) -> dict[str, _Described]:
+    """Return the meaning of each name that most commands give it, where several do."""
+    meanings: dict[str, Counter[str]] = {}
+    for option in options:
+        meanings.setdefault(option.name, Counter())[option.meaning] += 1
+    common = {}
+    for name, counts in meanings.items():
+        meaning, count = counts.most_common(1)[0]
+        if count > 1 and meaning:
+            same = [option for option in options if (option.name, option.meaning) == (name, meaning)]
+            default = Counter(option.default for option in same).most_common(1)[0][0]
+            common[name] = min(same, key=lambda option: option.is_key)._replace(default=default)
+    return dict(sorted(common.items(), key=lambda item: item[1].names.strip("`-[").lower()))
+
+
+def _with_default(option: _Described, common: Mapping[str, _Described]) -> str:
+    shown = option.names.partition(" ")[0].strip("`")
+    usual = common[option.name].default
+    return f"`{shown}`" if option.default in (usual, "") else f"`{shown}` ({option.default})"
+
+
+def walk() -> Iterator[tuple[Any, Any]]:
+    """Yield every command, groups before theirs, with its context."""
     root = typer.main.get_command(app)
     context = root.make_context("serfer", [], resilient_parsing=True)
+
+    def below(command: Any, parent: Any, name: str) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 - typer's own types are private
+        inner = type(parent)(command, parent=parent, info_name=name, resilient_parsing=True)  # with all options
+        yield command, inner
+        for other in command.list_commands(inner) if hasattr(command, "list_commands") else ():
+            yield from below(command.get_command(inner, other), inner, other)
+
     for name in COMMANDS:
-        yield from _command(root.get_command(context, name), context, name)  # type: ignore[attr-defined]
+        yield from below(root.get_command(context, name), context, name)  # type: ignore[attr-defined]
 
 
-def _command(command: Any, parent: Any, name: str) -> Iterator[str]:  # noqa: ANN401 - typer's own types are private
-    context = type(parent)(command, parent=parent, info_name=name, resilient_parsing=True)  # with all options
-    inner = command.list_commands(context) if hasattr(command, "list_commands") else ()
-    yield f"{'##' if parent.parent is None else '###'} {context.command_path}\n"
-    yield inspect.cleandoc(command.help) + "\n"
-    if not inner:
-        yield f"    {' '.join(command.get_usage(context).removeprefix('Usage: ').split())}\n"
-        records = [param.get_help_record(context) for param in command.params]
-        rows = [(f"`{option}`", " ".join(meaning.split())) for option, meaning in filter(None, records)]
-        path = context.command_path
-        yield _table(("option", "meaning"), [(option, _once(option, meaning, path)) for option, meaning in rows])
-        if kind := getattr(command.callback, "options", None):
-            yield from _keys(kind)
-    for other in inner:
-        yield from _command(command.get_command(context, other), context, other)
+_DEFAULT = re.compile(r"\[(?:default: ([^\]]*)|(required))\]")
+_BOUNDS_SHOWN = re.compile(r"\[([^\]]*<=?x\b[^\]]*|x[<>]=?[^\]]*)\]")
+_IN_BRACKETS = re.compile(rf"\s*(?:\[SERFER_\w+\]|{_DEFAULT.pattern}|{_BOUNDS_SHOWN.pattern})")
 
 
-_MEANINGS: dict[str, str] = {}
-_SHORT = 30  # characters of a meaning that is written again
+def _described(command: Any, context: Any) -> Iterator[_Described]:  # noqa: ANN401 - typer's own types are private
+    if hasattr(command, "list_commands"):
+        return
+    for param in command.params:
+        if (record := param.get_help_record(context)) is None:
+            continue
+        names, text = re.sub(r" <[^>]*>", "", record[0]), " ".join(record[1].split())
+        found = [found[1] or found[2] for found in _DEFAULT.finditer(text)]
+        found += [found[1] for found in _BOUNDS_SHOWN.finditer(_DEFAULT.sub("", text))]
+        default = "; ".join(found).strip("()").replace(f"<={2**63 - 1}", "")
+        yield _Described(str(param.name), f"`{names}`", default, _sentence(_IN_BRACKETS.sub("", text)))
+    if kind := getattr(command.callback, "options", None):
+        for item, described in options_of(kind):
+            if not is_on_line(kind, item):
+                _, default, meaning = _of_option(kind, item, described)
+                default = "" if default == "`False`" else default.strip("`()")
+                yield _Described(item.name, f"`{item.name}`", default, _sentence(meaning), is_key=True)
 
 
-def _once(option: str, meaning: str, path: str) -> str:
-    """Return what an option means, or the command at which the page has said so."""
-    if len(meaning) < _SHORT or path == _MEANINGS.setdefault(option + meaning, path):
-        return meaning
-    return f"as of `{_MEANINGS[option + meaning]}`"
-
-
-def _keys(kind: type[Options]) -> Iterator[str]:
-    """List the keys of a command that its line has not, with their variables."""
-    table = kind.command.replace(" ", "-")
-    rows = []
-    for item, described in options_of(kind):
-        if not is_on_line(kind, item):
-            type_name, default, meaning = _of_option(kind, item, described)
-            rows.append((f"`{item.name}`", type_name, default, _once(item.name, meaning, f"serfer {kind.command}")))
-    if rows:
-        first = f"SERFER_{table.replace('-', '_').upper()}_{rows[0][0].strip('`').upper()}"
-        yield f"Keys of `[{table}]` in `serfer.toml`, of variables (`{first}`) and of `--set`, as its options are:\n"
-        yield _table(("key", "type", "default", "meaning"), rows)
+def _sentence(text: str) -> str:
+    """Return the first sentence of a help text."""
+    first = re.split(r"(?<=[.])\s+(?=[A-Z`])|\n\n", text, maxsplit=1)[0]
+    return " ".join(first.split()).rstrip(":")
 
 
 def _of_option(kind: type[Options], item: Field[Any], described: Option) -> tuple[str, str, str]:
@@ -162,31 +221,15 @@ def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:
 def _options_of_settings() -> dict[str, str]:
     """Return the option that stands for each setting, with the commands that have it."""
     found: dict[str, dict[str, list[str]]] = {}
-    for path, command in _leaves():
-        for param in command.params:
+    for command, context in walk():
+        path = context.command_path.removeprefix("serfer ")
+        for param in () if hasattr(command, "list_commands") else command.params:
             if name := setting_of(param):
                 found.setdefault(name, {}).setdefault(param.opts[0], []).append(path)
     return {
         name: "; ".join(f"`{option}` of {_listed(paths)}" for option, paths in options.items())
         for name, options in found.items()
     }
-
-
-def _leaves() -> Iterator[tuple[str, Any]]:
-    """Yield every command that does something, with its words."""
-    root = typer.main.get_command(app)
-    context = root.make_context("serfer", [], resilient_parsing=True)
-
-    def below(command: Any, parent: Any, path: str) -> Iterator[tuple[str, Any]]:  # noqa: ANN401 - typer's own types are private
-        if not hasattr(command, "list_commands"):
-            yield path, command
-            return
-        inner = type(parent)(command, parent=parent, info_name=path, resilient_parsing=True)
-        for name in command.list_commands(inner):
-            yield from below(command.get_command(inner, name), inner, f"{path} {name}")
-
-    for name in COMMANDS:
-        yield from below(root.get_command(context, name), context, name)  # type: ignore[attr-defined]
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -210,7 +253,7 @@ def errors() -> Iterator[str]:
             instance = error("", retry_after_s=1.0) if issubclass(error, OverloadedError) else error("")
             bases = ", ".join(f"`{base.__name__}`" for base in error.__bases__)
             status = "" if issubclass(error, ServiceError) else str(problem_of(instance).status)  # a client's own
-            rows.append((f"`{name}`", bases, str(error.exit_code), status, " ".join((error.__doc__ or "").split())))
+            rows.append((f"`{name}`", bases, str(error.exit_code), status, _sentence(error.__doc__ or "")))
     yield _table(("error", "is a", "exit code", "HTTP status", "meaning"), rows)
 
 
@@ -258,6 +301,17 @@ def metrics() -> Iterator[str]:
     yield _table(("metric", "type", "labels", "meaning"), rows)
 
 
+def names() -> Iterator[str]:
+    """List every name that `serfer` exports, errors apart, with a sentence."""
+    public = ((name, getattr(serfer, name)) for name in sorted(serfer.__all__, key=str.lower) if name[0] != "_")
+    described = ((name, value) for name, value in public if callable(value) and not _is_error(value))
+    yield "".join(f"- `{name}`: {_sentence(inspect.getdoc(value) or '')}\n" for name, value in described)
+
+
+def _is_error(value: Any) -> bool:  # noqa: ANN401 - what `serfer` exports
+    return isinstance(value, type) and issubclass(value, Exception)
+
+
 def python_api() -> Iterator[str]:
     """Describe every name that `serfer` exports, errors apart, and the records that they return."""
     public = {name: getattr(serfer, name) for name in serfer.__all__}
@@ -266,7 +320,7 @@ def python_api() -> Iterator[str]:
             yield f"## serfer.{name}\n"
             yield from _callable(f"serfer.{name}", value)
     for name, value in public.items():
-        if isinstance(value, type) and not issubclass(value, Exception):
+        if isinstance(value, type) and not _is_error(value):
             yield from _class(name, value)
 
 
@@ -377,7 +431,7 @@ PARTS: dict[str, dict[str, Callable[[], Iterator[str]]]] = {
     "reference/api.md": {"problem types": problem_types},
     "reference/networks.md": {"operators": operators},
     "reference/metrics.md": {"metrics": metrics},
-    "reference/python.md": {"python": python_api, "errors": errors},
+    "reference/python.md": {"names": names, "errors": errors},
     "explanation/run-machine.md": {
         "transitions": partial(transitions, TRANSITIONS),
         "gang-transitions": partial(transitions, GANG_TRANSITIONS),
@@ -400,5 +454,8 @@ def regenerated(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for page in PARTS:
-        (DOCS / page).write_text(regenerated(page), encoding="utf-8")
+    if sys.argv[1:2] == ["--python"]:
+        Path(sys.argv[2]).write_text("\n".join(python_api()), encoding="utf-8")
+    else:
+        for page in PARTS:
+            (DOCS / page).write_text(regenerated(page), encoding="utf-8")

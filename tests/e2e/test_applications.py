@@ -77,15 +77,3 @@ def test_a_selector_of_the_users_own_chooses_the_variants(start, redis, tmp_path
     assert classify(command.said()["url"]).json()["selected"]["variant"] == "net.tiles"
     command.interrupt(signal.SIGTERM)
     assert command.end().code == 0
-
-
-def test_what_is_not_registered_cannot_be_served(serfer_here, tmp_path):
-    place = str(tmp_path / "registry")
-    result = serfer_here("serve", "--registry", place, "--port", "0")
-    assert (result.code, "no applications" in result.err) == (2, True), result.err
-    result = serfer_here("serve", "--registry", place, "--app", "faces", "--port", "0")
-    assert (result.code, "no application faces" in result.err) == (2, True), result.err
-    result = serfer_here("serve", "--registry", place, "--selector", "fastest", "--port", "0")
-    assert (result.code, "there is no selector 'fastest'" in result.err) == (2, True), result.err
-    result = serfer_here("serve", "--app", "faces", "--port", "0")
-    assert (result.code, "--registry" in result.err) == (2, True), result.err

@@ -169,22 +169,6 @@ def test_functions_build_each_session_once_and_ask_the_store_for_what_the_plan_s
             assert result.report.retries == 0
 
 
-@pytest.mark.slow
-def test_a_state_machines_functions_do_too(lean, settings, redis):
-    plan = load_plan(lean)
-    chosen = {"workers": "local", "driver": "stepfunctions-express", "settings": settings}
-    puts, gets = planned(plan)
-    with serfer.open(lean, store=redis, **chosen) as pipeline:
-        for _ in range(2):
-            pipeline.run(batch())
-            result = pipeline.last
-            assert sessions(result) <= graphs(plan)
-            assert result.weight_loads == 1
-            crops, answers = len(plan.stages[0].tiles), len(plan.stages[-1].tiles)
-            counted = between(StoreCounts(), result.report.store)
-            assert counted == (puts + crops + answers, gets + crops + answers, 0)
-
-
 def test_an_image_is_decoded_once_a_query_and_computed_once_where_it_is_kept(many, settings, stores, monkeypatch):
     decoded, decode = [], serfer.pipeline.pipeline.decode_sized
     monkeypatch.setattr(

@@ -28,18 +28,8 @@ def free_port():
 
 class TestPoll:
     @pytest.mark.exact
-    @pytest.mark.parametrize(
-        ("kind", "workers"),
-        [
-            ("file", "inprocess"),
-            pytest.param("redis", "local", marks=pytest.mark.weekly),  # `make slow` has it over every store
-            pytest.param("redis", "inprocess", marks=pytest.mark.weekly),
-            pytest.param("file", "local", marks=pytest.mark.weekly),
-        ],
-    )
-    def test_the_poll_driver_equals_the_unsplit_model(self, lean, settings, kind, workers, tmp_path, redis):
-        url = {"file": f"file://{tmp_path / 'store'}", "redis": redis}[kind]
-        with serfer.open(lean, store=url, workers=workers, driver="poll", settings=settings) as pipeline:
+    def test_the_poll_driver_equals_the_unsplit_model(self, lean, settings, tmp_path):
+        with serfer.open(lean, store=f"file://{tmp_path / 'store'}", driver="poll", settings=settings) as pipeline:
             whole = unsplit(pipeline.plan, lean)
             for images in (batch(1), batch(3, seed=1)):
                 assert difference(pipeline.run(images), whole(images)).exact
@@ -49,18 +39,22 @@ class TestPoll:
 
 
 class TestCache:
-    def test_repeated_images_are_answered_from_the_cache(self, plan, settings, examples):
-        picture = (examples / "rocket.jpg").read_bytes()
+    def test_answer_of_a_path_answers_for_its_bytes_and_its_pixels_alone(self, plan, settings, examples):
+        rocket, coffee = examples / "rocket.jpg", examples / "coffee.png"
         with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
-            first = pipeline.classify([picture], names=["one"])
+            first = pipeline.classify([rocket], names=["one"])
             assert pipeline.last_report.target == "serverless"
-            again = pipeline.classify([examples / "rocket.jpg"], names=["two"], top_k=2)
+            again = pipeline.classify([rocket.read_bytes()], names=["two"], top_k=2)
             report = pipeline.last_report
             assert (report.target, report.stages, report.cost_usd) == ("cache", (), 0.0)
-            assert again[0].predictions == first[0].predictions[:2]
-            assert again[0].name == "two"
-            pipeline.classify([(examples / "coffee.png").read_bytes()])
-            assert pipeline.last_report.target == "serverless"
+            assert (again[0].predictions, again[0].name) == (first[0].predictions[:2], "two")
+            for ask, images, target in (
+                (pipeline.classify, [coffee], "serverless"),
+                (pipeline.predict, [rocket], "cache"),
+                (pipeline.classify, [rocket, coffee], "serverless"),
+            ):
+                ask(images)
+                assert pipeline.last_report.target == target
 
     @pytest.mark.two_at_once
     def test_arrays_and_concurrent_repeats_are_answered_from_the_cache(self, plan, settings):
@@ -71,37 +65,13 @@ class TestCache:
             pipeline.run(batch(2)[::-1])
             assert pipeline.last_report.target == "serverless"
 
-    def test_cached_answer_of_a_path_answers_for_its_bytes_and_its_pixels_alone(self, plan, settings, examples):
-        rocket, coffee = examples / "rocket.jpg", examples / "coffee.png"
-        with serfer.open(plan, cache_s=60, settings=settings) as pipeline:
-            for images, target in (
-                ([rocket], "serverless"),
-                ([rocket.read_bytes()], "cache"),
-                ([coffee], "serverless"),
-            ):
-                pipeline.classify(images)
-                assert pipeline.last_report.target == target
-            pipeline.predict([rocket])
-            assert pipeline.last_report.target == "cache"
-            pipeline.classify([rocket, coffee])
-            assert pipeline.last_report.target == "serverless"
-
-    def test_the_result_cache_is_off_by_default(self, plan, settings):
-        with serfer.open(plan, settings=settings) as pipeline:
-            for _ in range(2):
-                pipeline.run(batch(1))
-                assert pipeline.last_report.target == "serverless"
-
     def test_from_the_command_line(self, serfer_here, plan, examples, tmp_path):
         picture = examples / "rocket.jpg"
         common = ("classify", picture, picture, "--plan", plan, "--workers", "inprocess", "--json")
         first, second = (json.loads(line) for line in serfer_here(*common, "--cache-s", "60").lines)
         assert (first["target"], second["target"]) == ("serverless", "cache")
         assert second["images"] == first["images"]
-        result = serfer_here(
-            *("classify", picture, picture, "--plan", plan, "--workers", "inprocess", "--cache-s", "60"),
-            *("--trace", "kept.json"),
-        )
+        result = serfer_here(*common[:-1], "--cache-s", "60", "--trace", "kept.json")
         assert "from the cache" in result.out
         events = json.loads((tmp_path / "kept.json").read_text())["traceEvents"]
         assert [event["name"] for event in events if event["ph"] == "X"].count(str(picture)) == 2
@@ -116,13 +86,6 @@ class TestWarm:
             pipeline.run(batch(1))
             assert sum(stage.cold for stage in pipeline.last_report.stages) == 0
             assert [one.started for one in pipeline.warm()] == [0, 0]
-
-    def test_throttled_warm_ups_are_reported(self, lean, settings, redis):
-        few = settings.model_copy(update={"local_concurrency": 1})
-        with serfer.open(lean, store=redis, workers="local", settings=few) as pipeline:
-            reports = pipeline.warm()
-            assert (reports[0].asked, reports[0].warm) == (2, 1)
-            assert reports[0].problem.startswith("throttled: ")
 
     def test_workers_in_process_are_always_warm(self, plan, settings):
         with serfer.open(plan, settings=settings) as pipeline, pytest.raises(UsageError, match="always warm"):
@@ -152,10 +115,6 @@ class TestDeployed:
         for driver in ("push", "poll"):
             report = json.loads(serfer_here(*common, "--engine", driver, own_service=True, **service).out)
             assert sum(stage["cold"] for stage in report["stages"]) == 0
-        assert (
-            "slowest start ms"
-            in serfer_here("deploy", "warm", "--plan", lean, "--store", redis, own_service=True, **service).out
-        )
 
     @pytest.mark.who_may
     def test_without_credentials_or_region(self, serfer_here, plan, redis, examples):

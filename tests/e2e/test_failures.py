@@ -20,7 +20,6 @@ from tests.e2e.conftest import eventually, keys
 from tests.e2e.small import give_nan, small_onnx
 
 INTERRUPTED, TERMINATED = 130, 143
-_LONG = 1000  # images, so that a command lasts until a busy machine has looked at it
 
 
 @pytest.fixture(scope="module")
@@ -45,35 +44,20 @@ class TestImages:
     def classify(self, serfer_here, plan):
         return lambda *names: serfer_here("classify", "--plan", plan, "--workers", "inprocess", "--json", "--", *names)
 
-    def test_one_bad_image_does_not_spoil_the_good_ones(self, classify, picture, tmp_path):
-        (tmp_path / "text.jpg").write_text("no picture")
-        result = classify(picture, "text.jpg", picture)
-        result.complains(3, "text.jpg is not an image of a known format (JPEG, PNG")
-        answers = list(map(json.loads, result.lines))
-        assert [answer["images"][0]["name"] for answer in answers] == [str(picture), "text.jpg", str(picture)]
-        assert answers[1]["images"] == [{"name": "text.jpg", "predictions": []}]
-        assert [answer.get("error", "")[:35] for answer in answers] == ["", "text.jpg is not an image of a known", ""]
-
-    def test_every_bad_image_has_its_line(self, classify, picture, tmp_path):
+    def test_every_bad_image_has_its_line_and_spoils_no_good_one(self, classify, picture, tmp_path):
         (tmp_path / "empty.jpg").touch()
         (tmp_path / "cut.jpg").write_bytes(picture.read_bytes()[:5000])
         (tmp_path / "two\nlines.jpg").write_text("x")
         (tmp_path / "directory").mkdir()
-        result = classify("none.jpg", "directory", "empty.jpg", "cut.jpg", "two\nlines.jpg")
+        bad = ["none.jpg", "directory", "empty.jpg", "cut.jpg", "two\nlines.jpg"]
+        result = classify(picture, *bad, picture)
         assert result.code == 3
-        assert [json.loads(line)["images"][0]["predictions"] for line in result.lines] == [[]] * 5
-        for line, words in zip(
-            result.err.splitlines(),
-            (
-                "none.jpg does not exist",
-                "directory holds no images",
-                "empty.jpg is empty",
-                "cut.jpg cannot",
-                "two lines",
-            ),
-            strict=True,
-        ):
-            assert line.startswith(f"serfer: {words}")
+        for line, name in zip(result.err.splitlines(), bad, strict=True):
+            assert line.startswith(f"serfer: {name}".replace("\n", " "))
+        first, *failed, last = map(json.loads, result.lines)
+        assert [answer["images"] for answer in failed] == [[{"name": name, "predictions": []}] for name in bad]
+        assert all(answer["error"] for answer in failed)
+        assert first["images"][0]["predictions"] == last["images"][0]["predictions"] != []
 
     def test_no_image_is_told_before_a_model_is_split_for_it(self, serfer_here, tmp_path):
         (tmp_path / "broken.jpg").write_bytes(b"no picture")
@@ -98,12 +82,10 @@ class TestUsage:
         ("arguments", "words"),
         [
             ("--plan x --model alexnet", "--plan or --model, not both"),
-            ("--plan {plan} --store memory://", "memory:// cannot be shared with local workers"),
             ("--plan {plan} --workers inprocess --store ftp://x:hush@y", "no store is known for 'ftp://'"),
             ("--plan {plan} --store redis:/:hush@x", "no store is known for what has no scheme"),
             ("--plan {plan} --store=", "--store is empty"),
             ("--plan {plan} --workers inprocess --object-store bogus://hush", "no store is known for 'bogus://'"),
-            ("--plan {plan} --workers moon", "workers are inprocess, local or aws, not 'moon'"),
             ("--top-k 0", "--top-k"),
             ("--deadline-ms 0", "--deadline-ms"),
             ("--modle alexnet", "No such option: --modle"),
@@ -127,8 +109,6 @@ class TestUsage:
             ("--memory 5", "memory must be 128 to 10240 MB, not 5"),
             ("--size 99999x99999", "--size 99999x99999 is too large: an image may have 268,435,456 values"),
             ("--channels 5", "--channels says more about --size: give both"),
-            ("--cuts=", "--cuts '' lacks a name"),
-            ("--cuts ,", "--cuts ',' lacks a name"),
             ("--cuts relu1,,relu2", "--cuts 'relu1,,relu2' lacks a name"),
             ("--cuts fc", "'fc' is the network's last operator"),
         ],
@@ -137,23 +117,6 @@ class TestUsage:
         result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", *arguments.split())
         result.complains(2, words)
         assert not (tmp_path / "out").exists()
-
-    @pytest.mark.parametrize(
-        ("variable", "value", "code", "words"),
-        [
-            ("SERFER_LOCAL_PORT", "many", 2, "SERFER_LOCAL_PORT: "),
-            ("SERFER_LOCAL_CONCURRENCY", "0", 2, "SERFER_LOCAL_CONCURRENCY: "),
-            ("SERFER_AWS_FILE", "/nowhere.toml", 3, "SERFER_AWS_FILE: '/nowhere.toml' cannot be read: No such file"),
-            ("SERFER_AWS_FILE", "{bad}", 3, "AWS facts file is not TOML"),
-            ("SERFER_AWS_FILE", "{binary}", 3, "SERFER_AWS_FILE: "),
-            ("SERFER_CACHE_DIR", "/proc/nowhere", 4, "SERFER_CACHE_DIR: /proc/nowhere"),
-        ],
-    )
-    def test_a_bad_variable_is_named(self, serfer_here, plan, picture, tmp_path, variable, value, code, words):
-        (tmp_path / "bad").write_text("no = = toml")
-        (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
-        value = value.format(bad=tmp_path / "bad", binary=tmp_path / "binary")
-        serfer_here("classify", "--plan", plan, picture, **{variable: value}).complains(code, words)
 
     def test_a_split_onto_a_full_disk(self, start, tmp_path):
         (tmp_path / "out" / "plan").mkdir(parents=True)
@@ -169,30 +132,11 @@ class TestUsage:
         result = serfer_here("split", "bands.onnx", "--out", tmp_path / "out", "--whole")
         result.complains(0, "bands takes 4 channels of numbers that image files do not have: give it arrays")
 
-    def test_a_missing_size_is_told_before_anything_is_imported(self, serfer_here, tmp_path):
-        serfer_here("split", "net.py:make", "--out", tmp_path / "out").complains(2, "give --size HEIGHTxWIDTH")
-
     def test_a_limit_that_aws_does_not_allow_is_told(self, serfer_here, plan, tmp_path):
         result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--limit-mb", "251")
         assert result.code == 0
         told = "serfer: with --limit-mb 251, more than AWS allows, this plan runs on this machine only"
         assert told in result.err.splitlines()
-
-    @pytest.mark.parametrize(
-        ("out", "words"),
-        [
-            ("n" * 300, "File name too long"),
-            (".", "is or holds the working directory"),
-            ("small.onnx", "is not a directory"),
-            ("loop", "cannot be written"),
-        ],
-    )
-    def test_a_split_to_where_no_plan_can_be(self, serfer_here, tmp_path, out, words):
-        onnx.save(small_onnx(), tmp_path / "small.onnx")
-        (tmp_path / "loop").symlink_to("loop")
-        before = sorted(tmp_path.iterdir())
-        serfer_here("split", "small.onnx", "--out", out).complains(3, words)
-        assert sorted(tmp_path.iterdir()) == before
 
 
 class TestPlans:
@@ -205,9 +149,6 @@ class TestPlans:
         serfer_here("classify", picture, "--model", "vgg99").complains(3, unknown, "efficientnet-lite0")
         serfer_here("split", "vgg99", "--out", tmp_path / "out").complains(3, "unknown model 'vgg99'")
         serfer_here("split", "none.onnx", "--out", tmp_path / "out").complains(3, "none.onnx cannot be read")
-
-    def test_no_plan_directory(self, classify, tmp_path):
-        classify(tmp_path / "none").complains(3, "none is not a plan directory: it does not exist", "serfer split")
 
     def test_an_edited_plan(self, classify, serfer_here, copy):
         path = copy / "plan.json"
@@ -224,11 +165,6 @@ class TestPlans:
             assert r"evil\x1b]0;owned\x07" in result.out
         assert r"\x1b[2J\x9b31mlabel-" in classify(copy).out
 
-    @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 99}', '{"format": 1}', "\xff"])
-    def test_what_is_no_plan(self, classify, copy, text):
-        (copy / "plan.json").write_bytes(text.encode("latin-1"))
-        classify(copy).complains(3, "plan.json")
-
     def test_an_image_that_is_not_there_and_a_plan_that_takes_none(self, serfer_here, plan, picture, tmp_path):
         serfer.whole_plan(plan.parent / "small.onnx", out=tmp_path / "out")
         serfer_here("verify", tmp_path / "out", "--images", "nope.jpg").complains(3, "nope.jpg does not exist")
@@ -243,17 +179,6 @@ class TestPlans:
         assert "NaN" not in lines.out
         assert [json.loads(line)["images"][0]["predictions"] for line in lines.lines] == [[]]
         serfer_here("verify", copy).complains(3, "the unsplit network's answer to random, seed 0 is not finite")
-
-    @pytest.mark.parametrize("name", ["unsplit.onnx", "stage-1/weights-0.bin", "stage-1"])
-    def test_a_part_of_a_plan_that_lies_elsewhere(self, classify, serfer_here, copy, tmp_path, name):
-        (copy / name).rename(tmp_path / "elsewhere")
-        (copy / name).symlink_to(tmp_path / "elsewhere")
-        for result in (serfer_here("verify", copy), classify(copy)):
-            result.complains(3, f"{name}", "lies behind a link", "copy")
-
-    def test_a_link_to_a_plan_is_a_plan(self, classify, copy, tmp_path):
-        (tmp_path / "link").symlink_to(copy)
-        assert classify(tmp_path / "link").code == 0
 
 
 class TestUnavailable:
@@ -384,12 +309,6 @@ class TestInterrupted:
     def test_while_the_command_line_is_still_imported(self):
         run = subprocess.run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, check=False)
         assert (run.returncode, run.stderr) == (INTERRUPTED, "serfer: interrupted\n")
-
-    def test_during_start_up(self, start, plan, picture):
-        command = start("classify", "--plan", plan, *[picture] * _LONG)
-        command.started("redis")
-        command.interrupt()
-        command.end().complains(INTERRUPTED, "interrupted")
 
     @pytest.mark.killed
     def test_an_impatient_user_interrupts_twice(self, start, plan, picture):

@@ -7,15 +7,13 @@ import threading
 import time
 from contextlib import ExitStack
 
-import httpx
 import numpy as np
 import pytest
 
 import serfer
-from serfer.core.errors import DeadlineError, GangStalledError, LambdaThrottledError, UsageError
+from serfer.core.errors import DeadlineError, GangStalledError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.hedging import LearntHedging
-from serfer.core.plan.borders import read_outside
 from serfer.drivers.push import gang_progress
 from serfer.lambdas.gang import GangRun
 from serfer.local.lambda_.conditions import Conditions
@@ -96,14 +94,6 @@ def test_a_gang_answers_as_the_unsplit_network_and_as_its_stages_one_by_one(tmp_
             monkeypatch.setattr(GangRun, "run", run)
 
 
-def test_a_second_gang_reads_what_the_inside_of_the_first_wrote(tmp_path):
-    plan = load_plan(network("two gangs", tmp_path))
-    assert read_outside(plan, plan.gangs[0]) == {0, 1}
-    with serfer.open(tmp_path / "plan") as pipeline:
-        pipeline.run(images(plan))
-        assert pipeline.last_report.store.puts > 0
-
-
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
     """A gang of two, which is the whole plan."""
@@ -113,11 +103,6 @@ def rows(tmp_path_factory):
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
     return network("three rows", tmp_path_factory.mktemp("three"))
-
-
-@pytest.fixture(scope="module")
-def square(tmp_path_factory):
-    return network("two by two", tmp_path_factory.mktemp("square"))
 
 
 @pytest.fixture
@@ -186,11 +171,9 @@ def test_borders_that_were_lost_without_notice_are_not_waited_for_in_vain(rows, 
             pipeline.close()
 
 
-@pytest.mark.parametrize("kind", [pytest.param("default", marks=pytest.mark.weekly), "file", "cluster"])
+@pytest.mark.parametrize("kind", ["file", "cluster"])
 def test_local_workers_run_gangs_over_every_store_with_inboxes(rows, settings, kind, tmp_path, request, invocations):
-    url = {"default": None, "file": f"file://{tmp_path / 'store'}"}.get(kind, "")
-    if url == "":
-        url = request.getfixturevalue("cluster").url
+    url = f"file://{tmp_path / 'store'}" if kind == "file" else request.getfixturevalue("cluster").url
     with serfer.open(rows, store=url, workers="local", settings=settings) as pipeline:
         for seed in range(3):
             check(pipeline, rows, start(pipeline, seed))
@@ -302,36 +285,12 @@ class TestChaos:
             assert check(pipeline, rows, query).retries == 0
             timer.join()
 
-    def test_a_store_that_comes_back_empty_costs_no_answer(self, opened, rows, invocations):
-        with RedisServer() as first:
-            port, password = first.port, first.url.partition("@")[0].removeprefix("redis://:")
-            pipeline = opened(rows, store=first.url)
-            invocations.stop()
-            query = start(pipeline)
-            task, pids = invocations.members(2)
-            os.kill(pids[0], signal.SIGCONT)
-            wait_sent(first.url, task, 2, 0, 0)
-            first.stop()
-            with RedisServer(port, password) as second:
-                invocations.resume()
-                check(pipeline, rows, query)
-                check(pipeline, rows, start(pipeline, 1))
-                eventually(lambda: keys(second.url) == [], "the queries' keys are deleted")
-                pipeline.close()
-
     def test_a_member_for_which_there_is_no_room_has_the_others_stop(self, opened, rows, throttled):
         pipeline = opened(rows)
         throttled.extend([False, True])
         report = check(pipeline, rows, start(pipeline), gang=False)
         assert report.retries >= 1
         check(pipeline, rows, start(pipeline, 1))
-
-    def test_without_any_room_the_query_ends_with_what_staged_ones_do(self, opened, rows, settings, throttled):
-        few = settings.model_copy(update={"throttled_attempts": 2})
-        pipeline = opened(rows, settings=few)
-        throttled.extend([True] * 100)
-        with pytest.raises(LambdaThrottledError):
-            start(pipeline)[0].result(PATIENCE)
 
     @pytest.mark.two_at_once
     @pytest.mark.parametrize(("account", "each"), [pytest.param(4, 2, marks=pytest.mark.slow), (3, 2)])
@@ -442,23 +401,3 @@ class TestRefused:
         common = ("split", rows.parent / "net.onnx", "--out", tmp_path / "out", "--gang", "always")
         serfer_here(*common, "--store", "s3").complains(2, "in s3: use --gang never")
         assert not (tmp_path / "out").exists()
-
-
-class TestCommands:
-    @pytest.mark.slow
-    @pytest.mark.parametrize("drivers", [(), ("--drivers", "2")])
-    def test_a_gang_wider_than_the_cores(self, start, square, examples, drivers):
-        running = start("serve", *drivers, "--plan", square, "--port", "0", "--json")
-        status = running.said()
-        image = {"image": (examples / "rocket.jpg").read_bytes()}
-        for _ in range(3):
-            reply = httpx.post(f"{status['url']}/v1/classify?explain=true", files=image, timeout=PATIENCE)
-            assert reply.status_code == 200, reply.text
-        running.interrupt(signal.SIGTERM)
-        assert running.end().code == 0
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("drivers", "code", "share"), [((), 2, 3), (("--drivers", "2"), 4, 1)])
-    def test_fewer_slots_than_a_gang_has_members(self, start, square, drivers, code, share):
-        running = start("serve", *drivers, "--plan", square, "--port", "0", "--json", SERFER_LOCAL_CONCURRENCY="3")
-        running.end().complains(code, f"needs 4 invocations at once, {share} are allowed", "SERFER_LOCAL_CONCURRENCY")

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import serfer
-from serfer.core.errors import UsageError
 from serfer.fleet import control_loop
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
@@ -111,13 +110,6 @@ def test_answers_are_the_same_with_and_without(single, settings, redis, hours):
         assert np.array_equal(pipeline.run(batch()), plain)
     del hours
     eventually(lambda: keys(redis) == [], "the record has expired")
-
-
-def test_what_cannot_be_kept_warm_is_refused_before_anything_starts(single):
-    with pytest.raises(UsageError, match="always warm"):
-        serfer.open(single, keep_warm="lsth")
-    with pytest.raises(UsageError, match="no windows 'lhst'"):
-        serfer.open(single, workers="local", keep_warm="lhst")
 
 
 @pytest.mark.slow

@@ -160,11 +160,6 @@ def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples
     assert "once" not in serfer_here(*named, "--random").err
 
 
-def test_commands_that_take_plans_alone_say_what_to_do(serfer_here, file):
-    for command in ("explain", "verify"):
-        serfer_here(command, file).complains(3, "is a network's file, not a plan directory", "serfer split")
-
-
 def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_parts(serfer_here, file, labels, examples):
     chosen = ("--out", "plan", "--whole")
     serfer_here("split", file, *chosen, "--grids", "2x2", "--max-tiles", "2").complains(

@@ -4,19 +4,19 @@ import json
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
 from tests.e2e.conftest import PATIENCE, eventually
+from tests.e2e.load import Burst
 from tests.e2e.test_serve import png
 from tests.mapping.plans import make_map_plan
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.offline.services import serving
 from tests.raster.files import pixels, write
 
-WINDOWS, CLIENTS = 20, 4
+WINDOWS = 20
 SLOW = """
 import time
 from serfer.raster import ResultParts
@@ -30,31 +30,6 @@ serfer.offline.gate.PERIOD_S = 0.2
 from serfer.__main__ import main
 main()
 """
-
-
-class Clients:
-    def __init__(self, url):
-        self._url, self._stop, self.statuses = url, threading.Event(), []
-        self._threads = ThreadPoolExecutor(CLIENTS)
-
-    def __enter__(self):
-        self._running = [self._threads.submit(self._send) for _ in range(CLIENTS)]
-        return self
-
-    def _send(self):
-        with httpx.Client(base_url=self._url, timeout=PATIENCE) as http:
-            while not self._stop.is_set():
-                self.statuses.append(http.post("/v1/classify", files={"image": png()}).status_code)
-
-    def answer(self, count):
-        wanted = len(self.statuses) + count
-        eventually(lambda: len(self.statuses) >= wanted, "answers under load", every=0.02)
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._threads.shutdown()
-        for each in self._running:
-            each.result()
 
 
 class Map:
@@ -125,13 +100,13 @@ def mapped(service, tmp_path):
 @pytest.mark.slow
 def test_a_map_pauses_while_online_load_is_on_and_resumes_after_it(service, mapped, tmp_path):
     mapped.alive(lambda: mapped.done >= 2, "windows beside an idle service")
-    with Clients(service) as clients:
+    with Burst(service, clients=4, pause_s=0.0) as clients:
         mapped.alive(mapped.paused, "it pauses")
-        done = mapped.done
-        clients.answer(100)
+        done, wanted = mapped.done, clients.mark() + 100
+        eventually(lambda: clients.mark() >= wanted, "answers under load", every=0.02)
         assert mapped.done <= done + 1  # what ran when it paused
         assert mapped.done < WINDOWS
-    assert set(clients.statuses) == {200}
+    assert {*clients.seen} == {"serverless"}
     report = mapped.end()
     assert (report["computed"], report["failures"]) == (WINDOWS, [])
     assert report["paused_s"] > 0

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +17,10 @@ from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import DeadlineError, InputError, PlanError, UnavailableError, UsageError
 from serfer.core.exactness import difference
 from serfer.lambdas.sessions import SessionCache
-from serfer.pipeline.query import cut_crops
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from tests.e2e.small import CLASSES, LABELS, SIZE, batch, small_onnx, split_small
+from tests.e2e.small import CLASSES, LABELS, SIZE, batch, split_small
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (3, SIZE, SIZE, 3), dtype=np.uint8)
 PICTURES = ("chelsea.png", "coffee.png", "rocket.jpg")
@@ -138,22 +136,6 @@ def test_a_report_has_the_cost_of_its_query(plan, settings, examples):
     assert 0 < best.score <= 1
 
 
-def test_a_query_says_when_it_was_cut_with_the_cutting_in_it(plan, settings, monkeypatch):
-    """As `serfer study paper serfer --figure 8` and traces show it."""
-    cut = []
-
-    def cutting(*given):
-        crops = cut_crops(*given)
-        cut.append(time.monotonic())
-        return crops
-
-    monkeypatch.setattr("serfer.pipeline.pipeline.cut_crops", cutting)
-    with serfer.open(plan, settings=settings) as pipeline:
-        pipeline.run(PIXELS)
-        begin, end = pipeline.last.split
-    assert begin < cut[0] <= end
-
-
 def test_there_is_no_report_before_the_first_query(plan, settings):
     with serfer.open(plan, settings=settings) as pipeline:
         with pytest.raises(UsageError, match="no query yet"):
@@ -215,12 +197,6 @@ def test_a_plan_without_preprocessing_runs_but_does_not_classify(settings, tmp_p
                 pipeline.classify(images)
         with pytest.raises(PlanError, match="preprocess"):
             pipeline.run(PIXELS)
-
-
-def test_the_same_network_split_again_is_the_same_plan(plan, tmp_path):
-    again = split_small(tmp_path)
-    assert (again / "plan.json").read_bytes() == (plan / "plan.json").read_bytes()
-    assert small_onnx().SerializeToString() == small_onnx().SerializeToString()
 
 
 def test_opening_and_running_a_plan_imports_neither_torch_nor_boto3(plan, cache):

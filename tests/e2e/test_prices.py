@@ -1,7 +1,6 @@
 """`serfer cost`, `serfer explain --pareto` and `serfer study profile` on the command line."""
 
 import json
-import shutil
 
 import pytest
 
@@ -168,19 +167,6 @@ def test_a_plans_network_becomes_a_profile_of_a_clusters_scenario(serfer_here, p
         assert "a slow one" in (tmp_path / "small.toml").read_text()
 
 
-def test_wrong_cluster_profiles_are_refused(serfer_here, plan, tmp_path):
-    file = tmp_path / "small.toml"
-    command = ("study", "cluster-profile")
-    serfer_here(*command, plan, "--out", tmp_path).complains(3, "cannot be written")
-    none = tmp_path / "none.json"
-    serfer_here(*command, plan, "--out", file, "--profiles", none).complains(3, "--profiles: ", "none.json")
-    altered = tmp_path / "altered"
-    shutil.copytree(plan, altered)
-    (altered / load_plan(plan).unsplit.path).write_bytes(b"none")
-    serfer_here(*command, altered, "--out", file).complains(3, "was altered")
-    assert not file.exists()
-
-
 def test_pareto_shows_the_alternatives_of_a_plan(serfer_here, plan):
     shown = serfer_here("explain", plan, "--pareto")
     assert shown.code == 0
@@ -221,19 +207,6 @@ def test_split_predicts_by_the_users_profiles(serfer_here, plan, slow, tmp_path)
     assert compute(serfer_here(*command, tmp_path / "c", "--safety", "0.1")) == pytest.approx(1.1 * plain, rel=0.01)
     checks = map(json.loads, serfer_here("doctor", "--json", SERFER_PROFILES_FILE=str(slow)).lines)
     assert "a slow one" in next(check["found"] for check in checks if check["name"] == "profiles")
-
-
-@pytest.mark.parametrize(
-    ("text", "words"), [("no json", "are not JSON"), ('{"format": 9}', "format 9"), (None, "cannot be read")]
-)
-def test_unusable_profiles_are_refused(serfer_here, plan, tmp_path, text, words):
-    path = tmp_path / "wrong.json"
-    if text is not None:
-        path.write_text(text)
-    command = ("split", plan.parent / "small.onnx", "--out", tmp_path / "new")
-    serfer_here(*command, "--profiles", path).complains(3, "--profiles: ", "wrong.json", words)
-    serfer_here(*command, SERFER_PROFILES_FILE=str(path)).complains(3, "SERFER_PROFILES_FILE: ", "wrong.json", words)
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_negative_safety_is_refused(serfer_here, plan, tmp_path):

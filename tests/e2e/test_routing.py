@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections import Counter
 from http.client import HTTPConnection
@@ -16,6 +15,7 @@ import pytest
 
 from tests.api.conftest import png
 from tests.e2e.conftest import PATIENCE, eventually, keys
+from tests.e2e.load import Burst
 
 SCENARIO = """
 slo_ms = 2000
@@ -35,48 +35,6 @@ min_billing_s = 0
 qps = 200
 batches = [[1, 5], [8, 20]]
 """
-
-
-class Burst:
-    """Clients that ask a service one query after the other, and keep what became of each."""
-
-    def __init__(self, url, clients=2):
-        self.seen = []
-        self.costs = set()
-        self._url = url
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.end()
-
-    def end(self):
-        self._over.set()
-        for thread in self._threads:
-            thread.join(PATIENCE)
-
-    def _ask(self):
-        image = png()
-        with httpx.Client(base_url=self._url, timeout=PATIENCE) as http:
-            while not self._over.wait(0.02):
-                try:
-                    reply = http.post("/v1/classify", content=image, headers={"Content-Type": "image/png"})
-                    self.seen.append(reply.json()["target"] if reply.status_code == 200 else reply.text)
-                    self.costs.add(reply.json().get("cost_usd"))
-                except httpx.TransportError as error:
-                    self.seen.append(repr(error))
-
-    def mark(self):
-        return len(self.seen)
-
-    def answered(self, target, since=0):
-        """Wait for an answer of a target after those that were seen before."""
-        eventually(lambda: target in self.seen[since:], f"an answer by {target}", every=0.02)
 
 
 @pytest.fixture
@@ -213,23 +171,6 @@ def test_an_instance_ends_by_itself_once_every_driver_is_dead(serve, cache, redi
     assert list(instances(cache)) == []
     later.interrupt(signal.SIGTERM)
     assert later.end().code == 0
-
-
-@pytest.mark.slow
-def test_the_whole_system_routes_and_leaves_nothing_behind(start, plan, scenario, cache):
-    command = start(
-        *("serve", "--plan", plan, "--drivers", "2", "--port", "0", "--json", "--log-level", "warning"),
-        *("--route", "auto", "--instances", "local", "--scenario", scenario),
-    )
-    status = json.loads(command.process.stdout.readline())
-    with Burst(status["url"], clients=4) as burst:
-        burst.answered("gpu")
-        burst.end()
-    assert set(burst.seen) == {"serverless", "gpu"}, Counter(burst.seen)
-    pids = instances(cache).values()
-    command.interrupt(signal.SIGINT)
-    assert command.end().code in {0, 128 + signal.SIGINT}
-    assert not any(map(alive, pids))
 
 
 WARM = """

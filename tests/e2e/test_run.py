@@ -148,13 +148,6 @@ def test_a_format_that_holds_no_output_is_refused(run, plan, examples, tmp_path)
     result.complains(2, "png holds none of the outputs logits [7]")
 
 
-def test_an_image_may_come_from_standard_input(serfer_here, dense, examples, tmp_path):
-    data = (examples / "rocket.jpg").read_bytes()
-    result = serfer_here("run", "--plan", dense, "--workers", "inprocess", "-", "--out", tmp_path, stdin=data)
-    assert result.code == 0
-    assert (tmp_path / "stdin.classes.npy").exists()
-
-
 def test_explain_lists_outputs_and_warns_of_answers_that_no_response_carries(serfer_here, dense, tmp_path):
     shown = serfer_here("explain", dense)
     assert shown.code == 0

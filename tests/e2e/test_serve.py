@@ -2,7 +2,6 @@
 
 import json
 import signal
-import threading
 
 import httpx
 import pytest
@@ -63,23 +62,6 @@ def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_s
 
 
 @pytest.mark.slow
-def test_a_running_request_is_answered_before_shutdown(serve):
-    command, status = serve("--drain-s", "0")
-    replies = []
-
-    def post():
-        replies.append(httpx.post(f"{status['url']}/v1/classify", files={"image": png()}, timeout=PATIENCE))
-
-    asking = threading.Thread(target=post)  # a cold start: it takes a while
-    asking.start()
-    command.started("worker", 0)
-    command.interrupt(signal.SIGTERM)
-    asking.join(PATIENCE)
-    assert [reply.status_code for reply in replies] == [200]
-    assert command.end().code == 0
-
-
-@pytest.mark.slow
 def test_a_draining_service_is_not_ready_but_still_answers(serve):
     command, status = serve("--drain-s", "600")
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
@@ -90,21 +72,6 @@ def test_a_draining_service_is_not_ready_but_still_answers(serve):
         assert http.post("/v1/classify", files={"image": png()}).status_code == 200
     command.interrupt(signal.SIGTERM)  # the second one ends it at once
     assert command.end().code == 0
-
-
-class TestWrongUse:
-    @pytest.mark.parametrize(
-        ("arguments", "code", "words"),
-        [
-            (["--engine", "push", "--workers", "moon"], 2, ["workers are inprocess, local or aws"]),
-            (["--log-level", "loud"], 2, ["--log-level is debug, info, warning or error"]),
-            (["--store", "memory://"], 2, ["memory:// cannot be shared with local workers"]),
-            (["--keys", "/nowhere/keys.toml"], 2, ["SERFER_KEYS_FILE", "/nowhere/keys.toml does not exist"]),
-            (["--host", "no.such.host.invalid"], 4, ["--host", "no.such.host.invalid"]),
-        ],
-    )
-    def test_wrong_options_are_refused_in_one_line(self, serfer_here, lean, arguments, code, words):
-        serfer_here("serve", "--plan", lean, "--port", "0", *arguments).complains(code, *words)
 
 
 @pytest.mark.parametrize(

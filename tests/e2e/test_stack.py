@@ -17,7 +17,7 @@ import serfer
 from serfer.api.entrypoints import serving
 from serfer.api.entrypoints.function import Function, open_application
 from serfer.applications.opening import ApplicationOptions
-from serfer.core.errors import PlanError, StoreUnavailableError, UsageError
+from serfer.core.errors import StoreUnavailableError
 from serfer.core.sigv4 import Access
 from serfer.core.variants import Canary, CanaryLimits
 from serfer.local.lambda_.function import FunctionConfig
@@ -271,13 +271,3 @@ class TestOpening:
     def test_an_unreachable_cache_is_refused(self, bare, settings):
         with pytest.raises(StoreUnavailableError, match=r"network of its own.*ask its service, https://x/prod"):
             serfer.open(bare, stack="away", settings=settings)
-
-    def test_an_edited_plan_is_still_refused(self, bare, settings):
-        text = (bare / "plan.json").read_text()
-        (bare / "plan.json").write_text(text.replace('"small"', '"large"'))
-        with pytest.raises(PlanError, match="was edited"):
-            serfer.open(bare, stack="demo", settings=settings)
-
-    def test_a_stack_with_local_workers_is_refused(self, bare):
-        with pytest.raises(UsageError, match=r"--stack .*--workers aws"):
-            serfer.open(bare, stack="demo", workers="local")

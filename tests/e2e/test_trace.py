@@ -44,20 +44,6 @@ def test_trace_shows_the_queries_that_were_answered(serfer_here, plan, examples,
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("path", "code", "words"),
-    [
-        ("-", 2, "--trace takes the path of a file"),
-        (".", 3, "'.' cannot be written"),
-        ("nowhere/out.json", 3, "'nowhere/out.json' cannot be written"),
-        ("/dev/null", 3, "'/dev/null' cannot be written: it should be a regular file"),
-    ],
-)
-def test_a_trace_that_cannot_be_written_is_refused_before_anything_runs(serfer_here, examples, path, code, words):
-    result = serfer_here("classify", "--plan", "nowhere", examples / "rocket.jpg", "--trace", path)
-    result.complains(code, words)
-
-
 @pytest.mark.two_at_once
 def test_concurrent_queries_are_traced_together(plan, settings):
     with serfer.open(plan, workers="inprocess", settings=settings) as pipeline:

@@ -14,6 +14,7 @@ from serfer.registry import open_registry
 from serfer.splitter.network.description import read_preprocess
 from tests.applications.worlds import register, variant, version
 from tests.e2e.conftest import PATIENCE, eventually
+from tests.e2e.load import Load
 from tests.variants.digits import LABELS, digits, png, write_digits
 
 APP = "digits"
@@ -47,63 +48,24 @@ def instance_variant(name, qps, batch, kept):
     return replace(made, qps=Figure.measured(qps))
 
 
-class Load:
-    """Queries, one every `gap_s` seconds, until it is stopped; all answers are kept."""
-
-    def __init__(self, url):
-        self.url = url
-        self.answers = []
-        self.gap_s = QUIET_S
-        self._image = png(digits().held_out[0])
-        self._tasks = set()
-
-    async def __aenter__(self):
-        self._http = await httpx.AsyncClient(base_url=self.url, timeout=PATIENCE).__aenter__()
-        self._sending = asyncio.create_task(self._send())
-        return self
-
-    async def __aexit__(self, *_):
-        self._sending.cancel()
-        await asyncio.gather(*self._tasks)
-        await self._http.__aexit__()
-
-    async def _send(self):
-        while True:
-            task = asyncio.create_task(self._ask())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            await asyncio.sleep(self.gap_s)
-
-    async def _ask(self):
-        reply = await self._http.post("/v1/classify", files={"image": self._image})
-        self.answers.append((reply.status_code, reply.json()))
-
-    def variants(self, last):
-        return {answer["selected"]["variant"] for _, answer in self.answers[-last:]}
-
-    async def until(self, condition, what):
-        """Look again and again until a condition on the application holds, and return what was seen."""
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while True:
-                    detail = (await self._http.get(f"/v1/applications/{APP}")).json()
-                    if condition(detail):
-                        return detail
-                    await asyncio.sleep(0.1)
-        except TimeoutError:
-            raise AssertionError(f"never happened: {what}; {detail['scaled']}") from None
-
-
 def counts(detail, what):
     return {row["name"]: row[what] for row in detail["table"] if row["place"] == "instance"}
 
 
 async def rise(url):
-    async with Load(url) as load:
-        await load.until(lambda _: load.variants(10) & {"b1", "b8"}, "an instance answers")
+    async with Load(url, png(digits().held_out[0]), QUIET_S) as load:
+
+        def variants(last):
+            return {answer["selected"]["variant"] for _, answer in load.answers[-last:]}
+
+        def faster_alone():
+            detail = httpx.get(f"{url}/v1/applications/{APP}").json()
+            return detail if counts(detail, "loaded") == {"b1": 0, "b8": 1} else None
+
+        await load.until(lambda: variants(10) & {"b1", "b8"}, "an instance answers")
         load.gap_s = LOUD_S
-        await load.until(lambda _: "b8" in load.variants(50), "the faster variant answers")
-        detail = await load.until(lambda detail: counts(detail, "loaded") == {"b1": 0, "b8": 1}, "the slower one goes")
+        await load.until(lambda: "b8" in variants(50), "the faster variant answers")
+        detail = await load.until(faster_alone, "the slower one goes")
         assert counts(detail, "desired")["b8"]
         assert detail["scaled"]
     return load.answers

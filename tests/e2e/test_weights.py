@@ -47,20 +47,6 @@ def test_answers_are_those_of_zips_bit_for_bit(place, settings, where):
     assert np.array_equal(answer(place(where), settings, workers="inprocess")[0], expected)
 
 
-@pytest.mark.parametrize("driver", ["poll", pytest.param("stepfunctions-express", marks=pytest.mark.slow)])
-def test_every_driver_answers_with_fetched_weights(place, settings, driver):
-    logits, _ = answer(place("fetched"), settings, driver=driver)
-    assert np.array_equal(logits, answer(place("zip"), settings, workers="inprocess")[0])
-
-
-def test_the_package_of_a_fetching_function_has_no_weights(place, cache):
-    directory = place("fetched")
-    package = function_directory(load_plan(directory), directory, 0, 0, dependencies(cache))
-    assert sorted(path.name for path in (package / "stage-0").iterdir()) == sorted(
-        path.name for path in (directory / "stage-0").glob("*.onnx")
-    )
-
-
 def limits(tmp_path, **values):
     path = tmp_path / "aws.toml"
     path.write_text("[lambda]\n" + "".join(f"{name} = {value}\n" for name, value in values.items()), encoding="utf-8")
@@ -106,18 +92,6 @@ def test_weights_are_kept_by_their_digest_and_replaced_where_damaged(place, tmp_
     entry.write_bytes(b"x" + whole[1:])
     keep_weights(plan, directory, tmp_path)
     assert entry.read_bytes() == whole
-
-
-def test_altered_weights_fail_a_query_by_name(place, cache):
-    directory = place("fetched")
-    [entry] = (cache / "weights" / stage.functions[0].weights.sha256 for stage in load_plan(directory).stages[:1])
-    with serfer.open(directory, workers="local", settings=Settings(cache_dir=cache)) as pipeline:
-        whole = entry.read_bytes()
-        entry.write_bytes(b"x" + whole[1:])
-        with pytest.raises(SerferError, match=r"stage-0/weights-0\.bin .*another digest.*deploy the plan again"):
-            pipeline.run(batch())
-        entry.write_bytes(whole)
-        assert len(pipeline.run(batch())) == 1  # a later environment finds them whole
 
 
 def test_local_functions_fetch_from_a_bucket_and_start_only_with_the_plans_weights(place, settings, monkeypatch):

@@ -10,25 +10,10 @@ from pathlib import Path
 import pytest
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.storage import open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from serfer.storage.exchange import START, Message
 from serfer.storage.file.store import FileStore
 from tests.storage.file_process import SHARED, claimed
-
-OTHER_PROCESS = """
-import sys
-from serfer.storage import open_store
-store = open_store(sys.argv[1])
-values = [bytes([i]) * 100_000 for i in range(4)]
-print("ready", flush=True)
-for line in sys.stdin:
-    if line == "write\\n":
-        for _ in range(30):
-            for value in values:
-                store.put("shared", value, 60)
-        print("written", flush=True)
-"""
 
 
 @contextmanager
@@ -61,13 +46,6 @@ def processes(root, work):
         yield go
 
 
-class Clock:
-    ahead = 0.0
-
-    def __call__(self):
-        return time.time() + self.ahead
-
-
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
@@ -95,20 +73,9 @@ class RawFiles:
 
 class TestFile(StoreContract, CoordinationContract, ExchangeContract):
     @pytest.fixture
-    def clock(self):
-        return Clock()
-
-    @pytest.fixture
     def store(self, tmp_path, clock):
         with FileStore(tmp_path / "store", clock) as store:
             yield store
-
-    @pytest.fixture
-    def expire(self, clock):
-        def wait(_key):
-            clock.ahead += 0.05
-
-        return wait
 
     @pytest.fixture
     def url(self, tmp_path):
@@ -217,26 +184,6 @@ class TestFile(StoreContract, CoordinationContract, ExchangeContract):
             assert all_ready() == [(0, "")] * len(work)
 
     @pytest.mark.two_at_once
-    def test_two_processes_share_it(self, tmp_path):
-        url = f"file://{tmp_path}/a%20b"
-        values = {bytes([i]) * 100_000 for i in range(4)}
-        command = [sys.executable, "-c", OTHER_PROCESS, url]
-        with (
-            open_store(url) as store,
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
-        ):
-            assert other.stdout.readline() == b"ready\n"
-            store.put("shared", min(values), 60)
-            other.stdin.write(b"write\n")
-            other.stdin.flush()
-            for _ in range(200):
-                assert store.get("shared") in values
-                store.put("shared", min(values), 60)
-            assert other.stdout.readline() == b"written\n"
-            other.stdin.close()
-            assert other.wait() == 0
-            assert names(tmp_path / "a b") == ["#lock", "shared="]
-
     def test_many_processes_overwrite_read_delete_and_sweep(self, tmp_path):
         work = [("churn", 400)] * 3 + [("keep", 100)] * 2 + [("sweep", 300)] * 2
         with processes(tmp_path / "store", work) as all_ready:

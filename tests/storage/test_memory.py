@@ -14,13 +14,6 @@ from serfer.storage.exchange import START, Message
 from serfer.storage.memory import MemoryStore
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 class RawMemory:
     """The dict of a memory store."""
 
@@ -37,20 +30,9 @@ class RawMemory:
 
 class TestMemory(StoreContract, CoordinationContract, ExchangeContract):
     @pytest.fixture
-    def clock(self):
-        return Clock()
-
-    @pytest.fixture
     def store(self, clock):
         with MemoryStore(clock) as store:
             yield store
-
-    @pytest.fixture
-    def expire(self, clock):
-        def wait(_key):
-            clock.now += 0.05
-
-        return wait
 
     @pytest.fixture
     def raw(self, store, clock):
@@ -63,7 +45,7 @@ class TestMemory(StoreContract, CoordinationContract, ExchangeContract):
 
     def test_a_later_put_sweeps_unread_values(self, store, clock):
         store.put("old", b"x", 1)
-        clock.now += 2
+        clock.ahead += 2
         store.put("new", b"x", 1)
         assert list(store._values) == ["new"]
 
@@ -71,7 +53,7 @@ class TestMemory(StoreContract, CoordinationContract, ExchangeContract):
     def test_a_later_write_sweeps_unread_inboxes(self, store, clock, write):
         exchange = store.exchange()
         exchange.send([Message("old", b"x")], 1)
-        clock.now += 2
+        clock.ahead += 2
         if write == "put":
             store.put("new", b"x", 1)
         else:

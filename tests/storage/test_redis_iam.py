@@ -1,6 +1,4 @@
 import datetime as dt
-import hashlib
-import hmac
 import subprocess
 import sys
 from urllib.parse import parse_qsl, quote
@@ -8,6 +6,7 @@ from urllib.parse import parse_qsl, quote
 import botocore.auth
 import pytest
 
+from serfer.core import sigv4
 from serfer.core.errors import StoreUnavailableError, UsageError
 from serfer.local.servers.redis import RedisServer
 from serfer.storage import open_store
@@ -49,16 +48,11 @@ def login(store):
 
 
 def signature(cache, parameters, region):
-    """Compute Signature Version 4 of a presigned GET request by the AWS documentation, without botocore."""
+    """Compute Signature Version 4 of a presigned GET request, without botocore."""
     query = "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in sorted(parameters))
-    request = "\n".join(["GET", "/", query, f"host:{cache}", "", "host", hashlib.sha256(b"").hexdigest()])
-    moment = dict(parameters)["X-Amz-Date"]
-    scope = [moment[:8], region, "elasticache", "aws4_request"]
-    text = "\n".join(["AWS4-HMAC-SHA256", moment, "/".join(scope), hashlib.sha256(request.encode()).hexdigest()])
-    key = f"AWS4{SECRET}".encode()
-    for part in scope:
-        key = hmac.digest(key, part.encode(), "sha256")
-    return hmac.digest(key, text.encode(), "sha256").hex()
+    time = dict(parameters)["X-Amz-Date"]
+    scope = f"{time[:8]}/{region}/elasticache/aws4_request"
+    return sigv4.signature(SECRET, scope, time, "GET", f"/?{query}", {"host": cache}, ["host"], b"")
 
 
 @pytest.mark.who_may

@@ -1,9 +1,7 @@
 import threading
-import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,65 +9,20 @@ from hypothesis import strategies as st
 from serfer.core.errors import MissingKeyError, StoreUnavailableError, UsageError
 from serfer.core.keys import inbox_key, input_key, output_key, reply_key
 from serfer.core.plan import CACHE, INLINE, OBJECTS, sealed
-from serfer.core.wire import Crop, Task
-from serfer.lambdas.worker import Worker
-from serfer.plan_directory import load_plan
 from serfer.storage import Range
-from serfer.storage.contract import StoreContract
 from serfer.storage.exchange import START, Message
 from serfer.storage.faults import FailingStore
 from serfer.storage.file.store import FileStore
 from serfer.storage.memory import MemoryStore
 from serfer.storage.routed import RoutedStore, open_routed, routed
 from tests.core.plans import small_plan
-from tests.e2e.small import batch, split_small
-from tests.storage.test_memory import Clock, RawMemory
 
 QUERY = "0123456789abcdef" * 2
 MAIN, FAR = "main", "far"
 
 
-def by_chance(key):
-    return bool(zlib.crc32(key.encode()) & 1)
-
-
 def far(key):
     return key.startswith(FAR)
-
-
-class RawBoth:
-    """The dicts of a routed store's two memory stores."""
-
-    def __init__(self, store, clock):
-        self.sides = {side: RawMemory(inner, clock) for side, inner in ((False, store._inner), (True, store._objects))}
-
-    def get(self, key):
-        return self.sides[by_chance(key)].get(key)
-
-    def put(self, key, value, ttl):
-        self.sides[by_chance(key)].put(key, value, ttl)
-
-
-class TestTwoInMemory(StoreContract):
-    @pytest.fixture
-    def clock(self):
-        return Clock()
-
-    @pytest.fixture
-    def store(self, clock):
-        with RoutedStore(MemoryStore(clock), MemoryStore(clock), by_chance) as store:
-            yield store
-
-    @pytest.fixture
-    def raw(self, store, clock):
-        return RawBoth(store, clock)
-
-    @pytest.fixture
-    def expire(self, clock):
-        def wait(_key):
-            clock.now += 0.05
-
-        return wait
 
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f"])
@@ -188,17 +141,6 @@ def test_a_store_without_any_of_the_keys_is_not_used(near):
     assert (main_only.get_many([]), main_only.exists([]), main_only.delete([])) == ([], [], None)
 
 
-@pytest.mark.parametrize(
-    "keys", [["far:no", "main:no"], ["main:no", "far:no"], ["main:1", "far:no", "far:1", "main:no"]]
-)
-def test_the_first_key_missing_in_both_is_named(both, keys):
-    both.put("main:1", b"x", 60)
-    both.put("far:1", b"y", 60)
-    first = next(key for key in keys if key.endswith("no"))
-    with pytest.raises(MissingKeyError, match=f"'{first}'"):
-        both.get_many([Range(key) for key in keys])
-
-
 @pytest.mark.hostile
 def test_a_malformed_key_is_refused_before_either_store_is_used():
     both = RoutedStore(Unasked(), Unasked(), far)
@@ -314,31 +256,3 @@ def test_the_store_is_closed_again_where_the_other_cannot_be_opened(monkeypatch)
     with pytest.raises(KeyError):
         open_routed(sent_apart(small_plan(), 0), "one://", "other://")
     assert opened.closed
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return split_small(tmp_path_factory.mktemp("small"))
-
-
-def answers(plan, directory, store, images):
-    """Run every task of a query by way of a store; return the bytes of its answer."""
-    worker = Worker(plan, directory, store, "here", threads=1, init_ms=0.0)
-    last, report = len(plan.stages) - 1, None
-    for number, stage in enumerate(plan.stages):
-        for index, tile in enumerate(stage.tiles):
-            part = images[:, :, *tile.inputs[0].slices] if not number else None
-            crop = None if number else Crop("float32", np.ascontiguousarray(part).tobytes())
-            report = worker.run(Task(plan.digest, QUERY, number, index, len(images), 60.0, crop, inline=number == last))
-    return bytes(report.output)
-
-
-@pytest.mark.parametrize("stages", [(0,), (1,), (0, 1)])
-def test_a_query_answers_the_same_whichever_stages_go_apart(directory, near, objects, stages):
-    plan, images = load_plan(directory), batch(2)
-    apart = sent_apart(plan, *stages)
-    expected = answers(plan, directory, MemoryStore(), images)
-    assert answers(apart, directory, routed(apart, near, objects), images) == expected
-    assert answers(apart, directory, MemoryStore(), images) == expected
-    assert {int(key.split(":")[2]) for key in objects._values} == set(stages)
-    assert {int(key.split(":")[2]) for key in near._values} == {0, 1} - set(stages)

@@ -1,14 +1,11 @@
 import os
 import queue
 import time
-from functools import partial
 from itertools import count
-from socketserver import BaseServer
 
 import numpy as np
 import pytest
 from botocore.session import Session
-from moto.server import ThreadedMotoServer
 
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from serfer.storage import Range, open_store
@@ -21,51 +18,6 @@ MIB = 1 << 20
 NUMBER = count()
 BEGUN = b"<InitiateMultipartUploadResult><UploadId>u/1</UploadId></InitiateMultipartUploadResult>"
 COMPLETED = b"<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>"
-
-
-class Clock:
-    ahead = 0.0
-
-    def __call__(self):
-        return time.time() + self.ahead
-
-
-class Moto:
-    """Answers one request at a time: moto shows an object before it has its metadata, and looks and puts unlocked."""
-
-    def __init__(self):
-        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-        self._server.start()
-        self._server._server.process_request = partial(BaseServer.process_request, self._server._server)
-        host, port = self._server.get_host_and_port()
-        self.endpoint, self.bucket = f"http://{host}:{port}", "serfer-test"
-        self.environment = {
-            "AWS_ENDPOINT_URL_S3": self.endpoint,
-            "AWS_ACCESS_KEY_ID": "any",
-            "AWS_SECRET_ACCESS_KEY": "any",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        session = Session()
-        session.set_credentials("any", "any")
-        client = session.create_client("s3", endpoint_url=self.endpoint, region_name="us-east-1")
-        client.create_bucket(Bucket=self.bucket)
-        client.close()
-
-    def stop(self):
-        self._server.stop()
-
-
-@pytest.fixture(scope="module")
-def seaweed():
-    with S3Server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def moto():
-    server = Moto()
-    yield server
-    server.stop()
 
 
 class RawBucket:
@@ -90,17 +42,16 @@ class RawBucket:
         self.client.put_object(**self.named(key), Body=value, Metadata=metadata)
 
 
-class S3Contract(StoreContract, CoordinationContract):
-    """Fixtures besides the contract's own: `server`, with endpoint, bucket and environment."""
+class TestS3(StoreContract, CoordinationContract):
+    @pytest.fixture(scope="class")
+    def server(self):
+        with S3Server() as server:
+            yield server
 
     @pytest.fixture(autouse=True)
     def environment(self, server, monkeypatch):
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-
-    @pytest.fixture
-    def clock(self):
-        return Clock()
 
     @pytest.fixture
     def url(self, server):
@@ -120,13 +71,6 @@ class S3Contract(StoreContract, CoordinationContract):
     @pytest.fixture
     def raw(self, client, server, url, clock):
         return RawBucket(client, server, url, clock)
-
-    @pytest.fixture
-    def expire(self, clock):
-        def wait(_key):
-            clock.ahead += 0.05
-
-        return wait
 
     def names(self, client, server, url):
         prefix = url.removeprefix(f"s3://{server.bucket}/")
@@ -159,13 +103,6 @@ class S3Contract(StoreContract, CoordinationContract):
         store.put(key, value, 60)
         assert store.get_many([Range(key, i, 2) for i in range(100)]) == [value[i : i + 2] for i in range(100)]
 
-    def test_deletes_in_one_request(self, store, key):
-        keys = [f"{key}:{i}" for i in range(5)]
-        for each in keys:
-            store.put(each, b"x", 60)
-        store.delete(keys)
-        assert store.exists(keys) == [False] * 5
-
     def test_stays_usable_after_close(self, store, key):
         store.put(key, b"x", 60)
         store.close()
@@ -187,13 +124,6 @@ class S3Contract(StoreContract, CoordinationContract):
         assert {"thesis.txt", f"{key}:kept"} == {
             n.removeprefix(f"{prefix}/") for n in self.names(client, server, f"{url}/")
         }
-
-    def test_an_object_of_another_program_is_not_a_value(self, store, client, server, url, key):
-        client.put_object(Bucket=server.bucket, Key=f"{url.removeprefix(f's3://{server.bucket}/')}/{key}", Body=b"x")
-        with pytest.raises(StoreError, match="not put by SerFer"):
-            store.get(key)
-        with pytest.raises(StoreError, match="not put by SerFer"):
-            store.exists([key])
 
     def test_a_bucket_that_is_not_there_is_named(self, key):
         for ask in (
@@ -234,12 +164,6 @@ class S3Contract(StoreContract, CoordinationContract):
         store.ensure_lifecycle()
         assert len(client.get_bucket_lifecycle_configuration(Bucket=server.bucket)["Rules"]) == 1
 
-
-class TestSeaweed(S3Contract):
-    @pytest.fixture
-    def server(self, seaweed):
-        return seaweed
-
     def test_opened_by_its_url(self, server, key):
         with open_store(server.url) as store:
             store.put(key, b"x", 60)
@@ -263,15 +187,6 @@ class TestSeaweed(S3Contract):
                 ask(store)
             assert secret not in repr(caught.value)
             assert "\n" not in str(caught.value)
-
-
-@pytest.mark.weekly
-class TestMoto(S3Contract):
-    """A second server: at a commit SeaweedFS has to do."""
-
-    @pytest.fixture
-    def server(self, moto):
-        return moto
 
 
 def test_value_beyond_the_limit(monkeypatch):

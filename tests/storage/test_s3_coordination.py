@@ -63,13 +63,6 @@ class Bucket:
         return 206, {**headers, "Content-Range": f"bytes 0-{end - 1}/{len(body)}"}, body[:end]
 
 
-class Clock:
-    now = NOW
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def bucket():
     return Bucket()
@@ -79,11 +72,6 @@ def bucket():
 def served(bucket):
     with stub(bucket) as (endpoint, seen):
         yield endpoint, seen
-
-
-@pytest.fixture
-def clock():
-    return Clock()
 
 
 @pytest.fixture
@@ -249,7 +237,7 @@ def test_a_key_that_changes_all_the_time_ends_in_an_error(coordination, bucket):
 
 def test_an_expired_value_that_is_deleted_before_it_is_replaced(coordination, bucket, served, clock):
     coordination.compare_and_set("k", None, b"old", 1)
-    clock.now += 2
+    clock.ahead += 2
 
     def remove(answer):
         del bucket.objects[OBJECT]
@@ -267,7 +255,7 @@ def test_an_expired_value_that_another_caller_replaces_by_its_like_is_not_replac
     """The new value's bytes equal the old one's, so digests of the values alone would be equal too."""
     other = opened()
     coordination.compare_and_set("k", None, b"same", 1)
-    clock.now += 2
+    clock.ahead += 2
     others = []
 
     def overtake(answer):

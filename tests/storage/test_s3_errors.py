@@ -213,8 +213,10 @@ def test_a_session_token_is_sent(monkeypatch):
 @pytest.mark.parametrize("expires", ["soon", "", None])
 def test_metadata_that_say_nothing(expires):
     headers = {} if expires is None else {"x-amz-meta-serfer-expires": expires}
-    with stub(lambda _: (200, headers, b"x")) as (where, _), opened(where) as store, NOT_OURS:
-        store.get("k")
+    with stub(lambda _: (200, headers, b"x")) as (where, _), opened(where) as store:
+        for ask in (WAYS["get"], WAYS["exists"]):
+            with NOT_OURS:
+                ask(store)
 
 
 def test_a_truncated_response_is_requested_again(waits):

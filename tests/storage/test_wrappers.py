@@ -14,14 +14,10 @@ from serfer.storage.faults import DelayingStore, FailingStore, delayed, failing
 from serfer.storage.intercepting import CountingStore
 from serfer.storage.memory import MemoryStore
 from serfer.storage.wrapping import WrapperExchange, WrapperStore
-from tests.storage.test_memory import Clock, RawMemory
+from tests.storage.test_memory import RawMemory
 
 
 class TestWrapper(StoreContract, CoordinationContract, ExchangeContract):
-    @pytest.fixture
-    def clock(self):
-        return Clock()
-
     @pytest.fixture
     def inner(self, clock):
         return MemoryStore(clock)
@@ -39,13 +35,6 @@ class TestWrapper(StoreContract, CoordinationContract, ExchangeContract):
     def raw(self, inner, clock):
         return RawMemory(inner, clock)
 
-    @pytest.fixture
-    def expire(self, clock):
-        def wait(_key):
-            clock.now += 0.05
-
-        return wait
-
 
 class Closed(MemoryStore):
     closed = False
@@ -54,114 +43,92 @@ class Closed(MemoryStore):
         self.closed = True
 
 
-class TestDelays:
-    @pytest.fixture
-    def sleeps(self):
-        return []
+def received(store):
+    exchange = store.exchange()
+    exchange.send([Message("k", bytes(16))], 60)
+    [message] = exchange.receive("k", START, 60)
+    assert exchange.receive("k", message.cursor, 0.05) == []
 
-    @pytest.fixture
-    def store(self, sleeps):
-        return DelayingStore(MemoryStore(), put_s=0.5, get_s=0.25, bytes_per_s=8, sleep=sleeps.append)
 
-    def test_a_put_waits_for_the_request_and_its_bytes(self, store, sleeps):
-        store.put("k", memoryview(bytearray(16)), 60)
-        assert sleeps == [0.5 + 2]
+def coordinated(store):
+    coordination = store.coordination()
+    assert coordination.compare_and_set("k", None, bytes(16), 60)
+    assert coordination.get("k").value == bytes(16)
+    coordination.delete(["k"])
 
-    def test_coordination_waits_for_the_request(self, store, sleeps):
-        coordination = store.coordination()
-        assert coordination.compare_and_set("k", None, bytes(16), 60)
-        assert coordination.get("k").value == bytes(16)
-        coordination.delete(["k"])
-        assert sleeps == [0.5, 0.25, 0.5]
 
-    def test_a_send_waits_for_the_request_and_all_its_bytes(self, store, sleeps):
-        store.exchange().send([Message("a", bytes(16)), Message("b", bytes(8))], 60)
-        assert sleeps == [0.5 + 3]
+def ranges_read(store):
+    store.put("k", b"12345678", 60)
+    assert store.get_many([Range("k"), Range("k", 0, 4), Range("k", 4, 4)]) == [b"12345678", b"1234", b"5678"]
 
-    def test_a_receive_waits_for_one_request_and_the_bytes_however_long_it_lasts(self, store, sleeps):
-        exchange = store.exchange()
-        exchange.send([Message("k", bytes(16))], 60)
-        sleeps.clear()
-        [received] = exchange.receive("k", START, 60)
-        assert exchange.receive("k", received.cursor, 0.05) == []
-        assert sleeps == [0.125, 0.125 + 2, 0.125, 0.125]
 
-    def test_many_ranges_wait_once_and_for_all_their_bytes(self, store, sleeps):
-        store.put("k", b"12345678", 60)
-        sleeps.clear()
-        assert store.get_many([Range("k"), Range("k", 0, 4), Range("k", 4, 4)]) == [b"12345678", b"1234", b"5678"]
-        assert sleeps == [0.25, 2]
-
-    def test_asking_and_deleting_wait_once(self, store, sleeps):
-        assert store.exists(["a", "b", "c"]) == [False] * 3
-        store.delete(["a", "b"])
-        assert sleeps == [0.25, 0.5]
-
-    def test_a_missing_key_is_reported_after_the_wait(self, store, sleeps):
-        with pytest.raises(MissingKeyError):
-            store.get("k")
-        assert sleeps == [0.25]
-
-    def test_jitter_spreads_the_latency(self, sleeps):
-        delays = []
-
-        def uniform(low, high):
-            delays.append((low, high))
-            return high
-
-        store = DelayingStore(MemoryStore(), put_s=0.5, get_s=0.25, jitter=0.5, sleep=sleeps.append, uniform=uniform)
-        store.put("k", b"x", 60)
-        assert delays == [(0.25, 0.75)]
-        assert sleeps == [0.75]
-
-    def test_a_wait_of_zero_does_not_sleep(self, sleeps):
-        store = DelayingStore(MemoryStore(), sleep=sleeps.append)
-        store.put("k", b"x", 60)
+def missing(store):
+    with pytest.raises(MissingKeyError):
         store.get("k")
-        assert sleeps == []
+
+
+@pytest.mark.parametrize(
+    ("ask", "waited"),
+    [
+        (lambda store: store.put("k", memoryview(bytearray(16)), 60), [0.5 + 2]),
+        (coordinated, [0.5, 0.25, 0.5]),
+        (lambda store: store.exchange().send([Message("a", bytes(16)), Message("b", bytes(8))], 60), [0.5 + 3]),
+        (received, [0.5 + 2, 0.125, 0.125 + 2, 0.125, 0.125]),  # one request however long it waits
+        (ranges_read, [0.5 + 1, 0.25, 2]),
+        (lambda store: store.exists(["a", "b", "c"]), [0.25]),
+        (lambda store: store.delete(["a", "b"]), [0.5]),
+        (missing, [0.25]),
+    ],
+)
+def test_delays_are_those_of_each_request_and_its_bytes(ask, waited):
+    sleeps = []
+    ask(DelayingStore(MemoryStore(), put_s=0.5, get_s=0.25, bytes_per_s=8, sleep=sleeps.append))
+    assert sleeps == waited
+
+
+def test_jitter_spreads_the_latency_and_a_wait_of_zero_does_not_sleep():
+    delays, sleeps = [], []
+
+    def uniform(low, high):
+        delays.append((low, high))
+        return high
+
+    store = DelayingStore(MemoryStore(), put_s=0.5, get_s=0.0, jitter=0.5, sleep=sleeps.append, uniform=uniform)
+    store.put("k", b"x", 60)
+    assert (delays, sleeps) == ([(0.25, 0.75)], [0.75])
+    DelayingStore(MemoryStore(), sleep=sleeps.append).put("k", b"x", 60)
+    assert sleeps == [0.75]
 
 
 class TestFailures:
-    def test_each_operation_fails_by_its_share_and_does_nothing(self):
-        draws = iter([0.0, 0.2, 0.0999, 0.1, 0.05, 0.5, 0.0, 0.9])
-        store = FailingStore(MemoryStore(), fail=0.1, draw=draws.__next__)
-        for operation in (
-            lambda: store.put("k", b"x", 60),
-            lambda: store.get("k"),
-            lambda: store.exists(["k"]),
-            lambda: store.delete(["k"]),
-        ):
+    @pytest.mark.parametrize(
+        "operations",
+        [
+            lambda store: [
+                lambda: store.put("k", b"x", 60),
+                lambda: store.get("k"),
+                lambda: store.exists(["k"]),
+                lambda: store.delete(["k"]),
+            ],
+            lambda store: [
+                lambda: store.coordination().compare_and_set("k", None, b"x", 60),
+                lambda: store.coordination().get("k"),
+                lambda: store.coordination().delete(["k"]),
+            ],
+            lambda store: [
+                lambda: store.exchange().send([Message("k", b"x")], 60),
+                lambda: store.exchange().receive("k", START, 0),
+            ],
+        ],
+    )
+    def test_each_operation_fails_by_its_share_and_does_nothing(self, operations):
+        store = FailingStore(MemoryStore(), fail=0.1, draw=iter([0.0, 0.2, 0.0999, 0.1, 0.05, 0.5, 0.0, 0.9]).__next__)
+        for operation in operations(store):
+            before = _contents(store._inner)
             with pytest.raises(StoreUnavailableError, match="on purpose"):
                 operation()
-            try:
-                operation()
-            except MissingKeyError as error:
-                assert "'k'" in str(error)  # noqa: PT017  the failed put has put nothing
-
-    def test_coordination_fails_by_the_same_shares_and_does_nothing(self):
-        store = FailingStore(MemoryStore(), fail=0.5, draw=iter([0.0, 0.9, 0.0, 0.9, 0.0, 0.9]).__next__)
-        coordination = store.coordination()
-        for operation in (
-            lambda: coordination.compare_and_set("k", None, b"x", 60),
-            lambda: coordination.get("k"),
-            lambda: coordination.delete(["k"]),
-        ):
-            with pytest.raises(StoreUnavailableError, match="on purpose"):
-                operation()
+            assert _contents(store._inner) == before
             operation()
-        assert store._inner.coordination().get("k") is None
-
-    def test_an_exchange_fails_by_the_same_shares_and_does_nothing(self):
-        store = FailingStore(MemoryStore(), fail=0.5, draw=iter([0.0, 0.9, 0.0, 0.9]).__next__)
-        exchange = store.exchange()
-        for operation in (
-            lambda: exchange.send([Message("k", b"x")], 60),
-            lambda: exchange.receive("k", START, 0),
-        ):
-            with pytest.raises(StoreUnavailableError, match="on purpose"):
-                operation()
-            operation()
-        assert len(store._inner.exchange().receive("k", START, 0)) == 1
 
     def test_a_hang_lasts_and_then_fails(self):
         sleeps = []
@@ -179,6 +146,10 @@ class TestFailures:
                 return [_fails(store) for _ in range(100)]
 
         assert outcomes(7) == outcomes(7) != outcomes(8)
+
+
+def _contents(store):
+    return store.exists(["k"]), store.coordination().get("k"), store.exchange().receive("k", START, 0)
 
 
 def _fails(store):

@@ -1,37 +1,22 @@
-"""Injected time: what is built on a clock behaves on the event loop's as on the tests' own."""
+"""The clock of the event loop, and timeouts on a clock."""
 
 import asyncio
 
 import pytest
 
 from serfer.drivers.clock import LOOP_CLOCK, timeout_at
-from tests.drivers.fake_clock import FakeClock
 
 
-def on_loop(main):
-    return asyncio.run(main(LOOP_CLOCK))
-
-
-def on_fake(main):
-    clock = FakeClock()
-    return clock.run(main(clock))
-
-
-@pytest.fixture(params=[on_loop, on_fake])
-def run(request):
-    return request.param
-
-
-def test_sleeping_takes_its_time(run):
+def test_sleeping_takes_its_time():
     async def main(clock):
         started = clock.time()
         await clock.sleep(0.01)
         return clock.time() - started
 
-    assert run(main) == pytest.approx(0.01, abs=0.5)
+    assert asyncio.run(main(LOOP_CLOCK)) == pytest.approx(0.01, abs=0.5)
 
 
-def test_timers_fire_in_order_and_not_once_cancelled(run):
+def test_timers_fire_in_order_and_not_once_cancelled():
     async def main(clock):
         fired = []
         timers = [clock.call_at(clock.time() + after / 100, fired.append, after) for after in (3, 1, 2)]
@@ -40,10 +25,10 @@ def test_timers_fire_in_order_and_not_once_cancelled(run):
         timers[0].cancel()
         return fired
 
-    assert run(main) == [1, 3]
+    assert asyncio.run(main(LOOP_CLOCK)) == [1, 3]
 
 
-def test_a_timeout_cancels_the_awaited_work(run):
+def test_a_timeout_cancels_the_awaited_work():
     async def main(clock):
         with pytest.raises(TimeoutError):
             async with timeout_at(clock, clock.time() + 0.01) as limit:
@@ -54,10 +39,10 @@ def test_a_timeout_cancels_the_awaited_work(run):
         await clock.sleep(0.02)
         assert not limit.expired()
 
-    run(main)
+    asyncio.run(main(LOOP_CLOCK))
 
 
-def test_a_cancellation_from_outside_is_not_a_timeout(run):
+def test_a_cancellation_from_outside_is_not_a_timeout():
     async def main(clock):
         async def work():
             async with timeout_at(clock, clock.time() + 10.0):
@@ -69,13 +54,4 @@ def test_a_cancellation_from_outside_is_not_a_timeout(run):
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    run(main)
-
-
-def test_the_fake_clock_does_not_wait():
-    async def main(clock):
-        await asyncio.to_thread(lambda: None)
-        await clock.sleep(1e6)
-        return clock.time()
-
-    assert on_fake(main) == 1000.0 + 1e6
+    asyncio.run(main(LOOP_CLOCK))

@@ -33,12 +33,6 @@ class TestABatch:
         others = [pending(number, age=age) for number, age in enumerate([5, 2, 9, 3, 1], 1)]
         assert batch_of(pending(0, age=4), others) == [4, 1, 2, 3]
 
-    def test_has_no_more_images_than_allowed(self):
-        others = [pending(1, age=1, batch=3), pending(2, age=2, batch=2), pending(3, age=3)]
-        assert batch_of(pending(0, batch=2), others) == [0, 2]
-        assert batch_of(pending(0, batch=4), others) == [0]
-        assert batch_of(pending(0, batch=9), others) == [0]
-
     @pytest.mark.parametrize("size", ["payload", "answer"])
     def test_has_no_more_bytes_than_a_payload(self, size):
         others = [pending(1, age=1, **{size: 601}), pending(2, age=2, **{size: 600}), pending(3, age=3, **{size: 1})]
@@ -50,9 +44,6 @@ class TestABatch:
         assert batch_of(pending(0), others, image_s=1.0, now=88.5) == [0, 1]
         assert batch_of(pending(0), others, image_s=1.0, now=88.0) == [0, 1, 3]
         assert batch_of(pending(0, deadline=99.0), others, image_s=1.0, now=88.5) == [0]
-
-    def test_is_one_task_that_is_past_its_time(self):
-        assert batch_of(pending(0, deadline=5.0), [pending(1, age=1)], image_s=1.0) == [0]
 
 
 class TestWaitingGroups:
@@ -70,13 +61,6 @@ class TestWaitingGroups:
         groups.leave(other)
         assert groups.take(first, Bounds(9, 9, 9), 0.0) == [first]
         assert len(groups) == 0
-
-    def test_each_is_taken_once(self):
-        groups, everybody = WaitingGroups(), [pending(number, age=number) for number in range(5)]
-        for one in everybody:
-            groups.join("group", one, Demand(1, 0, 0))
-        taken = [groups.take(everybody[number], Bounds(2, 2, 9), 0.0) for number in (0, 2, 4)]
-        assert [one.age for group in taken for one in group] == [0, 1, 2, 3, 4]
 
 
 DEMANDS = st.builds(
@@ -143,27 +127,27 @@ def connected(grid=(1, 1), macs=480, *, flat=True):
     return replace(stage, grid=Grid(*grid), operators=operators, functions=(function,), outputs=shapes, tiles=tiles)
 
 
-class TestWhichStages:
-    def test_an_untiled_stage_that_uses_each_weight_a_few_times(self):
-        assert batchable(connected())
-        assert batchable(connected(macs=8 * 480))
+def small_in_graph():
+    """Return a stage whose few weights stand in its graph."""
+    stage, graph = connected(macs=16), replace(FULLY_CONNECTED, bytes=8)
+    [function] = stage.functions
+    function = replace(function, weights=replace(function.weights, bytes=0), graphs=(graph,))
+    return replace(stage, functions=(function,))
 
-    def test_columns_of_a_fully_connected_layer(self):
-        assert batchable(connected((1, 4)))
 
-    def test_not_one_that_computes_much_with_each_weight(self):
-        assert not batchable(connected(macs=9 * 480))
-
-    def test_not_tiles_of_a_map(self):
-        assert not batchable(connected((1, 4), flat=False))
-
-    def test_one_whose_few_weights_stand_in_its_graph(self):
-        stage = connected(macs=16)
-        graph = replace(FULLY_CONNECTED, bytes=8)
-        functions = tuple(
-            replace(one, weights=replace(one.weights, bytes=0), graphs=(graph,)) for one in stage.functions
-        )
-        assert batchable(replace(stage, functions=functions))
+@pytest.mark.parametrize(
+    ("stage", "shares"),
+    [
+        (connected(), True),
+        (connected(macs=8 * 480), True),
+        (connected(macs=9 * 480), False),  # computes much with each weight
+        (connected((1, 4)), True),
+        (connected((1, 4), flat=False), False),  # tiles of a map
+        (small_in_graph(), True),
+    ],
+)
+def test_stages_that_use_each_weight_a_few_times_share_invocations(stage, shares):
+    assert batchable(stage) == shares
 
 
 def test_the_terms_of_a_plan_are_its_predictions():

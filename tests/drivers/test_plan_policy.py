@@ -94,18 +94,6 @@ def test_no_query_on_the_warm_plan_meets_a_cold_start_unless_the_cold_plan_has_n
             account.now += number / 10
 
 
-def test_queries_move_to_the_warm_plan_when_it_is_ready():
-    account = Account()
-    first, _ = account.query()
-    assert (first.warm, first.reason, first.warm_ups) == (False, COLD, ["whole"])
-    account.now = 1.0
-    second, _ = account.query()
-    assert (second.warm, second.warm_ups) == (False, [])  # it is being warmed
-    account.warmed()
-    third, cold = account.query()
-    assert (third.warm, third.reason, cold) == (True, WARM, 0)
-
-
 def test_burst_causes_as_many_warm_ups_as_it_would_use_at_once():
     account = Account()
     assert [account.query()[0].warm_ups for _ in range(3)] == [["whole"]] * 3

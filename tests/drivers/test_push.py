@@ -24,7 +24,7 @@ from serfer.drivers.driver import TTL_MARGIN_S, RequestContext
 from serfer.drivers.push import PushDriver
 from serfer.storage.memory import MemoryStore
 from tests.core.plans import small_plan
-from tests.drivers.conftest import WatchedStore
+from tests.drivers.conftest import AwayStore, WatchedStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import READ, linked_plan, part_of
 
@@ -129,14 +129,9 @@ def test_a_query_passes_every_stage_in_order_and_leaves_nothing(store):
     assert [len(stage.reports) for stage in answer.stages] == list(TILES)
     assert answer.payload_bytes == [40, 0, 0]
     assert (answer.overheads.retries, answer.overheads.counts) == (0, StoreCounts())
+    assert {task.ttl for task in workers.sent} == {PATIENCE + TTL_MARGIN_S}, "a late task still finds what it reads"
     assert len(store.ever) == 6
     assert store.keys == set()
-
-
-def test_values_outlive_the_deadline_so_that_a_late_task_still_finds_what_it_reads(store):
-    workers = Workers(store)
-    ask(workers, store, deadline_s=PATIENCE)
-    assert {task.ttl for task in workers.sent} == {PATIENCE + TTL_MARGIN_S}
 
 
 def test_a_last_stage_of_several_tiles_answers_in_their_order(store):
@@ -322,17 +317,9 @@ def test_large_crops_go_through_the_store_before_payloads_must(store):
 
 
 def test_payloads_carry_crops_that_the_store_does_not_take(store):
-    put, left = store.put, itertools.count(1, -1)
-
-    def refuses_once(key, value, ttl):
-        if next(left) > 0:
-            raise StoreUnavailableError("away")
-        put(key, value, ttl)
-
-    store.put = refuses_once
     crops = [Crop("float32", b"x" * 60)] * 4
     workers = Workers(store)
-    answer = ask(workers, store, crops=crops, inline_limit=1000, crop_limit=50)
+    answer = ask(workers, AwayStore(store, put=1), crops=crops, inline_limit=1000, crop_limit=50)
     assert [crop.data for crop in workers.crops] == [b"x" * 60] * 4
     assert answer.overheads.retries == 0
 
@@ -376,13 +363,15 @@ async def test_crops_in_the_store_are_deleted_when_the_query_is_cancelled_while_
 
 
 def test_a_store_failure_at_clean_up_keeps_the_answer(store):
-    class Gone(WatchedStore):
-        def delete(self, keys):
-            assert keys
-            raise StoreUnavailableError("gone")
+    assert ask(Workers(store), AwayStore(store, delete=99)).outputs
 
-    store = Gone()
-    assert ask(Workers(store), store).outputs
+
+def test_calls_to_a_store_that_is_away_are_made_again(store):
+    crops, away = [Crop("float32", b"x" * 200)] * 4, AwayStore(store, put=3, get=3, delete=2)
+    answer = ask(Workers(store, tiles=(4, 3)), away, crops=crops, inline_limit=100, batch=32, tiles=(4, 3))
+    assert [len(output) for (output,) in answer.outputs] == [32 * 32] * 3
+    assert (answer.overheads.counts.puts, set(away.failures.values())) == (4, {0})
+    assert store.keys == set()
 
 
 def test_a_plan_of_one_stage_leaves_the_store_alone():
@@ -557,25 +546,6 @@ async def test_first_come_first_served_starves_queries_that_are_under_way(store)
     assert seen.index(2) >= 40 * TILES[0]
 
 
-def test_no_more_invocations_are_under_way_than_allowed(store):
-    busy, most = 0, 0
-
-    async def main():
-        async def a_turn(_task, _number):
-            nonlocal busy, most
-            busy += 1
-            most = max(most, busy)
-            await asyncio.sleep(0)
-            busy -= 1
-
-        pushing = driver(Workers(store, a_turn), store, slots=3)
-        await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
-        await pushing.close()
-
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
-    assert most == 3
-
-
 def test_a_query_that_ends_early_starts_nothing_that_waits_for_a_slot(store):
     workers = Workers(store, failing(FailureKind.FAILED_IN_CODE, 99, stage=0, tile=0))
     with pytest.raises(TaskFailedError):
@@ -629,20 +599,9 @@ async def test_closing_cancels_running_queries_and_leaves_nothing(store):
 class TestLostPieces:
     """The store forgets what was written (evicted, expired, or restarted empty), or alters it."""
 
-    @staticmethod
-    def losing(times, stage=1, error="MissingKeyError"):
-        left = itertools.count(times, -1)
-
-        async def script(task, _number):
-            if task.stage == stage and task.tile == 0 and next(left) > 0:
-                return Failure(FailureKind.FAILED_IN_CODE, error, "no value under 'k'")
-            return None
-
-        return script
-
     @pytest.mark.parametrize("error", ["MissingKeyError", "AlteredPieceError"])
     def test_a_query_with_missing_or_altered_values_restarts_under_a_new_id(self, store, error):
-        workers = Workers(store, self.losing(2, error=error))
+        workers = Workers(store, failing(FailureKind.FAILED_IN_CODE, 2, error_type=error))
         answer = ask(workers, store)
         assert answer.outputs == [(written(workers.sent[-1]),)]
         assert (answer.overheads.restarts, answer.overheads.retries) == (2, 0)
@@ -687,12 +646,12 @@ class TestLostPieces:
 
     def test_a_store_that_loses_everything_ends_the_query(self, store):
         with pytest.raises(StoreUnavailableError, match="--store") as caught:
-            ask(Workers(store, self.losing(1000)), store)
-        assert "no value under 'k'" in str(caught.value)
+            ask(Workers(store, failing(FailureKind.FAILED_IN_CODE, 1000, error_type="MissingKeyError")), store)
+        assert "on purpose" in str(caught.value)
         assert store.keys == set()
 
     def test_retries_before_a_restart_are_counted(self, store):
-        lost = self.losing(1, stage=2)
+        lost = failing(FailureKind.FAILED_IN_CODE, 1, stage=2, error_type="MissingKeyError")
         failed = failing(FailureKind.TIMED_OUT, 1)
 
         async def script(task, number):
@@ -700,57 +659,6 @@ class TestLostPieces:
 
         answer = ask(Workers(store, script), store)
         assert (answer.overheads.restarts, answer.overheads.retries) == (1, 1)
-
-
-class TestStoreThatComesBack:
-    """What the driver itself asks of the store is asked again while there is time."""
-
-    class Shaky(WatchedStore):
-        def __init__(self, failures):
-            super().__init__()
-            self.left = failures
-
-        def _shake(self):
-            self.left -= 1
-            if self.left >= 0:
-                raise StoreUnavailableError("gone")
-
-        def put(self, key, value, ttl):
-            if key.rsplit(":", 2)[1] == "-1":
-                self._shake()
-            super().put(key, value, ttl)
-
-        def get_many(self, ranges):
-            self._shake()
-            return super().get_many(ranges)
-
-    def test_crops_are_put_again(self):
-        store = self.Shaky(3)
-        answer = ask(Workers(store), store, crops=[Crop("float32", b"x" * 200)] * 4, inline_limit=100)
-        assert answer.overheads.counts.puts == 4
-        assert store.left < 0
-        assert store.keys == set()
-
-    def test_the_answer_is_read_again(self):
-        store = self.Shaky(3)
-        answer = ask(Workers(store, tiles=(4, 3)), store, batch=32, tiles=(4, 3))
-        assert [len(output) for (output,) in answer.outputs] == [32 * 32] * 3
-        assert store.left < 0
-
-    def test_keys_are_deleted_in_a_second_try(self):
-        class Stubborn(WatchedStore):
-            left = 2
-
-            def delete(self, keys):
-                self.left -= 1
-                if self.left >= 0:
-                    raise StoreUnavailableError("gone")
-                super().delete(keys)
-
-        store = Stubborn()
-        ask(Workers(store), store)
-        assert store.left < 0
-        assert store.keys == set()
 
 
 @pytest.mark.parametrize(("batch", "together"), [(1, True), (2**13, False)])

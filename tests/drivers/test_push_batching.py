@@ -56,20 +56,13 @@ def run(main):
     return asyncio.run(asyncio.wait_for(main, PATIENCE))
 
 
-def burst(workers, store, queries=40, **settings):
-    """Run a burst and return the answers; checks that each query got its own, and that nothing is left."""
-
-    async def main():
-        pushing = driver(workers, store, **{"slots": 2, "batching": BATCHING, **settings})
-        answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(queries)))
-        await pushing.close()
-        await all_slots_are_back(pushing, settings.get("slots", 2))
-        return answers
-
-    answers = run(main())
-    for answer in answers:
-        (last,) = (task for task in workers.sent if (task.query, task.stage) == (answer.query, 2))
-        assert answer.outputs == [(written(last),)]
+async def queried(workers, store, queries=20, **settings):
+    """Ask queries at once and return their answers or errors; checks that all slots come back and no key is left."""
+    settings = {"slots": 2, "batching": BATCHING, **settings}
+    pushing = driver(workers, store, **settings)
+    answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(queries)), return_exceptions=True)
+    await pushing.close()
+    await all_slots_are_back(pushing, settings["slots"])
     assert store.keys == set()
     return answers
 
@@ -81,6 +74,15 @@ async def all_slots_are_back(pushing, concurrency):
     for _ in range(concurrency):
         slots.release()
     assert len(pushing.dispatcher._waiting) == 0
+
+
+def burst(workers, store, queries=40, **settings):
+    """Run a burst and return the answers; checks that each query got its own."""
+    answers = run(queried(workers, store, queries, **settings))
+    for answer in answers:
+        (last,) = (task for task in workers.sent if (task.query, task.stage) == (answer.query, 2))
+        assert answer.outputs == [(written(last),)]
+    return answers
 
 
 def test_burst_shares_invocations_oldest_first_or_not(store):
@@ -132,9 +134,7 @@ async def test_a_task_that_fails_for_itself_is_tried_again_and_the_others_are_an
         return None
 
     workers = SharedWorkers(store, script)
-    pushing = driver(workers, store, slots=2, batching=BATCHING)
-    answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
-    await pushing.close()
+    answers = await queried(workers, store)
     assert {answer.query for answer in answers if answer.overheads.retries} == failed
     assert sum(answer.overheads.retries for answer in answers) == 1
 
@@ -144,13 +144,10 @@ async def test_when_an_invocation_fails_each_of_its_tasks_is_tried_again_alone(s
         return OOPS if len(workers.groups) == 1 else None
 
     workers = SharedWorkers(store, fail=fail)
-    pushing = driver(workers, store, slots=2, batching=BATCHING)
-    answers = await asyncio.gather(*(pushing.run(CROPS, 1, PATIENCE) for _ in range(20)))
-    await pushing.close()
+    answers = await queried(workers, store)
     first, *others = workers.groups
     assert {answer.query for answer in answers if answer.overheads.retries} == set(first)
     assert not set(first) & {query for group in others for query in group}
-    assert store.keys == set()
 
 
 def test_throttled_queries_may_share_again(store):
@@ -177,33 +174,18 @@ async def test_an_invocation_that_always_fails_ends_only_its_own_queries(store):
         return OOPS if task.query in doomed and task.stage == 2 else None
 
     workers = SharedWorkers(store, script, fail=fail)
-    pushing = driver(workers, store, slots=2, batching=BATCHING)
-    queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
-    answers = await asyncio.gather(*queries, return_exceptions=True)
-    await pushing.close()
-    errors = [answer for answer in answers if isinstance(answer, Exception)]
+    errors = [answer for answer in await queried(workers, store) if isinstance(answer, Exception)]
     assert {type(error) for error in errors} == {TaskFailedError}
     assert len(errors) == len(doomed) == len(workers.groups[0])
-    assert store.keys == set()
 
 
-def test_a_bug_in_an_invoker_reaches_every_query_that_shared(store):
+async def test_a_bug_in_an_invoker_reaches_every_query_that_shared(store):
     async def fail(_tasks):
         raise ZeroDivisionError
 
     workers = SharedWorkers(store, fail=fail)
-
-    async def main():
-        pushing = driver(workers, store, slots=2, batching=BATCHING)
-        queries = (pushing.run(CROPS, 1, PATIENCE) for _ in range(20))
-        answers = await asyncio.gather(*queries, return_exceptions=True)
-        await pushing.close()
-        await all_slots_are_back(pushing, 2)
-        return answers
-
-    bugs = [answer for answer in run(main()) if isinstance(answer, ZeroDivisionError)]
+    bugs = [answer for answer in await queried(workers, store) if isinstance(answer, ZeroDivisionError)]
     assert len(bugs) == sum(map(len, workers.groups)) > 1
-    assert store.keys == set()
 
 
 async def test_a_query_that_ends_while_others_compute_for_it_too_leaves_nothing(store):

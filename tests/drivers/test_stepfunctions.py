@@ -37,8 +37,8 @@ from serfer.drivers.stepfunctions.driver import StepFunctionsDriver
 from serfer.pipeline.report import make_report
 from serfer.pipeline.result import Result
 from serfer.pipeline.trace import trace_events
-from serfer.storage.wrapping import WrapperStore
 from tests.drivers.asl_interpreter import Machine, StateError
+from tests.drivers.conftest import AwayStore
 from tests.drivers.fake_clock import FakeClock
 from tests.drivers.plans import wide_plan
 
@@ -52,31 +52,6 @@ CROPS = [Crop("uint8", bytes([tile]) * 10) for tile in range(TILES[0])]
 ARN = "arn:aws:states:us-east-1:123456789012:stateMachine:serfer"
 KINDS = pytest.mark.parametrize("kind", ["standard", "express"])
 RETRY = Retry(attempts=3, unavailable_attempts=3, restarts=2, backoff=Backoff(base=0.001, longest=2.0))
-
-
-class AwayStore(WrapperStore):
-    """The store as the driver reaches it: it fails the first `failures` calls of a kind."""
-
-    def __init__(self, store, **failures):
-        super().__init__(store)
-        self.failures = failures
-
-    def _fail(self, call):
-        if self.failures.get(call, 0) > 0:
-            self.failures[call] -= 1
-            raise StoreUnavailableError("the store is away")
-
-    def put(self, key, value, ttl):
-        self._fail("put")
-        super().put(key, value, ttl)
-
-    def get_many(self, ranges):
-        self._fail("get")
-        return super().get_many(ranges)
-
-    def delete(self, keys):
-        self._fail("delete")
-        super().delete(keys)
 
 
 class HeldClock(LoopClock):

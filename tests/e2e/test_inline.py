@@ -12,7 +12,6 @@ import serfer
 from serfer.core.exactness import difference
 from serfer.core.inline_outputs import inline_stages
 from serfer.core.keys import StoreCounts, stage_of
-from serfer.lambdas.worker import Worker
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.storage.file.store import FileStore
@@ -108,25 +107,6 @@ def test_a_batch_too_large_for_payloads_goes_through_the_store(settings, tmp_pat
             assert difference(pipeline.run(images), whole(images)).exact
             report = pipeline.last_report
             assert (report.store.puts, report.retries) == (puts, 0)
-
-
-def test_failed_tasks_are_resent_unchanged(plan, settings, tmp_path, monkeypatch):
-    directory = inlined(plan, tmp_path / "inline", {0, 1})
-    sent, run = [], Worker.run
-
-    def failing(worker, task):
-        sent.append(task)
-        if sum(task == other for other in sent) == 1:
-            raise ConnectionError
-        return run(worker, task)
-
-    monkeypatch.setattr(Worker, "run", failing)
-    with serfer.open(directory, settings=settings) as pipeline:
-        logits = pipeline.run(batch())
-        report = pipeline.last_report
-    assert (report.retries, report.store) == (9, StoreCounts())
-    assert set(Counter((task.stage, task.tile) for task in sent).values()) == {2}
-    assert difference(logits, unsplit(load_plan(plan), plan)(batch())).exact
 
 
 @pytest.mark.parametrize("workers", ["inprocess", pytest.param("local", marks=pytest.mark.weekly)])

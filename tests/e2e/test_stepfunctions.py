@@ -169,13 +169,6 @@ def test_lost_pieces_restart_the_query(stack, ask):
     assert (answer.overheads.restarts, answer.overheads.retries) == (1, 0)
 
 
-def test_an_error_returned_as_an_answer_is_detected(stack, ask):
-    """What ministack does, unlike AWS."""
-    fail(stack, "OSError", stage=1)
-    with pytest.raises(TaskFailedError, match=r"stage 1, tile 0: .*without a report"):
-        ask("express", batch())
-
-
 @pytest.mark.slow
 def test_more_tiles_than_a_map_runs_side_by_side(tmp_path, settings, redis):
     directory = split_small(tmp_path, grids=[(6, 7), (1, 1)])

@@ -42,12 +42,13 @@ class RawBucket:
         self.client.put_object(**self.named(key), Body=value, Metadata=metadata)
 
 
-class TestS3(StoreContract, CoordinationContract):
-    @pytest.fixture(scope="class")
-    def server(self):
-        with S3Server() as server:
-            yield server
+@pytest.fixture(scope="module")
+def server():
+    with S3Server() as server:
+        yield server
 
+
+class TestS3(StoreContract, CoordinationContract):
     @pytest.fixture(autouse=True)
     def environment(self, server, monkeypatch):
         for name, value in server.environment.items():

@@ -27,7 +27,6 @@ from serfer.core.errors import (
 )
 from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
 from serfer.registry import open_registry
-from serfer.storage import open_store
 from tests import bugs
 from tests.applications.worlds import NOW, register, variant, version
 
@@ -115,13 +114,6 @@ def registry(tmp_path):
     found = open_registry(str(tmp_path / "registry"))
     register(found, "faces", version("net", 1, FAST, CHEAP, GOOD))
     return found
-
-
-@pytest.fixture
-def store():
-    opened = open_store("memory://")
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

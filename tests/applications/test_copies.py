@@ -9,6 +9,7 @@ from aiohttp import web
 from serfer.applications.scaling.copies import VariantCopies
 from serfer.core.http_messages import ModelState
 from tests.applications.test_scaling import SIGNALS
+from tests.support.aiohttp_server import serve_route
 from tests.support.hand_clock import Clock
 
 MODEL = "faces:b1"
@@ -33,18 +34,8 @@ class Instance:
         await self.gate.wait()
         return web.json_response({"detail": "as it is told"}, status=self.status)
 
-    @asynccontextmanager
-    async def serve(self):
-        app = web.Application()
-        app.router.add_post("/v2/repository/models/{model}/{action}", self.change)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-        finally:
-            await runner.cleanup()
+    def serve(self):
+        return serve_route("POST", "/v2/repository/models/{model}/{action}", self.change)
 
 
 @asynccontextmanager
@@ -58,10 +49,6 @@ async def world():
 
 async def done(copies):
     await asyncio.wait([*copies.tasks])
-
-
-def run(scene):
-    asyncio.run(scene())
 
 
 async def test_a_load_is_asked_for_once_with_the_key_and_counts_until_the_instance_says_something_newer():

@@ -16,9 +16,9 @@ from serfer.core.variants import Objectives, Place, VariantState
 from serfer.drivers.driver import RequestContext
 from serfer.drivers.instance.client import Fault, FaultKind
 from serfer.registry import open_registry
-from serfer.storage import open_store
 from tests.applications.test_applications import CHEAP, Driver
 from tests.applications.worlds import register, variant, version
+from tests.support.aiohttp_server import serve_route
 from tests.support.hand_clock import Clock
 
 GPU = variant("gpu", ms=5.0, usd=1e-6, correct=90, place=Place.INSTANCE, kind="g6.xlarge", batch=8)
@@ -53,24 +53,14 @@ def listing(status="loaded", utilisation=0.1, waiting=0, interference=1.0, **mor
     return {"models": [{"name": MODEL, "plan": "x", "state": state}, {"name": "other"}], "instance": shared}
 
 
-@asynccontextmanager
-async def instance(reply):
+def instance(reply):
     """Serve what an instance lists at GET /v1/models; `reply` returns it."""
 
     async def models(_):
         found = reply()
         return found if isinstance(found, web.Response) else web.json_response(found)
 
-    app = web.Application()
-    app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-    finally:
-        await runner.cleanup()
+    return serve_route("GET", "/v1/models", models)
 
 
 @pytest.fixture
@@ -80,11 +70,18 @@ def registry(tmp_path):
     return found
 
 
-@pytest.fixture
-def store():
-    opened = open_store("memory://")
-    yield opened
-    opened.close()
+@asynccontextmanager
+async def opened_driver(registry, store, reply=listing, clock=None, **sets):
+    """Yield an opened driver of an instance, and the instance's URL."""
+    async with instance(reply) as url:
+        driver = Driver(registry, store, instances=VariantInstances([url], "", clock or Clock()))
+        for name, variants in sets.items():
+            getattr(driver, name).update(variants)
+        await driver.applications.open()
+        try:
+            yield driver, url
+        finally:
+            await driver.applications.close()
 
 
 async def test_what_an_instance_tells_becomes_signals_with_their_age():
@@ -108,8 +105,7 @@ async def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference
     async with instance(small) as url:
         instances = VariantInstances([url], "", Clock())
         await instances.look()
-        found = instances.signals(MODEL)[url].latency_ratio
-    assert found == 1.0
+        assert instances.signals(MODEL)[url].latency_ratio == 1.0
 
 
 @pytest.mark.parametrize(
@@ -126,8 +122,7 @@ async def test_what_an_instance_tells_wrongly_makes_it_no_place(reply):
     async with instance(reply) as url:
         instances = VariantInstances([url], "", Clock())
         await instances.look()
-        found = instances.signals(MODEL)
-    assert found == {}
+        assert instances.signals(MODEL) == {}
 
 
 async def test_a_listing_of_many_models_is_read_whole():
@@ -139,24 +134,19 @@ async def test_a_listing_of_many_models_is_read_whole():
     async with instance(many) as url:
         instances = VariantInstances([url], "", Clock())
         await instances.look()
-        found = [*instances.signals(MODEL)] == [url]
-    assert found
+        assert [*instances.signals(MODEL)] == [url]
 
 
 async def test_a_loaded_variant_on_an_instance_is_selected_and_one_that_is_overloaded_is_not(registry, store):
     told = {}
-    async with instance(lambda: listing(**told)) as url:
-        clock = Clock()
-        driver = Driver(registry, store, instances=VariantInstances([url], "", clock))
-        await driver.applications.open()
+    clock = Clock()
+    async with opened_driver(registry, store, lambda: listing(**told), clock) as (driver, url):
         first, _ = await driver.ask("one")
         told["utilisation"] = 1.0
         clock.now = 3.0
         await driver.look_all()
         second, _ = await driver.ask("two")
-        states = driver.applications.releases.find("faces").places("gpu")
-        await driver.applications.close()
-        state = states[url]
+        state = driver.applications.releases.find("faces").places("gpu")[url]
     assert (first.variant.name, second.variant.name) == ("gpu", "cheap")
     assert first.model.startswith(f"{MODEL}@http://")
     assert state is VariantState.OVERLOADED
@@ -165,24 +155,16 @@ async def test_a_loaded_variant_on_an_instance_is_selected_and_one_that_is_overl
 async def test_a_variants_description_says_which_instance_has_another_processor_than_its_accuracy_was_measured_on(
     registry, store
 ):
-    async with instance(lambda: listing(caution="this processor lacks avx512_vnni")) as url:
-        driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
-        await driver.applications.open()
+    reply = lambda: listing(caution="this processor lacks avx512_vnni")  # noqa: E731 - short
+    async with opened_driver(registry, store, reply) as (driver, url):
         made = {row.name: row.made for row in detail_of(driver.applications, "faces").table}
-        await driver.applications.close()
-        gpu, cheap = made["gpu"], made["cheap"]
-    assert gpu.endswith(f"; at {url}, this processor lacks avx512_vnni")
-    assert "avx512_vnni" not in cheap
+    assert made["gpu"].endswith(f"; at {url}, this processor lacks avx512_vnni")
+    assert "avx512_vnni" not in made["cheap"]
 
 
 async def test_a_query_whose_instance_is_gone_is_answered_elsewhere(registry, store):
-    async with instance(listing) as url:
-        driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
-        driver.gone.add("gpu")
-        await driver.applications.open()
+    async with opened_driver(registry, store, gone=["gpu"]) as (driver, _):
         choice, _ = await driver.ask("one")
-        await driver.applications.close()
-
     assert choice.variant.name == "cheap"
     assert "gone" in choice.failed
 
@@ -205,16 +187,14 @@ async def test_instances_come_and_go_and_a_new_one_is_looked_at_next_time():
         instances.use([first, second])
         assert [*instances.signals(MODEL)] == [first]
         await instances.look()
-        both = {*instances.signals(MODEL)}
+        assert {*instances.signals(MODEL)} == {first, second}
         instances.use([f"{second}/"])
-        found = both == {first, second}, [*instances.signals(MODEL)] == [second], instances.seen(first)
-    assert found == (True, True, None)
+        assert [*instances.signals(MODEL)] == [second]
+        assert instances.seen(first) is None
 
 
 async def test_the_pipelines_to_an_instance_that_goes_are_closed_when_their_queries_have_ended(registry, store):
-    async with instance(listing) as url:
-        driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
-        await driver.applications.open()
+    async with opened_driver(registry, store) as (driver, url):
         choice, _ = await driver.ask("one")
         pipelines = driver.applications.pipelines
         with pipelines.running(choice.model):
@@ -222,9 +202,7 @@ async def test_the_pipelines_to_an_instance_that_goes_are_closed_when_their_quer
             pipelines.use_places([])
             during = pipelines.is_open(choice.model)
         after = pipelines.is_open(choice.model)
-        await driver.applications.close()
-        found = busy == {url}, during, after, pipelines.busy_places == frozenset()
-    assert found == (True, True, False, True)
+        assert (busy, during, after, pipelines.busy_places) == ({url}, True, False, frozenset())
 
 
 class Slow:
@@ -241,7 +219,7 @@ def test_an_instance_that_is_too_slow_leaves_time_for_another_place():
     assert target._client.allowed_s == (4.0, 4.0)
 
 
-def test_an_instance_that_answers_byte_by_byte_is_waited_for_half_of_a_querys_time():
+async def test_an_instance_that_answers_byte_by_byte_is_waited_for_half_of_a_querys_time():
     async def drip(request):
         response = web.StreamResponse()
         await response.prepare(request)
@@ -249,32 +227,15 @@ def test_an_instance_that_answers_byte_by_byte_is_waited_for_half_of_a_querys_ti
             await response.write(b" ")
             await asyncio.sleep(0.01)
 
-    async def ask():
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", drip)
-        runner = web.AppRunner(app, shutdown_timeout=0.0)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        target = OneInstance(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}", MODEL, None, "")
-        try:
+    async with serve_route("*", "/{path:.*}", drip, shutdown_timeout=0.0) as url:
+        target = OneInstance(url, MODEL, None, "")
+        with pytest.raises(UnavailableError, match=r"did not answer within 0\.2 s"):
             await target.run(np.zeros((1, 2, 2, 3), np.uint8), 0.4, RequestContext("q"))
-        finally:
-            await target.close()
-            await runner.cleanup()
-
-    with pytest.raises(UnavailableError, match=r"did not answer within 0\.2 s"):
-        asyncio.run(ask())
+        await target.close()
 
 
 async def test_what_a_query_itself_causes_at_an_instance_is_no_reason_to_leave_it(registry, store):
-    async with instance(listing) as url:
-        driver = Driver(registry, store, instances=VariantInstances([url], "", Clock()))
-        driver.failing.add("gpu")
-        await driver.applications.open()
+    async with opened_driver(registry, store, failing=["gpu"]) as (driver, _):
         with pytest.raises(TaskFailedError):
             await driver.ask("one")
-        states = driver.applications.releases.find("faces").places("gpu")
-        await driver.applications.close()
-        found = states
-    assert len(found) == 1
+        assert len(driver.applications.releases.find("faces").places("gpu")) == 1

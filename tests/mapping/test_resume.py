@@ -12,9 +12,7 @@ from contextlib import suppress
 import pytest
 import rasterio
 
-from serfer.core.errors import ImageError
 from serfer.raster import ResultParts
-from serfer.raster.reading.source import RasterSource
 from tests.e2e.small import split_small
 from tests.mapping.plans import make_map_plan
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
@@ -269,28 +267,3 @@ def test_an_ordinary_plan_is_refused(serfer, image, tmp_path):
     refused = serfer("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
     assert refused.code == 3
     assert "this is not a map plan" in refused.err
-
-
-def test_a_truncated_image_has_the_windows_that_can_be_read(serfer, plan, tmp_path):
-    image = write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH), tiled=True, blockxsize=16, blockysize=16)
-    image.write_bytes(image.read_bytes()[:-1500])
-    out = tmp_path / "result.tif"
-    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json")
-    assert done.code in {1, 3}
-    assert not out.exists()
-
-
-def test_a_window_that_cannot_be_read_is_listed_and_the_others_go_on(serfer, command, monkeypatch):
-    read_window = RasterSource.read
-
-    def broken(source, rect):
-        if rect.rows.start == 0 and rect.cols.start == 0:
-            raise ImageError("image.tif cannot be read: a block is broken")
-        return read_window(source, rect)
-
-    monkeypatch.setattr(RasterSource, "read", broken)
-    done = serfer(*command, "--json")
-    assert done.code == 1
-    assert [failure["window"] for failure in json.loads(done.out)["failures"]] == [0]
-    monkeypatch.undo()
-    assert json.loads(serfer(*command, "--json").out)["resumed"] == 19

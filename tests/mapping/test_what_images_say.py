@@ -87,14 +87,6 @@ def test_white_is_what_the_bits_of_a_sample_hold(mapped, tmp_path):
     assert "4,095 counts as full" in said
 
 
-def test_an_image_is_mapped_upright(mapped, tmp_path):
-    stored = np.rot90(values := pixels(HEIGHT, WIDTH), axes=(1, 2))  # a quarter to the left
-    Image.fromarray(np.ascontiguousarray(stored.transpose(1, 2, 0))).save(tmp_path / "a.tif", tiffinfo={274: 6})
-    _, result, said = mapped(tmp_path / "a.tif")
-    assert_equal(result, expected(values))
-    assert "read upright" in said
-
-
 def test_pages_are_no_bands_and_no_band_is_offered_three_times_in_their_place(serfer, plan, tmp_path):
     page = Image.fromarray(pixels(HEIGHT, WIDTH, 1)[0])
     page.save(tmp_path / "a.tif", save_all=True, append_images=[page, page])

@@ -8,7 +8,7 @@ import pytest
 
 from serfer.cli.shared import map_display
 from serfer.cli.shared.map_display import MapDisplay
-from serfer.core.errors import PlanError, UnavailableError
+from serfer.core.errors import PlanError
 from serfer.mapping.engine import Spending
 from serfer.mapping.report import MapProgress
 from serfer.pipeline.blocking import Pipeline
@@ -115,18 +115,6 @@ def test_whatever_stops_a_map_it_says_what_is_kept_and_how_to_go_on(serfer, comm
     done = serfer(*command, "--set", "concurrency=1")
     assert done.code == code
     assert f"7 of 20 windows are kept in {tmp_path / 'result.tif.parts'}: run the same command again" in done.err
-
-
-def test_a_full_disk_says_it_once(serfer, command, monkeypatch):
-    put = ResultParts.put
-
-    def full(parts, number, values):
-        if number >= 7:
-            raise UnavailableError(f"no room in {parts.directory}: 7 of 20 parts are kept there")
-        put(parts, number, values)
-
-    monkeypatch.setattr(ResultParts, "put", full)
-    assert serfer(*command, "--set", "concurrency=1").err.count("7 of 20") == 1
 
 
 @pytest.mark.killed

@@ -93,15 +93,6 @@ def test_two_registrations_of_one_network_get_numbers_of_their_own(worker):
     assert record.live_release.networks == {"net": 1}
 
 
-def test_workers_that_claim_at_once_have_one_owner(worker):
-    def claim(number):
-        mine = worker(f"worker-{number}")
-        return mine.holds(mine.claim(REQUEST, "ann"))
-
-    with ThreadPoolExecutor(6) as threads:
-        assert sum(threads.map(claim, range(6))) == 1
-
-
 @pytest.mark.who_may
 def test_a_silent_owner_is_followed_and_learns_it_and_what_is_done_is_kept(worker):
     clock = Clock()

@@ -35,7 +35,7 @@ from tests.e2e.detector import CLASSES as DETECTED
 from tests.e2e.detector import SIZE as DETECTOR_SIZE
 from tests.e2e.detector import detector_onnx, suppressed_onnx
 from tests.e2e.small import PREPROCESS
-from tests.variants.digits import CLASSES, LABELS, SIZES, as_input, digits, recurrent, trained, write_onnx
+from tests.variants.digits import CLASSES, LABELS, as_input, digits, recurrent, trained, write_onnx
 
 
 @pytest.fixture
@@ -83,25 +83,6 @@ def measured(monkeypatch):
     monkeypatch.setattr(making, "measure_instance", lambda _: figures({1: 1.0}))
 
 
-@pytest.mark.usefixtures("files")
-def test_the_networks_of_four_sizes_are_better_the_larger_they_are():
-    known = digits()
-    assert (len(known.held_out), known.held_out.dtype) == (2000, "uint8")
-    held = {image.tobytes() for image in known.held_out}
-    assert not held & {image.tobytes() for image in known.trained}
-    small, medium = (trained(size) for size in SIZES[1:3])
-    right = [_share(network, known) for network in (small, medium)]
-    assert 0.75 < right[0] < right[1]
-
-
-def _share(network, known):
-    import torch  # noqa: PLC0415
-
-    with torch.inference_mode():
-        answer = network(torch.from_numpy(as_input(known.held_out))).argmax(1).numpy()
-    return (answer == known.held_out_labels).mean()
-
-
 def test_unknown_labels_are_refused_and_nothing_is_registered(register, validation, kept):
     (validation / "seven").rename(validation / "sieben")
     with pytest.raises(InputError, match="'sieben': it knows 'zero', 'one', 'two' and 7 more"):
@@ -110,26 +91,10 @@ def test_unknown_labels_are_refused_and_nothing_is_registered(register, validati
 
 
 @pytest.mark.usefixtures("measured")
-def test_another_number_of_classes_or_other_labels_are_refused(register, files, tmp_path):
+def test_other_labels_are_refused(register):
     register(most=2)
     with pytest.raises(InputError, match=r"small names its classes in another way, application digits has 10"):
         register(labels=tuple(reversed(LABELS)))
-    fewer = tmp_path / "fewer.onnx"
-    network = trained("small")
-    write_onnx(network[:-1].append(_first_classes(network[-1], 9)), fewer, 9)
-    shutil.rmtree(tmp_path / "nine", ignore_errors=True)
-    shutil.copytree(files.validation, tmp_path / "nine")
-    shutil.rmtree(tmp_path / "nine" / LABELS[9])
-    with pytest.raises(InputError, match="fewer has 9 classes, application digits has 10"):
-        register(fewer, labels=LABELS[:9], validation=tmp_path / "nine")
-
-
-def _first_classes(layer, count):
-    import torch  # noqa: PLC0415
-
-    less = torch.nn.Linear(layer.in_features, count)
-    less.weight.data, less.bias.data = layer.weight.data[:count], layer.bias.data[:count]
-    return less
 
 
 @pytest.mark.usefixtures("measured")
@@ -216,11 +181,6 @@ def test_verify_reports_the_accuracy_of_the_plan_and_of_the_network_as_given(fil
     assert 0.8 < share["low"] < share["share"] < share["high"] < 1
     assert _exit_code(app, arguments, _Interrupt()) == 0
     assert f"accuracy, the plan: {share['share']:.2%} of 200 images" in capsys.readouterr().out
-
-
-def test_without_a_registry_it_says_how_to_name_one(register, settings):
-    with pytest.raises(UsageError, match="Give --registry, or set SERFER_REGISTRY"):
-        register(registry=None, settings=settings)
 
 
 @pytest.mark.hostile

@@ -32,14 +32,12 @@ import heapq
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from statistics import median
 from typing import Final, Self
-
-from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serfer.api.http.problems import OVERLOADED, Problem
 from serfer.core.errors import DeadlineError
@@ -80,9 +78,12 @@ class Place:
 
     def release(self) -> None:
         """Give the place up; a second call does nothing."""
-        if self._pool is not None:
-            self._pool.remove(self)
-            self._pool = None
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            del pool.taken[self.client][self]
+            pool.count -= 1
+            if not pool.taken[self.client]:
+                del pool.taken[self.client]
 
     def __enter__(self) -> Self:
         return self
@@ -115,54 +116,43 @@ class Places:
         self._at_once = most if at_once is None else at_once
         self._between_s = between_s
         self._clock = clock
-        self._taken: dict[str, dict[Place, None]] = {}  # by client, the oldest first
-        self._count = 0
+        self.taken: dict[str, dict[Place, None]] = {}  # by client, the oldest first
+        self.count = 0
         self._next = -math.inf  # when the client that was refused last should come again
-
-    def __len__(self) -> int:
-        return self._count
 
     def ahead(self, client: str) -> int:
         """Return how many requests end until a client's next one does: no more than its share of the turns allows."""
-        own, clients = len(self._taken.get(client, ())), len(self._taken) + (client not in self._taken)
-        return min(len(self) + 1, (own + 1) * clients)
+        own, clients = len(self.taken.get(client, ())), len(self.taken) + (client not in self.taken)
+        return min(self.count + 1, (own + 1) * clients)
 
     def has_room(self, client: str) -> bool:
         """Return whether a client's next request would get a place."""
-        if len(self._taken.get(client, ())) >= self._share:
+        if len(self.taken.get(client, ())) >= self._share:
             return False
-        return len(self) < self.most or self._surplus(client) is not None
+        return self.count < self.most or self._surplus(client) is not None
 
     def take(self, client: str = "", *, kept: bool = False) -> Place:
         """Return a place for a request, another client's where that has too many; raises Problem 429 for none."""
         if not self.has_room(client):
             raise self.refusal()
-        if len(self) >= self.most and (surplus := self._surplus(client)):
+        if self.count >= self.most and (surplus := self._surplus(client)):
             surplus.lose(self.refusal())
         place = Place(client, self, kept=kept)
-        self._taken.setdefault(client, {})[place] = None
-        self._count += 1
+        self.taken.setdefault(client, {})[place] = None
+        self.count += 1
         return place
-
-    def remove(self, place: Place) -> None:
-        """Count a place no more; see `Place.release`."""
-        taken = self._taken[place.client]
-        del taken[place]
-        self._count -= 1
-        if not taken:
-            del self._taken[place.client]
 
     def refusal(self) -> Problem:
         """Return the problem of the next client that is refused: behind all that wait, and all refused before."""
         now, between_s = self._clock(), self._between_s()
-        waiting = max(0, len(self) - self._at_once)
+        waiting = max(0, self.count - self._at_once)
         self._next = min(max(self._next, now + waiting * between_s) + between_s, now + _LONGEST_WAIT_S)
         return _overloaded(self._full, self._next - now)
 
     def _surplus(self, client: str) -> Place | None:
         """Return the newest place that can be lost of the client with most, if that has two more than this one."""
-        largest = max(self._taken.values(), key=len, default={})
-        if len(largest) < len(self._taken.get(client, ())) + 2:
+        largest = max(self.taken.values(), key=len, default={})
+        if len(largest) < len(self.taken.get(client, ())) + 2:
             return None
         return next((place for place in reversed(largest) if place.can_be_lost), None)
 
@@ -195,25 +185,40 @@ class Slots:
         """The number of requests that wait for a slot."""
         return sum(map(len, self._lines.values()))
 
-    def hold(
+    @asynccontextmanager
+    async def hold(
         self, place: Place, left_s: float = math.inf, served: int = 0, ended: Callable[[], None] | None = None
-    ) -> HeldSlot:
-        """Return a context that waits for a slot and holds it, and yields the seconds waited.
+    ) -> AsyncIterator[float]:
+        """Wait for a slot and hold it within the context, which yields the seconds waited.
 
         `served` is how often this request has held one. `ended` is called when the work ends, unless it is cancelled.
         Raises Problem 429 where the place is lost, and DeadlineError after `left_s` seconds, or when a slot comes with
         less time left than the last ones were held for: it would only take others' time.
         """
-        return HeldSlot(self, place, left_s, served, ended)
-
-    async def take(self, place: Place, left_s: float, served: int) -> float:
-        """Wait for a slot, and return the seconds waited; see `hold`."""
+        since = waited_since = self._clock()
         if self.running < self.count:
             self.running += 1
-            return 0.0
-        since, granted = self._clock(), asyncio.get_running_loop().create_future()
+        else:
+            await self._wait(place, left_s, served)
+            since = self._clock()
+        try:
+            yield since - waited_since
+            self.ended = self._clock()
+            self.took.append(self.ended - since)
+        except Exception:
+            if ended:
+                ended()
+            raise
+        else:
+            if ended:
+                ended()
+        finally:
+            self._hand_on()
+
+    async def _wait(self, place: Place, left_s: float, served: int) -> None:
+        granted = asyncio.get_running_loop().create_future()
         self._arrivals += 1
-        waiter = _Waiter(served, self._arrivals, since + left_s, granted)
+        waiter = _Waiter(served, self._arrivals, self._clock() + left_s, granted)
         heapq.heappush(self._lines.setdefault(place.client, []), waiter)
         place.waiting = granted
         try:
@@ -221,14 +226,13 @@ class Slots:
                 in_time = await granted
         except BaseException as end:
             if granted.done() and not granted.cancelled() and granted.exception() is None and granted.result():
-                self.hand_on()  # the slot came when it was no longer wanted
+                self._hand_on()  # the slot came when it was no longer wanted
             self._remove(place.client, waiter)
             if isinstance(end, TimeoutError):
                 raise _late(left_s) from None
             raise
         if not in_time:
             raise _late(left_s)
-        return self._clock() - since
 
     def _remove(self, client: str, waiter: _Waiter) -> None:
         line = self._lines.get(client, [])
@@ -238,16 +242,7 @@ class Slots:
             if not line:
                 del self._lines[client]
 
-    def note(self, since: float) -> None:
-        """Note that work has ended without an error, which took its slot at a time."""
-        self.ended = self.now()
-        self.took.append(self.ended - since)
-
-    def now(self) -> float:
-        """Return the time on the slots' clock."""
-        return self._clock()
-
-    def hand_on(self) -> None:
+    def _hand_on(self) -> None:
         """Give the slot to the next client's next request that can still be answered; the client goes to the end."""
         latest = self._clock() + (median(self.took) if self.took and self._lines else 0.0)
         while self._lines:
@@ -263,60 +258,19 @@ class Slots:
         self.running -= 1
 
 
-class HeldSlot:
-    """A context that waits for a slot and holds it: a class, as a generator takes four times as many calls."""
-
-    __slots__ = ("_arguments", "_ended", "_since", "_slots")
-
-    def __init__(
-        self, slots: Slots, place: Place, left_s: float, served: int, ended: Callable[[], None] | None
-    ) -> None:
-        self._slots = slots
-        self._arguments = place, left_s, served
-        self._ended = ended
-        self._since = 0.0
-
-    async def __aenter__(self) -> float:
-        """Wait, and return for how many seconds."""
-        waited_s = await self._slots.take(*self._arguments)
-        self._since = self._slots.now()
-        return waited_s
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Hand the slot on."""
-        if self._ended and (kind is None or issubclass(kind, Exception)):
-            self._ended()
-        if kind is None:
-            self._slots.note(self._since)
-        self._slots.hand_on()
-
-
 class Bytes:
     """The bytes that all requests hold together, `held`, at most `most`; for one event loop."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.held = 0
-        self._held: Counter[str] = Counter()  # by client
+        self.by_client: Counter[str] = Counter()
 
     def hold(self, client: str = "", size: int = 0) -> Held:
         """Return what a client's request holds, `size` bytes at first; raises Problem 429 where that is too much."""
         held = Held(self, client)
         held.add(size)
         return held
-
-    def has_room(self, client: str, size: int, own: int) -> bool:
-        """Return whether a client's request that holds `own` bytes can have `size` more."""
-        spare = self.most // _SPARE
-        is_small = self._held[client] + size <= spare or self.held == own
-        return self.held + size <= (self.most if is_small else self.most - spare)
-
-    def change(self, client: str, size: int) -> None:
-        """Count `size` bytes more, or less; see `Held`."""
-        self.held += size
-        self._held[client] += size
-        if not self._held[client]:
-            del self._held[client]
 
 
 class Held:
@@ -329,16 +283,19 @@ class Held:
         self._kept = False
 
     def add(self, size: int) -> None:
-        """Hold `size` bytes more; raises Problem 429 where all requests would hold too many."""
-        if not self._budget.has_room(self.client, size, self._bytes):
-            raise _overloaded("the requests that are here hold all the memory that there is for them", _BYTES_AGAIN_S)
+        """Hold `size` bytes more, or less where it is negative; raises Problem 429 where all would hold too many."""
+        budget, client = self._budget, self.client
+        if size > 0:
+            spare = budget.most // _SPARE
+            is_small = budget.by_client[client] + size <= spare or budget.held == self._bytes
+            if budget.held + size > (budget.most if is_small else budget.most - spare):
+                why = "the requests that are here hold all the memory that there is for them"
+                raise _overloaded(why, _BYTES_AGAIN_S)
         self._bytes += size
-        self._budget.change(self.client, size)
-
-    def give_back(self, size: int) -> None:
-        """Hold `size` bytes less."""
-        self._bytes -= size
-        self._budget.change(self.client, -size)
+        budget.held += size
+        budget.by_client[client] += size
+        if not budget.by_client[client]:
+            del budget.by_client[client]
 
     def keep(self) -> None:
         """Hold the bytes beyond the end of the request, until `release`."""
@@ -346,7 +303,7 @@ class Held:
 
     def release(self) -> None:
         """Give all bytes back."""
-        self.give_back(self._bytes)
+        self.add(-self._bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -354,29 +311,6 @@ class Held:
     def __exit__(self, *_: object) -> None:
         if not self._kept:
             self.release()
-
-
-class BodyBytes:
-    """A middleware that counts a request's body as it arrives, until the request has ended: `request.state.held`."""
-
-    def __init__(self, app: ASGIApp, budget: Bytes, client_of: Callable[[Request], str]) -> None:
-        self._app = app
-        self._budget = budget
-        self._client_of = client_of
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the application."""
-        with self._budget.hold() as held:
-            scope.setdefault("state", {})["held"] = held
-
-            async def counted() -> Message:
-                message = await receive()
-                if body := message.get("body"):
-                    held.client = held.client or self._client_of(Request(scope))  # known since its key was looked at
-                    held.add(len(body))
-                return message
-
-            await self._app(scope, counted, send)
 
 
 class Admission:
@@ -429,7 +363,7 @@ class Admission:
 
     def check(self, client: str, left_s: float) -> None:
         """Refuse a query that could not be answered in `left_s` seconds: Problem 429 that says when to come again."""
-        known = len(self.queries)
+        known = self.queries.count
         rate = self.rate or (self._rate_at_most() if known >= self.in_flight else None)
         late = rate is not None and self.queries.ahead(client) / rate * _MARGIN > left_s
         if (late and known) or not self.queries.has_room(client):
@@ -439,11 +373,11 @@ class Admission:
     def place(self, client: str, left_s: float, *, kept: bool = False) -> Place:
         """Return a query's place, which it has before it is decoded; raises Problem 429 as `check`."""
         self.check(client, left_s)
-        if not len(self.queries):
+        if not self.queries.count:
             self._departed = None  # idle time says nothing
         return self.queries.take(client, kept=kept)
 
-    def turn(self, place: Place, left_s: float) -> HeldSlot:
+    def turn(self, place: Place, left_s: float) -> AbstractAsyncContextManager[float]:
         """Return a context that waits for a query's turn, and holds it, as `Slots.hold`.
 
         A client that has left, which cancels, is not how fast queries are answered.
@@ -460,7 +394,7 @@ class Admission:
 
     def _depart(self) -> None:
         """Take a departure into the rate, if queries were kept out; the first one only says when to begin."""
-        now, kept_out = self._clock(), len(self.queries) > self.in_flight
+        now, kept_out = self._clock(), self.queries.count > self.in_flight
         pressed, self._pressed = self._pressed or kept_out, kept_out
         if not pressed:
             self._departed = None

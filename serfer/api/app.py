@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from serfer import __version__
-from serfer.api.admission import Admission, BodyBytes
+from serfer.api.admission import Admission
 from serfer.api.auth.clients import Scope, require, require_application, require_scope
 from serfer.api.auth.hosts import HostCheck
 from serfer.api.auth.keys import KeyRing, authorise
@@ -33,7 +33,6 @@ from serfer.api.idempotency import IdempotencyStore
 from serfer.api.jobs.queries import AsyncQueries
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
-from serfer.api.requests import client_of
 from serfer.api.results.document import KeptResults
 from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router, results_router
@@ -142,10 +141,9 @@ def make_app(
     for router in (health_router(service), protocol_health_router(service), page_router()):  # open
         app.include_router(router)
     _answer_errors(app, service.admission)
-    app.add_middleware(BodyBytes, budget=service.admission.bytes, client_of=client_of)
     if hosts is not None:
         app.add_middleware(HostCheck, allowed=hosts)
-    app.add_middleware(RequestMiddleware, telemetry=telemetry)
+    app.add_middleware(RequestMiddleware, telemetry=telemetry, budget=service.admission.bytes)
     return app
 
 

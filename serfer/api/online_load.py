@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from serfer.control.throttle import WINDOW_S, Interference, Occupancy
@@ -46,13 +46,25 @@ class LoadMonitor:
         self._interference = Interference()
         self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
 
-    def running(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def running(self) -> Iterator[None]:
         """Count a query as running within the context."""
-        return _Counted(self._change)
+        self._change(1)
+        try:
+            yield
+        finally:
+            self._change(-1)
 
-    def offline(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def offline(self) -> Iterator[None]:
         """Count one of the queries that run as offline work within the context."""
-        return _Counted(self._change_offline)
+        self._offline_count += 1
+        self._offline.change(self._clock(), self._offline_count)
+        try:
+            yield
+        finally:
+            self._offline_count -= 1
+            self._offline.change(self._clock(), self._offline_count)
 
     def online(self) -> QueryLoad:
         """Return the load without offline queries: of what is in use, their share of the queries that run is theirs."""
@@ -93,11 +105,8 @@ class LoadMonitor:
         now = self._clock()
         self._running.change(now, self._count)
         self._busy.change(now, min(1, self._count))
-        self._throttled(now, sum(load.throttled for load in self._functions()))
-
-    def _change_offline(self, count: int) -> None:
-        self._offline_count += count
-        self._offline.change(self._clock(), self._offline_count)
+        if now - self._marks[-1][0] >= _MARK_S:
+            self._throttled(now, sum(load.throttled for load in self._functions()))
 
     def _throttled(self, now: float, total: int) -> int:
         """Return how many invocations were refused in the last seconds, and note how many have been so far."""
@@ -107,14 +116,3 @@ class LoadMonitor:
         if now - marks[-1][0] >= _MARK_S:
             marks.append((now, total))
         return total - marks[0][1]
-
-
-class _Counted(AbstractContextManager[None]):
-    def __init__(self, change: Callable[[int], None]) -> None:
-        self._change = change
-
-    def __enter__(self) -> None:
-        self._change(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._change(-1)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
-from types import TracebackType
 from typing import Any, Protocol
 
 from serfer.api.admission import Admission, Place
-from serfer.api.decoding.decoders import DecodedImages, Decoders
+from serfer.api.decoding.decoders import Decoders
 from serfer.api.http.problems import Problem
 from serfer.api.jobs.offline import OfflineJobs
 from serfer.api.online_load import LoadMonitor
@@ -65,42 +66,28 @@ class ServiceQuery:
         """The seconds that are left until the deadline, less than 0 after it."""
         return self.deadline - time.monotonic()
 
+    def remaining_s(self, doing: str) -> float:
+        """Return the seconds that are left; raises DeadlineError where none are."""
+        left_s = self.left_s
+        if left_s <= 0:
+            raise self.late(doing)
+        return left_s
+
     def late(self, doing: str) -> DeadlineError:
         """Return the error of a deadline that has passed while something was still to be done."""
         return DeadlineError(f"no answer by the deadline of {self.allowed_s * _MS_PER_S:.0f} ms: {doing}; allow more")
 
-    def in_time(self, doing: str) -> InTime:
-        """Return a context that stops what is done within at the deadline; it raises DeadlineError then."""
-        return InTime(self, doing)
-
-
-class InTime:
-    """The context of `ServiceQuery.in_time`: a class, as a generator takes three times as many calls."""
-
-    __slots__ = ("_bound", "_doing", "_query")
-
-    def __init__(self, query: ServiceQuery, doing: str) -> None:
-        self._query = query
-        self._doing = doing
-
-    async def __aenter__(self) -> None:
-        """Set the timer; raises DeadlineError where no time is left."""
-        left_s = self._query.left_s
-        if left_s <= 0:
-            raise self._query.late(self._doing)
-        self._bound = asyncio.timeout(left_s)
-        await self._bound.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Raise DeadlineError where the timer has stopped what was done."""
+    @asynccontextmanager
+    async def in_time(self, doing: str) -> AsyncIterator[None]:
+        """Stop what is done within the context at the deadline, or begin nothing after it: DeadlineError."""
+        bound = asyncio.timeout(self.remaining_s(doing))
         try:
-            await self._bound.__aexit__(kind, error, trace)
+            async with bound:
+                yield
         except TimeoutError:
-            raise self._query.late(self._doing) from None
-        if isinstance(error, TimeoutError) and self._bound.expired():  # of what was stopped
-            raise self._query.late(self._doing) from None
+            if bound.expired():
+                raise self.late(doing) from None
+            raise
 
 
 @dataclass(frozen=True)
@@ -188,9 +175,7 @@ class Service:
         self._health = Health()
         self._looked = float("-inf")
         self._looking: asyncio.Task[Health] | None = None
-        self._doubtful = (
-            False  # a query failed for a reason that others may share: only a true start proves the contrary
-        )
+        self._doubtful = False  # whether a query failed for a reason that others may share, until a true start
 
     @property
     def default(self) -> str | None:
@@ -220,14 +205,7 @@ class Service:
 
     def check(self, query: ServiceQuery) -> None:
         """Refuse a query that could not be answered in time: Problem 429, DeadlineError where no time is left."""
-        if query.left_s <= 0:
-            raise query.late("nothing was begun")
-        self.admission.check(query.client, query.left_s)
-
-    def _place(self, query: ServiceQuery) -> Place:
-        if query.left_s <= 0:
-            raise query.late("nothing was begun")
-        return query.place or self.admission.place(query.client, query.left_s)
+        self.admission.check(query.client, query.remaining_s("nothing was begun"))
 
     async def predict(
         self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
@@ -237,16 +215,29 @@ class Service:
         Raises Problem 429 where there is no room, DeadlineError, ImageError that names the image, else as
         `AsyncPipeline.answer`.
         """
-        return await self._observed(query, self._predict(query, images, names, wanted))
+        pipeline = self.pipelines[query.model]
+        with self._place(query) as place:
+            check_count(images, names, wanted.top_k)
+            if wanted.classes:
+                check_classifies(pipeline.plan)
+            with self.admission.bytes.hold(query.client, len(images) * pipeline.recipe.shape.elements):
+                async with query.in_time("its images were not decoded"):
+                    decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
+                run = partial(
+                    pipeline.answer,
+                    decoded.pixels,
+                    context=query.context,
+                    decoded_s=decoded.busy_s,
+                    images=[NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)],
+                    wanted=wanted,
+                )
+                return await self._in_turn(query, place, run, decoded.waited_s, decoded.busy_s)
 
     async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as AsyncPipeline.run's
         """Return what the network makes of an array, as `AsyncPipeline.answer` takes it; raises as `predict` does."""
-        pipeline = self.pipelines[query.model]
-
-        def run(left_s: float) -> Awaitable[Result]:
-            return pipeline.answer(batch, deadline_s=left_s, context=query.context)
-
-        return await self._observed(query, self._run(query, run))
+        with self._place(query) as place:
+            run = partial(self.pipelines[query.model].answer, batch, context=query.context)
+            return await self._in_turn(query, place, run)
 
     async def keep(self, query: ServiceQuery, batch: Any, owner: str) -> tuple[ServiceResult, ResultManifest]:  # noqa: ANN401 - same
         """Have the outputs of an array kept for an owner, and return what describes them; raises as `run` does."""
@@ -256,71 +247,45 @@ class Service:
             raise UsageError("the outputs of this model are not kept")
         return answered, answered.result.kept
 
-    async def _observed(self, query: ServiceQuery, work: Coroutine[Any, Any, ServiceResult]) -> ServiceResult:
+    @contextmanager
+    def _place(self, query: ServiceQuery) -> Iterator[Place]:
+        """Give a query its place, and note why it ends without an answer; refusals are counted with their requests."""
         try:
-            answered = await work
+            left_s = query.remaining_s("nothing was begun")
+            with query.place or self.admission.place(query.client, left_s) as place:
+                yield place
         except Problem:
-            raise  # a refusal, which is counted with its request
+            raise
         except BaseException as error:
             self._observer.failed(query.model, error)
-            throttled = isinstance(
-                error, LambdaThrottledError
-            )  # which says that there are too many, not that one is ill
+            throttled = isinstance(error, LambdaThrottledError)  # that there are too many, not that one is ill
             self._doubtful = self._doubtful or (isinstance(error, _UNSOUND) and not throttled)
             raise
-        self._doubtful = False
-        self.load.answered(query.model, answered.result)
-        self._observer.answered(query.model, answered)
-        return answered
-
-    async def _predict(
-        self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
-    ) -> ServiceResult:
-        pipeline = self.pipelines[query.model]
-        check_count(images, names, wanted.top_k)
-        if wanted.classes:
-            check_classifies(pipeline.plan)
-
-        def run(left_s: float) -> Awaitable[Result]:
-            return pipeline.answer(
-                decoded.pixels,
-                deadline_s=left_s,
-                context=query.context,
-                decoded_s=decoded.busy_s,
-                images=[NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)],
-                wanted=wanted,
-            )
-
-        pixels = len(images) * pipeline.recipe.shape.elements
-        with self._place(query) as place, self.admission.bytes.hold(query.client, pixels):
-            async with query.in_time("its images were not decoded"):
-                decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
-            return await self._in_turn(query, place, run, decoded)
-
-    async def _run(self, query: ServiceQuery, run: Callable[[float], Awaitable[Result]]) -> ServiceResult:
-        with self._place(query) as place:
-            return await self._in_turn(query, place, run)
 
     async def _in_turn(
         self,
         query: ServiceQuery,
         place: Place,
-        run: Callable[[float], Awaitable[Result]],
-        decoded: DecodedImages | None = None,
+        run: Callable[..., Awaitable[Result]],
+        waited_s: float = 0.0,
+        busy_s: float = 0.0,
     ) -> ServiceResult:
-        waited_s, busy_s = (decoded.waited_s, decoded.busy_s) if decoded else (0.0, 0.0)
         admitted: float | None = None
         try:
             async with self.admission.turn(place, query.left_s) as queued_s:
                 admitted = time.monotonic() - busy_s
                 with self.load.running():
                     async with query.in_time("it was running"):
-                        result = await run(max(query.left_s, _LEAST_S))
+                        result = await run(deadline_s=max(query.left_s, _LEAST_S))
         except DeadlineError:
             if admitted is None:  # the error is of the time that was left, which no client knows
                 raise query.late("it waited for its turn") from None
             raise
-        return ServiceResult(result, admitted, queued_s + waited_s)
+        answered = ServiceResult(result, admitted, queued_s + waited_s)
+        self._doubtful = False
+        self.load.answered(query.model, result)
+        self._observer.answered(query.model, answered)
+        return answered
 
     def drain(self) -> None:
         """Report from now on that the service takes no new queries; those that come all the same are answered."""
@@ -354,8 +319,9 @@ class Service:
             if self.plan_watch is not None:
                 await asyncio.to_thread(self.plan_watch)
             states = dict(zip(looks, found, strict=True))
-            models = [_known(states[name]) for name in self.models]
-            variants = [each for name, each in states.items() if name not in self.models and isinstance(each, Health)]
+            models = [_raise_or_return(states[name]) for name in self.models]
+            others = [state for name, state in states.items() if name not in self.models]
+            variants = [state for state in others if isinstance(state, Health)]
             if variants and not any(health.ready for health in variants):
                 models.append(variants[0])
             self._health = next((health for health in models if not health.ready), Health())
@@ -384,7 +350,7 @@ class Service:
             await pipeline.close()
 
 
-def _known(state: Health | BaseException) -> Health:
+def _raise_or_return(state: Health | BaseException) -> Health:
     if isinstance(state, BaseException):
         raise state
     return state

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serfer.api.admission import Admission, BodyBytes, Bytes, Place, Places, Slots
+from serfer.api.admission import Admission, Bytes, Place, Places, Slots
 from serfer.api.http.problems import Problem
+from serfer.api.http.request_middleware import RequestMiddleware
+from serfer.api.observability.metrics import Metrics
+from serfer.api.observability.telemetry import Telemetry
 from serfer.core.errors import DeadlineError
 from tests.support.hand_clock import Clock
 
@@ -87,7 +90,7 @@ class TestBounds:
         held = await turns(admission, 1)
         with pytest.raises(DeadlineError, match="it waited"):
             await turns(admission, 1, 0.01)
-        assert (admission.turns.waiting, admission.turns.running, len(admission.queries)) == (0, 1, len(held))
+        assert (admission.turns.waiting, admission.turns.running, admission.queries.count) == (0, 1, len(held))
 
     async def test_a_late_slot_goes_to_the_next_query_within_its_deadline(self):
         clock = Clock(100.0)
@@ -120,7 +123,7 @@ class TestBounds:
         [mine] = await staying
         assert admission.turns.running == 1
         await mine.aclose()
-        assert (admission.turns.running, len(admission.queries)) == (0, 0)
+        assert (admission.turns.running, admission.queries.count) == (0, 0)
 
     def test_half_of_the_downloads_are_one_clients(self):
         downloads = bounded(1, 0, downloads=4).downloads
@@ -132,7 +135,7 @@ class TestBounds:
             downloads.take("d")
         first.release()
         first.release()
-        assert len(downloads) == 1
+        assert downloads.count == 1
         with bounded(1, 0, downloads=1).downloads.take("a"):
             pass
 
@@ -191,12 +194,12 @@ class TestClients:
             for _ in range(5):
                 await requests.add("hostile")
             await requests.add("alice")
-            assert len(requests.places) == 4
+            assert requests.places.count == 4
         results = await requests.all()
         assert [number for number, result in enumerate(results) if isinstance(result, Problem)] == [3, 4]
         assert (results[4].status, results[4].headers["Retry-After"]) == (429, "1")
         assert "alice" in requests.clients
-        assert len(requests.places) == requests.slots.running == 0
+        assert requests.places.count == requests.slots.running == 0
 
     @pytest.mark.parametrize(
         ("most", "clients", "kept", "lost"),
@@ -450,25 +453,27 @@ class TestBytes:
             read.append(len((await receive())["body"]))
             await end.wait()
 
-        def start(size, client="alice"):
+        async def ask(size, client="10.0.0.1"):
+            sent = []
+
             async def receive():
                 return {"type": "http.request", "body": bytes(size), "more_body": False}
 
-            counted = BodyBytes(answer, budget, client_of=lambda request: request["client"])
-            return asyncio.create_task(counted({"type": "http", "client": client}, receive, None))
+            async def send(message):
+                sent.append(message)
 
-        fitting = [start(40) for _ in range(2)]
+            scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "client": (client, 9)}
+            await RequestMiddleware(answer, Telemetry(Metrics({})), budget)(scope, receive, send)
+            return [(message["status"], dict(message["headers"])[b"retry-after"]) for message in sent[:1]]
+
+        fitting = [asyncio.create_task(ask(40)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Problem, match="hold all the memory") as caught:
-            await start(9)
-        assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "1"})
-        fitting += [start(8), start(12, "bob")]
+        assert await ask(9) == [(429, b"1")]
+        fitting += [asyncio.create_task(ask(8)), asyncio.create_task(ask(12, "10.0.0.2"))]
         await asyncio.sleep(0)
-        with pytest.raises(Problem, match="hold all the memory"):
-            await start(1, "carol")
+        assert await ask(1, "10.0.0.3") == [(429, b"1")]
         end.set()
-        await asyncio.gather(*fitting)
-        await start(100)
+        assert await asyncio.gather(*fitting, ask(100)) == [[]] * 5
         assert (read, budget.held) == ([40, 40, 8, 12, 100], 0)
 
     @given(st.lists(st.integers(-100, 100)), st.integers(1, 50))
@@ -486,7 +491,7 @@ class TestBytes:
         for each in held:
             each.release()
         assert budget.held == 0
-        assert not budget._held  # no names of clients that are gone
+        assert not budget.by_client  # no names of clients that are gone
 
     def test_the_last_eighth_is_for_clients_that_hold_no_more_than_an_eighth(self):
         budget = Bytes(80)
@@ -542,11 +547,7 @@ class Driver:
         return await asyncio.gather(*self.tasks, return_exceptions=True)
 
     async def _request(self, client, size, number, *, kept):
-        async def receive():
-            return {"type": "http.request", "body": bytes(size), "more_body": False}
-
-        async def answer(_scope, receive, _send):
-            await receive()
+        with self.admission.bytes.hold(client, size):
             place = self._place(client, kept=kept)
             try:
                 with place, self.admission.bytes.hold(client, size):
@@ -559,12 +560,9 @@ class Driver:
             finally:
                 place.release()
 
-        counted = BodyBytes(answer, self.admission.bytes, client_of=lambda _: client)
-        await counted({"type": "http"}, receive, None)
-
     def _place(self, client, *, kept):
         """Return a place; where there is none, no client has two more, or none of its that can be lost."""
-        taken = {name: [place.can_be_lost for place in own] for name, own in self.admission.queries._taken.items()}
+        taken = {name: [place.can_be_lost for place in own] for name, own in self.admission.queries.taken.items()}
         try:
             return self.admission.place(client, math.inf, kept=kept)
         except Problem:
@@ -575,14 +573,14 @@ class Driver:
     def check(self):
         admission = self.admission
         assert 0 <= admission.bytes.held <= admission.bytes.most
-        assert len(admission.queries) <= admission.queries.most
+        assert admission.queries.count <= admission.queries.most
         assert 0 <= admission.turns.running <= admission.in_flight
         assert 0 <= self.decoders.running <= self.decoders.count
 
     def held(self):
         turns, decoders = self.admission.turns, self.decoders
         waiting = turns.waiting + decoders.waiting
-        return self.admission.bytes.held, len(self.admission.queries), turns.running, decoders.running, waiting
+        return self.admission.bytes.held, self.admission.queries.count, turns.running, decoders.running, waiting
 
 
 @given(st.lists(STEPS, max_size=60))

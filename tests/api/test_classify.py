@@ -258,7 +258,7 @@ class TestResults:
         may_begin.set()
         ends = [self.ended(http, reply)["status"] for reply in replies if reply.status_code == 202]
         assert ends == ["done"] * 12
-        while len(service.admission.queries):
+        while service.admission.queries.count:
             pass
 
     def test_a_deleted_result_is_not_found(self, http):

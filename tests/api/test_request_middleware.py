@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse
 from starlette.requests import ClientDisconnect, Request
 
+from serfer.api.admission import Bytes
 from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.telemetry import Telemetry
@@ -57,7 +58,7 @@ def app(metrics):
     async def gone():
         raise ClientDisconnect
 
-    app.add_middleware(RequestMiddleware, telemetry=Telemetry(metrics))
+    app.add_middleware(RequestMiddleware, telemetry=Telemetry(metrics), budget=Bytes(1000))
     return app
 
 
@@ -186,7 +187,7 @@ class TestBugs:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             raise ValueError
 
-        answer = ask(RequestMiddleware(late, Telemetry(metrics)), "/x")
+        answer = ask(RequestMiddleware(late, Telemetry(metrics), Bytes(1000)), "/x")
         assert (answer.status, answer.body) == (200, b"")
         assert lines()[0]["error"] == "ValueError"
 
@@ -217,7 +218,7 @@ class TestAccounts:
             await send({"type": "http.response.body", "body": b"ab", "more_body": True})
             await send({"type": "http.response.body", "body": b"c"})
 
-        ask(RequestMiddleware(reader, Telemetry(metrics)), "/x", body=b"12345")
+        ask(RequestMiddleware(reader, Telemetry(metrics), Bytes(1000)), "/x", body=b"12345")
         assert (lines()[0]["bytes_in"], lines()[0]["bytes_out"]) == (5, 3)
         assert metrics.registry.get_sample_value("serfer_http_request_bytes_total", {"route": "other"}) == 5.0
 
@@ -238,5 +239,5 @@ class TestAccounts:
         async def other(scope, receive, send):  # noqa: ARG001 - an application
             seen.append(scope["type"])
 
-        asyncio.run(RequestMiddleware(other, Telemetry(metrics))({"type": "lifespan"}, None, None))
+        asyncio.run(RequestMiddleware(other, Telemetry(metrics), Bytes(1000))({"type": "lifespan"}, None, None))
         assert seen == ["lifespan"]

@@ -111,7 +111,7 @@ class TestQueries:
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait((task,))
-        assert (service.decoders.cancelled, len(service.admission.queries), pipeline.begun) == (1, 0, [])
+        assert (service.decoders.cancelled, service.admission.queries.count, pipeline.begun) == (1, 0, [])
 
     async def test_waiting_counts_towards_the_deadline(self, service, pipeline):
         first, second = classify(service), classify(service)
@@ -169,7 +169,7 @@ class TestQueries:
             pipeline.begun[number][0].set_result(Served("served"))
         ended = await asyncio.gather(*together, return_exceptions=True)
         assert [isinstance(each, Problem) for each in ended].count(True) == 2
-        assert (service.admission.turns.running, len(service.admission.queries)) == (0, 0)
+        assert (service.admission.turns.running, service.admission.queries.count) == (0, 0)
 
     async def test_client_with_all_places_loses_its_newest_query_to_another_client(self, service, pipeline, observed):
         flood = [classify(service) for _ in range(5)]
@@ -190,10 +190,10 @@ class TestQueries:
         await until(lambda: pipeline.begun)
         with pytest.raises(Problem, match="hold all the memory"):
             await classify(service)
-        assert len(service.admission.queries) == 1
+        assert service.admission.queries.count == 1
         pipeline.begun[0][0].set_result(Served())
         await first
-        assert (service.admission.bytes.held, len(service.admission.queries)) == (0, 0)
+        assert (service.admission.bytes.held, service.admission.queries.count) == (0, 0)
 
     async def test_a_passed_deadline_is_a_deadline_error(self, service, pipeline):
         for deadline_s in (0.0, -1.0):

@@ -353,7 +353,7 @@ async def _read(routes: Inferring, request: Request, signature: Signature) -> In
             async with slot:
                 held.add(unpacked)
                 inference = await asyncio.to_thread(decoded)
-                held.give_back(unpacked)
+                held.add(-unpacked)
         except DeadlineError:
             raise Problem(HTTPStatus.GATEWAY_TIMEOUT, _NOT_DECODED) from None
     if not np.may_share_memory(inference.array, np.frombuffer(body, np.uint8)):  # which waits beside the body

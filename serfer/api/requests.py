@@ -46,14 +46,8 @@ def query_of(request: Request, model: str, allowed_s: float) -> ServiceQuery:
     """Return what a request asks of a model, to be answered within so many seconds of its arrival."""
     state = request.state
     context = RequestContext(getattr(state, "request_id", ""))
-    state.deadline = arrival(request) + allowed_s
+    state.deadline = (getattr(state, "arrived", None) or time.monotonic()) + allowed_s
     return ServiceQuery(model, state.deadline, allowed_s, context, client_of(request))
-
-
-def arrival(request: Request) -> float:
-    """Return when a request arrived at the balancer or, without one, its head here, on time.monotonic's clock."""
-    arrived: float = getattr(request.state, "arrived", None) or time.monotonic()
-    return arrived
 
 
 def client_of(request: Request) -> str:

@@ -193,8 +193,8 @@ class Service:
 
     def name(self, requested: str | None) -> str:
         """Return the model that a request means; raises Problem 404 for one that is not served."""
-        if requested is None and self.default is not None:
-            return self.default
+        if requested is None and self.models:
+            return self.models[0]
         if requested is None or requested not in self.models:
             application = (requested or "").partition(":")[0]
             if self.applications is not None and self.applications.releases.is_deleted(application):

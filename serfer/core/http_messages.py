@@ -5,7 +5,7 @@ INFaaS's section 4 reads signals such as an instance's every two seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from serfer.core.dataclass_codec import Bounds
@@ -109,7 +109,7 @@ class ServedReport(QueryReport):
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON: without `timeline` and `selected` where there are none, as the pipeline's."""
-        values = super().as_dict()
+        values = asdict(self)
         for name in ("timeline", "selected"):
             if values[name] is None:
                 del values[name]

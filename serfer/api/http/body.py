@@ -37,10 +37,23 @@ async def read_body(
     where it has not arrived when the `left_s` seconds until the deadline have passed; starlette's ClientDisconnect
     where the client goes away.
     """
-    check_headers(request.headers, limits, codings)
+    _check_headers(request.headers, limits, codings)
+    body = bytearray()  # not a list of chunks: a client may send one byte at a time
     try:
         async with asyncio.timeout(min(limits.body_timeout_s, left_s)):
-            return await _collect(request, limits)
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                chunk: bytes = message.get("body", b"")
+                if len(body) + len(chunk) > limits.max_body_bytes:
+                    raise _too_large(limits)
+                is_last = not message.get("more_body", False)
+                if is_last and not body:  # a small body comes at once
+                    return chunk
+                body += chunk
+                if is_last:
+                    return bytes(body)
     except TimeoutError:
         if left_s < limits.body_timeout_s:
             raise Problem(
@@ -53,7 +66,7 @@ async def read_body(
         ) from None
 
 
-def check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]) -> None:
+def _check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]) -> None:
     """Refuse what the headers alone show to be too large or coded, before anything is read; raises Problem."""
     codings = {word.strip().lower() for value in headers.getlist("content-encoding") for word in value.split(",")}
     if codings - {"identity", "", *accepted}:
@@ -65,23 +78,6 @@ def check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]
         raise Problem(400, "Content-Length is not a number of bytes")
     if len(length.lstrip("0")) > len(str(limits.max_body_bytes)) or int(length) > limits.max_body_bytes:
         raise _too_large(limits)
-
-
-async def _collect(request: Request, limits: ApiLimits) -> bytes:
-    body = bytearray()  # not a list of chunks: a client may send one byte at a time
-    while True:
-        message = await request.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        if len(body) + len(chunk) > limits.max_body_bytes:
-            raise _too_large(limits)
-        is_last = not message.get("more_body", False)
-        if is_last and not body:  # a small body comes at once
-            return chunk
-        body += chunk
-        if is_last:
-            return bytes(body)
 
 
 def _too_large(limits: ApiLimits) -> Problem:

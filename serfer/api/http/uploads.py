@@ -10,14 +10,15 @@ import binascii
 import json
 import math
 from dataclasses import dataclass, field
+from email.message import Message
 from typing import Any, Final
 
+from multipart import MultipartError, MultipartSegment, PushMultipartParser
 from pydantic import Field, ValidationError, field_validator
 from starlette.requests import Request
 
 from serfer.api.http.body import ApiLimits, read_body
 from serfer.api.http.image_sniffing import check_format
-from serfer.api.http.multipart import split_form
 from serfer.api.http.problems import Problem
 from serfer.api.http.validation import Body, first_fault, shown
 
@@ -27,6 +28,7 @@ FORM, JSON = "multipart/form-data", "application/json"
 RAW: Final = ("image/jpeg", "image/png", "image/gif", "image/webp", "image/bmp", "image/tiff")
 ACCEPTED: Final = (FORM, JSON, *RAW)
 _MOST_NAME = 255  # characters
+_MOST_BOUNDARY = 70  # characters (RFC 2046, section 5.1.1)
 _MOST_MARKS = 1024  # braces, brackets, commas per image, of each; base64 has none, names have few
 _LARGE = 256 * 1024  # bytes of JSON that take milliseconds to decode
 _PIECE = 64 * 1024  # characters of base64 that are decoded before another thread may go on; a multiple of 4
@@ -70,11 +72,16 @@ async def read_images(request: Request, limits: ApiLimits, left_s: float = math.
     images, 415 for other types, 422 for what the body or an image should not hold; starlette's ClientDisconnect.
     """
     content_type = _content_type(request)
+    kind = content_type.partition(";")[0].strip().lower()
     body = await read_body(request, limits, left_s=left_s)
-    if _kind(content_type) == JSON and len(body) > _LARGE:
-        images = await asyncio.to_thread(_images_in, content_type, body, limits)
+    if kind == FORM:
+        images = _images_in_form(content_type, body, limits)
+    elif kind != JSON:
+        images = [Upload("image 0", body)] if body else []
+    elif len(body) > _LARGE:
+        images = await asyncio.to_thread(_images_in_json, body, limits)
     else:
-        images = _images_in(content_type, body, limits)
+        images = _images_in_json(body, limits)
     if not images:
         raise Problem(422, "the request has no images: send at least one")
     if len(images) > limits.max_images:
@@ -90,32 +97,60 @@ def _content_type(request: Request) -> str:
     values = request.headers.getlist("content-type")
     if len(values) > 1:
         raise Problem(400, "Content-Type is given more than once")
-    if not values or _kind(values[0]) not in ACCEPTED:
+    if not values or values[0].partition(";")[0].strip().lower() not in ACCEPTED:
         known = ", ".join(ACCEPTED)
         raise Problem(415, f"Content-Type should be one of {known}", headers={"Accept": known})
     return values[0]
 
 
-def _kind(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
-
-
-def _images_in(content_type: str, body: bytes, limits: ApiLimits) -> list[Upload]:
-    match _kind(content_type):
-        case "multipart/form-data":
-            return _images_in_form(content_type, body, limits)
-        case "application/json":
-            return _images_in_json(body, limits)
-        case _:
-            return [Upload("image 0", body)] if body else []
-
-
 def _images_in_form(content_type: str, body: bytes, limits: ApiLimits) -> list[Upload]:
-    parts = split_form(content_type, body, limits.max_images)
-    for part in parts:
-        if part.name != "image":
-            raise Problem(422, f"the form has unknown {shown(part.name)}: images come in parts named 'image'")
-    return [Upload(_clean(part.filename, number), part.data) for number, part in enumerate(parts)]
+    parts = _split_form(content_type, body, limits.max_images)
+    for name, _, _ in parts:
+        if name != "image":
+            raise Problem(422, f"the form has unknown {shown(name)}: images come in parts named 'image'")
+    return [Upload(_printable(name) or f"image {number}", data) for number, (_, name, data) in enumerate(parts)]
+
+
+def _split_form(content_type: str, body: bytes, most: int) -> list[tuple[str, str, bytes]]:
+    """Return the names, file names and bytes of a form's parts (multipart/form-data, RFC 7578), in order.
+
+    What is quoted in headers is read by the standard library's email package, as clients of all kinds write it. Raises
+    Problem, 400 for what is not a form, 413 for more than `most` parts.
+    """
+    boundary = _options(content_type)[1].get("boundary", "")
+    if not 1 <= len(boundary) <= _MOST_BOUNDARY:
+        raise Problem(400, f"Content-Type: {FORM} needs a boundary of 1 to {_MOST_BOUNDARY} characters: boundary=...")
+    if not body.startswith(f"--{boundary}".encode()):
+        raise Problem(400, "the form does not begin with the boundary that Content-Type names")
+    parts: list[tuple[str, str, bytes]] = []
+    try:
+        with PushMultipartParser(boundary, header_charset="latin-1", strict=True) as parser:
+            for event in parser.parse(body):
+                if isinstance(event, MultipartSegment):
+                    if len(parts) == most:
+                        raise Problem(413, f"the form has more than the {most} parts that a request may have")
+                    segment, chunks = event, list[bytes]()
+                elif event is not None:
+                    chunks.append(bytes(event))
+                else:
+                    values = [value for name, value in segment.headerlist if name == "Content-Disposition"]
+                    kind, options = _options(values[0]) if len(values) == 1 else ("", {})
+                    if kind != "form-data" or "name" not in options:
+                        needed = 'its header Content-Disposition: form-data; name="..."'
+                        raise Problem(400, f"part {len(parts)} of the form lacks {needed}")
+                    parts.append((options["name"], options.get("filename", ""), b"".join(chunks)))
+    except MultipartError as error:
+        raise Problem(400, f"the form cannot be read: {error}, in part {len(parts)} or before it") from None
+    return parts
+
+
+def _options(header: str) -> tuple[str, dict[str, str]]:
+    """Return the value of a header, in lower case, and its options, unquoted."""
+    message = Message()
+    message["Content-Type"] = header
+    (kind, _), *options = message.get_params([("", "")])
+    values = ((name, value[-1] if isinstance(value, tuple) else value) for name, value in options)
+    return kind.lower(), {name: value.encode("latin-1", "replace").decode(errors="replace") for name, value in values}
 
 
 def _images_in_json(body: bytes, limits: ApiLimits) -> list[Upload]:
@@ -125,14 +160,13 @@ def _images_in_json(body: bytes, limits: ApiLimits) -> list[Upload]:
         raise Problem(422, first_fault(error)) from None
     if len(request.images) > limits.max_images:
         raise _too_many(limits)
-    return [_image_in_json(image, number) for number, image in enumerate(request.images)]
-
-
-def _image_in_json(image: ImagePart, number: int) -> Upload:
-    try:
-        return Upload(_clean(image.name, number), _from_base64(image.data))
-    except ValueError:  # binascii.Error, or characters beyond ASCII
-        raise Problem(422, f"images[{number}].data: not base64 (RFC 4648, section 4, with its padding)") from None
+    images = []
+    for number, image in enumerate(request.images):
+        try:
+            images.append(Upload(image.name or f"image {number}", _from_base64(image.data)))
+        except ValueError:  # binascii.Error, or characters beyond ASCII
+            raise Problem(422, f"images[{number}].data: not base64 (RFC 4648, section 4, with its padding)") from None
+    return images
 
 
 def _from_base64(text: str) -> bytes:
@@ -177,10 +211,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise Problem(422, f"the body has {shown(name)} twice in one object")
         members[name] = value
     return members
-
-
-def _clean(name: str | None, number: int) -> str:
-    return _printable(name or "") or f"image {number}"
 
 
 def _too_many(limits: ApiLimits) -> Problem:

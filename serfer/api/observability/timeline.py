@@ -10,19 +10,16 @@ from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.http_messages import (
     SelectedVariant,
-    ServedPrediction,
     ServedReport,
     StageProgress,
     TaskTime,
     Timeline,
 )
 from serfer.core.plan import Plan
-from serfer.core.report import PredictedImage
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
 from serfer.core.wire import Report
 from serfer.drivers.driver import Answer
-from serfer.pipeline.prediction import kind_of
 from serfer.pipeline.report import task_usd
 from serfer.pipeline.trace import stage_times
 
@@ -39,11 +36,6 @@ def served_report(
     result = answered.result
     timeline = _timeline(answered, plan, facts) if explain else None
     return ServedReport(**vars(result.report), timeline=timeline, selected=selected)
-
-
-def served_prediction(report: ServedReport, plan: Plan, images: Sequence[PredictedImage]) -> ServedPrediction:
-    """Return a query's report with what was found in its images, in place of their classes."""
-    return ServedPrediction(**{**vars(report), "images": tuple(images)}, kind=kind_of(plan))
 
 
 def progress(plan: Plan, stages: Sequence[StageRun], zero: float) -> tuple[StageProgress, ...]:

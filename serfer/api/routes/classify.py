@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from math import prod
 from typing import Any, Literal
@@ -20,7 +21,6 @@ from pydantic import Field
 from pydantic_core import to_json
 
 from serfer.api.admission import Held
-from serfer.api.answering import Question, run_question
 from serfer.api.http.body import ApiLimits
 from serfer.api.http.direct_route import DirectRoute
 from serfer.api.http.problems import Problem
@@ -28,8 +28,8 @@ from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
 from serfer.api.idempotency import IdempotencyStore, Reply
 from serfer.api.jobs.queries import AsyncQueries, AsyncQuery, Watch
-from serfer.api.objectives import ObjectiveParameters, as_text, asked_of
 from serfer.api.observability.timeline import progress
+from serfer.api.questions import ObjectiveParameters, Question, as_text, asked_of, run_question
 from serfer.api.requests import (
     IdempotencyKey,
     TimelyResponse,
@@ -57,6 +57,7 @@ from serfer.pipeline.query import Wanted
 
 _RESULT_ID = re.compile(r"[0-9a-f]{32}")
 _MS_PER_S = 1000
+_encode = partial(to_json, inf_nan_mode="null")  # in a fifth of json's time; the pipeline refuses what is not finite
 
 
 class ClassifyParameters(ObjectiveParameters):
@@ -147,8 +148,9 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
         """Say what any network finds in the images of one request: classes, boxes, a vector's values, or maps."""
         parameters = PredictParameters.of(request)
         parsed = _parse(routes, request, parameters, Wanted(parameters.top_k, parameters.min_score))
-        parsed = replace(parsed, as_coco=parameters.form == "coco")
-        _check_form(parsed)
+        if parameters.form == "coco":
+            parsed = replace(parsed, as_coco=True)
+            _check_coco(parsed)
         return await _respond(routes, parsed)
 
     return router
@@ -189,7 +191,9 @@ async def _respond(routes: Classifying, parsed: _ClassifyRequest) -> Response:
     images = await read_images(parsed.request, routes.limits, parsed.query.left_s)
     if wants_async(parsed.request):
         return await _respond_later(routes, parsed, images)
-    return await unless_gone(parsed.request, _respond_now(routes, parsed, images))
+    reply = await unless_gone(parsed.request, _reply_once(routes, parsed, images))
+    headers = {"Idempotent-Replayed": "true"} if reply.replayed else {}
+    return TimelyResponse(parsed.query, reply.body, "application/json", headers)
 
 
 def _parse(routes: Classifying, request: Request, parameters: ClassifyParameters, wanted: Wanted) -> _ClassifyRequest:
@@ -208,15 +212,15 @@ def _parse(routes: Classifying, request: Request, parameters: ClassifyParameters
     return _ClassifyRequest(request, query, wanted, parameters.explain, key, asked)
 
 
-def _check_form(parsed: _ClassifyRequest) -> None:
+def _check_coco(parsed: _ClassifyRequest) -> None:
     """Refuse COCO's format where there are no boxes, or no answer yet; raises Problem 422."""
     plan: Plan | None = getattr(parsed.request.state, "plan", None)
-    if parsed.as_coco and (plan is None or plan.detection is None):
+    if plan is None or plan.detection is None:
         raise Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             f"{parsed.query.model} gives no boxes, and format=coco is for boxes: leave it out",
         )
-    if parsed.as_coco and wants_async(parsed.request):
+    if wants_async(parsed.request):
         raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "format=coco is for answers at once: leave Prefer out")
 
 
@@ -232,17 +236,11 @@ def check_classifies(service: Service, name: str) -> None:
         )
 
 
-async def _respond_now(routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload]) -> Response:
-    reply = await _reply_once(routes, parsed, images)
-    headers = {"Idempotent-Replayed": "true"} if reply.replayed else {}
-    return TimelyResponse(parsed.query, reply.body, "application/json", headers)
-
-
 async def _reply_once(
     routes: Classifying, parsed: _ClassifyRequest, images: Sequence[Upload], watch: Watch | None = None
 ) -> Reply:
     """Return the answer, which a request with the same idempotency key may have computed, or wait for."""
-    key = parsed.idempotency_key(images)
+    key = parsed.idempotency_key(images) if parsed.key else None
     if key is None:
         return Reply(await _compute_body(routes, parsed, images, watch), replayed=False)
     return await routes.idempotency.first_answer(
@@ -264,15 +262,10 @@ async def _compute_body(
     if state.answered.result.kept is not None:
         routes.keeping.metrics.result_kept(state.answered.result.kept.nbytes)
     if parsed.as_coco and isinstance(report, ServedPrediction):
-        return await asyncio.to_thread(_encoded, coco(report.images, state.plan.labels))
+        return await asyncio.to_thread(_encode, coco(report.images, state.plan.labels))
     if isinstance(report, ServedPrediction):  # it may have megabytes of values
-        return await asyncio.to_thread(lambda: _encoded(report.as_dict()))
-    return _encoded({name: value for name, value in vars(report).items() if value is not None})
-
-
-def _encoded(document: object) -> bytes:
-    """Return JSON of plain values and dataclasses; `asdict` and `json` take five times as long."""
-    return to_json(document, inf_nan_mode="null")  # of outputs, the pipeline has refused what is not finite
+        return await asyncio.to_thread(lambda: _encode(report.as_dict()))
+    return _encode({name: value for name, value in vars(report).items() if value is not None})
 
 
 def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -> ResultPlace | None:

@@ -37,7 +37,7 @@ from serfer.api.http.inference_models import (
 )
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import DATATYPES, Inference, Signature, TensorForm, decode_request, encode_answer
-from serfer.api.objectives import OPENING, is_cold
+from serfer.api.questions import OPENING, is_cold
 from serfer.api.requests import TimelyResponse, client_of, query_of, unless_gone
 from serfer.api.results.document import owner_id, place_of
 from serfer.api.routes.kept import Keeping

@@ -14,14 +14,13 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from serfer.api.answering import Question, run_question
 from serfer.api.http.image_sniffing import check_format
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload
 from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.offline import OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.jobs.runner import JobState
-from serfer.api.objectives import ObjectiveParameters, asked_of
+from serfer.api.questions import ObjectiveParameters, Question, asked_of, run_question
 from serfer.api.requests import check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import problems

@@ -1,7 +1,9 @@
-"""What a request asks for in place of a model: an application, and objectives (docs/how-to/applications.md)."""
+"""Queries of images: what each asks of a model, or of an application by objectives (docs/how-to/applications.md)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from http import HTTPStatus
 from typing import Final
@@ -10,10 +12,19 @@ from pydantic import Field
 
 from serfer.api.http.problems import Problem
 from serfer.api.http.query_parameters import QueryParameters
-from serfer.api.service import Service, ServiceResult
-from serfer.applications.answering import ApplicationQuery, Choice
-from serfer.core.http_messages import SelectedVariant
+from serfer.api.http.uploads import Upload
+from serfer.api.observability.timeline import served_report
+from serfer.api.results.document import place_of
+from serfer.api.service import Service, ServiceQuery, ServiceResult
+from serfer.applications.answering import ApplicationQuery, Choice, Run
+from serfer.core.http_messages import SelectedVariant, ServedPrediction, ServedReport
+from serfer.core.plan import Plan
+from serfer.core.report import PredictedImage, PredictedOutput
 from serfer.core.variants import NAME, Objectives
+from serfer.pipeline.pipeline import AsyncPipeline
+from serfer.pipeline.prediction import kind_of
+from serfer.pipeline.query import Wanted
+from serfer.results import ResultManifest
 
 _MOST_CLASSES: Final = 65_536
 OPENING: Final = "the variant that was selected for it was opened"
@@ -46,7 +57,7 @@ class ObjectiveParameters(QueryParameters):
 
     @cached_property
     def objectives(self) -> Objectives:
-        """What an application should satisfy."""
+        """The objectives that an application should satisfy."""
         return Objectives(
             self.latency_ms, self.min_accuracy, self.max_cost_usd, self.variant, self.network, self.strict
         )
@@ -75,8 +86,59 @@ def asked_of(service: Service, parameters: ObjectiveParameters, query: str) -> A
     return ApplicationQuery(name, objectives, query)
 
 
-def selected(choice: Choice) -> SelectedVariant:
-    """Return what an answer says of the variant that was selected for it."""
+@dataclass(frozen=True)
+class Question:
+    """A query of some images: what it wants of each, whether explained, and what it asks of an application."""
+
+    query: ServiceQuery
+    wanted: Wanted
+    explain: bool
+    asked: ApplicationQuery | None
+
+
+async def run_question(
+    service: Service, question: Question, images: Sequence[Upload], runs: Callable[[Plan], None] = lambda _: None
+) -> tuple[ServiceResult, ServedReport]:
+    """Return the answer of a query, and its report; `runs` is told on which plan it runs.
+
+    Raises what `Service.predict` and `VariantAnswering.answer` raise.
+    """
+    data, names = [image.data for image in images], [image.name for image in images]
+    used: dict[str, AsyncPipeline] = {}  # a variant may be closed as soon as its query has ended
+
+    async def run(model: str) -> ServiceResult:
+        used[model] = service.pipelines[model]
+        runs(used[model].plan)
+        query = question.query if model == question.query.model else replace(question.query, model=model)
+        return await service.predict(query, data, names, question.wanted)
+
+    choice: Choice | None = None
+    if question.asked is None or service.applications is None:
+        answered = await run(question.query.model)
+    else:
+        query = question.query
+        runs_on = Run(lambda chosen: run(chosen.model), lambda: query.in_time(OPENING), is_cold, same_classes)
+        choice, answered = await service.applications.answering.answer(question.asked, runs_on)
+    pipeline = used[choice.model if choice else question.query.model]
+    plan, chosen = answered.result.plan or pipeline.plan, _selected(choice) if choice else None
+    report = served_report(answered, plan, pipeline.facts, explain=question.explain, selected=chosen)
+    if question.wanted.classes:
+        return answered, report
+    kept = answered.result.kept
+    found = [image for image in report.images if isinstance(image, PredictedImage)]
+    if kept is not None:
+        found = [replace(image, outputs=_links_of(kept)) for image in found]
+    return answered, ServedPrediction(**{**vars(report), "images": tuple(found)}, kind=kind_of(plan))
+
+
+def _links_of(kept: ResultManifest) -> tuple[PredictedOutput, ...]:
+    return tuple(
+        PredictedOutput(output.name, output.dtype, output.dims, href=f"{place_of(kept)}/zarr/{number}")
+        for number, output in enumerate(kept.outputs)
+    )
+
+
+def _selected(choice: Choice) -> SelectedVariant:
     variant, selection = choice.variant, choice.selection
     return SelectedVariant(
         application=choice.application,

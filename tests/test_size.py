@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
     "splitter": (("splitter",), 21_500),
     "core": (("serfer/core",), 10_300),
-    "api": (("serfer/api",), 9_950),
+    "api": (("serfer/api",), 9_750),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
     "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 5_750),
     "cost": (("serfer/cost", "serfer/sim"), 2_400),
@@ -23,7 +23,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 104_350),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 103_500
+PRODUCT = 103_300
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 130_450  # words below docs/
 CHANGELOG = 25_000  # bytes

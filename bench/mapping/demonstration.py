@@ -20,7 +20,7 @@ import typer
 from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.core.errors import UnavailableError, UsageError
 from serfer_bench.core.results import stamp_now
-from serfer_bench.core.tables import Results, Table, publish
+from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
 from serfer_bench.mapping.page import write_page
 from serfer_bench.mapping.page_picture import Drawn, draw
 from serfer_bench.mapping.page_ways import Found, Killed, at_once, blended_maps, by_serfer, planned, sliced_boxes
@@ -32,24 +32,24 @@ _MEGA, _GIGA = 1e6, 1e9
 
 
 @dataclass(frozen=True)
-class Way:
+class Way(Measurement):
     """A way to run the network, and what became of the page's boxes: how many it has, and the fates of the reference's.
 
     `difference` is the largest one of probabilities, `across` the share of pixels on the other side of 0.3; None of a
     way that has boxes alone. `peak_bytes` and `seconds` are of all its processes.
     """
 
-    way: str
-    boxes: int
-    same: int
-    cut: int
-    doubled: int
-    lost: int
-    added: int
-    difference: float | None
-    across: float | None
-    peak_bytes: int
-    seconds: float
+    way: Annotated[str, Column("way")]
+    boxes: Annotated[int, Column("boxes")]
+    same: Annotated[int, Column("same")]
+    cut: Annotated[int, Column("cut")]
+    doubled: Annotated[int, Column("doubled")]
+    lost: Annotated[int, Column("lost")]
+    added: Annotated[int, Column("added")]
+    difference: Annotated[float | None, Column("largest difference", ".1e", empty="-")]
+    across: Annotated[float | None, Column("pixels across 0.3", ".1e", empty="-")]
+    peak_bytes: Annotated[int, Column("peak GB", ".2f", 1 / _GIGA)]
+    seconds: Annotated[float, Column("seconds", ".0f")]
 
 
 @dataclass(frozen=True)
@@ -126,20 +126,6 @@ def _way(what: str, found: Found, whole: Found, ends: Fates) -> Way:
 
 
 def results(shown: Demonstration, notes: Sequence[str] = ()) -> Results:
-    head = (
-        *("way", "boxes", "same", "cut", "doubled", "lost", "added"),
-        *("largest difference", "pixels across 0.3", "peak GB", "seconds"),
-    )
-    body = [
-        (
-            *(way.way, f"{way.boxes}", f"{way.same}", f"{way.cut}", f"{way.doubled}", f"{way.lost}", f"{way.added}"),
-            "-" if way.difference is None else f"{way.difference:.1e}",
-            "-" if way.across is None else f"{way.across:.1e}",
-            f"{way.peak_bytes / _GIGA:.2f}",
-            f"{way.seconds:.0f}",
-        )
-        for way in shown.ways
-    ]
     killed = shown.killed
     said = [
         f"{shown.rows:,} x {shown.cols:,} pixels, typeset from a text in the public domain and made to look scanned."
@@ -149,7 +135,7 @@ def results(shown: Demonstration, notes: Sequence[str] = ()) -> Results:
         f"resumed with {killed.resumed}. Its seconds are those of both runs, its memory is that of all processes."
     )
     said.append("MONAI's two blendings share their windows: memory and seconds are those of both.")
-    return Results([asdict(shown)], [Table(head, body)], [*said, *notes])
+    return Results([asdict(shown)], [table_of(shown.ways)], [*said, *notes])
 
 
 def command(

@@ -1,6 +1,8 @@
 """A page that looks as if it was scanned, of any size: typeset, turned a little, on paper with stains and noise.
 
-The text is in the public domain (broadside.py), the fonts are matplotlib's DejaVu. The same size gives the same page.
+declaration.txt is the Declaration of Independence, laid out like its first printing by John Dunlap on July 4, 1776; it
+is in the public domain, its spelling modern. Between lines of dashes are the heading and the signatures, whose lines
+begin with their sizes in pixels, and paragraphs. The fonts are matplotlib's DejaVu. The same size gives the same page.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from rasterio.errors import NotGeoreferencedWarning
 from rasterio.windows import Window
 
-from serfer_bench.mapping.broadside import CHARGES, CLOSING, HEADING, PREAMBLE, SIGNATURE
 from serfer_bench.mapping.images import tiled
 
 _MARGIN = 0.06  # of the width
@@ -82,22 +83,22 @@ def _typeset(size: tuple[int, int]) -> Image.Image:
     left, right, bottom = margin, width - margin, height - margin
     gutter = min(_GUTTER, margin)
     half = (right - left - gutter) // 2
-    top = _centred(draw, HEADING, margin, (left, right), bottom)
-    top = _paragraphs(draw, PREAMBLE.split("\n\n"), _PREAMBLE, top, (left, right), bottom)
+    text = Path(__file__).with_name("declaration.txt").read_text(encoding="utf-8")
+    heading, preamble, charges, closing, signature = (part.strip().split("\n\n") for part in text.split("----\n"))
+    top = _centred(draw, heading[0], margin, (left, right), bottom)
+    top = _paragraphs(draw, preamble, _PREAMBLE, top, (left, right), bottom)
     columns = (left, left + half), (right - half, right)
-    charges = CHARGES.split("\n\n")
     halves = charges[:_LEFT_CHARGES], charges[_LEFT_CHARGES:]
-    ends = [_paragraphs(draw, text, _CHARGES, top, sides, bottom) for text, sides in zip(halves, columns, strict=True)]
-    top = _paragraphs(draw, CLOSING.split("\n\n"), _CLOSING, max(ends), (left, right), bottom)
-    _centred(draw, SIGNATURE, top, (left, right), bottom)
+    ends = [_paragraphs(draw, part, _CHARGES, top, sides, bottom) for part, sides in zip(halves, columns, strict=True)]
+    top = _paragraphs(draw, closing, _CLOSING, max(ends), (left, right), bottom)
+    _centred(draw, signature[0], top, (left, right), bottom)
     return page
 
 
-def _centred(
-    draw: ImageDraw.ImageDraw, lines: Sequence[tuple[str, int]], top: int, sides: tuple[int, int], bottom: int
-) -> int:
+def _centred(draw: ImageDraw.ImageDraw, lines: str, top: int, sides: tuple[int, int], bottom: int) -> int:
     left, right = sides
-    for line, wanted in lines:
+    for pixels, line in (line.split(" ", 1) for line in lines.splitlines()):
+        wanted = int(pixels)
         size = min(wanted, int(wanted * (right - left) / _font(wanted, bold=True).getlength(line)))
         if top + size > bottom:
             return bottom

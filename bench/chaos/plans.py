@@ -24,10 +24,6 @@ _STAMPED = ("serfer.splitter", "serfer.core")
 
 
 def chaos_plan(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:
-    """Return the directory of --plan, of --model or of a small plan of our own, with its stages made to use the store.
-
-    Raises UsageError where both are given, ModelError for an unknown model, PlanError for what is not a plan.
-    """
     chosen = plan is not None or model is not None
     return through_store(network(model, plan, settings, progress) if chosen else _small(settings, progress), settings)
 

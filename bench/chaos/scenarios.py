@@ -130,10 +130,6 @@ class Suite:
 
 
 def chosen(only: str | None, driver: str, store: str | None) -> list[Scenario]:
-    """Return the scenarios of --only, by default all that can be, and calm first.
-
-    Raises UsageError for an unknown name, for one that cannot be with this --store, and for an unknown driver.
-    """
     if driver not in DRIVERS:
         raise UsageError(f"--engine is {' or '.join(DRIVERS)}, not {driver!r}")
     names = [name.strip() for name in only.split(",")] if only else [*SCENARIOS]

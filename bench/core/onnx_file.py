@@ -12,10 +12,6 @@ if TYPE_CHECKING:
 
 
 def write_onnx(model: nn.Module | str, side: int, file: Path) -> None:
-    """Write a module, or a network of the zoo by name, for square images of one size, as SerFer's functions have it.
-
-    Raises ModelError for an unknown name.
-    """
     from serfer.splitter.network.source import load  # noqa: PLC0415 - imports torch
     from serfer.splitter.plan_dir.emit import in_one_piece  # noqa: PLC0415 - same
     from serfer.splitter.tiling.from_onnx import from_onnx  # noqa: PLC0415 - same

@@ -28,10 +28,6 @@ def publish_rows(
     table: Table | None = None,
     notes: Sequence[str] = (),
 ) -> Stamp:
-    """Print rows, or a table of them, with notes and a stamp, which is returned; write rows and stamp into a directory.
-
-    Raises InputError where that cannot be.
-    """
     stamp = stamp_now()
     if directory is not None:
         check_directory(directory)

@@ -18,10 +18,6 @@ _END_S = 60.0
 
 @contextmanager
 def serving(command: str, directory: Path, options: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run `serfer serve` or `serfer instance` on a plan directory, and yield the report that it starts with.
-
-    Raises UnavailableError where it does not start.
-    """
     words = [sys.executable, "-m", "serfer", command, "--plan", str(directory), "--port", "0", "--json"]
     quiet = ["--log-level", "error", "--drain-s", "0"]
     with subprocess.Popen([*words, *quiet, *options], stdout=subprocess.PIPE) as process:  # noqa: S603 - our own

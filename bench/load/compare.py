@@ -76,10 +76,6 @@ FIGURES: dict[str, Callable[[Round], float | None]] = {
 
 
 def compare(before: Result, after: Result, confidence: float = 0.95) -> list[Difference]:
-    """Compare two results, system by system; two of one system each are compared whatever they are called.
-
-    Raises InputError that names what differs where the work is not the same, or where they share no system.
-    """
     _check_same_work(before, after)
     differences = []
     for title, one, other in _systems(before, after):

@@ -70,10 +70,6 @@ class Options:
 
 
 def measure(load: Workload, options: Options, out: Path | None, settings: Settings, progress: Progress) -> Result:
-    """Load the systems and return the result; with `out`, write it and every query there, and draw it.
-
-    Raises UsageError for options that contradict each other, InputError where `out` cannot be written.
-    """
     setup, arrivals = options.setup, load.arrivals(options.rounds)
     directory = network(options.model, options.plan, settings, progress)
     warm_up = _WARM_UP * setup.concurrency if options.warm_up is None else options.warm_up

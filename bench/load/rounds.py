@@ -36,10 +36,6 @@ def measure_rounds(
     progress: Progress = lambda _: None,
     clock: Clock | None = None,
 ) -> tuple[tuple[Round, ...], tuple[Log, ...]]:
-    """Warm every system up, then load all of them in every round, the first one last in every other round.
-
-    Raises UnavailableError for a system that answers no query of its warm-up: it would measure nothing.
-    """
     for system in systems:
         _warm_up(system, examples, plan, progress, clock)
         system.take_times()

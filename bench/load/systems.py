@@ -84,10 +84,6 @@ class Setup:
 def open_systems(
     names: Sequence[str], directory: Path, setup: Setup, settings: Settings, progress: Progress
 ) -> Iterator[list[System]]:
-    """Open systems for a plan directory, `serfer` once for each order of release; all are closed again.
-
-    Raises UsageError for an unknown name, and the errors of opening a pipeline.
-    """
     for name in names:
         if name not in SYSTEMS:
             raise UsageError(f"systems are {', '.join(SYSTEMS)}, not {name!r}")

@@ -77,10 +77,7 @@ def command(image: Path, plan: Path, out: Path, more: Sequence[str] = ()) -> lis
 
 
 def run(words: Sequence[str], *, timeout_s: float | None = None) -> MapRun:
-    """Run a map, or another program that prints JSON, to its end.
-
-    Raises UnavailableError where it fails, TimeoutError where it takes longer.
-    """
+    """Run a map, or another program that prints JSON, to its end."""
     started = time.monotonic()
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603 - our own
         peaks = _Peaks(process.pid)
@@ -112,10 +109,7 @@ def kept_parts(parts: Path) -> int:
 
 
 def kill(words: Sequence[str], parts: Path, kept: int, later_s: float) -> None:
-    """Start a map and kill it some seconds after it has kept so many windows (kept_parts); wait for all below it.
-
-    Raises UnavailableError for a map that ends before.
-    """
+    """Start a map and kill it some seconds after it has kept so many windows (kept_parts); wait for all below it."""
     with subprocess.Popen(words, stdout=subprocess.DEVNULL) as process:  # noqa: S603 - our own
         try:
             while kept_parts(parts) < kept and process.poll() is None:

@@ -73,10 +73,6 @@ class Comparison:
                 self.left_out[peer.name] = str(error)
 
     def rounds(self, count: int) -> list[Round]:
-        """Load each system in each round, in turn, after a start that is not counted; raises WrongAnswerError.
-
-        A system that does not start or answer is left out from then on, with what it did.
-        """
         for peer in [*self.pythons]:
             self._try(peer, "a first start", Load(1, len(self.examples), 1, 0))
         done = []

@@ -56,10 +56,6 @@ def prepared(peer: Peer, cache: Path, progress: Callable[[str], None]) -> Path |
 async def running(
     peer: Peer, python: Path, network: Path, threads: int, workers: int, home: Path, image: bytes
 ) -> AsyncIterator[Running]:
-    """Start a server in a new folder `home`, wait for its first answer, and end it.
-
-    Raises UnavailableError with the end of its log where it ends, or gives no answer.
-    """
     launch = Launch(python, home, network, threads, workers, tuple(free_ports(_PORTS)))
     copy_package(APPS, launch.code)
     started, process = time.perf_counter(), _start(peer, launch)

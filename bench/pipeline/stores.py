@@ -55,10 +55,6 @@ def measure(
     progress: Progress = lambda _: None,
     now: Now = time.perf_counter,
 ) -> list[StoreTime]:
-    """Measure stores at each size; without `urls` memory, files and a Redis server of our own.
-
-    Raises UsageError for a URL that names no store, StoreUnavailableError for one that does not answer.
-    """
     rows = []
     with _opened(urls) as stores:
         for size in sizes:

@@ -113,10 +113,6 @@ class Step:
 
 
 def measure(directory: Path, experiment: Experiment, settings: Settings, progress: Progress) -> list[Step]:
-    """Run the experiment with a driver of its own for a plan directory, and return its steps.
-
-    Raises UsageError for a plan that takes no images, UnavailableError where the driver does not start.
-    """
     plan = load_plan(directory)
     if plan.preprocess is None:
         raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")

@@ -107,7 +107,7 @@ class FunctionChanges:
     def changed(self, function: FunctionConfig, action: str, body: bytes) -> tuple[FunctionConfig, int]:
         """Return the function, or version, that "configuration", "code" or "versions" makes, and its package's bytes.
 
-        It blocks while code is unpacked. Raises InputError for what AWS would refuse, and for what is not known here.
+        It blocks while code is unpacked.
         """
         given = _members(body, _CHANGED[action])
         if action == "versions":

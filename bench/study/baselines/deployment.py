@@ -33,10 +33,7 @@ T = TypeVar("T")
 
 
 def package(plan: Plan, directory: Path, parts: Sequence[tuple[int, int]], cache: Path) -> Path:
-    """Return a function's package directory: the handlers, and the files of these (stage, number) of the plan.
-
-    Raises UsageError for a plan whose weights are not in its functions' zips: the handlers read them from the package.
-    """
+    """Return a function's package directory: the handlers, and the files of these (stage, number) of the plan."""
     if any(stage.weights_in != ZIP for stage in plan.stages):
         raise UsageError("baselines have their weights in zips, and this plan does not: split with --weights zip")
     base = dependencies(cache)

@@ -33,10 +33,7 @@ class ForecastErrors:
 
 
 def errors_of(forecaster: Forecaster, seen: Floats, judged: Floats, units: int) -> ForecastErrors:
-    """Return the errors of forecasts of `units` units, made in each unit of `judged` after having observed `seen`.
-
-    Raises InputError where less than two such spans are judged.
-    """
+    """Return the errors of forecasts of `units` units, made in each unit of `judged` after having observed `seen`."""
     count = len(judged) - units
     if count < units:
         raise InputError(f"the part of the load that is judged has {len(judged)} minutes: it should have {2 * units}")

@@ -37,10 +37,7 @@ class LstmOptions:
 
 @named_extras()
 def train_lstm(peaks: Floats, options: LstmOptions | None = None, progress: Progress = silent) -> LstmWeights:
-    """Train a network on peaks (units,), on one core; the same peaks and options give the same network.
-
-    Raises InputError for too few peaks, MissingExtraError without torch.
-    """
+    """Train a network on peaks (units,), on one core; the same peaks and options give the same network."""
     import torch  # noqa: PLC0415 - an extra
 
     chosen = options or LstmOptions()

@@ -50,10 +50,7 @@ def _number(scale: str) -> float:
 
 
 def without_zeros(load: Trace, over_s: float) -> Trace:
-    """Return a load without those times of at least `over_s` seconds in which nothing came: gaps in a record.
-
-    Raises UsageError where nothing else is there.
-    """
+    """Return a load without those times of at least `over_s` seconds in which nothing came: gaps in a record."""
     zero = load.rates == 0
     runs = np.cumsum(np.concatenate(([True], zero[1:] != zero[:-1]))) - 1  # the number of each row's run
     lengths = np.bincount(runs, load.durations_s)

@@ -200,10 +200,6 @@ def measure(
     options: Options | None = None,
     progress: Progress = lambda _: None,
 ) -> Comparisons:
-    """Plan every network at each size (by default its own and 896 px) with both planners.
-
-    Raises ModelError for an unknown network, or one of which no plan fits.
-    """
     cases = []
     for name in networks:
         for size in sizes or (find(name).size, LARGE):

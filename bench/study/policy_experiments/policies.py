@@ -134,7 +134,7 @@ class _WithPeer(RunOptions):
 def cases(traces: Path | None, scenarios: Path, options: Options) -> list[Case]:
     """Return what there is to run: CSV files of `traces` and the generators, in TOML files of `scenarios`, or that one.
 
-    Ends the command where public traces alone are wanted, and none is there. Raises InputError where there is nothing.
+    Ends the command where public traces alone are wanted, and none is there.
     """
     loads = [str(path) for path in sorted(traces.glob("*.csv"))] if traces else []
     loads += [name for name in GENERATORS if name not in OF_ONE_FUNCTION]

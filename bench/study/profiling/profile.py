@@ -345,11 +345,7 @@ def measure(
     networks: Sequence[tuple[str, int]] = NETWORKS,
     drawn_rounds: int = _DRAWN_ROUNDS,
 ) -> Profiles:
-    """Fill the profiles on this machine: three to five minutes with the default networks, more on a busy machine.
-
-    Raises ModelError where the machine was never quiet enough to measure a kind of operator, MissingExtraError without
-    scikit-learn.
-    """
+    """Fill the profiles on this machine: three to five minutes with the default networks, more on a busy machine."""
     installed("sklearn")  # before minutes of measuring
     meter = Meter()
     samples: list[Sample] = []

@@ -34,7 +34,7 @@ def see_history(
 ) -> None:
     """Have a policy decide over a load every `period_s` seconds, with the fleet that it would have had.
 
-    The history is on the policy's clock (`place_before`). Raises UsageError for a load of too many steps.
+    The history is on the policy's clock (`place_before`).
     """
     steps, accounted = steps_of(history, period_s), AccountedPolicy(policy, scenario)
     now_s = history.begin_s

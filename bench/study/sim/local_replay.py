@@ -125,10 +125,6 @@ class LocalReplay:
     progress: Progress
 
     def run(self, load: Trace, minutes: float) -> Replay:
-        """Replay the busiest minutes of a load; raises UnavailableError where nothing answers.
-
-        It takes as long as both ways take, and about a minute.
-        """
         window, remarks = busiest(load, minutes * _S_PER_MINUTE), []
         with_instances = True
         try:

@@ -281,10 +281,6 @@ def run_policies(
     detailed: DetailedRun | None = None,
     progress: Progress = silent,
 ) -> Iterator[PolicyRun]:
-    """Run policies over a load, one after the other; `detailed` simulates its busiest and median hour, too.
-
-    Raises UsageError for a load, windows or steps that are too many to go through.
-    """
     for name in policies:
         yield run_seeds(sim_input, name, options, (seed,), detailed, progress)[0]
 

@@ -135,10 +135,7 @@ class Testbed:
 
     @contextmanager
     def mapping(self, name: str, options: Sequence[str]) -> Iterator[None]:
-        """Run a map within the block, from its first window on, and interrupt it at its end.
-
-        Raises UnavailableError where it ends by itself.
-        """
+        """Run a map within the block, from its first window on, and interrupt it at its end."""
         more = ["--set", "concurrency=2", *options]
         words = map_command(self.home / "image.tif", self.home / "plan", self.home / f"{name}.tif", more)
         with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:  # noqa: S603

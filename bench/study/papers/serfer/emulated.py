@@ -57,10 +57,7 @@ def measured_ms(directory: Path, settings: Settings, queries: int = _QUERIES) ->
 
 
 def paper_ms(stages: int) -> list[float]:
-    """Return Table 2's times for a plan of so many stages: those beyond the third are parts of the third function.
-
-    Raises UsageError for a plan of fewer.
-    """
+    """Return Table 2's times for a plan of so many stages: those beyond the third are parts of the third function."""
     if stages < len(TABLE_2):
         raise UsageError(f"Table 2 has {len(TABLE_2)} functions, this plan {stages} stages")
     return [*(layer.ms for layer in TABLE_2), *[0.0] * (stages - len(TABLE_2))]

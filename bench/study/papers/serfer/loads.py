@@ -91,10 +91,6 @@ class Measured:
 def measure(
     directory: Path, loads: Sequence[Load], concurrency: int, settings: Settings, progress: Progress
 ) -> list[Measured]:
-    """Warm up the systems of a plan directory, and load them, in turn where a load is of several.
-
-    Raises what opening a system raises, and UnavailableError for one that answers nothing.
-    """
     setup, measured = Setup("local", concurrency, deadline_s=_PATIENCE_S), []
     inputs = examples(directory, setup)
     names = tuple(dict.fromkeys(name for load in loads for name in load.systems))

@@ -100,10 +100,7 @@ class _Answers:
 
 
 def python_with_mxnet(cache: Path, progress: Callable[[str], None]) -> Path:
-    """Return the interpreter of an environment for Gillis's SLO-aware policies, made on first use below `cache`.
-
-    Raises UnavailableError where it cannot be installed.
-    """
+    """Return the interpreter of an environment for Gillis's SLO-aware policies, made on first use below `cache`."""
     packages = files("serfer_bench.study.planner.peers").joinpath(_LOCK).read_text(encoding="utf-8")
     return environment("gillis", packages, cache, progress)
 

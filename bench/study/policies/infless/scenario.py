@@ -173,10 +173,7 @@ _MAX_CLUSTER_BYTES: Final = 1024 * 1024  # profiles of many operators
 
 
 def parse_cluster(tables: Mapping[str, Any]) -> ClusterScenario:
-    """Return what a TOML document describes (docs/explanation/infless.md has the format).
-
-    Raises InputError that names the key: missing, unknown, not a number, or out of bounds.
-    """
+    """Return what a TOML document describes (docs/explanation/infless.md has the format)."""
     return structure(ClusterScenario, tables, "scenario", error=InputError)
 
 

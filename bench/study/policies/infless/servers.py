@@ -69,10 +69,7 @@ class Servers:
         return self._cores[server], tuple(self._gpus[server])
 
     def place(self, state: State, cores: int, share: int) -> Placement:
-        """Occupy resources of the first server in that state; the share lies on the fullest GPU that has room for it.
-
-        Raises KeyError where no server is in that state, ValueError where such a server has no room.
-        """
+        """Occupy resources of the first server in that state, a share on the fullest GPU that has room."""
         server = self._first(state)
         gpu = self._gpu(server, share)
         if cores > self._cores[server] or (share and gpu is None):

@@ -98,10 +98,7 @@ class Mark:
     options = MarkOptions()
 
     def __init__(self, scenario: Scenario, options: MarkOptions | None = None) -> None:
-        """Prepare for a scenario; raises InputError where no type is within the SLO.
-
-        Raises UsageError for no forecaster, a type of backups that is not there, and a window beyond the SLO.
-        """
+        """Prepare for a scenario; raises InputError where no type is within the SLO."""
         chosen = options or self.options
         self._scenario = scenario
         self._options = chosen

@@ -1,5 +1,6 @@
 import itertools
 import json
+import re
 import shutil
 import subprocess
 from collections import defaultdict
@@ -41,6 +42,8 @@ from tests.sam.offered import (
 
 VALIDATOR = Path(__file__).parents[1] / "asl" / "node_modules" / ".bin" / "asl-validator"
 SERVERLESS = "AWS::Serverless::Function"
+DATA = Path(__file__).parents[1] / "data"
+DIGEST = re.compile("[0-9a-f]{12,16}")
 
 
 @pytest.fixture(autouse=True)
@@ -351,6 +354,32 @@ def test_a_deployment_can_be_updated_to_another_choice():
             machines[machine["Properties"]["Name"]["Fn::Sub"]].add(machine["Properties"]["Type"])
     assert [name for name, kinds in types.items() if len(kinds) > 1] == []
     assert {len(kinds) for kinds in machines.values()} == {1}  # the new one is made while the old one is there
+
+
+def identities():
+    """Return what CloudFormation knows a deployment by: logical ids, with the types and names of their resources."""
+    found, sections = defaultdict(set), {"Parameters": set(), "Outputs": set()}
+    for _, source in every_template():
+        for section, names in sections.items():
+            names |= source[section].keys()
+        for name, resource in source["Resources"].items():
+            named = {
+                key: value
+                for key, value in resource.get("Properties", {}).items()
+                if key.endswith("Name") and "AWS::StackName" in json.dumps(value)
+            }
+            text = f"{resource['Type']} {json.dumps(named)}" if named else resource["Type"]
+            found[DIGEST.sub("PLAN", name)].add(DIGEST.sub("PLAN", text))
+    return found, sections
+
+
+def test_a_deployment_of_5cbe0f9c_is_updated_in_place():
+    before = json.loads((DATA / "deployments" / "5cbe0f9c.json").read_text(encoding="utf-8"))
+    found, sections = identities()
+    assert {name: sorted(found[name]) for name in before["Resources"]} == before["Resources"]
+    assert {section: sorted(names & {*before[section]}) for section, names in sections.items()} == {
+        section: before[section] for section in sections
+    }
 
 
 @pytest.mark.parametrize("engine", ["stepfunctions", "stepfunctions-express"])

@@ -360,8 +360,8 @@ def identities():
     """Return what CloudFormation knows a deployment by: logical ids, with the types and names of their resources."""
     found, sections = defaultdict(set), {"Parameters": set(), "Outputs": set()}
     for _, source in every_template():
-        for section, names in sections.items():
-            names |= source[section].keys()
+        for section in sections:
+            sections[section] |= source[section].keys()
         for name, resource in source["Resources"].items():
             named = {
                 key: value

@@ -419,7 +419,7 @@ raised: list[type[SerferError]] = [serfer.MissingExtraError, serfer.PlanError]
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("installed", ["editable", "wheel"])
+@pytest.mark.parametrize("installed", [pytest.param("editable", marks=pytest.mark.weekly), "wheel"])
 def test_a_users_own_file_passes_strict_type_checks(installed, request, tmp_path):
     python = sys.executable if installed == "editable" else request.getfixturevalue("elsewhere") / "python"
     (tmp_path / "user.py").write_text(USER)

@@ -25,7 +25,7 @@ def test_a_wheel_serves_and_splits_under_each_python_and_reads_a_plan_of_another
 
 
 @pytest.mark.weekly
-@pytest.mark.parametrize("part", ["control", "fleet", "sim"])
+@pytest.mark.parametrize("part", ["cli", "control", "cost", "fleet", "raster"])
 def test_what_needs_no_torch_passes_under_python_3_13(part):
     """`make python313` runs what is quicker."""
     python = ROOT / ".venv" / "tests-python3.13" / "bin" / "python"

@@ -33,7 +33,7 @@ RECIPE = Recipe(PREPROCESS, Shape(3, 8, 8, flat=False), ImageLimits(max_pixels=P
 LIMITS = DecodeLimits(processes=2, request_processor_s=2.0)
 MARGIN_BYTES = 128 * 1024 * 1024  # what a decoder has beyond its pixels, its idle pages included
 FEW = 200
-MANY = [pytest.param(40_000, marks=pytest.mark.slow), pytest.param(200_000, marks=pytest.mark.weekly)]
+MANY = [pytest.param(20_000, marks=pytest.mark.slow), pytest.param(200_000, marks=pytest.mark.weekly)]
 LANES = 4  # requests at once, so that neither decoder waits
 ODD = (0, 1, 2, 3, 4, 8, 16, 32, 64, 127, 128, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 

@@ -1,4 +1,4 @@
-"""The chaos suite: what it counts, what it would notice, and a small run of every scenario."""
+"""The chaos suite: what it counts, and what it would notice; `make chaos` runs every scenario."""
 
 import threading
 from concurrent.futures import Future
@@ -278,13 +278,6 @@ def test_a_killed_driver_loses_no_query_and_answers_none_twice(suite):
     [outcome] = scenarios.measure([scenario], suite(12, workers=4))
     assert outcome.problems == ()
     assert "never answered by the driver that died" in outcome.remark
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in scenarios.SCENARIOS if name != scenarios.CALM])
-def test_no_fault_loses_a_query(suite, name):
-    for outcome in scenarios.measure([scenarios.SCENARIOS[name].driven_by("push")], suite(48)):
-        assert outcome.problems == ()
 
 
 def test_the_command_fails_where_a_scenario_does_and_shows_all_of_them(monkeypatch, directory):

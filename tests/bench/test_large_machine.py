@@ -53,7 +53,7 @@ def test_parts_are_commands_that_there_are_and_end_within_ten_minutes(tmp_path):
         assert not hasattr(command, "resolve_command")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_all_parts_run_at_small_sizes(tmp_path, settings, monkeypatch):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(settings.cache_dir))
     shown = large_machine_of(tmp_path, "--dry-run")

@@ -181,10 +181,22 @@ class TestPluggedIn:
         result.complains(3, "my-store", "cannot be packed")
 
 
+WEEKLY = {
+    *(("poll", "cluster"), ("stepfunctions", "cluster"), ("stepfunctions-express", "cluster")),
+    *(("stepfunctions", "file"), ("stepfunctions-express", "redis")),
+}
+
+
 @pytest.mark.exact
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["file", "redis", "cluster", "s3"])
-@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize(
+    ("driver", "kind"),
+    [
+        pytest.param(driver, kind, marks=pytest.mark.weekly if (driver, kind) in WEEKLY else ())
+        for driver in DRIVERS
+        for kind in ("file", "redis", "cluster", "s3")
+    ],
+)
 def test_every_engine_gives_the_same_logits_on_every_store(
     lean, settings, driver, kind, tmp_path, request, monkeypatch
 ):

@@ -349,7 +349,13 @@ class TestChaos:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["killed", "store", "restarted", "throttled", "slow", "driver"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("killed", "store", "driver"),
+        *(pytest.param(name, marks=pytest.mark.weekly) for name in ("restarted", "throttled", "slow")),
+    ],
+)
 def test_the_chaos_suite_loses_no_query_of_two_gangs(settings, tmp_path, name):
     eight = settings.model_copy(update={"local_concurrency": 8})
     options = scenarios.Options(None, network("two gangs", tmp_path), 48, None, 300.0)

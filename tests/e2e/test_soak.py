@@ -30,7 +30,7 @@ def connections_to(url):
     return len(there & {*ours})
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_ten_thousand_queries_leak_neither_memory_nor_descriptors(lean, redis, settings):
     pixels = np.random.default_rng(0).integers(0, 256, (1, SIZE, SIZE, 3), dtype=np.uint8)
     small = settings.model_copy(update={"local_concurrency": 2})

@@ -80,6 +80,13 @@ def with_variants(*chosen):
     return make_template(options(*chosen, applications=SERVES), plans(), beside={digest12(plans()[0]): [other]})
 
 
+def with_cold_plan(*chosen, places=("zip",), **more):
+    """Return a plan, its cold plan, and their template with the plan before."""
+    main, before = plans()
+    cold = placed(sealed(replace(main, weights="in parts")), *places)
+    return main, cold, make_template(options(*chosen, **more), [main, before], cold={digest12(main): cold})
+
+
 def every_template():
     """Yield each combination with its template, and some with a GPU pool, weights elsewhere, or without functions."""
     yield from ((chosen, _template(*chosen)) for chosen in COMBINATIONS)

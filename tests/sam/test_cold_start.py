@@ -27,7 +27,7 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.sam.build.layers import function_directory, weights_layer
 
-PAIRS = 7
+PAIRS = 3
 STACK = "cold"
 
 

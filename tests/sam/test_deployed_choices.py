@@ -126,6 +126,7 @@ def recommended(account, tmp_path_factory):
     shutil.rmtree(directory.parent)
 
 
+@pytest.mark.weekly
 def test_the_plan_that_split_recommends_for_a_network_that_no_zip_holds_answers_as_deployed(recommended):
     stack, directory = recommended
     plan = load_plan(directory)

@@ -1,6 +1,5 @@
 """One function, no second invocation: when, what the template then has, and who answers health checks."""
 
-import copy
 import json
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from serfer.sam.template.intrinsics import resources
 from serfer.sam.template.template import dump, make_template
 from tests.api.test_function import rest
 from tests.drivers.plans import wide_plan
-from tests.sam.offered import findings, lint, options, placed
+from tests.sam.offered import findings, options, placed
 
 FACTS = shipped_aws()
 LIMIT = FACTS.functions.package_limit
@@ -194,16 +193,10 @@ class TestTemplate:
         assert template(plan) == make_template(options(), [plan])
         assert "HealthFunction" not in template(plan)["Resources"]
 
-    @pytest.mark.parametrize("weights_in", [pytest.param("zip", marks=pytest.mark.deploy), "fetched"])
-    def test_cfn_lint_finds_nothing(self, weights_in, monkeypatch):
+    def test_cfn_lint_finds_nothing(self, monkeypatch):
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        plans = one_function(weights_in=weights_in), one_function(weights_in=weights_in, model="the one before")
+        plans = one_function(weights_in="fetched"), one_function(weights_in="fetched", model="the one before")
         assert findings(dump(template(*plans))) == []
-
-    @pytest.mark.deploy
-    def test_cfn_lint_finds_nothing_in_what_sam_makes_of_it(self, monkeypatch):
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        assert lint(copy.deepcopy(template(one_function(), sealed(wide_plan((2, 1)))))) == []
 
 
 def test_the_bill_is_that_of_the_function_in_the_template():

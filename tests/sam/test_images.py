@@ -38,7 +38,7 @@ from serfer.settings import Settings
 from tests.e2e.small import batch, put_weights_in, split_small
 from tests.sam.built import SAM
 from tests.sam.conftest import OPTIONS
-from tests.sam.offered import lint, options, placed, plans
+from tests.sam.offered import options, placed, plans
 
 FACTS = shipped_aws()
 STACK = "images"
@@ -95,14 +95,6 @@ def test_a_function_that_is_an_image_has_neither_layers_nor_a_runtime():
     assert f"Weights{digest}S0N0" not in source["Resources"]
     assert f"Weights{digest}S2N0" in source["Resources"]
     assert images_of(plan) == [f"{digest}-{stage}-{part}" for stage, part in plan.functions if stage in {0, 3}]
-
-
-@pytest.mark.deploy
-@pytest.mark.parametrize("places", [("image",), ("image", "fetched", "zip", "image")], ids="-".join)
-def test_cfn_lint_finds_nothing(places, monkeypatch):
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    for more in ({"store": "s3"}, {"store": "valkey"}, {"snapstart": True}):
-        assert lint(make_template(options(**more), [placed(plan, *places) for plan in plans()])) == []
 
 
 def test_the_context_of_an_image_has_what_the_packages_of_a_function_have(build, directory):

@@ -1,5 +1,6 @@
 import base64
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -372,7 +373,7 @@ def test_a_python_that_does_not_run_is_not_taken(tmp_path, monkeypatch):
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("kind", [worker_layer, driver_layer])
+@pytest.mark.parametrize("kind", [worker_layer, pytest.param(driver_layer, marks=pytest.mark.weekly)])
 def test_layers_do_not_depend_on_process_and_directory(kind, cache, tmp_path):
     code = (
         "import sys; from pathlib import Path; from serfer.sam.build import layers;"
@@ -399,9 +400,8 @@ def test_layers_do_not_depend_on_process_and_directory(kind, cache, tmp_path):
 @pytest.mark.parametrize(
     ("runtime", "architecture"),
     [
-        pytest.param(runtime, architecture, marks=pytest.mark.weekly if (row + column) % 2 else [])
-        for row, runtime in enumerate(RUNTIMES)
-        for column, architecture in enumerate(["x86_64", "arm64"])
+        pytest.param(*offered, marks=() if offered == ("python3.12", "arm64") else pytest.mark.weekly)
+        for offered in itertools.product(RUNTIMES, ("x86_64", "arm64"))
     ],
 )
 def test_every_offered_worker_layer_stays_within_the_limit(runtime, architecture, cache, tmp_path):

@@ -20,26 +20,16 @@ from serfer.sam.weights import fetched, uploaded_id
 from tests.core.plans import small_plan
 from tests.sam.builds import build
 from tests.sam.builds import options as small_options
-from tests.sam.offered import FETCHED, POOL, POOLED, SPOT_POOL, lint, of_type, options, plans, plans_in, template
+from tests.sam.offered import FETCHED, POOL, POOLED, SPOT_POOL, of_type, options, plans, plans_in, template
 from tests.sam.test_template import environment
 
 FACTS = shipped_aws()
 CURRENT, PREVIOUS = map(digest12, plans())
 
 
-@pytest.fixture(autouse=True)
-def _region(monkeypatch):
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-
-
 @pytest.fixture
 def source():
     return template(*POOLED, gpu=POOL)
-
-
-@pytest.mark.deploy
-def test_cfn_lint_finds_nothing(source):
-    assert lint(source) == []
 
 
 def test_without_the_choice_there_is_nothing_of_it():
@@ -133,11 +123,6 @@ def test_an_instance_reads_the_weights_that_functions_fetch_from_their_bucket(tm
 @pytest.fixture
 def spot():
     return template(*POOLED, gpu=SPOT_POOL)
-
-
-@pytest.mark.deploy
-def test_cfn_lint_finds_nothing_in_a_pool_with_spot_instances(spot):
-    assert lint(spot) == []
 
 
 def test_spot_instances_are_a_group_of_their_own_that_rebalances_and_drains(spot, source):

@@ -1,4 +1,5 @@
 import hashlib
+import itertools
 import os
 import re
 import zipfile
@@ -17,6 +18,7 @@ from serfer.sam.build.wheels import check_glibc, newer_than_lambda, unpack, whee
 from serfer.sam.options import ARCHITECTURES, RUNTIMES, Options
 
 ROOT = Path(__file__).parents[2]
+WEEKLY = (("python3.12", "x86_64"), ("python3.14", "arm64"))
 SECRET = "hunter2"  # noqa: S105 - of nobody
 
 
@@ -202,8 +204,13 @@ def test_a_pip_that_never_ends_is_given_up(tmp_path, monkeypatch):
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize(
+    ("runtime", "architecture"),
+    [
+        pytest.param(*offered, marks=pytest.mark.weekly if offered in WEEKLY else ())
+        for offered in itertools.product(RUNTIMES, ARCHITECTURES)
+    ],
+)
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_offered_combination_can_be_had(layer, runtime, architecture, cache):
     Options("test", runtime=runtime, architecture=architecture).check()

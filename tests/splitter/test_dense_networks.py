@@ -23,7 +23,10 @@ WHOLE_MAPS = (
 """They need a map's sums, which end a stage: a stage has its grid where it can, and one tile where it cannot."""
 ONE_STAGE = ("edsr",)
 """The image itself is read at its end, so there is nothing to cut."""
-A_LARGE_ONE = "lraspp_mobilenet_v3_large"
+WEEKLY = {
+    *("unet_nearest", "unet_group_norm", "depth_nearest", "labels"),  # which are like another one
+    *("fcn_resnet50", "deeplabv3_resnet50", "deeplabv3_mobilenet_v3_large"),
+}
 
 
 def check(name, directory, grids=GRIDS):
@@ -67,7 +70,7 @@ def test_dense_networks_equal_their_modules_on_every_grid(tmp_path, name):
 @pytest.mark.filterwarnings("ignore:no stage can be spread")  # of networks of more norms than stages
 @pytest.mark.parametrize(
     "name",
-    [*NETWORKS, *(pytest.param(name, marks=pytest.mark.weekly if name != A_LARGE_ONE else ()) for name in LARGE)],
+    [pytest.param(name, marks=pytest.mark.weekly if name in WEEKLY else ()) for name in (*NETWORKS, *LARGE)],
 )
 def test_dense_networks_of_one_to_four_stages_equal_their_modules_through_worker_and_store(tmp_path, name):
     net, size = network(name)

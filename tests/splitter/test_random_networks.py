@@ -183,9 +183,9 @@ def test_any_split_network_equals_the_unsplit_one(wish):
 
 @pytest.mark.exact
 @pytest.mark.slow
-@settings(DRAWN, max_examples=200)  # weekly ten times as many, and those below
+@settings(DRAWN, max_examples=100)  # weekly twenty times as many, and those below
 @given(wanted())
-def test_hundreds_of_split_networks_equal_the_unsplit_ones(wish):
+def test_a_hundred_split_networks_equal_the_unsplit_ones(wish):
     check(wish)
 
 
@@ -216,9 +216,9 @@ def test_any_split_dense_network_equals_the_unsplit_one(wish):
 
 @pytest.mark.exact
 @pytest.mark.slow
-@settings(DRAWN, max_examples=100)  # weekly ten times as many, and those below
+@settings(DRAWN, max_examples=50)  # weekly twenty times as many, and those below
 @given(wanted_dense())
-def test_hundreds_of_split_dense_networks_equal_the_unsplit_ones(wish):
+def test_fifty_split_dense_networks_equal_the_unsplit_ones(wish):
     check_dense(wish)
 
 

@@ -143,7 +143,9 @@ def test_a_cache_that_cannot_be_written_serves_the_plans_that_it_has(file, made,
 
     monkeypatch.setattr(os, "utime", refused)
     monkeypatch.setattr(
-        os, "open", lambda path, flags, *mode: (refused if flags & os.O_CREAT else opened)(path, flags, *mode)
+        os,
+        "open",
+        lambda path, flags, *rest, **more: (refused if flags & os.O_CREAT else opened)(path, flags, *rest, **more),
     )
     assert made(file, settings=settings) == (directory, False)
     with pytest.raises(UnavailableError, match=r"Read-only .*; it lacks something that this needs"):

@@ -36,6 +36,8 @@ RANDOM = {
     "vgg11",
     "vgg16",
 }
+WEEKLY = {"efficientnet-lite1", "efficientnet-lite2", "mobilenet-v2", "resnet50", "resnet152", "vgg11", "vgg16"}
+"""Large networks, and those that are like another one."""
 LARGE_HEADS = {"vgg11", "vgg16"}  # two columns of their first matrix are 205 MB each
 SIZES = {"efficientnet-lite1": 240, "efficientnet-lite2": 260, "inception-v3": 299}
 
@@ -93,7 +95,7 @@ def test_random_weights_are_reproducible_and_keep_the_callers_random_state():
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(name, marks=pytest.mark.weekly if name == "resnet152" else []) for name in ZOO]
+    scope="module", params=[pytest.param(name, marks=pytest.mark.weekly if name in WEEKLY else []) for name in ZOO]
 )
 def network(request):
     """A network of the zoo with its module's answers to noise and to a photograph; it is built and exported once."""

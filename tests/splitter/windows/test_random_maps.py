@@ -31,7 +31,7 @@ from serfer.plan_directory import load_plan
 from tests.splitter.windows.judge import has_a_map
 from tests.splitter.windows.random_maps import draw
 
-FEW, DAILY, WEEKLY = 5, 300, 3000
+FEW, DAILY, WEEKLY = 5, 120, 3000
 FIXED_SEED = 34
 FEW_LANES, LANES = 6, 10
 MAPPED = 0.75

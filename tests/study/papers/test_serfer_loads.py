@@ -151,7 +151,7 @@ def test_functions_that_wait_answer_a_burst_in_the_time_that_they_take(directory
     assert waited["Table 2's times"] >= 30
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_table_1_of_one_run_has_every_load_and_what_parts_of_the_bursts_took(lean, settings, monkeypatch):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(settings.cache_dir))
     names = ("serfer", "serfer-repaired", "unsplit", "stepfunctions-express")

@@ -230,7 +230,7 @@ def test_vcpus_of_a_template_are_the_cheapest_of_all(name, most):
     assert template.best(600) is None
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_no_plan_of_theirs_for_vgg11_is_cheaper_than_ours_under_either_model():
     rows = running.rows("study", "planner", "peers", "--model", "vgg11")
     fastest, slo_aware = ([row for row in rows if ("slo_s" in row) is aware] for aware in (False, True))

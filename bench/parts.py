@@ -25,8 +25,6 @@ def parts(summary: str, places: Commands, *, default: bool = True) -> typer.Type
 
 
 class _Named(TyperGroup):
-    """A group that finds the part's name in its arguments."""
-
     default: ClassVar[str] = ""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own type is private

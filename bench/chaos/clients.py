@@ -71,8 +71,6 @@ class Clients:
 
 
 class _SharedQuery:
-    """A query that two drivers may answer."""
-
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.answer: Future[Reply] = Future()

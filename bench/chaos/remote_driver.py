@@ -122,8 +122,6 @@ class RemoteDriver:
 
 
 class _LimitedSettings(Settings):
-    """Settings of a driver that has no more invocations at once than the local Lambda service takes."""
-
     def facts(self) -> AwsFacts:
         facts = super().facts()
         return replace(facts, functions=replace(facts.functions, concurrency=self.local_concurrency))

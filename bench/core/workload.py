@@ -97,8 +97,6 @@ async def run(
 
 
 class _Workload(Generic[T]):
-    """The queries of a workload."""
-
     def __init__(self, send: Send, arrivals: Sequence[float], accept: Callable[[int, Any], T], clock: Clock) -> None:
         self._send = send
         self._arrivals = arrivals

@@ -69,8 +69,6 @@ class DriverOverhead:
 
 
 class _Recorder:
-    """Passes tasks on and remembers them."""
-
     def __init__(self, invoker: LambdaInvoker) -> None:
         self._invoker = invoker
         self.tasks: list[tuple[str, Task]] = []

@@ -74,8 +74,6 @@ class EngineTime(Measurement):
 
 @dataclass
 class _System:
-    """An open pipeline and its measurements."""
-
     engine: str
     path: str
     pipeline: Pipeline

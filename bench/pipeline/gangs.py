@@ -156,8 +156,6 @@ class GangTime:
 
 @dataclass
 class _System:
-    """An open pipeline and its measurements."""
-
     name: str
     pipeline: Pipeline
     predicted_ms: float

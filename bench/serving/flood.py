@@ -99,8 +99,6 @@ class _Replies:
 
 
 class _Client(asyncio.Protocol):
-    """One client: sends its request again as soon as it has the reply to the one before."""
-
     def __init__(self, request: bytes, replies: _Replies) -> None:
         self._request = request
         self._replies = replies
@@ -167,8 +165,6 @@ async def _run_clients(url: str, request: bytes, size: int, seconds: float) -> _
 
 @dataclass
 class _Checks:
-    """Health checks of drivers, as a balancer makes them."""
-
     urls: Sequence[str]
     ms: list[float] = field(default_factory=list)
     failed: int = 0

@@ -113,8 +113,6 @@ class InstanceTime:
 
 @dataclass(frozen=True)
 class _Answer:
-    """The outcome of one query: the images in its batch, or why it failed."""
-
     batch: int = 0
     error: str = ""
 
@@ -124,8 +122,6 @@ _Rounds = list[list[Sent[_Answer]]]
 
 @dataclass(frozen=True, eq=False)
 class _System:
-    """An instance that serves, and the examples that it gets: request bodies with their expected answers."""
-
     name: str
     device: str
     url: str

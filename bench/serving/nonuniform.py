@@ -46,8 +46,6 @@ Progress = Callable[[str], None]
 
 
 class _Fixed:
-    """A policy that always wants the same two instances."""
-
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
 
@@ -158,8 +156,6 @@ def measure(directory: Path, experiment: Experiment, progress: Progress) -> Iter
 
 @dataclass(frozen=True)
 class _Instances:
-    """The two instances: their addresses and processes."""
-
     urls: Sequence[str]
     processes: Sequence[psutil.Process]
 

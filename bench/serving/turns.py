@@ -65,8 +65,6 @@ class TurnsTime(Measurement):
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """A network that is loaded, what it takes, and the deadline of its queries in seconds."""
-
     plan: Plan
     network: Network
     profile: Profile
@@ -80,8 +78,6 @@ class _Known:
 
 @dataclass(frozen=True)
 class _Round:
-    """The outcome of one load: each network's queries and interference, and the processor seconds of all."""
-
     ends: Mapping[str, Sequence[Sent[InstanceAnswer]]]
     interference: Mapping[str, float]
     processor_s: float

@@ -35,10 +35,7 @@ study_app = group(
             "serfer_bench.study.cli.train_forecaster:train_forecaster",
             "Train MArk's forecaster on a load.",
         ),
-        "paper": (
-            "serfer_bench.study.cli.papers:paper",
-            "The evaluations of SerFer, MArk, INFaaS and INFless redone.",
-        ),
+        "paper": ("serfer_bench.study.cli.papers:paper", "The evaluations of SerFer, MArk, INFaaS and INFless redone."),
         "planner": ("serfer_bench.study.cli.planner:planner", "Plans against others, weights' places, predictions."),
         "networks": (
             "serfer_bench.study.planner.networks:command",

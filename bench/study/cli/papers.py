@@ -10,10 +10,7 @@ _PAPERS = "serfer_bench.study.papers"
 serfer = parts(
     "Redo SerFer's evaluation; its driver, as published, is a system of bench burst.",
     {
-        "--section 4.1.1": (
-            f"{_PAPERS}.serfer.gap:command",
-            "What a pooled head loses, on real digits.",
-        ),
+        "--section 4.1.1": (f"{_PAPERS}.serfer.gap:command", "What a pooled head loses, on real digits."),
         "--table 1": (
             f"{_PAPERS}.serfer.evaluation:table_1",
             "Bursts, uniform traffic and Step Functions: figures 5 to 8, 10 and 12 to 14 in one run.",
@@ -45,57 +42,30 @@ serfer = parts(
 infaas = parts(
     "Redo INFaaS' evaluation, beside its published factors.",
     {
-        "--figure 5": (
-            f"{_PAPERS}.infaas.figure5:command",
-            "22 networks under a day of a trace, simulated.",
-        ),
+        "--figure 5": (f"{_PAPERS}.infaas.figure5:command", "22 networks under a day of a trace, simulated."),
         "--figure 6": (f"{_PAPERS}.infaas.figure6:command", "One network on one worker, simulated."),
         "--figure 7": (f"{_PAPERS}.infaas.figure7:command", "Networks that share GPUs, simulated."),
-        "--figure 8": (
-            f"{_PAPERS}.infaas.figure8:command",
-            "Online queries beside a map that yields, or does not.",
-        ),
+        "--figure 8": (f"{_PAPERS}.infaas.figure8:command", "Online queries beside a map that yields, or does not."),
         "--table 7": (f"{_PAPERS}.infaas.table7:command", "Time the selection of a variant among 200."),
-        "--section 4.2": (
-            f"{_PAPERS}.infaas.scaling:command",
-            "Greedy scaling against the integer programme.",
-        ),
+        "--section 4.2": (f"{_PAPERS}.infaas.scaling:command", "Greedy scaling against the integer programme."),
     },
     default=False,
 )
 infless = parts(
     "Redo INFless' evaluation, beside its published figures.",
     {
-        "all": (
-            f"{_PAPERS}.infless.command:command",
-            "Figures 11 to 15, 17 and 18 and Table 4, simulated.",
-        ),
-        "--figure 8": (
-            f"{_PAPERS}.infless.figure8:command",
-            "Whole networks, predicted and measured here.",
-        ),
-        "--figure 11": (
-            f"{_PAPERS}.infless.command:figure_11",
-            "The highest constant load on 8 servers.",
-        ),
-        "--figure 12": (
-            f"{_PAPERS}.infless.command:figure_12",
-            "Throughput per resource, under loads as well.",
-        ),
-        "--figure 12b": (
-            f"{_PAPERS}.infless.command:figure_12b",
-            "Throughput per resource by SLO alone.",
-        ),
+        "all": (f"{_PAPERS}.infless.command:command", "Figures 11 to 15, 17 and 18 and Table 4, simulated."),
+        "--figure 8": (f"{_PAPERS}.infless.figure8:command", "Whole networks, predicted and measured here."),
+        "--figure 11": (f"{_PAPERS}.infless.command:figure_11", "The highest constant load on 8 servers."),
+        "--figure 12": (f"{_PAPERS}.infless.command:figure_12", "Throughput per resource, under loads as well."),
+        "--figure 12b": (f"{_PAPERS}.infless.command:figure_12b", "Throughput per resource by SLO alone."),
         "--figure 13": (
             f"{_PAPERS}.infless.command:figure_13",
             "Batches, what is occupied, latency in parts: 13, 14, 15b, 15c.",
         ),
         "--figure 14": (f"{_PAPERS}.infless.command:figure_13", "The same as --figure 13."),
         "--figure 15": (f"{_PAPERS}.infless.command:loads", "SLOs missed under loads."),
-        "--figure 16": (
-            f"{_PAPERS}.infless.figure16:command",
-            "LSTH, hybrid histograms and fixed windows.",
-        ),
+        "--figure 16": (f"{_PAPERS}.infless.figure16:command", "LSTH, hybrid histograms and fixed windows."),
         "--figure 17": (f"{_PAPERS}.infless.command:figure_17", "Decisions and fragments at scale."),
         "--figure 18": (f"{_PAPERS}.infless.command:figure_18", "Throughput by SLO."),
         "--table 4": (f"{_PAPERS}.infless.command:loads", "Dollars under loads."),
@@ -104,15 +74,9 @@ infless = parts(
 paper = group(
     "Redo a paper's evaluation, beside what it published: NAME [--figure N | --table N | --section N].",
     {
-        "serfer": (
-            "serfer_bench.study.cli.papers:serfer",
-            "Tables 1 to 3, figures 5 to 14, sections 4.1.1 and 6.4.",
-        ),
+        "serfer": ("serfer_bench.study.cli.papers:serfer", "Tables 1 to 3, figures 5 to 14, sections 4.1.1 and 6.4."),
         "mark": (f"{_PAPERS}.mark.evaluation:command", "The evaluation redone, beside its published factors."),
-        "infaas": (
-            "serfer_bench.study.cli.papers:infaas",
-            "Figures 5 to 8, Table 7, and section 4.2's scaling.",
-        ),
+        "infaas": ("serfer_bench.study.cli.papers:infaas", "Figures 5 to 8, Table 7, and section 4.2's scaling."),
         "infless": ("serfer_bench.study.cli.papers:infless", "Figures 8 and 11 to 18, and Table 4."),
     },
 )

@@ -10,26 +10,11 @@ _POLICIES = "serfer_bench.study.policy_experiments"
 planner = parts(
     "Hold the planner against another one, against one function, and against measurements.",
     {
-        "gillis": (
-            f"{_PLANNER}.planner:command",
-            "Our plans against Gillis's planner and one function.",
-        ),
-        "peers": (
-            f"{_PLANNER}.peers.command:command",
-            "Plans of Gillis's own planner and of MPHB's against ours.",
-        ),
-        "breakeven": (
-            f"{_PLANNER}.breakeven:command",
-            "From where on splitting beats one large function.",
-        ),
-        "places": (
-            f"{_PLANNER}.weight_places:command",
-            "Price the places of weights: warm and cold, fp32 and fp16.",
-        ),
-        "defaults": (
-            f"{_PLANNER}.defaults:command",
-            "What cold queries and the width of gangs change for the zoo.",
-        ),
+        "gillis": (f"{_PLANNER}.planner:command", "Our plans against Gillis's planner and one function."),
+        "peers": (f"{_PLANNER}.peers.command:command", "Plans of Gillis's own planner and of MPHB's against ours."),
+        "breakeven": (f"{_PLANNER}.breakeven:command", "From where on splitting beats one large function."),
+        "places": (f"{_PLANNER}.weight_places:command", "Price the places of weights: warm and cold, fp32 and fp16."),
+        "defaults": (f"{_PLANNER}.defaults:command", "What cold queries and the width of gangs change for the zoo."),
         "surface": (
             f"{_PLANNER}.surface:command",
             "The cheapest way for a network, an image, a burst and an objective.",
@@ -48,17 +33,8 @@ planner = parts(
 policies = parts(
     "Simulate policies.",
     {
-        "optimum": (
-            f"{_POLICIES}.policies:command",
-            "Run routing policies on all loads, against the optimum.",
-        ),
-        "halves": (
-            f"{_POLICIES}.halves:command",
-            "Policies against MArk tuned on the first half of loads.",
-        ),
-        "sharing": (
-            f"{_POLICIES}.sharing:command",
-            "Shared invocations: at once, or in windows.",
-        ),
+        "optimum": (f"{_POLICIES}.policies:command", "Run routing policies on all loads, against the optimum."),
+        "halves": (f"{_POLICIES}.halves:command", "Policies against MArk tuned on the first half of loads."),
+        "sharing": (f"{_POLICIES}.sharing:command", "Shared invocations: at once, or in windows."),
     },
 )

@@ -41,8 +41,6 @@ _LAST: Final = 253_402_300_799.0  # of the year 9999, in Unix time
 
 @dataclass(frozen=True)
 class _Points:
-    """Times and sums of a metric, in any order, each with its place in the file; the period where the file has it."""
-
     points: Sequence[tuple[str, float, float]]
     period_s: int | None = None
 

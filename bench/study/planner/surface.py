@@ -44,8 +44,6 @@ _MAX_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class _Gpus:
-    """What a file of serverless GPUs holds."""
-
     gpu: tuple[ServerlessGpu, ...]
 
 

@@ -58,8 +58,6 @@ class Won(Protocol):
 
 @dataclass(frozen=True)
 class _Shown:
-    """What a table shows of a question about a network."""
-
     model: str
     size: int
     question: Question

@@ -100,8 +100,6 @@ class Answer:
 
 @dataclass(frozen=True)
 class _OneFunction:
-    """One function: seconds and dollars of a query, warm and cold, and dollars an hour that its snapshot costs."""
-
     way: str
     what: str
     warm_s: float

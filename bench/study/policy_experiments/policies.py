@@ -117,8 +117,6 @@ class Case:
 
 @dataclass(frozen=True)
 class _WithPeer(RunOptions):
-    """Options with which the best policy that knows an MMPP's parameters can be run, too."""
-
     process: str = MMPP
 
     @classmethod

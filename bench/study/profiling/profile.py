@@ -265,8 +265,6 @@ def _shapes(tensors: Iterable[Mapping[str, Sequence[int]]]) -> tuple[tuple[int, 
 
 @dataclass(frozen=True)
 class _Window:
-    """A windowed operator's window, and the operator that ended what ran with it."""
-
     taps: int
     stride: int
     edges: int = 0

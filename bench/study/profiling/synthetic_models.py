@@ -21,8 +21,6 @@ _MOST_MACS, _MOST_ELEMENTS = 2e8, 1_500_000
 
 
 class _GraphBuilder:
-    """A graph that is written node by node, from one input `x`."""
-
     def __init__(self, rng: Generator, shape: Sequence[int]) -> None:
         self.rng = rng
         self._shape = list(shape)

@@ -125,8 +125,6 @@ def _parts(steps: Steps, marks: Sequence[float]) -> Iterator[tuple[slice, int]]:
 
 
 class _Stepper(Protocol):
-    """Runs a policy step by step."""
-
     def over(self, durations_s: Sequence[float], rates: Sequence[float]) -> list[float] | float:
         """Launch and stop instances after each step, and return which share of Lambda's load is paid for."""
         ...
@@ -137,8 +135,6 @@ class _Stepper(Protocol):
 
 
 class _UnlimitedStepper:
-    """Runs a policy without a ceiling: spending need not be tracked."""
-
     def __init__(self, router: Router, fleet: Fleet) -> None:
         self._now = 0.0
         self._observe = router.policy.observe
@@ -170,8 +166,6 @@ class _UnlimitedStepper:
 
 
 class _LimitedStepper:
-    """Runs a policy under a ceiling of dollars an hour, for which spending is tracked step by step."""
-
     def __init__(self, router: Router, fleet: Fleet) -> None:
         self._now = 0.0
         self._router = router

@@ -93,8 +93,6 @@ def warm_state(trace: Trace, make: Callable[[], WindowPolicy], latency_ms: float
 
 
 class _Sum:
-    """The sums over idle times."""
-
     def __init__(self, kept_s: float) -> None:
         self._kept_s = kept_s
         self.periods = self.cold = self.loads = self.pings = self.cold_on_lambda = 0

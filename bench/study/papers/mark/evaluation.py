@@ -299,8 +299,6 @@ def interruption_rows(
 
 @dataclass(frozen=True)
 class _Fleet:
-    """A policy that begins with so many instances of the first type that serve."""
-
     scenario: Scenario
     policy: str
     number: int

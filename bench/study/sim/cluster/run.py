@@ -134,8 +134,6 @@ def run_cluster(
 
 @dataclass
 class _Function:
-    """A function's instances by number, and the buffer in front of them."""
-
     network: Part
     slo_s: float
     cold_s: float
@@ -153,8 +151,6 @@ class _Kind:
 
 
 class _Simulation:
-    """The state of a run."""
-
     def __init__(self, scenario: ClusterScenario, policy: ClusterPolicy, load: ClusterLoad, seed: int) -> None:
         self._scenario, self._policy, self._load, self._seed = scenario, policy, load, seed
         self._functions = [

@@ -9,7 +9,7 @@ import io
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from itertools import groupby
@@ -34,7 +34,6 @@ from serfer.splitter.network.zoo import drawn_by_seed, with_random_weights
 from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.tiling.from_onnx import from_onnx, split_graph
 from serfer_bench.core.tables import Table
-from serfer_bench.study.planner.architectures import architectures
 
 if TYPE_CHECKING:
     import torch
@@ -113,14 +112,23 @@ def in_runs(grids: Iterable[str]) -> str:
     return ", ".join(grid if count == 1 else f"{count} x {grid}" for grid, count in runs)
 
 
-NETWORKS = tuple(Network(*entry) for entry in architectures())
+def _architectures() -> Iterator[Network]:
+    text = Path(__file__).with_name("architectures.txt").read_text(encoding="utf-8")
+    for section in text.split("[")[1:]:
+        head, names = section.split("]")
+        library, size = head.split()
+        for name, _, own in (entry.partition(":") for entry in names.split()):
+            yield Network(library, name, int(own or size))
+
+
+NETWORKS = tuple(_architectures())
 
 
 def chosen(names: Sequence[str]) -> tuple[Network, ...]:
     known = {network.name: network for network in NETWORKS}
     unknown = [name for name in names if name not in known]
     if unknown:
-        near = ", ".join(difflib.get_close_matches(unknown[0], known, 3)) or "see bench/study/planner/architectures.py"
+        near = ", ".join(difflib.get_close_matches(unknown[0], known, 3)) or "see bench/study/planner/architectures.txt"
         raise UsageError(f"{unknown[0]!r} is not among the networks that are tried: {near}")
     return tuple(known[name] for name in names) or NETWORKS
 

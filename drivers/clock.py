@@ -30,8 +30,7 @@ class Clock(Protocol):
 class LoopClock:
     """The clock of the running event loop."""
 
-    def time(self) -> float:
-        return time.monotonic()
+    time = staticmethod(time.monotonic)
 
     def call_at(self, when: float, callback: Callable[..., object], *args: object) -> Timer:
         return asyncio.get_running_loop().call_at(when, callback, *args)

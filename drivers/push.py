@@ -26,7 +26,7 @@ from serfer.core.errors import StoreError, StoreUnavailableError, UsageError
 from serfer.core.hedging import LearntHedging
 from serfer.core.inline_outputs import data_paths
 from serfer.core.keys import ResultPlace, inbox_key, input_key, output_key, query_id, query_keys
-from serfer.core.plan import Gang, Piece, Plan
+from serfer.core.plan import Gang, Plan
 from serfer.core.plan.answers import answer_arrays, verified_parts
 from serfer.core.plan.borders import BORDER_HEADER, Member, members
 from serfer.core.plan.gang_times import patience_s
@@ -196,19 +196,27 @@ class PushRun:
                 self._warm_ups.end()
                 self._driver.prewarmer.ended()
         outputs = await self._outputs()
+        payload_bytes = [0] * len(self._run.stages)
+        for task in self._tasks.values():
+            payload_bytes[task.stage] += task.payload_bytes
         return Answer(
             query=self._name,
             started=self._request.started,
             ended=self._driver.clock.time(),
             stages=self._run.stages,
             outputs=outputs,
-            payload_bytes=self._payload_bytes(),
+            payload_bytes=payload_bytes,
             overheads=self.overheads,
         )
 
     async def clean_up(self) -> None:
         """Delete the query's keys, after its last invocation where some still run."""
-        await self._store.delete(self._stored_keys())
+        tiles = [stage.grid.tiles for stage in self._plan.stages]
+        own = len(tiles) - (self._request.context.result is not None)  # the last one's is not the query's
+        stored = [stage for stage in range(min(len(self._run.stages), own)) if not self._paths.by_value[stage]]
+        gangs = {stage for stage, _, gang in self._tasks if gang}
+        inboxes = [inbox for stage in sorted(gangs) for inbox in [*self._gang_inboxes(stage), self._gang_board(stage)]]
+        await self._store.delete([*query_keys(self._name, tiles, stored, sorted(self._stored_crops)), *inboxes])
 
     async def _store_crops(self) -> None:
         """Put large crops into the store; those that payloads can carry as well are tried once."""
@@ -398,7 +406,9 @@ class PushRun:
         """Cut what a task reads of by-value stages out of their answers, without copying it."""
         parts: list[Buffer | None] = []
         batch = self._request.batch
-        for piece in self._inputs_of_task(stage, tile, gang=gang):
+        known = self._plan.gang_of(stage) if gang else None
+        before = Member(self._plan, known, tile).before if known else self._plan.stages[stage].tiles[tile].pieces
+        for piece in before:
             if self._paths.by_value[piece.stage]:
                 report = self._run.stages[piece.stage].tiles[piece.tile].report
                 value = memoryview((report.output if report else None) or b"")
@@ -407,10 +417,6 @@ class PushRun:
             else:
                 parts.extend([None] * len(piece.ranges))
         return tuple(parts)
-
-    def _inputs_of_task(self, stage: int, tile: int, *, gang: bool) -> Sequence[Piece]:
-        known = self._plan.gang_of(stage)
-        return Member(self._plan, known, tile).before if gang and known else self._plan.stages[stage].tiles[tile].pieces
 
     def _check_report(self, task: Task, result: Report | Failure) -> Report | Failure:
         """Return a task's result, or a failure for a report that does not have the stages or bytes of the plan."""
@@ -429,20 +435,6 @@ class PushRun:
     def _answer_bytes(self, task: Task) -> int:
         stage = self._plan.stages[task.gang.stop - 1 if task.gang else task.stage]
         return stage.written(stage.tiles[task.tile], task.batch) if task.inline and task.tile < len(stage.tiles) else 0
-
-    def _payload_bytes(self) -> list[int]:
-        sizes = [0] * len(self._run.stages)
-        for task in self._tasks.values():
-            sizes[task.stage] += task.payload_bytes
-        return sizes
-
-    def _stored_keys(self) -> list[str]:
-        tiles = [stage.grid.tiles for stage in self._plan.stages]
-        own = len(tiles) - (self._request.context.result is not None)  # the last one's is not the query's
-        stored = [stage for stage in range(min(len(self._run.stages), own)) if not self._paths.by_value[stage]]
-        gangs = {stage for stage, _, gang in self._tasks if gang}
-        inboxes = [inbox for stage in sorted(gangs) for inbox in [*self._gang_inboxes(stage), self._gang_board(stage)]]
-        return [*query_keys(self._name, tiles, stored, sorted(self._stored_crops)), *inboxes]
 
 
 async def gang_progress(exchange: Exchange, board: str, plan: Plan, gang: Gang) -> tuple[int, ...]:

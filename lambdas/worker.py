@@ -356,15 +356,12 @@ class Worker:
         stages = self._plan.stages
         if not (0 <= task.stage < len(stages) and 0 <= task.tile < len(stages[task.stage].tiles)):
             raise InputError(f"the plan has no tile {task.tile} of stage {task.stage}")
-        stage = self._stage(task)
+        stage = stages[task.stage]
+        if task.size is not None or self._plan.sizes is not None:
+            from serfer.core.plan.sized_plan import sized_plan  # noqa: PLC0415 - few plans have many sizes
+
+            stage = sized_plan(self._plan, task.size).stages[task.stage]
         return stage, stage.tiles[task.tile]
-
-    def _stage(self, task: Task) -> Stage:
-        if task.size is None and self._plan.sizes is None:
-            return self._plan.stages[task.stage]
-        from serfer.core.plan.sized_plan import sized_plan  # noqa: PLC0415 - few plans have many sizes
-
-        return sized_plan(self._plan, task.size).stages[task.stage]
 
     def _check(self, plan: str) -> None:
         if plan != self._plan.digest:

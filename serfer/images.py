@@ -47,14 +47,10 @@ class Recipe:
 
     def input_of(self, size: tuple[int, int]) -> Shape:
         """Return the input's shape for an image of rows and columns."""
-        return _input_of(self.preprocess, self.shape, self.sizes, size)
-
-
-def _input_of(preprocess: Preprocess, shape: Shape, sizes: InputSizes | None, size: tuple[int, int]) -> Shape:
-    if sizes is None:
-        return shape
-    rows, columns = preprocess.size_for(*size, sizes)
-    return replace(shape, height=rows, width=columns)
+        if self.sizes is None:
+            return self.shape
+        rows, columns = self.preprocess.size_for(*size, self.sizes)
+        return replace(self.shape, height=rows, width=columns)
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -155,7 +151,7 @@ def decode_sized(
         image = _upright(data, name, limits, on_size)
         size = image.height, image.width
         image = _to_channels(image, preprocess)
-        return DecodedImage(_fit(image, preprocess, _input_of(preprocess, shape, sizes, size)), size)
+        return DecodedImage(_fit(image, preprocess, Recipe(preprocess, shape, limits, sizes).input_of(size)), size)
 
 
 def stacked(images: Sequence[DecodedImage], names: Sequence[str]) -> Pixels:

@@ -23,7 +23,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 104_300),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 103_300
+PRODUCT = 103_250
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 130_450  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -188,7 +188,7 @@ class Dispatcher:
         task = pending.task
         if not pending.alone and task.stage not in self._batching.stages and self._bounds[task.stage].tasks > 1:
             demand = Demand(task.batch, task.payload_bytes, pending.answer_bytes)
-            self._waiting.join((task.query, task.stage, self._function(task)), pending, demand)
+            self._waiting.join((task.query, task.stage, self._functions[task.stage][task.tile]), pending, demand)
 
     def withdraw(self, pending: PendingTask) -> None:
         """Take a task out of the queue, and with a member its gang; one that goes with another runs to its end."""
@@ -200,10 +200,10 @@ class Dispatcher:
     async def admit(self, together: Sequence[PendingTask]) -> None:
         """Wait until it is the turn of queued tasks: of a gang's members at once, which get their slots together."""
         first = together[0]
-        if len(together) > 1:
-            await asyncio.gather(*map(self._await_prewarmed, together))
-        else:
-            await self._await_prewarmed(first)  # in this turn of the loop where nothing is waited for
+        if self._prewarmer and len(together) > 1:
+            await asyncio.gather(*(self._await_prewarmed(self._prewarmer, pending) for pending in together))
+        elif self._prewarmer:
+            await self._await_prewarmed(self._prewarmer, first)  # in this turn of the loop where nothing is waited for
         if not first.turn.done():
             await self._slots.acquire(self._priority(first), len(together), first.turn)
 
@@ -214,7 +214,7 @@ class Dispatcher:
         others: list[PendingTask] = []
         try:
             started = self._clock.time()
-            others = self._take_companions(first, started)
+            others = [] if first.group is None else self._take_companions(first, started)
             results = await self._invoke_tasks([first, *others])
             took_s = self._clock.time() - started
             pairs = list(zip(others, results[1:], strict=True))
@@ -230,12 +230,9 @@ class Dispatcher:
                 other.result.set_result((result, took_s))
         return results[0], took_s
 
-    async def _await_prewarmed(self, pending: PendingTask) -> None:
-        if self._prewarmer:
-            await self._prewarmer.wait(self._function(pending.task), pending.task.tile, pending.turn)
-
-    def _function(self, task: Task) -> str:
-        return self._functions[task.stage][task.tile]
+    async def _await_prewarmed(self, prewarmer: Prewarmer, pending: PendingTask) -> None:
+        task = pending.task
+        await prewarmer.wait(self._functions[task.stage][task.tile], task.tile, pending.turn)
 
     def _priority(self, pending: PendingTask) -> int:
         """Return at which age a task waits for its slot; one that may be batched lets some younger queries pass.
@@ -253,8 +250,6 @@ class Dispatcher:
 
     def _take_companions(self, first: PendingTask, now: float) -> list[PendingTask]:
         """Take the tasks that go along with one that has a slot out of the queue."""
-        if first.group is None:
-            return []
         others = self._waiting.take(first, self._bounds[first.task.stage], now)[1:]
         for other in others:
             other.result = asyncio.get_running_loop().create_future()
@@ -266,7 +261,7 @@ class Dispatcher:
 
     async def _invoke_tasks(self, members: Sequence[PendingTask]) -> Sequence[Report | Failure]:
         tasks = [member.task for member in members]
-        function = self._function(tasks[0])
+        function = self._functions[tasks[0].stage][tasks[0].tile]
         if len(tasks) > 1 and self._shared is not None:
             return await self._shared.invoke_shared(function, tasks, self._timeout_s)
         return [await self._invoker.invoke(function, tasks[0], self._timeout_s)]

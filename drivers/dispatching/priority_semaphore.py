@@ -83,5 +83,6 @@ class PrioritySemaphore:
 
     def _change_used(self, slots: int) -> None:
         if slots:
+            now, (since, seconds, used) = self._clock(), self._count
             self._free -= slots
-            self._count = (*self.slot_seconds(), self.used)
+            self._count = now, seconds + (now - since) * used, self.limit - self._free

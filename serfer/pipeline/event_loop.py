@@ -83,7 +83,7 @@ class LoopThread:
         """Run a coroutine on the loop for one on this or another loop; a cancelled caller cancels it."""
         if asyncio.get_running_loop() is self._loop:
             return await coroutine
-        return await asyncio.wrap_future(self.submit(coroutine))
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     async def compute(self, size: float, call: Callable[..., T], *arguments: Any) -> T:  # noqa: ANN401 - the call's
         """Call what works on so many bytes, in a thread where that takes a loop more than a millisecond."""

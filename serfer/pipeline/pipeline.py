@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from math import inf, prod
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ Image = bytes | str | Path
 _ALL = Wanted()
 _ELEMENT_BYTES = 4  # float32
 DEADLINE_S = 120.0
+_now = time.monotonic  # the event loop's, and so the driver's, clock
 MAX_DEADLINE_S = MAX_TTL - TTL_MARGIN_S
 
 
@@ -168,7 +169,8 @@ class AsyncPipeline:
         started, plan = _now() - decoded_s, plan_for(self.plan, array, context.window)
         check_batch(plan, array)
         self.check(deadline_s)
-        self._check_result(context, len(array))
+        if context.result is not None:
+            self._check_result(context.result, len(array))
         query = Query(array, images, wanted, (started, _now()), deadline_s, None, context)
         if self._cache is None or context.result is not None:
             return query
@@ -188,7 +190,7 @@ class AsyncPipeline:
             raise UsageError("workers in process are always warm: warm local or deployed ones")
         return await self.loop.run(warm(self.plan, self._warmer, queries, hold_s))
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe:
         """The preprocessing of an image; raises PlanError where the plan does not say."""
         sizes = self.plan.sizes.input if self.plan.sizes else None
@@ -267,12 +269,10 @@ class AsyncPipeline:
             raise UsageError("there is no store of results: set SERFER_RESULTS to its URL, or pass --results")
         return self._keeper
 
-    def _check_result(self, context: RequestContext, images: int) -> None:
-        if context.result is None:
-            return
+    def _check_result(self, place: ResultPlace, images: int) -> None:
         if self._plans is None:
             raise UsageError("instances do not keep results: use the plan's functions")
-        self._required_keeper().check(self.plan, context.result, images)
+        self._required_keeper().check(self.plan, place, images)
 
     async def close(self) -> None:
         """Stop what the pipeline started, and delete what its queries left in the store."""
@@ -292,10 +292,6 @@ class AsyncPipeline:
                 await self.target.close()
         finally:
             await self._close()
-
-
-def _now() -> float:
-    return time.monotonic()  # as the event loop's, and so the driver's, clock
 
 
 def _output_bytes(plan: Plan, query: Query) -> float:

@@ -107,27 +107,17 @@ def _stage_report(
 
 def best_classes(plan: Plan, logits: NDArray[np.float32], top_k: int) -> tuple[Prediction, ...]:
     """Return the `top_k` best classes of one image's logits, (K,) float32, scored by the plan's activation."""
-    scores = _scores(logits.astype(np.float64), plan.activation)
-    order = _best(scores, top_k)
+    scores = logits.astype(np.float64)
+    if plan.activation == "softmax":
+        powers = np.exp(scores - scores.max())
+        scores = np.asarray(powers / powers.sum())
+    elif plan.activation == "sigmoid":
+        scores = np.asarray((1 + np.tanh(scores / 2)) / 2)  # the sigmoid, without overflow
+    places = np.arange(len(scores))
+    if top_k < len(scores):  # to sort them all takes four times as long
+        places = places[scores >= np.partition(scores, -top_k)[-top_k]]
+    order = places[(-scores[places]).argsort(kind="stable")][:top_k]  # of equal ones, the first come first
     return tuple(
         Prediction(plan.labels[index] if plan.labels else str(index), index, score)
         for index, score in zip(order.tolist(), scores[order].tolist(), strict=True)
     )
-
-
-def _best(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Return the places of so many best scores, (K,), best first; of equal ones, the first come first."""
-    places = np.arange(len(scores))
-    if count < len(scores):  # to sort them all takes four times as long
-        least = np.partition(scores, -count)[-count]
-        places = places[scores >= least]
-    return places[(-scores[places]).argsort(kind="stable")][:count]
-
-
-def _scores(logits: NDArray[np.float64], activation: str) -> NDArray[np.float64]:
-    if activation == "softmax":
-        powers = np.exp(logits - logits.max())
-        return np.asarray(powers / powers.sum())
-    if activation == "sigmoid":
-        return np.asarray((1 + np.tanh(logits / 2)) / 2)  # the sigmoid, without overflow
-    return logits

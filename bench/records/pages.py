@@ -4,8 +4,8 @@
     what `serfer bench results` writes
     <!-- end -->
 
-The table is the record's first, second and so on: all of it, or as many of its rows, evenly spread. Below it stand its
-kind, command, date, machine, commit, seeds and samples, and whether the record is stale.
+The table is the record's first, second and so on: all of it, or as many of its rows, evenly spread. Below a page's first
+table of a record stand its kind, command, date, commit, seeds and samples, and whether the record is stale.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from serfer_bench.records.record import Record
 _MAX_BYTES: Final = 1 << 20
 _PART: Final = re.compile(r"(<!-- record: ([\w-]+) table: (\d+)(?: rows: (\d+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 _MARK: Final = re.compile(r"^<!-- (?:record:.*|end) -->$", re.MULTILINE)
-_STALE: Final = re.compile(r"\*\*Stale\*\*: .*\n\n")
+_STALE: Final = re.compile(r" \*\*Stale\*\*\.$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,23 @@ class Page:
         return list(dict.fromkeys(found[2] for found in _PART.finditer(self.text)))
 
     def rendered(self, records: Mapping[str, Record], root: Path) -> str:
+        captioned = set()
+
         def part(found: re.Match[str]) -> str:
             begin, name, number, rows, _, end = found.groups()
             if name not in records:
                 raise InputError(f"{self.path}: there is no record {name!r}: there are {', '.join(records)}")
+            record = records[name]
             try:
-                table = records[name].markdown(int(number), int(rows) if rows else None)
+                table = record.markdown(int(number), int(rows) if rows else None)
             except InputError as error:
                 raise InputError(f"{self.path}: {name}: {error}") from error
-            stale = records[name].tables and records[name].stale(root)
-            mark = "**Stale**: its files have changed since.\n\n" if stale else ""
-            return f"{begin}\n{table}\n\n{mark}{end}"
+            if not record.tables or name in captioned:
+                return f"{begin}\n{table}\n\n{end}"
+            captioned.add(name)
+            mark = " **Stale**." if record.stale(root) else ""
+            gap = " " if table.endswith("rows.") else "\n\n"
+            return f"{begin}\n{table}{gap}{record.caption()}{mark}\n\n{end}"
 
         if len(_MARK.findall(self.text)) != 2 * len(_PART.findall(self.text)):
             raise InputError(

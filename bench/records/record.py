@@ -28,7 +28,6 @@ NOT_RECORDED: Final = ""
 _MAX_BYTES: Final = 1 << 20
 _NUMBER: Final = re.compile(r"-?\d[\d,]*(?:\.(\d+))?(?:e[+-]?\d+)?")
 _LEAST_CHANGE: Final = 0.01
-_MINUTES_FROM_S: Final = 100.0
 _BRACED: Final = re.compile(r"\{([^}]*)\}")
 _TEXTS: Final = re.compile(r'\[\s+((?:"(?:[^"\\]|\\.)*"(?:,\s+)?)+)\s+\]')
 
@@ -116,7 +115,7 @@ class Record:
         return [name for name, known in self.files.items() if digest(root / name) != known or known == NOT_RECORDED]
 
     def markdown(self, number: int, rows: int | None = None) -> str:
-        """Write a table, from 1, and what it is; raises InputError where there is none of that number.
+        """Write a table, from 1; raises InputError where there is none of that number.
 
         With `rows`, of a longer table that many of its rows, evenly spread, the first and the last among them.
         A record whose command was not run yet says so in place of its tables.
@@ -127,18 +126,20 @@ class Record:
             raise InputError(f"table {number}: there are {len(self.tables)}")
         figures = self.tables[number - 1]
         table = self.layout.of(figures) if self.layout else Table(figures.head, figures.rows)
-        shown = ""
-        if rows is not None and rows < len(table.body):
-            shown = f"{rows} of {len(table.body)} rows; all are in the record. "
-            last = len(table.body) - 1
-            table = replace(table, body=[table.body[round(index * last / max(rows - 1, 1))] for index in range(rows)])
-        about = [f"*{self.kind.capitalize()}*: `{self.command}`", f"{self.date}", self.machine]
+        if rows is None or rows >= len(table.body):
+            return table.markdown()
+        last = len(table.body) - 1
+        shown = [table.body[round(index * last / max(rows - 1, 1))] for index in range(rows)]
+        return f"{replace(table, body=shown).markdown()}\n\n{rows} of {len(table.body)} rows."
+
+    def caption(self) -> str:
+        """Say of what kind the figures are, from which command, and when; of measured ones also on which machine."""
+        about = [f"*{self.kind.capitalize()}*: `{self.command}`", self.date]
+        about += [self.machine] if self.kind in ("measured", "emulated") else []
         about += [f"commit {self.commit}"] if self.commit else []
-        about += [f"seeds {self.seeds}"] if self.seeds else []
+        about += [f"seeds {self.seeds}"] if self.seeds not in ("", "none") else []
         about += [self.samples] if self.samples else []
-        if self.elapsed_s is not None and self.processor_s is not None:
-            about.append(f"took {_in_words(self.elapsed_s)}, {_in_words(self.processor_s)} of processors")
-        return f"{table.markdown()}\n\n{shown}{'; '.join(about)}."
+        return f"{'; '.join(about)}."
 
     def draw(self, root: Path) -> list[str]:
         """Draw the pictures that do not show these figures, below a checkout `root`, and return their files."""
@@ -151,11 +152,6 @@ class Record:
     @property
     def _shown(self) -> list[Table]:
         return [Table(figures.head, figures.rows) for figures in self.tables]
-
-
-def _in_words(seconds: float) -> str:
-    """Write a time as in 12 s, 3 min, 250 min."""
-    return f"{seconds:.0f} s" if seconds < _MINUTES_FROM_S else f"{seconds / 60:.0f} min"
 
 
 def digest(path: Path) -> str:

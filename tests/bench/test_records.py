@@ -49,9 +49,7 @@ def test_a_record_is_run_and_its_table_written_with_what_a_reader_needs(checkout
     page = (checkout / "docs" / "page.md").read_text()
     assert page.startswith("# Page\n\nText.\n\n<!-- record: shared table: 1 -->\n\n| tasks/s | slots |")
     assert page.endswith("<!-- end -->\n\nMore.\n")
-    assert re.search(
-        rf"\*Simulated\*: `{COMMAND}`; 20\d\d-\d\d-\d\d; .*; seeds 0; 5 s; took \d+ s, \d+ s of processors\.\n", page
-    )
+    assert re.search(rf"\*Simulated\*: `{COMMAND}`; 20\d\d-\d\d-\d\d; seeds 0; 5 s\.\n", page)
     assert results(checkout, "--check").exit_code == 0
     assert results(checkout, "--run", "shared", "--check").exit_code == 0
 
@@ -72,7 +70,7 @@ def test_a_stale_record_is_listed_and_says_so_on_the_page_but_fails_nothing(chec
     assert "stale: shared: rule.py changed since" in checked.output
     assert "**Stale**" not in (checkout / "docs" / "page.md").read_text()
     results(checkout)
-    assert "**Stale**: its files have changed since." in (checkout / "docs" / "page.md").read_text()
+    assert "**Stale**" in (checkout / "docs" / "page.md").read_text()
     assert results(checkout, "--check").exit_code == 0
 
 

@@ -86,11 +86,11 @@ $(PYTHON313)/.set-up: $(STAMP)
 	$(BIN)/python tests/python313/set_up.py .venv/python3.13 $(PYTHON313)
 	test ! -x $(PYTHON313)/bin/python || touch $@
 
-# The documentation as HTML, in docs/_build; any warning is an error. The Python API is made of docstrings, by the product's
-# environment; the rest needs nothing of it.
+# The documentation as HTML, in docs/_build; any warning is an error. The Python API and the commands
+# of bench are made of docstrings, by the product's environment; the rest needs nothing of it.
 docs: $(DOCS_STAMP) setup
 	mkdir -p docs/_build
-	$(BIN)/python docs/generate.py --python docs/_build/python.txt
+	$(BIN)/python docs/generate.py --built docs/_build
 	.venv/docs/bin/sphinx-build -b html -E -q -W --keep-going -d docs/_build/.doctrees docs docs/_build
 
 $(DOCS_STAMP): requirements-docs.txt

@@ -17,14 +17,14 @@ myst_heading_anchors = 4  # as a Git host has them
 
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\([./]*(?:README|CONTRIBUTING|CHANGELOG)\.md[^)]*\)")
 _SECTION = re.compile(r"^## ", re.MULTILINE)
-_PYTHON = Path(__file__).parent / "_build" / "python.txt"  # which docs/generate.py makes of docstrings
+_BUILT = Path(__file__).parent / "_build"  # where docs/generate.py has put what two pages get added
 _PAGE = re.compile(r"\]\((?!\.\.)([^)#\s:]+)\.md[)#]")
 
 
 def _prepare(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Turn links to files outside docs/ into text, add the Python API, make the side bar of what an index links to."""
-    if page == "reference/python":
-        source[0] += "\n" + _PYTHON.read_text(encoding="utf-8")
+    """Turn links to files outside docs/ into text, add built parts, make the side bar of what an index links to."""
+    if page in ("reference/python", "reference/commands"):
+        source[0] += "\n" + (_BUILT / f"{Path(page).name}.txt").read_text(encoding="utf-8")
     source[0] = _OUTSIDE.sub(r"\1", source[0])
     if Path(page).name != "index":
         return

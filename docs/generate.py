@@ -1,7 +1,7 @@
 """Write the generated parts of reference pages from the code: `.venv/bin/python docs/generate.py`.
 
 A part stands between two comments in its page; tests/test_docs.py fails where a page differs from what this writes.
-`docs/generate.py --python FILE` writes what `make docs` adds to docs/reference/python.md, which no commit has.
+`docs/generate.py --built DIR` writes what `make docs` adds to two of these pages, which no commit has.
 """
 
 from __future__ import annotations
@@ -79,31 +79,50 @@ _PUBLIC = {
 
 def commands() -> Iterator[str]:
     """Describe every command: its options with their defaults and a sentence, those that several have only once."""
-    found = [
-        (inner.command_path, inspect.cleandoc(command.help), [*_described(command, inner)]) for command, inner in walk()
-    ]
-    common = _common([option for _, _, options in found for option in options])
-    yield "## Options of several commands\n"
+    found = [command for command in _commands() if not _is_of_bench(command)]
+    yield from _options_of_commands(found, "Options of several commands")
+    yield "## Commands of the bench distribution\n"
+    yield "`make docs` adds their options, as `--help` shows them.\n"
+    paths: dict[str, list[str]] = {}
+    for command in _commands():
+        if _is_of_bench(command) and command.options:
+            paths.setdefault(command.meaning, []).append(command.path)
+    for meaning, (first, *others) in paths.items():
+        shown = [first, *(path.removeprefix(path.partition(" --")[0]).strip() for path in others)]
+        yield f"- {', '.join(f'`{name}`' for name in shown)}: {meaning}"
+    yield ""
+
+
+def commands_of_bench() -> Iterator[str]:
+    """Describe the commands of the bench distribution."""
+    found = [command for command in _commands() if _is_of_bench(command)]
+    yield from _options_of_commands(found, "Options of several of them")
+
+
+def _options_of_commands(found: Sequence[_Command], head: str) -> Iterator[str]:
+    common = _common([option for command in found for option in command.options])
+    yield f"## {head}\n"
     yield "A command that has one of these names it after its own, with its default where that is another.\n"
     yield _table(_HEAD, [(option.names, option.default, option.meaning) for option in common.values()])
     seen: dict[tuple[Any, ...], str] = {}
     for path, text, options in found:
         yield f"{'##' if path.count(' ') == 1 else '###'} {path}\n"
-        yield _sentence(text) + "\n"
+        yield text + "\n"
         if (first := seen.setdefault(tuple(options), path)) != path and len(options) > _SEVERAL:
             yield f"Options: as of `{first}`.\n"
             continue
         own = [option for option in options if not (same := common.get(option.name)) or same.meaning != option.meaning]
+        shared = [option for option in options if option not in own]
         if rows := [(option.names, option.default, option.meaning) for option in own if not option.is_key]:
             yield _table(_HEAD, rows)
-        if shared := [_with_default(option, common) for option in options if not option.is_key and option not in own]:
-            yield f"{'Also' if rows else 'Options'}: {', '.join(shared)}.\n"
+        if names := [_with_default(option, common) for option in shared if not option.is_key]:
+            yield f"{'Also' if rows else 'Options'}: {', '.join(names)}.\n"
         if any(option.is_key for option in options):
             yield "Keys of its table in `serfer.toml`:\n"
             keys = [option for option in own if option.is_key]
             yield "".join(f"- {key.names}{key.default and f' ({key.default})'}: {key.meaning}\n" for key in keys)
-        if shared := [_with_default(option, common) for option in options if option.is_key and option not in own]:
-            yield f"{'Also' if keys else 'As the options'}: {', '.join(shared)}.\n"
+            if names := [_with_default(option, common) for option in shared if option.is_key]:
+                yield f"{'Also' if keys else 'As the options'}: {', '.join(names)}.\n"
 
 
 class _Described(NamedTuple):
@@ -116,7 +135,25 @@ class _Described(NamedTuple):
     is_key: bool = False
 
 
+class _Command(NamedTuple):
+    path: str
+    meaning: str
+    options: tuple[_Described, ...]
+
+
 _HEAD = ("option", "default", "meaning")
+_BENCH = ("study", "bench")
+
+
+def _commands() -> list[_Command]:
+    return [
+        _Command(context.command_path, _sentence(inspect.cleandoc(command.help)), tuple(_described(command, context)))
+        for command, context in walk()
+    ]
+
+
+def _is_of_bench(command: _Command) -> bool:
+    return command.path.split()[1] in _BENCH
 
 
 def _common(options: Iterable[_Described]) -> dict[str, _Described]:
@@ -454,8 +491,9 @@ def regenerated(page: str) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--python"]:
-        Path(sys.argv[2]).write_text("\n".join(python_api()), encoding="utf-8")
+    if sys.argv[1:2] == ["--built"]:
+        for name, part in {"python": python_api, "commands": commands_of_bench}.items():
+            (Path(sys.argv[2]) / f"{name}.txt").write_text("\n".join(part()), encoding="utf-8")
     else:
         for page in PARTS:
             (DOCS / page).write_text(regenerated(page), encoding="utf-8")

@@ -4,8 +4,8 @@
     what `serfer bench results` writes
     <!-- end -->
 
-The table is the record's first, second and so on: all of it, or as many of its rows, evenly spread. Below a page's first
-table of a record stand its kind, command, date, commit, seeds and samples, and whether the record is stale.
+The table is the record's first, second and so on: all of it, or as many of its rows, evenly spread. Below a page's
+first table of a record stand its kind, command, date, commit, seeds and samples, and whether the record is stale.
 """
 
 from __future__ import annotations

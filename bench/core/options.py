@@ -10,6 +10,8 @@ import typer
 from serfer.cli.shared.options import plan_directory, status_lines
 from serfer.core.costs.aws import STORES
 from serfer.core.errors import UsageError
+from serfer.core.plan import Plan
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.plans import PLANS, Progress, bench_plan, tiled_plan
 from serfer_bench.core.results import check_directory
@@ -66,6 +68,13 @@ def plan_of(model: str | None, plan: Path | None) -> Path:
         return plan_directory(plan, model)
     with status_lines() as progress:
         return tiled_plan(model or DEFAULT_MODEL, load_settings(), progress)
+
+
+def image_plan(directory: Path) -> Plan:
+    plan = load_plan(directory)
+    if plan.preprocess is None:
+        raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
+    return plan
 
 
 def network(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.errors import InputError, SerferError
+from serfer.core.errors import InputError, QueryError, SerferError
 from serfer.files import write_whole
 from serfer_bench.core.stamp import Stamp, make_stamp
 from serfer_bench.core.tables import Results, Row, Table, publish, table_of
@@ -62,3 +62,9 @@ def _write(directory: Path, rows: Sequence[Row], stamp: Stamp) -> None:
 def require_at_most(value: float, limit: float | None, what: str) -> None:
     if limit is not None and value > limit:
         raise SerferError(f"{what}, more than {limit:g}")
+
+
+def require_answers(failed: int, queries: int) -> None:
+    """Raise QueryError where queries had no right answer, so that scripts notice."""
+    if failed:
+        raise QueryError(f"{failed:,} of {queries:,} queries had no right answer")

@@ -10,7 +10,6 @@ left out by name.
 from __future__ import annotations
 
 import asyncio
-import io
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,16 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import onnxruntime
 import typer
-from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.settings import load_settings
 from serfer.system import processors
 from serfer_bench.core.onnx_file import write_onnx
+from serfer_bench.core.photographs import photograph
 from serfer_bench.core.plans import Progress
 from serfer_bench.core.results import stamp_now
 from serfer_bench.core.tables import publish
@@ -119,17 +117,8 @@ def _described(tensors: Sequence[Any]) -> list[tuple[list[Any], str]]:
 
 def examples_of(network: Path) -> list[Example]:
     size, classifier = image_size(network), Classifier(str(network), 1)
-    images = [_image(size, seed) for seed in range(_IMAGES)]
+    images = [photograph(size[::-1], seed, _COARSE) for seed in range(_IMAGES)]
     return [Example(image, classifier.answer(image)["predictions"]) for image in images]
-
-
-def _image(size: tuple[int, int], seed: int) -> bytes:
-    height, width = size
-    grain = (max(1, height // _COARSE), max(1, width // _COARSE), 3)
-    coarse = np.random.default_rng(seed).integers(0, 256, grain, dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
 
 
 def command(

@@ -8,7 +8,6 @@ ignores Retry-After. The capacity is measured before, by a few clients in the sa
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,21 +16,19 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-import numpy as np
 import typer
-from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.errors import SerferError, UnavailableError
 from serfer.local.servers.redis import RedisServer
 from serfer_bench.core.options import plan_of
+from serfer_bench.core.photographs import photograph
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.server_process import serving
 from serfer_bench.core.tables import Results, Table, publish
 
 _NORMAL = 2.0  # as fast as before: at most so many times the time
 _TRIES, _TRY_EVERY_S = 5, 0.25
-_SIZE = (640, 480)
 _FEW = 32  # clients while capacity is measured: as many as two drivers run at once
 _CAPACITY_S = 10.0
 _WARM_UPS = 6
@@ -227,14 +224,7 @@ class Testbed:
 @contextmanager
 def running_service(directory: Path) -> Iterator[Testbed]:
     with RedisServer() as store, serving("serve", directory, [f"--store={store.url}", "--drivers=2"]) as report:
-        yield Testbed([driver["url"] for driver in report["drivers"]], report["url"], _photograph())
-
-
-def _photograph() -> bytes:
-    coarse = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(coarse).resize(_SIZE, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
+        yield Testbed([driver["url"] for driver in report["drivers"]], report["url"], photograph((640, 480), grain=16))
 
 
 async def recovery_s(query_ms: Callable[[], Awaitable[float]], max_ms: float, give_up_s: float) -> float | None:

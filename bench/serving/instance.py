@@ -22,16 +22,14 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
-from serfer.core.errors import QueryError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.plan import Plan
 from serfer.drivers.instance.open_inference import HEADER, decode_answer, encode_request
 from serfer.pipeline.reference import unsplit
-from serfer.plan_directory import load_plan
 from serfer_bench.core.arrivals import burst, poisson
-from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.options import RowsOption, image_plan, plan_of
 from serfer_bench.core.quantiles import holds, percentiles
-from serfer_bench.core.results import publish_rows
+from serfer_bench.core.results import publish_rows, require_answers
 from serfer_bench.core.server_process import serving
 from serfer_bench.core.workload import Sent, run
 
@@ -144,9 +142,7 @@ def measure(
     url: str | None = None,
     progress: Progress = lambda _: None,
 ) -> list[InstanceTime]:
-    plan = load_plan(directory)
-    if plan.preprocess is None:
-        raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
+    plan = image_plan(directory)
     examples = _examples_of(plan, directory, workload)
     with ExitStack() as stack:
         running = []
@@ -265,5 +261,4 @@ def command(
     with status_line() as progress:
         rows = measure(plan_directory, options, workload, url=url.rstrip("/") if url else None, progress=progress)
     publish_rows(rows, directory, as_json=as_json)
-    if failed := sum(row.failed for row in rows):
-        raise QueryError(f"{failed:,} of {sum(row.queries for row in rows):,} queries had no right answer")
+    require_answers(sum(row.failed for row in rows), sum(row.queries for row in rows))

@@ -23,16 +23,16 @@ import typer
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan
 from serfer.control.scenario import Market, Scenario, read_scenario, scenario_file
-from serfer.core.errors import QueryError, UnavailableError, UsageError
-from serfer.plan_directory import load_plan
+from serfer.core.errors import UnavailableError
 from serfer.settings import load_settings
 from serfer_bench.core.arrivals import poisson
-from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.options import RowsOption, image_plan, plan_of
 from serfer_bench.core.quantiles import percentiles
-from serfer_bench.core.results import publish_rows
+from serfer_bench.core.results import publish_rows, require_answers
 from serfer_bench.core.server_process import serving
+from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.core.workload import Sent, run
-from serfer_bench.serving.route import examples_of, outcome
+from serfer_bench.serving.route import classify, examples_of
 from serfer_bench.study.policies.nonuniform.rate_dispatcher import RateDispatcher
 from serfer_bench.study.policies.nonuniform.sizes import sizes_of
 
@@ -92,40 +92,24 @@ SYSTEMS: dict[str, type[_Fixed]] = {"non-uniform": Pair, "uniform": Uniform, "at
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measurement):
     """A burst of a system: shares of its queries, images and batches of each instance, and processor time."""
 
-    system: str
-    rate: float
-    round: int
-    queries: int
-    in_time: float
-    per_s: float
-    serverless: int
-    failed: int
-    p50_ms: float
-    p99_ms: float
-    images: tuple[int, ...]
-    batch_means: tuple[float, ...]
-    cpu_ms: float
-
-    @property
-    def shown(self) -> dict[str, str]:
-        return {
-            "system": self.system,
-            "queries/s": f"{self.rate:g}",
-            "round": str(self.round),
-            "queries": f"{self.queries:,}",
-            "in time": f"{self.in_time:.1%}",
-            "in time, a second": f"{self.per_s:.1f}",
-            "on functions": f"{self.serverless:,}",
-            "failed": str(self.failed),
-            "p50 ms": f"{self.p50_ms:,.0f}",
-            "p99 ms": f"{self.p99_ms:,.0f}",
-            "images of each": " + ".join(map(str, self.images)),
-            "mean batches": ", ".join(f"{mean:.1f}" for mean in self.batch_means),
-            "processor ms an image": f"{self.cpu_ms:.1f}",
-        }
+    system: Annotated[str, Column("system")]
+    rate: Annotated[float, Column("queries/s", "g")]
+    round: Annotated[int, Column("round")]
+    queries: Annotated[int, Column("queries", ",")]
+    in_time: Annotated[float, Column("in time", ".1%")]
+    per_s: Annotated[float, Column("in time, a second", ".1f")]
+    serverless: Annotated[int, Column("on functions", ",")]
+    failed: Annotated[int, Column("failed")]
+    p50_ms: Annotated[float, Column("p50 ms", ",.0f")]
+    p99_ms: Annotated[float, Column("p99 ms", ",.0f")]
+    images: Annotated[tuple[int, ...], Column("images of each", lambda images: " + ".join(map(str, images)))]
+    batch_means: Annotated[
+        tuple[float, ...], Column("mean batches", lambda means: ", ".join(f"{mean:.1f}" for mean in means))
+    ]
+    cpu_ms: Annotated[float, Column("processor ms an image", ".1f")]
 
 
 @dataclass(frozen=True)
@@ -139,10 +123,10 @@ class Experiment:
 
 
 def measure(directory: Path, experiment: Experiment, progress: Progress) -> Iterator[Row]:
-    plan, scenario = load_plan(directory), read_scenario(experiment.scenario)
-    if plan.preprocess is None:
-        raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
-    examples = examples_of(plan, directory, load_settings())
+    scenario, examples = (
+        read_scenario(experiment.scenario),
+        examples_of(image_plan(directory), directory, load_settings()),
+    )
     options = ["--threads", "1", "--max-batch", str(scenario.instance.max_batch)]
     with ExitStack() as stack:
         reports = [stack.enter_context(serving("instance", directory, options)) for _ in range(2)]
@@ -194,14 +178,8 @@ async def _send(
     timeout = aiohttp.ClientTimeout(_PATIENCE_S)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as http:
 
-        async def classify(query: int) -> str:
-            image, expected = examples[query % len(examples)]
-            headers = {"Content-Type": "image/jpeg"}
-            async with http.post(f"{url}/v1/classify?top_k=1", data=image, headers=headers) as reply:
-                return outcome(reply.status, await reply.json(content_type=None), expected)
-
         def send(query: int) -> asyncio.Task[str]:
-            return asyncio.create_task(classify(query))
+            return asyncio.create_task(classify(http, url, *examples[query % len(examples)]))
 
         await _until_ready(url, http, instances, policy)
         before, cpu_s = await instances.signals(http), instances.cpu_s()
@@ -276,5 +254,4 @@ def command(
     with status_lines() as progress:
         rows = list(measure(plan_of(model, plan), experiment, progress))
     publish_rows(rows, directory, as_json=as_json)
-    if failed := sum(row.failed for row in rows):
-        raise QueryError(f"{failed:,} of {sum(row.queries for row in rows):,} queries had no right answer")
+    require_answers(sum(row.failed for row in rows), sum(row.queries for row in rows))

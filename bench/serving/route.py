@@ -9,7 +9,6 @@ Latencies count from scheduled arrivals. Bench, driver, functions and instances 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import os
 import re
@@ -22,25 +21,19 @@ from pathlib import Path
 from typing import Annotated
 
 import aiohttp
-import numpy as np
 import typer
-from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
 from serfer.control.scenario import scenario_file
-from serfer.core.errors import QueryError, UsageError
 from serfer.core.plan import Plan
 from serfer.images import decode_image
-from serfer.pictures import check_suffix
 from serfer.pipeline.reference import unsplit
-from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.arrivals import poisson
-from serfer_bench.core.charts import Chart, Curve, is_wide
-from serfer_bench.core.drawing import draw_charts
-from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.options import RowsOption, image_plan, plan_of
+from serfer_bench.core.photographs import photograph
 from serfer_bench.core.quantiles import percentiles
-from serfer_bench.core.results import publish_rows
+from serfer_bench.core.results import publish_rows, require_answers
 from serfer_bench.core.server_process import serving
 from serfer_bench.core.workload import Sent, run
 
@@ -113,10 +106,7 @@ class Step:
 
 
 def measure(directory: Path, experiment: Experiment, settings: Settings, progress: Progress) -> list[Step]:
-    plan = load_plan(directory)
-    if plan.preprocess is None:
-        raise UsageError("this plan does not say how an image becomes its input: split it with --preprocess")
-    examples = examples_of(plan, directory, settings)
+    examples = examples_of(image_plan(directory), directory, settings)
     before = set(_records(settings))
     progress("starting a driver")
     with serving("serve", directory, experiment.options) as report:
@@ -128,12 +118,10 @@ def measure(directory: Path, experiment: Experiment, settings: Settings, progres
 def examples_of(plan: Plan, directory: Path, settings: Settings) -> list[tuple[bytes, int]]:
     whole, examples = unsplit(plan, directory), []
     for seed in range(_PICTURES):
-        coarse = np.random.default_rng(seed).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(coarse).resize(_SIZE, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
+        image = photograph(_SIZE, seed)
         assert plan.preprocess is not None  # noqa: S101 - it was looked at before
-        pixels = decode_image(buffer.getvalue(), "picture", plan.preprocess, plan.input, settings.image_limits())
-        examples.append((buffer.getvalue(), int(whole(pixels[None])[0].argmax())))
+        pixels = decode_image(image, "picture", plan.preprocess, plan.input, settings.image_limits())
+        examples.append((image, int(whole(pixels[None])[0].argmax())))
     return examples
 
 
@@ -186,11 +174,8 @@ class _Clients:
         self._ended, self._start = 0, time.perf_counter()
 
     async def classify(self, http: aiohttp.ClientSession, number: int) -> str:
-        image, expected = self.examples[number % len(self.examples)]
-        headers = {"Content-Type": "image/jpeg"}
         try:
-            async with http.post(f"{self.url}/v1/classify?top_k=1", data=image, headers=headers) as reply:
-                return outcome(reply.status, await reply.json(content_type=None), expected)
+            return await classify(http, self.url, *self.examples[number % len(self.examples)])
         finally:
             self._ended += 1
 
@@ -205,6 +190,12 @@ class _Clients:
             if over > experiment.after_s or (over > 1 and not states.get("on")):
                 return
             await asyncio.sleep(1.0)
+
+
+async def classify(http: aiohttp.ClientSession, url: str, image: bytes, expected: int) -> str:
+    headers = {"Content-Type": "image/jpeg"}
+    async with http.post(f"{url}/v1/classify?top_k=1", data=image, headers=headers) as reply:
+        return outcome(reply.status, await reply.json(content_type=None), expected)
 
 
 def outcome(status: int, answer: dict[str, object], expected: int) -> str:
@@ -241,44 +232,6 @@ def _step(ends: Sequence[Sent[str]], instances: _Instances, begin: float, length
     )
 
 
-def draw(title: str, steps: Sequence[Step], step_s: float, stamp: Sequence[str], out: Path) -> None:
-    check_suffix(out)
-    middles = [step.second + step_s / 2 for step in steps]
-    answered = [(at, step) for at, step in zip(middles, steps, strict=True) if step.serverless + step.gpu]
-    targets = [
-        Curve(name, tuple((at, getattr(step, name) / step_s) for at, step in zip(middles, steps, strict=True)))
-        for name in _TARGETS
-    ]
-    instances = [
-        Curve(name, tuple((at, float(getattr(step, name))) for at, step in zip(middles, steps, strict=True)))
-        for name in ("on", "serving")
-    ]
-    latency = [
-        Curve(name, tuple((at, getattr(step, f"{name}_ms")) for at, step in answered)) for name in ("p50", "p99")
-    ]
-    end = max(middles, default=1.0)
-    log = is_wide([ms for curve in latency for _, ms in curve.points] or [0.0])
-    charts = [
-        Chart("queries answered", "seconds", "queries a second", tuple(targets), x_max=end),
-        Chart("instances", "seconds", "instances", tuple(instances), x_max=end),
-        Chart("latency", "seconds", "ms", tuple(latency), x_max=end, y_log=log),
-    ]
-    draw_charts(title, charts, _keys(steps), stamp, out)
-
-
-def _keys(steps: Sequence[Step]) -> list[str]:
-    queries = sum(step.queries for step in steps)
-    total = {name: sum(getattr(step, name) for step in steps) for name in _TARGETS}
-    return [
-        f"serverless: {total['serverless']:,} of {queries:,} queries ran on the plan's functions",
-        f"gpu: {total['gpu']:,} ran on instances",
-        "on: instances that are paid for, those that boot among them",
-        "serving: instances that the driver sends queries to",
-        "p50: half of the queries were faster, counted from their scheduled arrivals",
-        "p99: of a hundred queries, one was slower",
-    ]
-
-
 def command(
     scenario: Annotated[
         Path, typer.Option(metavar="FILE or NAME", help="Prices and speeds that routing reckons with.")
@@ -297,9 +250,6 @@ def command(
     ] = None,
     warm: Annotated[int, typer.Option(min=0, max=1000, help="Queries at once before it, to warm functions up.")] = 4,
     step_s: Annotated[float, typer.Option(min=1, help="Seconds of a row.")] = 5.0,
-    picture: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw it too; .png, .svg, ... as the suffix says.")
-    ] = None,
     directory: RowsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -311,8 +261,5 @@ def command(
     plan_directory = plan_of(model, plan)
     with status_lines() as progress:
         steps = measure(plan_directory, experiment, load_settings(), progress)
-    stamp = publish_rows(steps, directory, as_json=as_json)
-    if picture is not None:
-        draw(f"{rps:g} queries a second for {seconds:g} s, --route {policy}", steps, step_s, stamp.lines, picture)
-    if failed := sum(step.failed + step.wrong for step in steps):
-        raise QueryError(f"{failed:,} of {sum(step.queries for step in steps):,} queries had no right answer")
+    publish_rows(steps, directory, as_json=as_json)
+    require_answers(sum(step.failed + step.wrong for step in steps), sum(step.queries for step in steps))

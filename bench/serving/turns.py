@@ -20,7 +20,7 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.cli.shared.service_options import served_models
 from serfer.control.batching import Profile
 from serfer.control.dispatch import Batching, ServiceTimeEstimator
-from serfer.core.errors import DeadlineError, OverloadedError, QueryError, UsageError
+from serfer.core.errors import DeadlineError, OverloadedError, UsageError
 from serfer.core.plan import Plan
 from serfer.core.units import MS_PER_S
 from serfer.drivers.driver import NO_CONTEXT
@@ -32,7 +32,7 @@ from serfer.instance.network import Hardware, Network, load_whole, open_network
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import ModelsOption, PlansOption, RowsOption
 from serfer_bench.core.quantiles import percentiles
-from serfer_bench.core.results import publish_rows
+from serfer_bench.core.results import publish_rows, require_answers
 from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.core.workload import Sent, run
 
@@ -186,5 +186,4 @@ def command(
     with status_line() as progress:
         rows = measure(models, hardware, max_batch, load or (0.6, 1.2), seconds, rounds, progress)
     publish_rows(rows, directory, as_json=as_json)
-    if failed := sum(row.failed for row in rows):
-        raise QueryError(f"{failed:,} of {sum(row.queries for row in rows):,} queries failed")
+    require_answers(sum(row.failed for row in rows), sum(row.queries for row in rows))

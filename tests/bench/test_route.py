@@ -5,7 +5,7 @@ import json
 import pytest
 
 from serfer_bench.core.workload import Sent
-from serfer_bench.serving.route import Experiment, _steps, draw, outcome
+from serfer_bench.serving.route import Experiment, _steps, outcome
 from tests.e2e.conftest import cache, plan, serfer_, start  # noqa: F401 - fixtures
 from tests.e2e.test_routing import scenario  # noqa: F401 - same
 
@@ -46,13 +46,6 @@ def test_ends_are_counted_in_the_step_of_their_arrival():
 )
 def test_an_answer_is_its_target_where_it_is_right(status, answer, expected):
     assert outcome(status, answer, 3) == expected
-
-
-def test_a_picture_is_drawn(tmp_path):
-    ends = [end(number / 2, 0.01 * (number + 1), "gpu" if number > 3 else "serverless") for number in range(8)]
-    steps = _steps(ends, [(0.0, {"on": 1, "serving": 1})], EXPERIMENT)
-    draw("a burst", steps, 2.0, ("stamp",), tmp_path / "picture.svg")
-    assert "ran on instances" in (tmp_path / "picture.svg").read_text()
 
 
 @pytest.mark.killed

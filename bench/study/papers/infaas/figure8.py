@@ -11,7 +11,6 @@ processors. Windows are those in the map's directory of parts when the load ends
 from __future__ import annotations
 
 import asyncio
-import io
 import signal
 import subprocess
 import tempfile
@@ -27,13 +26,13 @@ from typing import Annotated
 import aiohttp
 import numpy as np
 import typer
-from PIL import Image
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.control.throttle import Thresholds
 from serfer.core.errors import UnavailableError
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.photographs import photograph
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.server_process import serving
@@ -262,10 +261,7 @@ def _prepare(home: Path, online: Path) -> Testbed:
     unet = Unet(_WIDTH).eval()
     unet.centre(torch.from_numpy(strip(0, _WINDOW, _WINDOW)[None].astype(np.float32)))
     serfer.map_plan(unet, [(_SIDE, _SIDE)], home / "plan", window=_WINDOW, reduce="argmax")
-    coarse = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(coarse).resize(_IMAGE, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-    return Testbed(online, home, buffer.getvalue())
+    return Testbed(online, home, photograph(_IMAGE))
 
 
 def command(

@@ -1,10 +1,7 @@
 """Models whose large layers come in pieces, and whose convolutions come in parts."""
 
 import hashlib
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -19,8 +16,8 @@ from serfer.lambdas import model_parts
 from serfer.lambdas.model_parts import parts
 from serfer.lambdas.sessions import SessionCache
 from serfer.lambdas.weights import FileRanges, WeightSource
+from tests.lambdas.started import memory_mb
 
-ROOT = Path(__file__).parents[2]
 FILE = "weights-0.bin"
 
 
@@ -253,27 +250,9 @@ def test_damaged_models_are_refused():
         parts(b"\x3a\x80")
 
 
-PEAK = """
-import sys
-from pathlib import Path
-from serfer.lambdas.sessions import SessionCache
-from serfer.lambdas.weights import FileRanges, WeightSource
-from serfer.core.plan import Artefact, Function
-home, size, digest = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-cache = SessionCache(home, 2, source=WeightSource(FileRanges(home)))
-cache.load([Function(Artefact("weights-0.bin", size, digest), (Artefact("tile.onnx", 0, ""),))])
-lines = Path("/proc/self/status").read_text().splitlines()
-print(next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024)
-"""
-
-
 def above_the_weights_mb(home, network, model):
     """Return the most memory of a fresh process that fetches weights and builds the session, above those in fp32."""
-    digest = hashlib.sha256(network.data).hexdigest()
-    (home / digest).write_bytes(network.data)
-    (home / "tile.onnx").write_bytes(model)
-    command = [sys.executable, "-c", PEAK, str(home), str(len(network.data)), digest]
-    peak = float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout)
+    _, peak = memory_mb(home, network.data, model, threads=2)
     return peak - len(network.data) * (2 if network.half else 1) / (1 << 20)
 
 

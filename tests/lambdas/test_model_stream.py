@@ -1,9 +1,6 @@
 """Models with their weights inside, as streams."""
 
-import hashlib
 import mmap
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -16,8 +13,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from serfer.lambdas.model_stream import _CHUNK, streamed
-
-ROOT = Path(__file__).parents[2]
+from tests.lambdas.started import memory_mb
 
 
 def external(name, array, offset):
@@ -127,47 +123,15 @@ def test_onnx_runtime_reads_a_stream_as_it_reads_files(tmp_path, side):
     assert session.run(None, {"x": x})[0].tobytes() == mapped_session.run(None, {"x": x})[0].tobytes()
 
 
-PEAK = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace as Namespace
-from serfer.lambdas.sessions import SessionCache
-from serfer.lambdas.weights import FileRanges, WeightSource
-from serfer.core.plan import Artefact, Function
-
-def megabytes(field):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
-
-home, size, digest = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-graphs = tuple(Artefact(name, 0, "") for name in sys.argv[4:])
-function = Function(Artefact("weights-0.bin", size, digest), graphs)
-cache = SessionCache(home, 1, source=WeightSource(FileRanges(home)))
-before = megabytes("VmRSS")
-for graph in graphs:
-    cache.get(Namespace(functions=[function]), Namespace(function=0, graph=graph.path))
-print((megabytes("VmHWM") - before) * 2**20 / size)
-"""
-
-
 def test_a_fetched_function_has_its_weights_hardly_more_than_once_while_it_starts(tmp_path):
     """Each tensor is packed and given back by itself: measured 1.16 times the weights, and 2.24 with a buffer."""
     layers, width = 12, 1536
     arrays = [np.full((width, width), number, dtype=np.float32) for number in range(layers)]
     data = b"".join(array.tobytes() for array in arrays)
-    digest = hashlib.sha256(data).hexdigest()
-    (tmp_path / digest).write_bytes(data)
     nodes = [helper.make_node("MatMul", [f"v{n}", f"w{n}"], [f"v{n + 1}"]) for n in range(layers)]
     value = [helper.make_tensor_value_info(f"v{n}", TensorProto.FLOAT, [1, width]) for n in (0, layers)]
     tensors = [external(f"w{n}", array, n * array.nbytes) for n, array in enumerate(arrays)]
     graph = helper.make_graph(nodes, "graph", value[:1], value[1:], tensors)
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
-    (tmp_path / "tile.onnx").write_bytes(model.SerializeToString())
-    run = subprocess.run(
-        [sys.executable, "-c", PEAK, str(tmp_path), str(len(data)), digest, "tile.onnx"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
-    assert float(run.stdout) < 1.7, run.stderr
+    before, peak = memory_mb(tmp_path, data, model.SerializeToString(), threads=1)
+    assert (peak - before) * 2**20 / len(data) < 1.7

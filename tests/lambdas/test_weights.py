@@ -3,14 +3,10 @@
 import collections
 import contextlib
 import hashlib
-import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,10 +26,10 @@ from serfer.storage.s3.client import S3Client
 from serfer.storage.s3.ranges import S3Ranges
 from serfer_bench.core.s3_server import S3Server
 from tests.e2e.small import batch, put_weights_in, split_small
+from tests.lambdas.started import start
 from tests.lambdas.test_worker import run_all
 from tests.storage.s3_stub import refused, stub
 
-ROOT = Path(__file__).parents[2]
 DATA = np.random.default_rng(3).bytes(100_001)
 WEIGHTS = Artefact("stage-2/weights-1.bin", len(DATA), hashlib.sha256(DATA).hexdigest())
 
@@ -158,19 +154,17 @@ def test_a_refusal_and_a_server_without_ranges_are_final(endpoint):
         fetch(url)
 
 
+@pytest.mark.hostile
 @pytest.mark.parametrize(
     "url",
-    ["", "http://host/x", "file://host/x", "file:///x?bytes_per_s=0", "file:///x?rate=3", "file:///x?bytes_per_s=a"],
+    [
+        *("", "s3://x", "http://host/x", "file://host/x"),
+        *("file:///x?bytes_per_s=0", "file:///x?rate=3", "file:///x?bytes_per_s=a"),
+    ],
 )
-def test_other_urls_are_refused(url):
+def test_other_and_malformed_urls_are_refused(url):
     with pytest.raises(UsageError, match="SERFER_WEIGHTS"):
         open_ranges(url)
-
-
-@pytest.mark.hostile
-def test_a_malformed_s3_url_is_refused_in_terms_of_the_variable():
-    with pytest.raises(UsageError, match="SERFER_WEIGHTS"):
-        open_ranges("s3://x")
 
 
 def test_a_rate_holds_all_ranges_together(tmp_path):
@@ -340,14 +334,6 @@ class TestEnvironment:
             shutil.copyfile(directory / path, package / path)
         return package
 
-    def start(self, package, code="", before="", **variables):
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LAMBDA_TASK_ROOT": str(package)}
-        environment |= {"SERFER_STORE": "memory://", "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": "1769", **variables}
-        code = f"{before}import serfer.lambdas.bootstrap as b\n{code}"
-        return subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
-
     def test_its_files_are_found_and_its_weights_are_those_to_fetch(self, fetched, package):
         plan = load_plan(package)
         assert artefact_directory(plan, package, []) == package
@@ -362,7 +348,7 @@ class TestEnvironment:
             "start = b._WORKER._start\n"
             "print(b._WORKER._sessions.built, start.init_ms > start.fetch_ms > 0, b._ENVIRONMENT._to_fetch)"
         )
-        run = self.start(package, code, SERFER_WEIGHTS=fetched[1].as_uri())
+        run = start(package, code, SERFER_WEIGHTS=fetched[1].as_uri())
         assert run.returncode == 0, run.stderr
         log, line = run.stdout.splitlines()
         assert '"weights fetched"' in log
@@ -372,16 +358,16 @@ class TestEnvironment:
         provisioned = {"AWS_LAMBDA_INITIALIZATION_TYPE": "provisioned-concurrency"}
         slow = "import serfer.core.costs.cold_starts as c; c.fetched_at_init = lambda *_: False\n"
         code = "print(b._WORKER._sessions.built, b._WORKER._start.init_ms, b._ENVIRONMENT._to_fetch)"
-        run = self.start(package, code, before=slow, SERFER_WEIGHTS=fetched[1].as_uri(), **provisioned)
+        run = start(package, code, before=slow, SERFER_WEIGHTS=fetched[1].as_uri(), **provisioned)
         assert run.returncode == 0, run.stderr
         assert run.stdout.splitlines()[-1] == "1 0.0 []"
 
     def test_a_provisioned_environment_with_its_weights_in_a_zip_has_built_its_sessions(self, package_in_zip):
         code = "print(b._WORKER._sessions.built > 0, b._WORKER._start.init_ms)"
-        run = self.start(package_in_zip, code, AWS_LAMBDA_INITIALIZATION_TYPE="provisioned-concurrency")
+        run = start(package_in_zip, code, AWS_LAMBDA_INITIALIZATION_TYPE="provisioned-concurrency")
         assert run.returncode == 0, run.stderr
         assert run.stdout.splitlines()[-1] == "True 0.0"
-        run = self.start(package_in_zip, code)
+        run = start(package_in_zip, code)
         assert run.stdout.splitlines()[-1].startswith("False")
 
     def test_a_warm_up_reports_what_it_waited_for_weights(self, fetched):
@@ -401,20 +387,8 @@ class TestEnvironment:
             "print(b._WORKER._sessions.built)"
         )
         slow = "import serfer.core.costs.cold_starts as c; c.fetched_at_init = lambda *_: False\n"
-        run = subprocess.run(
-            [sys.executable, "-c", f"{slow}import serfer.lambdas.bootstrap as b\n{code}"],
-            env={
-                "PATH": os.environ["PATH"],
-                "PYTHONPATH": str(ROOT),
-                "LAMBDA_TASK_ROOT": str(package),
-                "SERFER_STORE": "memory://",
-                "SERFER_WEIGHTS": fetched[1].as_uri(),
-                "POWERTOOLS_LOG_LEVEL": "CRITICAL",
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        quiet = {"SERFER_WEIGHTS": fetched[1].as_uri(), "POWERTOOLS_LOG_LEVEL": "CRITICAL"}
+        run = start(package, code, before=slow, **quiet)
         assert run.stdout.split() == ["0", "InputError", "1"], run.stderr
 
     @pytest.mark.parametrize(
@@ -427,14 +401,14 @@ class TestEnvironment:
         ],
     )
     def test_what_fails_for_good_fails_in_init(self, package, variables, said):
-        run = self.start(package, **variables)
+        run = start(package, **variables)
         assert run.returncode != 0
         assert said in run.stderr.splitlines()[-1]
 
     def test_a_bucket_that_does_not_answer_leaves_the_fetch_to_the_first_invocation(self, package):
         variables = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": "B", "AWS_DEFAULT_REGION": "us-east-1"}
         url = "s3://bucket/weights?endpoint=http://127.0.0.1:9"
-        run = self.start(package, "print(len(b._ENVIRONMENT._to_fetch))", SERFER_WEIGHTS=url, **variables)
+        run = start(package, "print(len(b._ENVIRONMENT._to_fetch))", SERFER_WEIGHTS=url, **variables)
         assert run.returncode == 0, run.stderr
         assert run.stdout.splitlines()[-1] == "1"
         assert "weights not fetched at init" in run.stdout

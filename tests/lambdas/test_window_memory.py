@@ -5,8 +5,8 @@ import sys
 
 import grimp
 import numpy as np
+import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.lambdas.worker import Worker
@@ -14,6 +14,7 @@ from serfer.packaging.manifest import WORKER, files_of
 from serfer.plan_directory import load_plan
 from serfer.storage.memory import MemoryStore
 from tests.mapping.plans import make_map_plan
+from tests.splitter.models import Net
 
 SIDE, CHANNELS = 512, 8
 
@@ -22,18 +23,10 @@ SIDE, CHANNELS = 512, 8
 def directory(tmp_path_factory):
     """The plan of a network of four convolutions, whose maps are 8 MiB."""
     home = tmp_path_factory.mktemp("plan")
-    random = np.random.default_rng(0)
-    weights = [random.normal(0, 0.1, (CHANNELS, before, 3, 3)).astype(np.float32) for before in (3, *[CHANNELS] * 3)]
-    names = ["image", "a", "b", "c", "map"]
-    nodes = [helper.make_node("Conv", [names[n], f"w{n}"], [names[n + 1]], pads=[1] * 4) for n in range(len(weights))]
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, SIDE, SIDE])
-        for name, channels in (("image", 3), ("map", CHANNELS))
-    ]
-    constants = [numpy_helper.from_array(values, f"w{n}") for n, values in enumerate(weights)]
-    graph = helper.make_graph(nodes, "net", ends[:1], ends[1:], constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    (home / "net.onnx").write_bytes(model.SerializeToString())
+    net, x = Net(3, SIDE, SIDE), "x"
+    for before in (3, *[CHANNELS] * 3):
+        x = net.conv(x, before, CHANNELS, [3, 3], pads=[1] * 4)
+    onnx.save(net.model(x, dims=("N", CHANNELS, SIDE, SIDE)), home / "net.onnx")
     example = np.zeros((1, 3, SIDE, SIDE), np.float32)
     serfer.split(home / "net.onnx", example, out=home / "plan", grids=(1, 1), stages=1, cold_plan="never")
     return home / "plan"

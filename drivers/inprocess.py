@@ -42,11 +42,9 @@ class InProcessInvoker:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="serfer-worker")
 
     async def invoke(self, function: str, task: Task, timeout_s: float) -> Report | Failure:
-        """Run the task in a thread; what it raises is returned as a failure."""
         return await self._call(self._handler, task, function, timeout_s)
 
     async def invoke_shared(self, function: str, tasks: Sequence[Task], timeout_s: float) -> list[Report | Failure]:
-        """Run the tasks in one thread; what that raises is the failure of all."""
         results = await self._call(self._shared, tasks, function, timeout_s)
         if isinstance(results, Failure):
             return [results] * len(tasks)

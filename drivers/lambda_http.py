@@ -199,7 +199,6 @@ def _result(
     body: bytes,
     decode: Callable[[Any], _Decoded],
 ) -> _Decoded | Failure:
-    """Read a response: the function's answer, its error, or the service's refusal."""
     try:
         answer = json.loads(body) if body else {}
     except ValueError:

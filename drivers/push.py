@@ -145,7 +145,6 @@ class PushDriver(QueryDriver):
         return functools.partial(delete, self._results, keys, self.retry, self.clock)
 
     async def close(self) -> None:
-        """Cancel the queries that run, and wait until what they and others left behind is deleted."""
         await super().close()
         if self.prewarmer:
             await self.prewarmer.close()
@@ -180,7 +179,6 @@ class PushRun:
         return Overheads(self._run.retries, self._run.hedges, 0, self._store.counts, warm_ups)
 
     async def run(self) -> Answer:
-        """Run the query to its end; raises one of LOST where some of its pieces were lost or altered."""
         await self._store_crops()
         self._carry_out(self._run.start(self._driver.clock.time()))
         self._warm_ups = self._driver.prewarmer.start() if self._driver.prewarmer else None
@@ -210,7 +208,6 @@ class PushRun:
         )
 
     async def clean_up(self) -> None:
-        """Delete the query's keys, after its last invocation where some still run."""
         tiles = [stage.grid.tiles for stage in self._plan.stages]
         own = len(tiles) - (self._request.context.result is not None)  # the last one's is not the query's
         stored = [stage for stage in range(min(len(self._run.stages), own)) if not self._paths.by_value[stage]]
@@ -304,7 +301,6 @@ class PushRun:
             self._end_with_bug(bug)
 
     def _withdraw(self, place: tuple[int, int, int]) -> None:
-        """Take a task out of the queue; one that was sent runs to its end, which cleaning up waits for."""
         if place in self._queued:
             self._driver.dispatcher.withdraw(self._queued.pop(place))
 
@@ -324,10 +320,7 @@ class PushRun:
                 self._ended.set_result(None)
 
     async def _outputs(self) -> Sequence[Sequence[Buffer]]:
-        """Return what the last stage's tiles computed, from the store where no answer could carry it.
-
-        What they wrote as a result is not read.
-        """
+        """Return what the last stage's tiles computed, from the store where no answer could carry it."""
         if self._request.context.result:
             return ()
         last = len(self._run.stages) - 1
@@ -349,7 +342,6 @@ class PushRun:
                 await asyncio.to_thread(self._driver.exchange.send, messages, self._request.ttl)
 
     async def _report_progress(self, stage: int) -> None:
-        """Tell the run machine how far the members of a gang are."""
         gang = self._plan.gang_of(stage)
         if self._driver.exchange and gang:
             at = await gang_progress(self._driver.exchange, self._gang_board(stage), self._plan, gang)
@@ -359,7 +351,6 @@ class PushRun:
         return [inbox_key(self._name, stage, member) for member in range(len(self._plan.stages[stage].tiles))]
 
     def _gang_board(self, stage: int) -> str:
-        """Return the key of the board of the gang that begins with a stage: which member has sent which borders."""
         return inbox_key(self._name, stage, len(self._plan.stages[stage].tiles))
 
     def _task(self, stage: int, tile: int) -> Task:
@@ -403,7 +394,6 @@ class PushRun:
         return max(_LEAST_PATIENCE_S, min(left_s, patience_s(gang)) if gang else 0.0)
 
     def _parts(self, stage: int, tile: int, *, gang: bool) -> tuple[Buffer | None, ...]:
-        """Cut what a task reads of by-value stages out of their answers, without copying it."""
         parts: list[Buffer | None] = []
         batch = self._request.batch
         known = self._plan.gang_of(stage) if gang else None

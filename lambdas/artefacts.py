@@ -31,7 +31,6 @@ def artefact_directory(plan: Plan, root: Path, entries: Iterable[str]) -> Path:
 
 
 def functions_in(plan: Plan, directory: Path) -> list[tuple[int, int]]:
-    """Return the functions, by stage and part, whose package a directory is; all of them in a plan directory."""
     return [place for place in plan.functions if _holds(directory, plan.packaged(*place))]
 
 

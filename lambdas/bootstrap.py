@@ -65,7 +65,6 @@ def _logger() -> Logger:
 
 
 def _logs_details() -> bool:
-    """Return whether lines at DEBUG are written; by the logger only where a variable asks for them."""
     asked = any(os.environ.get(name, "").upper() == "DEBUG" for name in _LEVELS)
     return asked and bool(_logger().log_level <= logging.DEBUG)
 
@@ -160,7 +159,6 @@ else:
 
 
 def _continue_restored() -> None:
-    """Continue as a copy of the environment that the snapshot was taken of."""
     started = time.perf_counter()
     random.seed()  # all copies would wait for the same times before they try again
     _WORKER.restore(_name(), _store(_PLAN), started, _results())

@@ -63,10 +63,7 @@ class TileInputs:
     def filled_with(
         self, cells: Sequence[InputCell], own: Mapping[int, tuple[Rect, Array]] | None = None
     ) -> list[Array]:
-        """Return the arrays: `own` has the rectangles of inputs, by number, that lie in memory already.
-
-        What is an input as it stands is not copied.
-        """
+        """Return the arrays: `own` has the rectangles of inputs, by number, that lie in memory already."""
         own = own or {}
         filled = {number for number, (rect, _) in own.items() if rect == self._tile.inputs[number]}
         if len(self._shapes) == len(cells) == 1 and not own:

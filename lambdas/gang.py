@@ -127,7 +127,6 @@ class GangRun:
         self._arrived[source] = cells
 
     def _join_inputs(self, stage: Stage, tile: Tile, rest: Iterator[Buffer]) -> list[Array]:
-        """Put a tile's inputs together from before the gang, from borders, and from what the member wrote itself."""
         before = [piece for piece in tile.pieces if piece.stage < self._gang.start]
         given = [next(rest) for piece in before for _ in piece.ranges]
         cells = [
@@ -137,7 +136,6 @@ class GangRun:
         return TileInputs(stage, tile, self._task.batch).filled_with(cells, self._own_parts(stage, tile))
 
     def _own_parts(self, stage: Stage, tile: Tile) -> dict[int, tuple[Rect, Array]]:
-        """Return what the member itself wrote of each input: the rectangle that the tile reads of it."""
         parts = {}
         for (source, output), number in input_numbers(stage).items():
             if source not in self._own:
@@ -191,7 +189,6 @@ class GangRun:
         share.counts += StoreCounts(bytes_put=size, puts=len(messages))
 
     def _keep_activations(self, number: int, outputs: list[Array]) -> None:
-        """Keep what a stage computed while a later one reads it, and drop what no later one does."""
         self._own[number] = outputs
         last = self._member.last_use
         self._own = {stage: own for stage, own in self._own.items() if last.get(stage, -1) > number}

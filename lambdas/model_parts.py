@@ -187,7 +187,6 @@ def _part(graph: _Graph, start: int, stop: int) -> Part:
 
 
 def _tensors_across(graph: _Graph, place: int) -> list[bytes]:
-    """Return the tensors that operators before a place compute and those behind it read."""
     read = {name for node in graph.nodes[place:] for name in node.inputs}
     return [name for node in graph.nodes[:place] for name in node.outputs if name in read]
 
@@ -209,7 +208,6 @@ def _find_cuts(graph: _Graph) -> list[int]:
 
 
 def _single_tensor_cuts(graph: _Graph) -> Iterator[int]:
-    """Yield before which operators a single tensor passes, one that may."""
     readers: dict[bytes, set[bytes]] = defaultdict(set)
     last: dict[bytes, int] = {}
     for at, node in enumerate(graph.nodes):
@@ -253,7 +251,6 @@ def _in_fp32(graph: _Graph) -> _Graph:
 
 
 def _with_pieces(graph: _Graph) -> _Graph:
-    """Return a graph whose large fully connected layers are computed in pieces."""
     readers = _count_readers(graph)
     nodes: list[_Node] = []
     tensors = dict(graph.tensors)
@@ -362,7 +359,6 @@ def _tensor(message: bytes) -> _Tensor:
 
 
 def _numbers(content: bytes) -> Iterator[int]:
-    """Yield the numbers of a repeated field: one, or all of them."""
     at = 0
     while at < len(content):
         value, at = read_varint(content, at)

@@ -117,7 +117,6 @@ def _in_fp32(halves: memoryview) -> memoryview:
 
 
 def _give_back(weights: mmap.mmap, start: int, stop: int) -> int:
-    """Give back whole pages of weights from one up to a position; return the start of the first that stays."""
     stop -= stop % mmap.PAGESIZE
     if stop <= start:
         return start
@@ -126,7 +125,6 @@ def _give_back(weights: mmap.mmap, start: int, stop: int) -> int:
 
 
 def _split_model(model: bytes) -> tuple[bytes, list[_Piece]]:
-    """Return a model without its initializers that are external data, and those in the order of their bytes."""
     head, apart = bytearray(), list[list[_Piece]]()
     for number, whole, content in fields(model):
         if number != _GRAPH:
@@ -175,7 +173,6 @@ def _field(number: int, pieces: list[_Piece]) -> list[_Piece]:
 
 
 def _read_external_data(initializer: bytes) -> _Tensor | None:
-    """Return what an initializer says of its bytes in the weights; None where it has them itself."""
     rest, place = bytearray(), {}
     for number, whole, content in fields(initializer):
         if number == _EXTERNAL_DATA:

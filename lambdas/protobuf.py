@@ -9,10 +9,7 @@ _FIXED = {1: 8, 5: 4}  # bytes by wire type
 
 
 def fields(message: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Yield the fields of a message: the number, all bytes, and the content of one that has a length.
-
-    The content of a number is its bytes, which `read_varint` reads.
-    """
+    """Yield the fields of a message: the number, all bytes, and the content of one that has a length."""
     at = 0
     while at < len(message):
         start = at

@@ -121,7 +121,6 @@ class SessionCache:
             self._source.close()
 
     def get(self, stage: Stage, tile: Tile) -> Session:
-        """Return the session of a tile of a stage; raises PlanError for a missing file."""
         return self._get(stage.functions[tile.function], tile.graph)
 
     def load(self, functions: Sequence[Function]) -> float:
@@ -152,10 +151,7 @@ class SessionCache:
         return waited
 
     def run(self, stage: Stage, tile: Tile, inputs: Mapping[str, Array]) -> list[Array]:
-        """Compute a tile's outputs from its inputs.
-
-        Raises PlanError where its graph cannot be, TaskFailedError where that takes too long.
-        """
+        """Compute a tile's outputs from its inputs."""
         session = self.get(stage, tile)
         try:
             if self._longest_run_s is not None:
@@ -194,7 +190,6 @@ class SessionCache:
         return session
 
     def _has_all_sessions(self, function: Function) -> bool:
-        """Return whether all graphs of a function have sessions, so that its weights are needed no more."""
         with self._lock:
             return all(graph.path in self._sessions for graph in function.graphs)
 
@@ -215,7 +210,6 @@ class SessionCache:
             raise _failure_text(graph, error) from error
 
     def _session_over_files(self, function: Function, model: bytes) -> Session:
-        """Return the session of a model whose weights are in the directory, if it has any outside."""
         options = self._options()
         if function.weights.bytes:
             options.add_session_config_entry(_WEIGHTS_IN, str((self._directory / function.weights.path).parent))
@@ -300,7 +294,6 @@ def _heap_trimmed() -> Iterator[None]:
 
 
 def _failure_text(graph: str, error: Exception) -> PlanError:
-    """Return in one line why ONNX Runtime does not take a graph, or could not run it."""
     text = str(error)
     if match := _NO_MEMORY.search(text):
         return PlanError(

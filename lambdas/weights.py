@@ -67,7 +67,6 @@ class FileRanges:
         self._free_at = 0.0  # when all ranges so far have passed, on the clock of time.monotonic
 
     def read(self, name: str, start: int, into: memoryview) -> None:
-        """Read a range with one call, and wait for its turn where there is a rate."""
         try:
             with (self._directory / name).open("rb") as file:
                 read = os.preadv(file.fileno(), [into], start)
@@ -194,7 +193,6 @@ class WeightSource:
 
 
 def _private_memory(size: int) -> mmap.mmap:
-    """Return private memory, which goes back to the system as soon as it is closed."""
     try:
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -202,5 +200,4 @@ def _private_memory(size: int) -> mmap.mmap:
 
 
 def _name_bucket(error: SerferError) -> str:
-    """Return the text of an S3 error with the variable that names this bucket."""
     return str(error).replace("--store", "SERFER_WEIGHTS")

@@ -146,7 +146,6 @@ class Worker:
         self._start = _Start(_ms(started, time.perf_counter()), 0.0)
 
     def close(self) -> None:
-        """Close the connections of inboxes; the store is closed by its owner."""
         exchange, self._exchange = self._exchange, None
         if exchange:
             exchange.close()
@@ -174,7 +173,6 @@ class Worker:
         return report
 
     def _run_gang(self, task: Task, started: float) -> Report:
-        """Run a member of a gang; returns the report of its first stage, with those of the others."""
         from serfer.lambdas.gang import GangRun, StageShare  # noqa: PLC0415 - few plans have gangs
 
         member = self._member(task)
@@ -299,7 +297,6 @@ class Worker:
         return WarmUpAnswer(self._environment, start.init_ms, self._sessions.built, start.fetch_ms)
 
     def _compute(self, reads: Sequence[_Read], stage: Stage, tile: Tile, started: float) -> list[Report]:
-        """Run a tile on what its tasks have read, as one batch, and write each one's cells."""
         read = time.perf_counter()
         inputs = {f"input{number}": value for number, value in enumerate(_join_inputs(reads))}
         outputs = self._sessions.run(stage, tile, inputs)
@@ -313,7 +310,6 @@ class Worker:
         return self._report_tasks(reads, written, times)
 
     def _write(self, task: Task, tile: Tile, outputs: Sequence[Array]) -> _Written:
-        """Write a task's cells where they belong, or return them for its answer."""
         if task.result is not None:
             from serfer.lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
 
@@ -395,7 +391,6 @@ class Worker:
         return reads
 
     def _missing_pieces(self, task: Task, pieces: Sequence[Piece]) -> list[ByteRange]:
-        """Return what a task that reads pieces has to read from the store: what it does not carry."""
         if task.stage == 0:
             by_value = task.crop is not None and task.crop.data is not None
             return [] if by_value else [ByteRange(input_key(task.query, task.tile))]
@@ -427,7 +422,6 @@ class Worker:
 
     @staticmethod
     def _assemble_pieces(task: Task, stored: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Return the ranges that a task reads: those that it carries, and those that were `stored`."""
         values = iter(stored)
         return [next(values) if part is None else part for part in task.parts] if task.parts else stored
 

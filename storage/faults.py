@@ -107,7 +107,6 @@ def failing(store: str, *, fail: float = 0, hang: float = 0, hang_s: float = 1, 
 
 
 def open_delaying(url: str) -> DelayingStore:
-    """Open `delay://?store=...`; raises UsageError for a malformed URL, and what opening the inner store raises."""
     store, options = _unwrapped(url, _DELAYS)
     put_ms, get_ms, bytes_per_s, jitter = options.values()
     if jitter > 1:
@@ -117,7 +116,6 @@ def open_delaying(url: str) -> DelayingStore:
 
 
 def open_failing(url: str) -> FailingStore:
-    """Open `fail://?store=...`; raises UsageError for a malformed URL, and what opening the inner store raises."""
     store, options = _unwrapped(url, _FAILURES)
     fail, hang, hang_s, seed = options.values()
     if fail + hang > 1:
@@ -139,11 +137,7 @@ def wrapped_url(scheme: str, store: str, options: Mapping[str, float | None]) ->
 
 
 def _unwrapped(url: str, known: Mapping[str, float]) -> tuple[str, dict[str, float]]:
-    """Return the inner URL and the options, each with the default of `known` where the URL does not give it.
-
-    Raises:
-        UsageError: there is no inner URL, or an option is unknown, given twice, or not a number from zero on.
-    """
+    """Return the inner URL and the options, each with the default of `known` where the URL does not give it."""
     parts = urlsplit(url)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     given = dict(pairs)

@@ -31,11 +31,9 @@ class MemoryStore(Store):
         self._next_sweep = clock() + _SWEEP_EVERY_S
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
-        """Copy the value, unless it is bytes already."""
         self.put_if(key, value, ttl, lambda _: True)
 
     def put_if(self, key: str, value: Bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
-        """Check and put under one lock."""
         check_keys((key,))
         check_ttl(ttl)
         kept, now = bytes(flat(value)), self._clock()
@@ -51,7 +49,6 @@ class MemoryStore(Store):
             return True
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Slice the values; a whole one is not copied."""
         check_ranges(ranges)
         return [cut(self._live(span), span) for span in ranges]
 
@@ -127,7 +124,6 @@ class _MemoryExchange(Exchange):
         return [Received(str(number), value) for number, value in found]
 
     def delete(self, inboxes: Iterable[str]) -> None:
-        """Forget inboxes; those who wait for a message wait on."""
         with self._sent:
             for inbox in inboxes:
                 self._inboxes.pop(inbox, None)
@@ -142,7 +138,6 @@ class _MemoryExchange(Exchange):
         """Do nothing: others may hold the same named store."""
 
     def _live(self, key: str) -> list[tuple[int, bytes]]:
-        """Return an inbox's messages, a new list where there is none; the lock must be held."""
         inbox = self._inboxes.get(key)
         return inbox.messages if inbox and inbox.expiry > self._clock() else []
 

@@ -16,7 +16,6 @@ class PrefixedVersions(Coordination):
     """Coordination by values that begin with their version, VERSION_BYTES random bytes."""
 
     def get(self, key: str) -> Entry | None:
-        """Read the whole value and split it."""
         framed = self._read(key)
         return None if framed is None else Entry(framed[VERSION_BYTES:], framed[:VERSION_BYTES].hex())
 

@@ -32,7 +32,6 @@ class WrapperStore(Store):
         return self._inner.coordination()
 
     def exchange(self) -> Exchange | None:
-        """Exchange by `inner`, through `_wrapped`, where it can."""
         inner = self._inner.exchange()
         return None if inner is None else self._wrapped(inner)
 
@@ -40,7 +39,6 @@ class WrapperStore(Store):
         self._inner.close()
 
     def _wrapped(self, inner: Exchange) -> Exchange:
-        """Return the inboxes of `inner` with what differs; here nothing does."""
         return inner
 
 

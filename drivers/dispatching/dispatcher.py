@@ -249,7 +249,6 @@ class Dispatcher:
         return pending.age + self._batching.max_queue_jumps(pending.task.stage, pending.task.batch, left_s)
 
     def _take_companions(self, first: PendingTask, now: float) -> list[PendingTask]:
-        """Take the tasks that go along with one that has a slot out of the queue."""
         others = self._waiting.take(first, self._bounds[first.task.stage], now)[1:]
         for other in others:
             other.result = asyncio.get_running_loop().create_future()

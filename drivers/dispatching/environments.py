@@ -68,7 +68,6 @@ class Environments:
         return promised
 
     def withdraw(self, promised: Iterable[Use]) -> None:
-        """Take back those promises that no invocation has used."""
         for use in promised:
             if use in self._promised:
                 self._promised.remove(use)

@@ -102,10 +102,7 @@ class InstanceProbe:
         data: bytes | io.BytesIO | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[bytes, str | None]:
-        """Return a response's body, of at most `most` bytes, and how many of them are JSON.
-
-        Raises _StatusError for any status but 200, InputError for more bytes.
-        """
+        """Return a response's body, of at most `most` bytes, and how many of them are JSON."""
         import aiohttp  # noqa: PLC0415 - as in open_http
 
         url = f"{self.url}{path}"
@@ -186,7 +183,6 @@ class InstanceClient(InstanceProbe):
         return read_batching(body) if batch else 0
 
     async def _check_metadata(self) -> Form:
-        """Return the model's inputs and output; raises InputError if they do not suit the plan."""
         async with self._learning:
             if self._form is None:
                 try:

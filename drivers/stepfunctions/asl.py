@@ -104,7 +104,6 @@ _ADVICE = "split the model into fewer tiles (--grids), or use --engine push"
 
 
 def _check_sizes(plan: Plan, functions: Sequence[Sequence[str]]) -> None:
-    """Refuse a plan whose reports, or the lists of whose tiles, would not fit into an execution's state."""
     entry, total = _largest_entry_bytes(), _ENVELOPE_BYTES
     for number, stage in enumerate(plan.stages):
         items = json.dumps(_map_items(stage, functions[number])) if stage.grid.tiles > 1 else ""
@@ -164,7 +163,6 @@ def _stage_states(writer: _Writer) -> Iterator[tuple[str, State]]:
 
 
 def _map_state(writer: _Writer, number: int, stage: Stage) -> State:
-    """Return a stage's Map: over its tiles, or over groups of as many tiles as run side by side."""
     several = len(writer.functions[number]) > 1
     item = {"tile": "$$.Map.Item.Value"}
     if several:
@@ -198,7 +196,6 @@ def _tile(writer: _Writer, number: int, function: str) -> dict[str, State]:
 
 
 def _task(writer: _Writer, number: int, function: str, tile: int | str) -> State:
-    """Return a tile's invocation; what starts with `$.` is a path."""
     step = {
         "plan": writer.plan.digest,
         "stage": number,
@@ -252,7 +249,6 @@ def _catch(target: str) -> list[State]:
 
 
 def _end_states(writer: _Writer) -> dict[str, State]:
-    """Return the states after the last stage, and after a failure; keys that stay all the same expire."""
     kept = {"ResultSelector": {"at.$": "$$.State.EnteredTime"}, "ResultPath": "$.ended", "End": True}
     uncleaned = {"ErrorEquals": ["States.ALL"], "ResultPath": "$.uncleaned"}
     return {

@@ -162,7 +162,6 @@ class Executions:
         return _outcome(response, (sent + self._clock.time()) / 2 - middle)
 
     async def _call(self, method: Callable[..., Any], **given: str) -> Any:  # noqa: ANN401 - botocore's
-        """Call botocore in a thread; its errors, which hold no secrets, become one line."""
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - as in `connect`
 
         try:

@@ -72,7 +72,6 @@ class StepFunctionsDriver(QueryDriver):
     async def run(
         self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
     ) -> Answer:
-        """Run one query; nothing is known of its stages before it ends, so they cannot be watched."""
         if context.result:
             raise UsageError("a state machine's answers cannot be kept as results: use --engine push or poll")
         now = self.clock.time()
@@ -102,7 +101,6 @@ class StepFunctionsDriver(QueryDriver):
         ]
 
     async def close(self) -> None:
-        """Stop the queries that run, and wait until what they and others left behind is deleted."""
         await super().close()
         self.executions.close()
 
@@ -126,7 +124,6 @@ class ExecutionRun:
         return Overheads(counts=self._store.counts)
 
     async def run(self) -> Answer:
-        """Run the query to its end; raises one of LOST where some of its pieces were lost or altered."""
         crops = {input_key(self._name, tile): crop.data or b"" for tile, crop in enumerate(self._request.crops)}
         await self._store.put(crops, self._request.ttl)
         outcome = await self._execute()
@@ -157,7 +154,6 @@ class ExecutionRun:
         )
 
     async def _execute(self) -> Outcome:
-        """Run an execution; if the caller gives up waiting, it is stopped."""
         request, driver = self._request, self._driver
         state = {
             "query": self._name,
@@ -184,5 +180,4 @@ class ExecutionRun:
         return query_keys(self._name, tiles, range(len(tiles)), range(len(self._request.crops)))
 
     async def clean_up(self) -> None:
-        """Delete the query's keys, after its tasks have ended where some may still run."""
         await self._store.delete(self._keys(), self._left_s)

@@ -54,10 +54,7 @@ class Output:
 
 
 def parse_output(text: str, tiles: Sequence[int]) -> Output:
-    """Read what an execution ended with, whose stages have `tiles[k]` tiles.
-
-    Raises InputError for any other output; it names the tile that has no report.
-    """
+    """Read what an execution ended with, whose stages have `tiles[k]` tiles."""
     match _parsed(text):
         case {"stages": dict(stages)} as value if len(stages) == len(tiles):
             entries = tuple(_entries(stages.get(f"s{number}"), number, count) for number, count in enumerate(tiles))
@@ -86,7 +83,6 @@ def _entries(value: Any, stage: int, count: int) -> tuple[Entry, ...]:  # noqa: 
 
 
 def _flatten(value: Any) -> Iterator[Any]:  # noqa: ANN401 - any JSON
-    """Yield a stage's entries: a Task has one, a Map a list, a Map of Maps lists of them."""
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, list):
             yield from item
@@ -102,7 +98,6 @@ def _entry(value: Any, place: str) -> Entry:  # noqa: ANN401 - any JSON
 
 
 def _time(stamp: Any) -> float | None:  # noqa: ANN401 - any JSON
-    """Read a time of the context object, ISO 8601; None where there is none."""
     if stamp is None:
         return None
     try:
@@ -182,7 +177,6 @@ def _stage_run(entries: Sequence[Entry], start: float, end: float, clock: Callab
 
 
 def _tile_run(entry: Entry, requested: float, ended: float) -> TileRun:
-    """Return a tile's run; when the tries before the last one were made is not known."""
     failed = [Attempt(number, requested, requested, requested, _RETRIED) for number in range(entry.retries)]
     last = Attempt(entry.retries, requested, requested, max(requested, ended), entry.report)
     return TileRun([*failed, last], entry.report, TileState.DONE, failures=entry.retries)

@@ -61,12 +61,10 @@ class Directory:
         return int(self._clock() * NS)
 
     def sweep_if_due(self) -> None:
-        """Sweep, where the last sweep of this process was long ago."""
         if self._clock() >= self._next_sweep:
             self.sweep()
 
     def sweep(self) -> None:
-        """Remove what has expired, files that a killed writer left, and directories that have emptied."""
         self._next_sweep = self._clock() + _SWEEP_EVERY_S
         with self.lock(fcntl.LOCK_EX):
             self._sweep_folder(self._root)

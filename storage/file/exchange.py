@@ -27,7 +27,6 @@ class FileExchange(Exchange):
         self._closings = 0
 
     def send(self, messages: Sequence[Message], ttl: float) -> None:
-        """Append to each inbox once; closing its file wakes those who wait."""
         check_keys(message.inbox for message in messages)
         check_ttl(ttl)
         values: dict[str, list[bytes]] = defaultdict(list)
@@ -43,7 +42,6 @@ class FileExchange(Exchange):
                     append(path, appended, now_ns, now_ns + int(ttl * NS))
 
     def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
-        """Read the file, and again whenever a file of its directory has been written."""
         check_keys((inbox,))
         deadline = time.monotonic() + timeout_s
         path = self._directory.inbox(inbox)
@@ -63,7 +61,6 @@ class FileExchange(Exchange):
                     watch.wait(math.ceil(min(left_s, _RECHECK_S) * 1000) / 1000)
 
     def close(self) -> None:
-        """Close what waits used; a wait under way goes on, and a later one opens it again."""
         with self._lock:
             self._closings += 1
             while self._idle:
@@ -71,7 +68,6 @@ class FileExchange(Exchange):
 
     @contextlib.contextmanager
     def _borrow_watch(self) -> Iterator[Watch]:
-        """Take an idle watch or make one, and keep it for the next wait unless this exchange is closed meanwhile."""
         with self._lock:
             closings = self._closings
             watch = self._idle.pop() if self._idle else Watch()

@@ -27,10 +27,7 @@ _IDENTITY_BYTES = 16
 
 
 def append(path: Path, values: Sequence[bytes], now_ns: int, expiry: int) -> None:
-    """Append messages to an inbox, whose directory exists, and let it live until `expiry`.
-
-    The caller sees to it that no sweep runs.
-    """
+    """Append messages to an inbox, whose directory exists, and let it live until `expiry`."""
     frames = b"".join(part for value in values for part in (_FRAME.pack(len(value), crc32(value)), value))
     with _lock(path) as file:
         identity, end, old_expiry = _read_head(file)
@@ -80,7 +77,6 @@ def pread(file: int, length: int, start: int) -> bytes:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[int]:
-    """Open and lock the file that still has the name `path` once it is locked."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -93,7 +89,6 @@ def _lock(path: Path) -> Iterator[int]:
 
 
 def _read_head(file: int) -> tuple[bytes, int, int]:
-    """Return an inbox's identity, end and expiry: zeros where its first writer has not finished."""
     identity, end, expiry = _HEAD.unpack(os.pread(file, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
     return identity, end, expiry
 

@@ -27,7 +27,6 @@ class Watch:
             self._file = -1
 
     def start(self, folder: Path) -> None:
-        """Wake for what is written there from now on."""
         if self._file >= 0:
             self._watched = self._libc.inotify_add_watch(self._file, os.fsencode(folder), _CLOSE_WRITE)
 
@@ -43,13 +42,11 @@ class Watch:
                 os.read(self._file, _EVENTS)
 
     def stop(self) -> None:
-        """Watch nothing, so that no events gather."""
         if self._watched >= 0:
             self._libc.inotify_rm_watch(self._file, self._watched)
             self._watched = -1
 
     def close(self) -> None:
-        """Give the instance back."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -28,12 +28,10 @@ class FileStore(Store):
         self._directory = Directory(root, clock)
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
-        """Write the value aside, set its moment of expiry, and rename it into place."""
         with self._write_aside(key, value, ttl) as aside, self._directory.lock(fcntl.LOCK_SH):
             self._rename_locked(aside, key)
 
     def put_if(self, key: str, value: Bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
-        """Write the value aside, then check and rename while no other put runs."""
         with self._write_aside(key, value, ttl) as aside, self._directory.lock(fcntl.LOCK_EX):
             if not condition(self._read_head(key)):
                 return False
@@ -41,7 +39,6 @@ class FileStore(Store):
             return True
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
-        """Open each file once, so that a range comes from one version of the value."""
         check_ranges(ranges)
         with self._directory.reached():
             return [self._read(span) for span in ranges]
@@ -71,7 +68,6 @@ class FileStore(Store):
 
     @contextlib.contextmanager
     def _write_aside(self, key: str, value: Bytes, ttl: float) -> Iterator[Path]:
-        """Write a value under a name that no reader knows; it is removed unless the body renames it."""
         check_keys((key,))
         check_ttl(ttl)
         aside = self._directory.aside()
@@ -107,7 +103,6 @@ class FileStore(Store):
             os.close(file)
 
     def _read_head(self, key: str) -> bytes:
-        """Return the first VERSION_BYTES of a live value, empty where there is none."""
         try:
             return self._read(Range(key, 0, VERSION_BYTES))
         except MissingKeyError:

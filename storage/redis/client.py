@@ -13,7 +13,6 @@ _UNBOUNDED = 2**31
 
 class _Closing(ConnectionPool):
     def close(self) -> None:
-        """Disconnect what is idle now, and what is in use when it is released; a later call connects again."""
         self.disconnect(inuse_connections=False)
         self.update_active_connections_for_reconnect()
 

@@ -44,18 +44,15 @@ class RedisClusterStore(RedisCommands):
         self._cluster = RedisCluster(self._seeds, self._options)
 
     def exchange(self) -> Exchange:
-        """Exchange messages by streams: sends share this store's connections, waits have their own."""
         from serfer.storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
 
         waiting = RedisCluster(self._seeds, self._options, unbounded=True)
         return RedisExchange(self.execute, waiting, self._options["socket_timeout"])
 
     def close(self) -> None:
-        """Disconnect; a later call connects again."""
         self._cluster.close()
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
-        """Send each command to the node that has its key."""
         return self._cluster.execute(commands)
 
     def _delete_command(self, keys: Sequence[str]) -> list[Command]:
@@ -76,12 +73,10 @@ class RedisCluster:
         self._owners: Sequence[Address | None] = ()
 
     def close(self) -> None:
-        """Disconnect; a later call connects again."""
         for node in tuple(self._nodes.values()):
             node.close()
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:
-        """Send each command to the node that has its key; follow it where it moves."""
         replies: dict[int, Any] = {}
         hops = [_Hop(index, command, key_slot(_key(command).encode())) for index, command in enumerate(commands)]
         for _ in range(_HOPS):
@@ -147,10 +142,7 @@ class RedisCluster:
         return any(now[hop.slot] != owners[hop.slot] for hop in hops)
 
     def _look_up(self, seen: Sequence[Address | None], first: Iterable[Address] = ()) -> Sequence[Address | None]:
-        """Ask one node after the other, `first` ones first, who owns the slots, unless another thread just has.
-
-        Raises what the last node's failure means where none answers.
-        """
+        """Ask one node after the other, `first` ones first, who owns the slots, unless another thread just has."""
         with self._lock:
             if self._owners is not seen and self._owners:
                 return self._owners
@@ -173,7 +165,6 @@ class RedisCluster:
         return owner
 
     def _node(self, address: Address) -> RedisNode:
-        """Return the node at an address; a second one that another thread makes meanwhile has no connection yet."""
         if address not in self._nodes:
             host, port = address
             options = {**self._options, "host": host, "port": port}
@@ -195,7 +186,6 @@ def _key(command: Command) -> str:
 
 
 def _precede_by_asking(hops: Sequence[_Hop]) -> list[Command]:
-    """Precede commands that a slot's next owner is to answer by ASKING."""
     return [command for hop in hops for command in ([("ASKING",), hop.command] if hop.asking else [hop.command])]
 
 
@@ -205,10 +195,7 @@ def _without_asking(hops: Sequence[_Hop], answers: Sequence[Any]) -> list[Any]:
 
 
 def _owners(reply: Any, address: Address) -> list[Address | None]:  # noqa: ANN401  what the network brings
-    """Return each slot's primary from the reply to CLUSTER SLOTS: [first, last, [host, port, ...], replica...], ...
-
-    A node that does not know its own host leaves it out.
-    """
+    """Return each slot's primary from the reply to CLUSTER SLOTS: [first, last, [host, port, ...], replica...], ..."""
     owners: list[Address | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
     try:
         for first, last, (host, port, *_), *_ in reply:

@@ -65,7 +65,6 @@ _FAILURES: tuple[tuple[type[RedisError], str, str], ...] = (
 
 
 def explained(error: RedisError, where: str, command: str) -> StoreError | StoreUnavailableError:
-    """Return the project's error for redis-py's: `where` is the server's address, `command` what was sent."""
     code, text = _split_code(error)
     if "invalid bulk length" in text:
         return ValueTooLargeError(f"Redis at {where} takes no value of that size: raise its proto-max-bulk-len")
@@ -78,7 +77,6 @@ def explained(error: RedisError, where: str, command: str) -> StoreError | Store
 
 
 def _split_code(error: RedisError) -> tuple[str | None, str]:
-    """Return the first word of what a server has said, and the rest: None and all of it where that word is unknown."""
     text = str(error)
     if error.status_code or not isinstance(error, ResponseError):
         return error.status_code, text

@@ -39,7 +39,6 @@ class RedisExchange(Exchange):
         self._slice_s = min(_SLICE_S, (socket_timeout or math.inf) / 2)
 
     def send(self, messages: Sequence[Message], ttl: float) -> None:
-        """XADD and PEXPIRE, all in one round trip."""
         check_keys(message.inbox for message in messages)
         check_ttl(ttl)
         for inbox, value in messages:
@@ -54,7 +53,6 @@ class RedisExchange(Exchange):
         )
 
     def receive(self, inbox: str, after: str, timeout_s: float) -> list[Received]:
-        """XREAD, with BLOCK where there is time to wait."""
         check_keys((inbox,))
         source = ("STREAMS", inbox, _FIRST if after == START else after)
         deadline = time.monotonic() + timeout_s
@@ -69,5 +67,4 @@ class RedisExchange(Exchange):
                 return []
 
     def close(self) -> None:
-        """Disconnect what waits used; a wait under way goes on, and a later one connects again."""
         self._waiting.close()

@@ -39,7 +39,6 @@ class IamLogin:
         self._request = f"https://{cache}/?{urlencode({'Action': 'connect', 'User': user, **kind})}"
 
     def credentials(self) -> tuple[str, str]:
-        """Return the user and a fresh token; raises ExternalAuthProviderError where there are no AWS credentials."""
         request = AWSRequest("GET", self._request)
         try:
             SigV4QueryAuth(self._aws_credentials(), "elasticache", self._region, _GOOD_FOR_S).add_auth(request)

@@ -56,11 +56,9 @@ class RedisNode:
         return replies
 
     def refusal(self, reply: ResponseError, command: Command) -> Exception:
-        """Return the project's error for what the server has answered to a command."""
         return explained(reply, self._where, command[0])
 
     def close(self) -> None:
-        """Disconnect; a later call connects again. A command that blocks goes on, then its connection is closed."""
         self._pool.close()
 
     def _read(self, connection: Any, commands: Sequence[Command]) -> list[Any]:  # noqa: ANN401 - of either pool
@@ -101,5 +99,4 @@ def check_size(key: str, size: int) -> None:
 
 
 def milliseconds(ttl: float) -> int:
-    """Return a time to live as PX takes it."""
     return max(1, round(ttl * 1000))

@@ -51,7 +51,6 @@ class RespPool:
         self._idle.append(connection)
 
     def close(self) -> None:
-        """Disconnect what is idle; a later call connects again."""
         while self._idle:
             self._idle.pop().disconnect()
 
@@ -80,10 +79,7 @@ class RespConnection:
         self._file: Any = None
 
     def connect(self) -> None:
-        """Connect and log in, unless a usable connection is open.
-
-        Raises RedisError: the server cannot be reached, or refuses the login.
-        """
+        """Connect and log in, unless a usable connection is open."""
         if self._socket is not None and _is_quiet(self._socket):
             return
         self.disconnect()
@@ -150,7 +146,6 @@ class RespConnection:
                     connection.close()
 
     def _open(self) -> socket.socket:
-        """Return a socket after its TLS handshake, if any, for which the server has as long as for the connection."""
         host: Any = self._host.encode() if self._host.isascii() else self._host  # text is looked up in IDNA's tables
         opened = socket.create_connection((host, self._port), self._connect_timeout)
         opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -192,7 +187,6 @@ def read_reply(file: BinaryIO, deepest: int = _DEEPEST) -> Any:  # noqa: ANN401 
 
 
 def _is_quiet(opened: socket.socket) -> bool:
-    """Return whether there is nothing to read: what a server says unasked is that it has closed."""
     poll = select.poll()
     poll.register(opened, select.POLLIN)
     return not poll.poll(0)
@@ -224,7 +218,6 @@ def _bulk(file: BinaryIO, size: int) -> bytes | None:
 
 
 def _size(line: bytes, most: int) -> int:
-    """Return the size in a line, -1 for nothing."""
     if not -1 <= (size := _number(line)) <= most:
         raise _invalid(line)
     return size
@@ -242,7 +235,6 @@ def _invalid(line: bytes) -> InvalidResponse:
 
 
 def _refusal(text: str) -> RedisError:
-    """Return the exception for an error: with its whole text, or where the slot is."""
     code, _, rest = text.partition(" ")
     try:
         return _REDIRECTIONS[code](rest) if code in _REDIRECTIONS else ResponseError(text)

@@ -15,22 +15,18 @@ class RedisCommands(Store):
     """Values as Redis strings: the commands of a store, wherever they go."""
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
-        """SET with PX."""
         self.execute([_setting(key, value, ttl)])
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
-        """GET or GETRANGE, all in one round trip."""
         check_ranges(ranges)
         replies = self.execute([_command(span) for span in ranges])
         return [self._checked(span, reply) for span, reply in zip(ranges, replies, strict=True)]
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """EXISTS, all in one round trip."""
         check_keys(keys)
         return [reply == 1 for reply in self.execute([("EXISTS", key) for key in keys])]
 
     def delete(self, keys: Sequence[str]) -> None:
-        """DEL, all in one round trip; UNLINK would free a string in the foreground just the same."""
         check_keys(keys)
         self.execute(self._delete_command(keys))
 
@@ -71,13 +67,11 @@ class RedisStore(RedisCommands):
         self._node = RedisNode(self._options)
 
     def exchange(self) -> Exchange:
-        """Exchange messages by streams: sends share this store's connections, waits have their own."""
         from serfer.storage.redis.exchange import RedisExchange  # noqa: PLC0415  only gangs need it
 
         return RedisExchange(self.execute, RedisNode(self._options, unbounded=True), self._options["socket_timeout"])
 
     def close(self) -> None:
-        """Disconnect; a later call connects again."""
         self._node.close()
 
     def execute(self, commands: Sequence[Command]) -> list[Any]:

@@ -29,10 +29,7 @@ _TLS = (*_TLS_FILES, "ssl_password", "ssl_cert_reqs", "ssl_check_hostname")
 
 
 def server_options(url: str) -> dict[str, Any]:
-    """Return the options of RedisNode for `redis://` or, with certificate and host name checked, `rediss://`.
-
-    Raises UsageError, which quotes no part of the URL that could belong to the password.
-    """
+    """Return the options of RedisNode for `redis://` or, with certificate and host name checked, `rediss://`."""
     secure = url.startswith("rediss://")
     options = _with_login(_with_iam(_parse(url), secure=secure))
     return _with_tls(options) if secure else options
@@ -68,7 +65,6 @@ def _parse(url: str) -> dict[str, Any]:
 
 
 def _address(parts: SplitResult) -> dict[str, Any]:
-    """Return the options before the query; raises ValueError."""
     if not (host := unquote(parts.hostname or "")):
         raise ValueError
     if not host.isascii():
@@ -84,7 +80,6 @@ def _address(parts: SplitResult) -> dict[str, Any]:
 
 
 def _parse_query(parts: SplitResult) -> dict[str, Any]:
-    """Return the options of a URL's query, each the first of its name; raises ValueError or KeyError."""
     known: Mapping[str, Callable[[str], Any]] = {
         **dict.fromkeys((*_IAM, *_TLS), str),
         **dict.fromkeys(("timeout", "socket_timeout", "socket_connect_timeout"), float),
@@ -108,7 +103,6 @@ def _truth(text: str) -> bool:
 
 
 def _with_login(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace user and password by what a connection logs in with."""
     user, password = options.pop("username", None), options.pop("password", None)
     if "login" in options or not (user or password):
         return options
@@ -134,11 +128,7 @@ def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
 
 
 def _with_tls(options: dict[str, Any]) -> dict[str, Any]:
-    """Replace the ssl_ options by a TLS context, which checks certificate and host name unless they say otherwise.
-
-    Raises:
-        UsageError: a file is missing or unusable, or `ssl_cert_reqs` is neither "required" nor "none".
-    """
+    """Replace the ssl_ options by a TLS context, which checks certificate and host name unless they say otherwise."""
     rest = {name: value for name, value in options.items() if name not in _TLS}
     given = {name: options.get(name) for name in _TLS}
     for name in _TLS_FILES:

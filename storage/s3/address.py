@@ -93,7 +93,6 @@ def address(store: BucketUrl, session: Session, option: str = "--store") -> Addr
 
 
 def _configured_endpoint(session: Session) -> str | None:
-    """Return AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL or what the configuration file says."""
     if session.get_config_variable("ignore_configured_endpoint_urls"):
         return None
     provider: Any = ConfiguredEndpointProvider(session.full_config, session.get_scoped_config(), "s3")

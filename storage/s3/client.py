@@ -121,11 +121,9 @@ class S3Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections; a later request opens new ones."""
         self._stores: dict[float, obstore.store.S3Store] = {}
 
     def get(self, name: str, start: int = 0, length: int | None = None) -> Found:
-        """GetObject, with a Range where it is not for all of it; a range has a byte at least."""
         options: GetOptions = {}
         if length is not None:
             options = {"range": (start, start + length)}
@@ -134,7 +132,6 @@ class S3Client:
         return self._ask(lambda store: _found(obstore.get(store, name, options=options), read=True))
 
     def head(self, name: str) -> Found:
-        """HeadObject: no bytes; its refusals have no code."""
         return self._ask(lambda store: _found(obstore.get(store, name, options={"head": True}), read=False))
 
     def put(
@@ -145,7 +142,6 @@ class S3Client:
         mode: "Literal['create', 'overwrite'] | UpdateVersion" = "overwrite",
         part: int | None = None,
     ) -> str:
-        """PutObject, or a multipart upload with parts of so many bytes; return the entity tag."""
         put = self._ask(
             lambda store: obstore.put(
                 store,
@@ -162,7 +158,6 @@ class S3Client:
         return put["e_tag"] or ""
 
     def delete(self, names: Sequence[str]) -> None:
-        """DeleteObjects, a thousand a request."""
         if names:
             self._ask(lambda store: obstore.delete(store, names))
 
@@ -261,13 +256,11 @@ def _found(result: "GetResult", *, read: bool) -> Found:
 def _list_pages(
     store: obstore.store.S3Store, prefix: str
 ) -> "tuple[Iterator[Sequence[ObjectMeta]], Sequence[ObjectMeta] | None]":
-    """Return the pages of a list and the first of them; one that failed has no further page."""
     pages = obstore.list(store, prefix.rstrip("/") or None, chunk_size=1000)
     return pages, next(pages, None)
 
 
 def _response_of(text: str) -> Answer | None:
-    """Return the HTTP response of which obstore's text tells, None where there was none."""
     if match := _STATUS.search(text):
         return Answer(int(match[1]), match[2].encode())
     if _REDIRECTED in text:

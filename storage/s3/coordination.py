@@ -42,7 +42,6 @@ class S3Coordination(Coordination):
         self._checked = False
 
     def get(self, key: str) -> Entry | None:
-        """GetObject."""
         check_keys((key,))
         found = self._objects.get(key, f"to get {key!r}")
         return Entry(found.body[TAG_BYTES:], found.tag) if found else None
@@ -100,7 +99,6 @@ class S3Coordination(Coordination):
         return self._objects.is_live(there, doing)
 
     def _put(self, name: str, version: str | None, body: bytes, ttl: float, doing: str) -> str | None:
-        """Return the new tag, None where the condition was not met; raises what any other refusal means."""
         try:
             return self._objects.client.put(
                 name, body, self._objects.expiry(ttl), {"e_tag": version} if version else "create"

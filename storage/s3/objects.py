@@ -25,7 +25,6 @@ class Objects:
         self._bucket_seen = False
 
     def name(self, key: str) -> str:
-        """Return the name of the object that holds a key's value."""
         flat_key = key.replace("/", "!")
         parts = [flat_key[i : i + _PART] for i in range(0, len(flat_key), _PART)]
         last = "*" if parts[-1] == "." else parts[-1]
@@ -57,7 +56,6 @@ class Objects:
         return found.expires > self._clock()
 
     def get(self, key: str, doing: str, start: int = 0, length: int | None = None) -> Found | None:
-        """Return a value that has not expired, or a range of it; None where there is none, or no such range."""
         try:
             found = self.client.get(self.name(key), start, length)
         except RefusedError as refused:
@@ -68,7 +66,6 @@ class Objects:
         return found if self.is_live(found, doing) else None
 
     def done(self, doing: str, request: Callable[[], _T]) -> _T:
-        """Do a request that nothing but success is expected of; raises what a refusal means."""
         try:
             return request()
         except RefusedError as refused:

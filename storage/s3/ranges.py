@@ -20,7 +20,6 @@ class S3Ranges:
         self.place = f"s3://{self._url.bucket}/{self._url.prefix}"
 
     def read(self, name: str, start: int, into: memoryview) -> None:
-        """Fill `into` with an object's bytes from `start`; raises StoreError where the bucket refuses the request."""
         short = AlteredPieceError(f"{name} below {self.place} has fewer than {start + len(into):,} bytes")
         try:
             body = self._client.get(self._url.prefix + name, start, len(into)).body
@@ -35,5 +34,4 @@ class S3Ranges:
         into[:] = body
 
     def close(self) -> None:
-        """Close the idle connections."""
         self._client.close()

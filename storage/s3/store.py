@@ -69,7 +69,6 @@ class S3Store(Store):
         self._threads = ThreadPoolExecutor(_THREADS, "s3")
 
     def put(self, key: str, value: Bytes, ttl: float) -> None:
-        """PutObject, or a multipart upload whose parts go at the same time where the value is large."""
         data = _check_value(key, value, ttl, self._limits.value)
         part = None
         if len(data) >= self._limits.multipart_from:
@@ -78,12 +77,10 @@ class S3Store(Store):
         self._objects.done(f"to put {key!r}", lambda: self._client.put(name, data, expires, part=part))
 
     def get_many(self, ranges: Sequence[Range]) -> list[bytes]:
-        """GetObject with a Range for each, at the same time."""
         check_ranges(ranges)
         return self._run_all(self._read, ranges)
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """HeadObject for each, at the same time."""
         check_keys(keys)
         return [size is not None for size in self._run_all(self._size, keys)]
 
@@ -139,7 +136,6 @@ class S3Store(Store):
         ensure_lifecycle(self._url, self._client.address, self._session, days)
 
     def _expiry(self, name: str) -> float | None:
-        """Return when a value expires, None where the object is gone or not a value."""
         try:
             return self._client.head(name).expires
         except RefusedError:
@@ -163,7 +159,6 @@ class S3Store(Store):
         return b""
 
     def _size(self, key: str) -> int | None:
-        """Return the length of a value in bytes, None where there is none."""
         doing = f"to look for {key!r}"
         found = self._objects.look(key, doing)
         return found.size if found and self._objects.is_live(found, doing) else None
@@ -179,7 +174,6 @@ class S3Store(Store):
 
 
 def _check_value(key: str, value: Bytes, ttl: float, limit: int) -> Bytes:
-    """Return a value's bytes if all that belongs to it is right."""
     check_keys((key,))
     check_ttl(ttl)
     data = flat(value)

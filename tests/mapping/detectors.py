@@ -2,28 +2,18 @@
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+
+from tests.support.onnx_graph import Graph
 
 STRIDES = (8, 16, 32)
 CLASSES, BINS, ANCHORS = 3, 4, 3
 CHANNELS = {"yolov8": 4 * BINS + CLASSES, "yolox": 5 + CLASSES, "yolov5": ANCHORS * (5 + CLASSES)}
 
 
-class _Network:
-    def __init__(self):
-        self.random, self.nodes, self.constants = np.random.default_rng(0), [], []
-
-    def op(self, kind, *inputs, outputs=1, **attributes):
-        names = [f"{kind}_{len(self.nodes)}_{number}" for number in range(outputs)]
-        self.nodes.append(helper.make_node(kind, inputs, names, names[0], **attributes))
-        return names[0] if outputs == 1 else names
-
-    def constant(self, values):
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(values), f"c{len(self.constants)}"))
-        return self.constants[-1].name
-
+class _Network(Graph):
     def conv(self, x, before, after, kernel=3, stride=1, deviation=0.25):
-        weight = self.constant(self.random.normal(0, deviation, (after, before, kernel, kernel)).astype(np.float32))
+        weight = self.normal(after, before, kernel, kernel, deviation=deviation)
         pads = [kernel // 2] * 4
         return self.op("Conv", x, weight, kernel_shape=[kernel] * 2, strides=[stride] * 2, pads=pads)
 
@@ -64,7 +54,7 @@ def save(path, size, family="yolov8", *, attention=False, tail=None, channels=3,
     last = {"yolov8": _yolov8, "yolov5": _yolov5, "yolox": _yolox}[family](net, heads, sizes, cells, places, strides)
     if tail is not None:
         last = net.op(tail, last, net.ints(5), outputs=2, axis=2)[0]
-    net.nodes.append(helper.make_node("Identity", [last], ["output0"], "output0"))
+    net.op("Identity", last, output="output0")
     image = helper.make_tensor_value_info("images", TensorProto.FLOAT, [1, channels, height, width])
     output = helper.make_tensor_value_info("output0", TensorProto.FLOAT, None)
     graph = helper.make_graph(net.nodes, "detector", [image], [output], net.constants)

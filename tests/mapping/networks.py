@@ -1,63 +1,43 @@
 """Small ONNX networks of all weights one, whose receptive fields show in what they make of an image of one row."""
 
-from dataclasses import dataclass, field
-
 import numpy as np
 import onnxruntime
-from onnx import TensorProto, helper, numpy_helper
+
+from tests.support.onnx_graph import Graph
 
 
-@dataclass
-class Network:
-    """A network that is written operator by operator, (N, channels, H, W) in and (N, 1, H, W) out."""
+class Network(Graph):
+    """A network of one output, (N, channels, H, W) in and (N, 1, H, W) out."""
 
-    channels: int = 1
-    nodes: list = field(default_factory=list)
-    constants: list = field(default_factory=list)
-
-    def _add(self, kind, inputs, **attributes):
-        output = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, inputs, [output], **attributes))
-        return output
-
-    def _constant(self, values):
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(values, name))
-        return name
+    def __init__(self, channels=1):
+        super().__init__()
+        self.channels = channels
 
     def conv(self, source, kernel=(1, 1), stride=(1, 1), pads=(0, 0, 0, 0), channels=1):
-        weights = self._constant(np.full((1, channels, *kernel), 1 / (channels * np.prod(kernel)), np.float32))
-        return self._add("Conv", [source, weights], strides=[*stride], pads=[*pads], kernel_shape=[*kernel])
+        weights = self.constant(np.full((1, channels, *kernel), 1 / (channels * np.prod(kernel)), np.float32))
+        return self.op("Conv", source, weights, strides=[*stride], pads=[*pads], kernel_shape=[*kernel])
 
     def pool(self, source, kernel, stride, pads=(0, 0, 0, 0)):
-        return self._add("MaxPool", [source], kernel_shape=[*kernel], strides=[*stride], pads=[*pads])
+        return self.op("MaxPool", source, kernel_shape=[*kernel], strides=[*stride], pads=[*pads])
 
     def crop(self, source, top=0, left=0, bottom=0, right=0):
         last = np.iinfo(np.int64).max
         stops = [-cut or last for cut in (bottom, right)]
-        bounds = [self._constant(np.array(each, np.int64)) for each in ([top, left], stops, [2, 3])]
-        return self._add("Slice", [source, *bounds])
+        bounds = [self.constant(np.array(values, np.int64)) for values in ([top, left], stops, [2, 3])]
+        return self.op("Slice", source, *bounds)
 
     def enlarge(self, source, factor, mode="nearest"):
-        scales = self._constant(np.array([1, 1, factor, factor], np.float32))
+        scales = self.constant(np.array([1, 1, factor, factor], np.float32))
         nearest = {"nearest_mode": "floor"} if mode == "nearest" else {}
         how = "asymmetric" if mode == "nearest" else "half_pixel"
-        return self._add("Resize", [source, "", scales], mode=mode, coordinate_transformation_mode=how, **nearest)
+        return self.op("Resize", source, "", scales, mode=mode, coordinate_transformation_mode=how, **nearest)
 
     def add(self, one, other):
-        return self._add("Add", [one, other])
+        return self.op("Add", one, other)
 
     def save(self, path):
         """Write the network, whose output is the last operator's."""
-        last = self.nodes[-1].output[0]
-        shapes = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", count, f"{name}h", f"{name}w"])
-            for name, count in (("image", self.channels), (last, 1))
-        ]
-        graph = helper.make_graph(self.nodes, "net", shapes[:1], shapes[1:], self.constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-        path.write_bytes(model.SerializeToString())
-        return path
+        return super().save(path, {self.nodes[-1].output[0]: 1}, channels=self.channels, opset=18)
 
 
 def run(path, images):

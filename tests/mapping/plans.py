@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
 
 import serfer
 from serfer.core.geometry import Grid, Rect, Span
 from serfer.core.plan import Cell, Preprocess, sealed
 from serfer.core.plan.windows import AxisWindow, AxisWindows, Windows
 from serfer.plan_directory import load_plan, write_plan
+from tests.support.onnx_graph import Graph
 
 WINDOW, HALO = 16, 2
 PREPROCESS = Preprocess(
@@ -22,21 +22,10 @@ PREPROCESS = Preprocess(
 
 def network():
     """An ONNX file of two convolutions, so that pixels of the result depend on two around them, for any size."""
-    random = np.random.default_rng(0)
-    shapes = {"w1": (4, 3, 3, 3), "b1": (4,), "w2": (2, 4, 3, 3), "b2": (2,)}
-    weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
-    nodes = [
-        helper.make_node("Conv", ["image", "w1", "b1"], ["c1"], pads=[1] * 4),
-        helper.make_node("Relu", ["c1"], ["r1"]),
-        helper.make_node("Conv", ["r1", "w2", "b2"], ["map"], pads=[1] * 4),
-    ]
-    tensors = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, "H", "W"])
-        for name, channels in (("image", 3), ("map", 2))
-    ]
-    constants = [numpy_helper.from_array(values, name) for name, values in weights.items()]
-    graph = helper.make_graph(nodes, "dense", tensors[:1], tensors[1:], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10).SerializeToString()
+    graph = Graph()
+    first = graph.op("Conv", "image", graph.normal(4, 3, 3, 3), graph.normal(4), pads=[1] * 4)
+    graph.op("Conv", graph.op("Relu", first), graph.normal(2, 4, 3, 3), graph.normal(2), output="map", pads=[1] * 4)
+    return graph.model({"map": 2}).SerializeToString()
 
 
 def axis(count):

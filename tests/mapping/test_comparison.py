@@ -5,11 +5,10 @@ import json
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import serfer as package
 from serfer.core.geometry import Span
@@ -24,6 +23,7 @@ from tests.mapping.networks import Network
 from tests.mapping.plans import WINDOW, axis, make_map_plan
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.raster.files import pixels, write
+from tests.support.onnx_graph import Graph
 
 SIZE = (210, 240)
 
@@ -50,19 +50,6 @@ def altered(monkeypatch):
     return alter
 
 
-def save(path, nodes, outputs, constants):
-    """Write an ONNX network of images of three channels with such outputs, by their channels."""
-    shapes = [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, "H", "W"])]
-    shapes += [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, f"{name}h", f"{name}w"])
-        for name, channels in outputs.items()
-    ]
-    weights = [numpy_helper.from_array(np.asarray(values, np.float32), name) for name, values in constants.items()]
-    graph = helper.make_graph(nodes, "net", shapes[:1], shapes[1:], weights)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("comparison")
@@ -76,11 +63,10 @@ def weights():
 @pytest.fixture(scope="module")
 def two_maps(folder, weights):
     """A plan of two outputs, one of them of half the rows and columns."""
-    nodes = [
-        helper.make_node("Conv", ["image", "w"], ["fine"], pads=[1] * 4),
-        helper.make_node("MaxPool", ["fine"], ["coarse"], kernel_shape=[2, 2], strides=[2, 2]),
-    ]
-    path = save(folder / "two.onnx", nodes, {"fine": 4, "coarse": 4}, {"w": weights})
+    graph = Graph()
+    graph.op("Conv", "image", graph.constant(weights), output="fine", pads=[1] * 4)
+    graph.op("MaxPool", "fine", output="coarse", kernel_shape=[2, 2], strides=[2, 2])
+    path = graph.save(folder / "two.onnx", {"fine": 4, "coarse": 4})
     package.map_plan(path, [SIZE], folder / "two", window=64)
     return folder / "two"
 
@@ -88,14 +74,10 @@ def two_maps(folder, weights):
 @pytest.fixture(scope="module")
 def pooled(folder, weights):
     """A plan of a network that takes a mean of the whole image."""
-    nodes = [
-        helper.make_node("Conv", ["image", "w"], ["c"], pads=[1] * 4),
-        helper.make_node("GlobalAveragePool", ["c"], ["m"]),
-        helper.make_node("Mul", ["c", "m"], ["map"]),
-    ]
-    package.map_plan(
-        save(folder / "pooled.onnx", nodes, {"map": 4}, {"w": weights}), [SIZE], folder / "pooled", window=64
-    )
+    graph = Graph()
+    values = graph.op("Conv", "image", graph.constant(weights), pads=[1] * 4)
+    graph.op("Mul", values, graph.op("GlobalAveragePool", values), output="map")
+    package.map_plan(graph.save(folder / "pooled.onnx", {"map": 4}), [SIZE], folder / "pooled", window=64)
     return folder / "pooled"
 
 
@@ -104,8 +86,9 @@ def classes(folder, weights):
     """A plan of classes, of which 0 and 1 always have equal scores."""
     same = weights.copy()
     same[1] = same[0]
-    nodes = [helper.make_node("Conv", ["image", "w"], ["map"], pads=[1] * 4)]
-    path = save(folder / "classes.onnx", nodes, {"map": 4}, {"w": same})
+    graph = Graph()
+    graph.op("Conv", "image", graph.constant(same), output="map", pads=[1] * 4)
+    path = graph.save(folder / "classes.onnx", {"map": 4})
     package.map_plan(path, [SIZE], folder / "classes", window=64, reduce="argmax")
     return folder / "classes"
 

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import serfer as package
 from serfer.core.errors import ModelError, UsageError
@@ -16,6 +15,7 @@ from serfer.wiring.map_network import MapNetwork, kept_map_plan
 from tests.mapping.plans import PREPROCESS, network
 from tests.mapping.whole import assert_equal, expected
 from tests.raster.files import pixels, write
+from tests.support.onnx_graph import Graph
 
 WINDOW = 64
 PIXELS = """
@@ -45,24 +45,11 @@ def dense(tmp_path_factory):
 @pytest.fixture(scope="module")
 def aligned(tmp_path_factory):
     """A network whose weights depend on where in the image they are, so that it has no plan for any size."""
-    random = np.random.default_rng(0)
-    constants = [
-        numpy_helper.from_array(random.normal(0, 0.3, (2, 3, 3, 3)).astype(np.float32), "w"),
-        numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "scales"),
-    ]
+    graph = Graph()
+    values = graph.op("Conv", "image", graph.normal(2, 3, 3, 3), pads=[1] * 4)
     how = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
-    nodes = [
-        helper.make_node("Conv", ["image", "w"], ["c"], pads=[1] * 4),
-        helper.make_node("Resize", ["c", "", "scales"], ["map"], **how),
-    ]
-    tensors = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, f"{name}h", f"{name}w"])
-        for name, channels in (("image", 3), ("map", 2))
-    ]
-    graph = helper.make_graph(nodes, "aligned", tensors[:1], tensors[1:], constants)
-    path = tmp_path_factory.mktemp("networks") / "aligned.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
+    graph.op("Resize", values, "", graph.constant(np.array([1, 1, 2, 2], np.float32)), output="map", **how)
+    return graph.save(tmp_path_factory.mktemp("networks") / "aligned.onnx", {"map": 2})
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import rasterio
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import serfer as package
 from serfer.core.errors import PlanError, UnavailableError
@@ -24,31 +24,22 @@ from serfer.mapping.results import result_paths, unique_labels
 from serfer.plan_directory import load_plan
 from tests.mapping.whole import read
 from tests.raster.files import UTM, WHERE, pixels, write
+from tests.support.onnx_graph import Graph
 
 HEIGHT, WIDTH = 203, 251  # multiples of no stride
 
 
 def save(path):
     """Write a network with outputs of strides 1, 2 and 4, the second of whole numbers, and one more of stride 1."""
-    random, shapes = np.random.default_rng(0), {"w1": (4, 3, 3, 3), "w2": (5, 4, 3, 3), "w4": (2, 5, 3, 3)}
-    weights = {name: random.normal(0, 0.3, shape).astype(np.float32) for name, shape in shapes.items()}
-    around = {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
-    nodes = [
-        helper.make_node("Conv", ["image", "w1"], ["c1"], "c1", **around),
-        helper.make_node("Sigmoid", ["c1"], ["probability"], "probability"),
-        helper.make_node("Relu", ["c1"], ["distance"], "distance"),
-        helper.make_node("Conv", ["distance", "w2"], ["scores"], "c2", strides=[2, 2], **around),
-        helper.make_node("ArgMax", ["scores"], ["classes"], "classes", axis=1),
-        helper.make_node("Conv", ["scores", "w4"], ["/head/Conv"], "c4", strides=[2, 2], **around),
-    ]
-    outputs = [("probability", 1), ("classes", 7), ("/head/Conv", 1), ("distance", 1)]
-    values = [helper.make_tensor_value_info(name, kind, ["n", None, None, None]) for name, kind in outputs]
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, "h", "w"])
-    constants = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "several", [image], values, constants)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.save(model, path)
-    return path
+    graph, around = Graph(), {"pads": [1, 1, 1, 1], "kernel_shape": [3, 3]}
+    first = graph.op("Conv", "image", graph.normal(4, 3, 3, 3), **around)
+    graph.op("Sigmoid", first, output="probability")
+    graph.op("Relu", first, output="distance")
+    scores = graph.op("Conv", "distance", graph.normal(5, 4, 3, 3), strides=[2, 2], **around)
+    graph.op("ArgMax", scores, output="classes", axis=1)
+    graph.op("Conv", scores, graph.normal(2, 5, 3, 3), output="/head/Conv", strides=[2, 2], **around)
+    outputs = {"probability": None, "classes": (None, TensorProto.INT64), "/head/Conv": None, "distance": None}
+    return graph.save(path, outputs, opset=18)
 
 
 def whole(path, image):
@@ -280,18 +271,10 @@ def test_windows_of_any_size_write_each_pixel_of_every_output_once(any_plan):
 
 def save_uneven(path):
     """Write a network of stride 2 with two outputs: pooling drops an odd last row, the convolution does not."""
-    weight = np.random.default_rng(0).normal(0, 0.3, (2, 3, 3, 3)).astype(np.float32)
-    nodes = [
-        helper.make_node("MaxPool", ["image"], ["pooled"], "pooled", kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("Conv", ["image", "w"], ["conv"], "conv", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4),
-    ]
-    values = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", None, None, None]) for name in ("pooled", "conv")
-    ]
-    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, "h", "w"])
-    graph = helper.make_graph(nodes, "uneven", [image], values, [numpy_helper.from_array(weight, "w")])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
-    return path
+    graph, half = Graph(), {"strides": [2, 2]}
+    graph.op("MaxPool", "image", output="pooled", kernel_shape=[2, 2], **half)
+    graph.op("Conv", "image", graph.normal(2, 3, 3, 3), output="conv", kernel_shape=[3, 3], pads=[1] * 4, **half)
+    return graph.save(path, {"pooled": None, "conv": None}, opset=18)
 
 
 def test_outputs_that_do_not_end_together_are_whole_at_any_size(serfer, tmp_path):

@@ -6,9 +6,7 @@ import signal
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import serfer as package
 from serfer.core.errors import ImageError, PlanError, SerferError, UsageError
@@ -22,31 +20,19 @@ from tests.mapping.plans import PREPROCESS
 from tests.mapping.test_resume import start, wait_for_parts
 from tests.mapping.whole import assert_equal, read
 from tests.raster.files import UTM, WHERE, pixels, write
+from tests.support.onnx_graph import Graph
 
 HEIGHT, WIDTH = 118, 150
 WINDOWS = 4 * 5
 
 
-class Network:
-    """A network of three channels that is written operator by operator."""
-
-    def __init__(self):
-        self.nodes, self.constants, self.random = [], [], np.random.default_rng(0)
-
-    def constant(self, values):
-        name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.asarray(values), name))
-        return name
-
-    def op(self, kind, *inputs, **attributes):
-        output = f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, [*inputs], [output], name=output, **attributes))
-        return output
+class Network(Graph):
+    """A network of three channels and one output of two."""
 
     def conv(self, x, before, after, kernel=3, stride=1):
         weight = self.random.standard_normal((after, before, kernel, kernel)) / (kernel * before**0.5)
         bias = self.random.standard_normal(after)
-        given = (self.constant(each.astype(np.float32)) for each in (weight, bias))
+        given = (self.constant(values.astype(np.float32)) for values in (weight, bias))
         edge = kernel // 2
         return self.op("Conv", x, *given, strides=[stride] * 2, pads=[edge] * 4, kernel_shape=[kernel] * 2)
 
@@ -63,13 +49,7 @@ class Network:
         return self.op("ConvTranspose", x, weight, strides=[2, 2], kernel_shape=[2, 2])
 
     def save(self, path):
-        ends = [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", count, f"{name}h", f"{name}w"])
-            for name, count in (("image", 3), (self.nodes[-1].output[0], 2))
-        ]
-        graph = helper.make_graph(self.nodes, "net", ends[:1], ends[1:], self.constants)
-        onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-        return path
+        return super().save(path, {self.nodes[-1].output[0]: 2}, opset=21)
 
 
 def gated(path):

@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,28 @@ def serfer(capsys, monkeypatch):
 def serfer_command(serfer):
     """The same, for modules that have the package under its name."""
     return serfer
+
+
+@pytest.fixture
+def report_of(serfer):
+    """Run a command that has to succeed: its report."""
+
+    def run(*command):
+        done = serfer(*command, "--json")
+        assert done.code == 0, done.err
+        return json.loads(done.out.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture
+def map_image(report_of):
+    """Map an image, or a folder of them, by a plan: the report."""
+
+    def run(image, plan, out, *options):
+        return report_of("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", *options)
+
+    return run
 
 
 @pytest.fixture

@@ -87,12 +87,10 @@ def command(image, detector_plan):
 
 
 @pytest.mark.exact
-def test_boxes_are_those_of_the_detector_on_the_whole_image(serfer, command, network, tmp_path):
+def test_boxes_are_those_of_the_detector_on_the_whole_image(serfer, report_of, command, network, tmp_path):
     head = DetectionHead("yolov8", ("output0",), 3, min_score=0.7)
     boxes = expected(network, pixels(HEIGHT, WIDTH) / np.float32(255), "yolov8", head, GREY / 255)
-    done = serfer(*command, tmp_path / "boxes.json", "--json")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = report_of(*command, tmp_path / "boxes.json")
     [result] = report["results"]
     assert (result["boxes"], result["height"], result["width"]) == (len(boxes), HEIGHT, WIDTH)
     assert report["windows"] == 9
@@ -186,7 +184,7 @@ def test_boxes_of_a_module_are_those_of_the_module_on_the_whole_image(tmp_path):
     check_coco(tmp_path / "boxes.json", best(decoded(head, [output], PADDED), head), ordered=False)
 
 
-def test_a_map_of_boxes_that_was_stopped_goes_on_with_the_same_thresholds(serfer, command, tmp_path):
+def test_a_map_of_boxes_that_was_stopped_goes_on_with_the_same_thresholds(serfer, report_of, command, tmp_path):
     assert serfer(*command, tmp_path / "whole.json").code == 0
     out = tmp_path / "boxes.json"
     stopped = serfer(*command, out, "--max-cost-usd=3e-6", "--set=force=true", "--set=concurrency=1", "--json")
@@ -198,9 +196,8 @@ def test_a_map_of_boxes_that_was_stopped_goes_on_with_the_same_thresholds(serfer
     assert "options.min_score was 0.7, and is 0.8 now" in refused.err
     part = next((tmp_path / "boxes.json.parts").glob("c.0.0.*"))
     part.write_bytes(part.read_bytes()[:-9])
-    done = serfer(*command, out, "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["resumed"] == computed - 1
+    report = report_of(*command, out)
+    assert report["resumed"] == computed - 1
     assert out.read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
@@ -226,10 +223,9 @@ def test_more_candidates_than_memory_holds_are_refused_with_the_option(serfer, c
     assert not (tmp_path / "boxes.json").exists()
 
 
-def test_what_goes_with_boxes_and_what_does_not_is_said(serfer, command, detector_plan, image, tmp_path):
+def test_what_goes_with_boxes_and_what_does_not_is_said(serfer, map_image, command, detector_plan, image, tmp_path):
     assert serfer(*command, tmp_path / "maps.tif").code == 2  # --min-score
-    done = serfer("map", image, "--plan", detector_plan, "--out", tmp_path / "maps.npy", "--workers", "inprocess")
-    assert done.code == 0, done.err
+    map_image(image, detector_plan, tmp_path / "maps.npy")
     shapes = [np.load(path).shape for path in sorted(tmp_path.glob("maps.*.npy"))]
     assert sorted(shapes) == [(19, 13, 17), (19, 26, 34), (19, 52, 68)]  # the heads of the padded image
     (detector_plan / "decoder.onnx").rename(detector_plan / "away.onnx")

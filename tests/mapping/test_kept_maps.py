@@ -70,14 +70,13 @@ def test_a_map_computes_each_layer_once_and_deletes_what_it_kept(serfer, command
     assert_only_the_result_is_left(tmp_path)
 
 
-def test_a_section_reads_the_image_beside_kept_maps(serfer, networks, tmp_path):
+def test_a_section_reads_the_image_beside_kept_maps(report_of, networks, tmp_path):
     file, plan = networks["image"]
     assert load_plan(plan).windows.reads == (0, -1)
     values = np.maximum(pixels(HEIGHT, WIDTH), 1)
     values[:, :70, :90] = 0
-    done = serfer(*command_of(image_of(tmp_path, values, nodata=0), plan, tmp_path), "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["no_data_pixels"] == 70 * 90
+    report = report_of(*command_of(image_of(tmp_path, values, nodata=0), plan, tmp_path))
+    assert report["no_data_pixels"] == 70 * 90
     result, there = read(tmp_path / "result.tif"), (values != 0).any(0)
     assert np.isnan(result[:, ~there]).all()
     assert_equal(result[:, there], run(file, normal(values, ~there))[0][:, there])

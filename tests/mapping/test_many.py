@@ -129,14 +129,13 @@ def test_results_of_one_name_and_results_over_images_are_refused(tmp_path):
         map_items([str(tmp_path / "a.tif")], str(tmp_path), ".tif")
 
 
-def test_a_prefix_of_s3_is_mapped_into_another(serfer, plan, bucket, folder, tmp_path, monkeypatch):
+def test_a_prefix_of_s3_is_mapped_into_another(serfer, report_of, plan, bucket, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     client, url = bucket
     for name in ("a.tif", "deep/b.tif"):
         client.put_object(Bucket="maps", Key=f"in/{name}", Body=(folder / name).read_bytes())
     command = ("map", url("in/"), "--plan", plan, "--out", url("out/"), "--workers=inprocess", "--set=suffix=.npy")
-    done = serfer(*command, "--json")
-    assert done.code == 0, done.err
+    report_of(*command)
     body = client.get_object(Bucket="maps", Key="out/deep/b.npy")["Body"].read()
     assert_equal(np.load(io.BytesIO(body)), expected(pixels(HEIGHT, WIDTH, seed=1)))
     listed = client.list_objects_v2(Bucket="maps", Prefix="out/")["Contents"]

@@ -15,10 +15,8 @@ from tests.raster.files import UTM, WHERE, pixels, write
 
 
 @pytest.mark.exact
-def test_a_result_is_the_network_on_the_whole_image_with_its_georeference(serfer, command, tmp_path):
-    done = serfer(*command, "--json")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+def test_a_result_is_the_network_on_the_whole_image_with_its_georeference(report_of, command, tmp_path):
+    report = report_of(*command)
     assert (report["windows"], report["computed"], report["resumed"], report["failures"]) == (20, 20, 0, [])
     assert report["cost_usd"] > 0
     assert set(report["window_ms"]) == {"p50", "p90", "p99", "p100"}
@@ -47,12 +45,11 @@ def test_the_python_function_maps_another_size_of_the_same_plan(plan, tmp_path):
         ("uint8", ["--set", "full_scale=128"], 1 / 128),
     ],
 )
-def test_other_types_are_normalised_to_their_own_range(serfer, plan, tmp_path, dtype, options, scale):
+def test_other_types_are_normalised_to_their_own_range(map_image, plan, tmp_path, dtype, options, scale):
     values = pixels(48, WIDTH, dtype=dtype)
     image = write(tmp_path / "image.tif", values)
     out = tmp_path / "result.npy"
-    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", *options)
-    assert done.code == 0, done.err
+    map_image(image, plan, out, *options)
     assert_equal(np.load(out), expected(values, scale))
 
 
@@ -175,9 +172,8 @@ def test_keys_are_taken_from_variables_and_the_file(serfer, image, plan, tmp_pat
 
 
 @pytest.mark.parametrize("more", [("--workers", "local"), ("--set", "concurrency=40")])
-def test_local_workers_and_more_windows_in_flight_than_slots_compute_the_same(serfer, command, tmp_path, more):
-    done = serfer(*command, *more, "--json")
-    assert done.code == 0, done.err
+def test_local_workers_and_more_windows_in_flight_than_slots_compute_the_same(report_of, command, tmp_path, more):
+    report_of(*command, *more)
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 

@@ -1,7 +1,5 @@
 """`serfer map` by plans of `serfer.map_plan`: networks with strides, on images of odd sizes, are the whole image."""
 
-import json
-
 import numpy as np
 import pytest
 import rasterio
@@ -57,27 +55,25 @@ def exported(tmp_path_factory):
 
 
 @pytest.mark.exact
-def test_windows_of_two_sizes_give_the_network_on_the_whole_image(serfer, make, exported, tmp_path):
+def test_windows_of_two_sizes_give_the_network_on_the_whole_image(map_image, make, exported, tmp_path):
     network, results = Net(), []
     for window in (32, 48):
         plan = make(exported, [(152, 204), (96, 204)], window=window)
         for height in (152, 96):
             image = write(tmp_path / f"image-{height}.tif", pixels(height, 204), crs=UTM, transform=WHERE)
             out = tmp_path / f"result-{height}-{window}.tif"
-            done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json")
-            assert done.code == 0, done.err
+            map_image(image, plan, out)
             assert_equal(read(out), whole(network, pixels(height, 204)))
             results.append(read(out))
     assert np.abs(results[0] - results[2]).max() < 1e-5 * np.ptp(results[0])
 
 
 @pytest.mark.exact
-def test_a_map_of_half_the_size_lies_where_its_image_does(serfer, make, tmp_path):
+def test_a_map_of_half_the_size_lies_where_its_image_does(map_image, make, tmp_path):
     network = Net(half=True).eval()
     image = write(tmp_path / "image.tif", pixels(151, 203), crs=UTM, transform=WHERE)
     plan = make(network, [(151, 203)], window=40)
-    done = serfer("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
-    assert done.code == 0, done.err
+    map_image(image, plan, tmp_path / "result.tif")
     result = read(tmp_path / "result.tif")
     assert result.shape == (8, 76, 102)
     assert_equal(result, whole(network, pixels(151, 203)))
@@ -86,15 +82,13 @@ def test_a_map_of_half_the_size_lies_where_its_image_does(serfer, make, tmp_path
 
 
 @pytest.mark.exact
-def test_classes_are_a_palette_image_whose_largest_value_is_no_data(serfer, make, exported, tmp_path):
+def test_classes_are_a_palette_image_whose_largest_value_is_no_data(map_image, make, exported, tmp_path):
     network = Net()
     plan = make(exported, [(96, 204)], window=32, reduce="argmax", labels=("sea", "land", "ice", "cloud"))
     values = np.maximum(pixels(96, 204), 1)
     values[:, :40, :70] = 0
     image = write(tmp_path / "image.tif", values, nodata=0, crs=UTM, transform=WHERE)
-    done = serfer("map", image, "--plan", plan, "--out", tmp_path / "classes.tif", "--workers", "inprocess", "--json")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = map_image(image, plan, tmp_path / "classes.tif")
     assert (report["dtype"], report["channels"], report["empty"]) == ("uint8", 1, 2)
     with rasterio.open(tmp_path / "classes.tif") as dataset:
         assert dataset.nodata == 255

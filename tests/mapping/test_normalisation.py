@@ -25,6 +25,9 @@ from tests.raster.files import pixels, write
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")
 
 
+PLAIN = (1.0, (0.0,) * 3, (1.0,) * 3)
+
+
 def preprocess(by_image, scale=1.0, mean=(0.0,) * 3, std=(1.0,) * 3):
     return Preprocess(None, "bilinear", "RGB", scale, mean, std, by_image=by_image)
 
@@ -72,59 +75,48 @@ def on_the_whole(values, missing=None):
 
 @pytest.mark.exact
 @pytest.mark.parametrize(
-    ("how", "dtype"),
+    ("how", "dtype", "then"),
     [
-        (ImageNormalisation((1, 99.8)), "uint16"),
-        (ImageNormalisation((3, 99.8), eps=1e-20, clip=True), "uint8"),
-        (ImageNormalisation((1, 99), per_channel=False), "float32"),
-        (ImageNormalisation(), "uint8"),
-        (ImageNormalisation(per_channel=False), "int32"),
-        (ImageNormalisation((0.1, 100)), "float64"),
+        (ImageNormalisation((1, 99.8)), "uint16", PLAIN),
+        (ImageNormalisation((3, 99.8), eps=1e-20, clip=True), "uint8", PLAIN),
+        (ImageNormalisation((1, 99), per_channel=False), "float32", PLAIN),
+        (ImageNormalisation(), "uint8", PLAIN),
+        (ImageNormalisation(per_channel=False), "int32", PLAIN),
+        (ImageNormalisation((0.1, 100)), "float64", PLAIN),
+        (ImageNormalisation((1, 99.8)), "uint8", (2.0, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25))),
     ],
 )
-def test_a_map_is_the_network_on_the_whole_normalised_image(serfer, described, tmp_path, how, dtype):
-    plan = described(preprocess(how))
+def test_a_map_is_the_network_on_the_whole_normalised_image(map_image, described, tmp_path, how, dtype, then):
+    plan = described(preprocess(how, *then))
     values = pixels(HEIGHT, WIDTH).astype(np.int64) * np.array([1, 3, 7])[:, None, None] + 40_000 * (dtype != "uint8")
     values = values.astype(dtype)
     image, out = write(tmp_path / "image.tif", values), tmp_path / "result.npy"
-    done = serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess", "--json")
-    assert done.code == 0, done.err
-    assert_equal(np.load(out), on_the_whole(normalised(values, how)))
-    assert json.loads(done.out)["statistics"]["pixels"] == HEIGHT * WIDTH
+    report = map_image(image, plan, out)
+    scale, mean, std = (np.array(level).reshape(-1, 1, 1) for level in then)
+    assert_equal(np.load(out), on_the_whole((normalised(values, how) * scale - mean) / std))
+    assert report["statistics"]["pixels"] == HEIGHT * WIDTH
 
 
-def test_scale_mean_and_std_apply_to_what_was_normalised(serfer, described, tmp_path):
-    how = ImageNormalisation((1, 99.8))
-    plan = described(preprocess(how, 2.0, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)))
-    values = pixels(HEIGHT, WIDTH)
-    image, out = write(tmp_path / "image.tif", values), tmp_path / "result.npy"
-    assert serfer("map", image, "--plan", plan, "--out", out, "--workers", "inprocess").code == 0
-    mean, std = np.array([0.5, 0.4, 0.3])[:, None, None], np.array([0.2, 0.3, 0.25])[:, None, None]
-    assert_equal(np.load(out), on_the_whole((normalised(values, how) * 2 - mean) / std))
-
-
-def test_pixels_without_data_are_left_out_of_the_statistics(serfer, by_percentiles, tmp_path):
+def test_pixels_without_data_are_left_out_of_the_statistics(map_image, by_percentiles, tmp_path):
     values = np.maximum(pixels(HEIGHT, WIDTH, dtype="uint16"), 1)
     missing = np.zeros((HEIGHT, WIDTH), bool)
     missing[:40, :50] = True
     values[:, missing] = 65_535
     values[1, 50, 60] = 65_535  # in one band alone: a value as any other
     image, out = write(tmp_path / "image.tif", values, nodata=65_535), tmp_path / "result.tif"
-    done = serfer("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--json")
-    assert done.code == 0, done.err
+    report = map_image(image, by_percentiles, out)
     result, wanted = read(out), on_the_whole(normalised(values, ImageNormalisation((1, 99.8)), missing), missing)
     assert (np.isnan(result).all(axis=0) == missing).all()
     assert_equal(result[:, ~missing], wanted[:, ~missing])
-    assert json.loads(done.out)["statistics"]["pixels"] == (~missing).sum()
+    assert report["statistics"]["pixels"] == (~missing).sum()
 
 
-def test_an_image_without_any_data_has_a_result_without_any(serfer, by_percentiles, tmp_path):
+def test_an_image_without_any_data_has_a_result_without_any(map_image, by_percentiles, tmp_path):
     image = write(tmp_path / "image.tif", np.zeros((3, HEIGHT, WIDTH), np.uint8), nodata=0)
     out = tmp_path / "result.tif"
-    done = serfer("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--json")
-    assert done.code == 0, done.err
+    report = map_image(image, by_percentiles, out)
     assert np.isnan(read(out)).all()
-    assert json.loads(done.out)["statistics"]["pixels"] == 0
+    assert report["statistics"]["pixels"] == 0
 
 
 def test_values_that_are_not_finite_are_refused_by_their_band(serfer, by_percentiles, tmp_path):
@@ -147,7 +139,7 @@ def test_a_full_scale_is_refused_beside_it(serfer, by_percentiles, tmp_path):
     assert "leave full_scale out" in refused.err
 
 
-def test_a_resumed_map_has_the_statistics_that_it_began_with(serfer, by_percentiles, tmp_path, monkeypatch):
+def test_a_resumed_map_has_the_statistics_that_it_began_with(serfer, report_of, by_percentiles, tmp_path, monkeypatch):
     values = pixels(HEIGHT, WIDTH)
     image, out = write(tmp_path / "image.tif", values), tmp_path / "result.tif"
     command = ("map", image, "--plan", by_percentiles, "--out", out, "--workers", "inprocess", "--set", "concurrency=1")
@@ -169,21 +161,18 @@ def test_a_resumed_map_has_the_statistics_that_it_began_with(serfer, by_percenti
         raise AssertionError("the image was measured a second time")
 
     monkeypatch.setattr(image_job, "measure", again)
-    done = serfer(*command, "--json")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = report_of(*command)
     assert (report["resumed"], report["statistics"]) == (7, kept)
     assert_equal(read(out), on_the_whole(normalised(values, ImageNormalisation((1, 99.8)))))
 
 
-def test_each_image_of_a_folder_is_normalised_by_itself(serfer, by_percentiles, tmp_path):
+def test_each_image_of_a_folder_is_normalised_by_itself(map_image, by_percentiles, tmp_path):
     (tmp_path / "scans").mkdir()
     images = {name: pixels(HEIGHT, WIDTH, seed=seed) // (1 + seed) for seed, name in enumerate(["a", "b"])}
     for name, values in images.items():
         write(tmp_path / "scans" / f"{name}.tif", values)
     out = tmp_path / "results"
-    done = serfer("map", tmp_path / "scans", "--plan", by_percentiles, "--out", out, "--workers", "inprocess")
-    assert done.code == 0, done.err
+    map_image(tmp_path / "scans", by_percentiles, out)
     for name, values in images.items():
         assert_equal(read(out / f"{name}.tif"), on_the_whole(normalised(values, ImageNormalisation((1, 99.8)))))
 

@@ -57,7 +57,7 @@ def test_commands_whose_queries_are_whole_images_refuse_a_map_plan(serfer, plan,
     assert "serfer map" in done.err
 
 
-def test_a_map_plan_that_was_described_again_scales_pixels_by_its_new_levels(serfer, plan, tmp_path):
+def test_a_map_plan_that_was_described_again_scales_pixels_by_its_new_levels(serfer, map_image, plan, tmp_path):
     """An image's map is that of its negative by the levels of the negative."""
     described, before = shutil.copytree(plan, tmp_path / "plan"), load_plan(plan)
     levels = before.preprocess.levels
@@ -70,7 +70,6 @@ def test_a_map_plan_that_was_described_again_scales_pixels_by_its_new_levels(ser
     for name, values, used in (("image", pixels, described), ("negative", 255 - pixels, plan)):
         Image.fromarray(values).save(tmp_path / f"{name}.png")
         result = tmp_path / f"{name}.npy"
-        done = serfer("map", tmp_path / f"{name}.png", "--plan", used, "--out", result, "--workers", "inprocess")
-        assert done.code == 0, done.err
+        map_image(tmp_path / f"{name}.png", used, result)
         results.append(np.load(result))
     assert np.abs(results[0] - results[1]).max() < 1e-5 * np.ptp(results[1])

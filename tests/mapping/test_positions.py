@@ -56,12 +56,11 @@ def network(tmp_path_factory):
 
 @pytest.mark.exact
 @pytest.mark.parametrize("height", HEIGHTS)
-def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, network, height, tmp_path):
+def test_the_map_is_that_of_the_network_on_the_whole_image(map_image, network, height, tmp_path):
     net, _, plan = network
     values = np.random.default_rng(0).standard_normal((3, height, WIDTH), dtype=np.float32)
     image = write(tmp_path / "image.tif", values, crs=UTM, transform=WHERE)
-    done = serfer("map", image, "--plan", plan, "--out", tmp_path / "map.tif", "--workers", "inprocess", "--json")
-    assert done.code == 0, done.err
+    map_image(image, plan, tmp_path / "map.tif")
     with torch.inference_mode():
         single = net.float()(torch.from_numpy(values)[None])[0].numpy()
         expected = net.double()(torch.from_numpy(values)[None].double())[0].numpy()

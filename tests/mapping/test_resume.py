@@ -1,6 +1,5 @@
 """`serfer map` stopped anywhere goes on where it was; what is not its own is refused, nothing half-written counts."""
 
-import errno
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ from contextlib import suppress
 import pytest
 import rasterio
 
+from serfer.core.errors import UnavailableError
 from serfer.raster import ResultParts
 from tests.e2e.small import split_small
 from tests.mapping.plans import make_map_plan
@@ -140,7 +140,7 @@ def begun(command, monkeypatch, serfer):
 
     def full(parts, number, values):
         if number >= 7:
-            raise OSError(errno.ENOSPC, "no space left on device")
+            raise UnavailableError(f"no room in {parts.directory}: 7 of 20 parts are kept there")
         put(parts, number, values)
 
     monkeypatch.setattr(ResultParts, "put", full)
@@ -152,6 +152,7 @@ def begun(command, monkeypatch, serfer):
 
 def test_a_full_disk_keeps_what_is_done(serfer, command, begun, tmp_path):
     assert begun.code == 4
+    assert begun.err.count("7 of 20") == 1
     assert not (tmp_path / "result.tif").exists()
     assert json.loads(serfer(*command, "--json").out)["resumed"] == 7
 
@@ -168,7 +169,7 @@ def disk(tmp_path):
     subprocess.run(["/bin/umount", place], check=True)
 
 
-def test_a_disk_that_is_really_full_at_nine_tenths_keeps_them_and_the_map_goes_on(serfer, command, disk, monkeypatch):
+def test_full_disk_at_nine_tenths_keeps_windows_and_the_map_goes_on(serfer, report_of, command, disk, monkeypatch):
     put, out = ResultParts.put, disk / "result.tif"
 
     def filling(parts, number, values):
@@ -189,9 +190,7 @@ def test_a_disk_that_is_really_full_at_nine_tenths_keeps_them_and_the_map_goes_o
     assert again.code == 4
     assert not out.exists()
     (disk / "others").unlink()
-    done = serfer(*command, "--out", out, "--json")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = report_of(*command, "--out", out)
     assert (report["resumed"], report["computed"]) == (18, 2)
     assert_equal(read(out), expected(pixels(HEIGHT, WIDTH)))
     assert [path.name for path in disk.iterdir()] == ["result.tif"]

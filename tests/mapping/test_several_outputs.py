@@ -79,13 +79,13 @@ def check(folder, expected, stem="out"):
 
 
 @pytest.mark.exact
-def test_each_output_is_a_file_with_its_own_resolution_and_equals_the_whole(serfer, command, network, tmp_path):
+def test_each_output_is_a_file_of_its_own_resolution_and_equals_the_whole(
+    serfer, report_of, command, network, tmp_path
+):
     planned = serfer(*command, "--dry-run")
     assert "out.probability.tif, " in planned.out
     assert "out.head-Conv.tif" in planned.out
-    done = serfer(*command, "--json")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = report_of(*command)
     assert report["windows"] == 16
     names = [f"{tmp_path}/out.{name}.tif" for name in ("probability", "classes", "head-Conv", "distance")]
     assert [each["path"] for each in report["results"]] == names
@@ -98,13 +98,12 @@ def test_each_output_is_a_file_with_its_own_resolution_and_equals_the_whole(serf
     assert not [*tmp_path.glob("*.parts")]
 
 
-def test_pixels_without_data_have_none_in_every_output(serfer, plan, network, tmp_path):
+def test_pixels_without_data_have_none_in_every_output(map_image, plan, network, tmp_path):
     values = np.maximum(pixels(HEIGHT, WIDTH), 1)
     values[:, :140, :140] = 0
     image = write(tmp_path / "image.tif", values, nodata=0, crs=UTM, transform=WHERE)
-    done = serfer("map", image, "--plan", plan, "--out", tmp_path / "out.tif", "--workers", "inprocess", "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["empty"] == 4
+    report = map_image(image, plan, tmp_path / "out.tif")
+    assert report["empty"] == 4
     expected = whole(network, values)
     for name, stride in (("probability", 1), ("head-Conv", 4)):
         got, rows = read(tmp_path / f"out.{name}.tif"), 140 // stride
@@ -113,20 +112,19 @@ def test_pixels_without_data_have_none_in_every_output(serfer, plan, network, tm
     assert (read(tmp_path / "out.classes.tif")[:, :70, :70] == np.iinfo(np.int32).min).all()
 
 
-def test_a_map_that_was_stopped_goes_on_with_the_windows_that_lack_a_part(serfer, command, network, tmp_path):
+def test_stopped_map_goes_on_with_the_windows_that_lack_a_part(serfer, report_of, command, network, tmp_path):
     stopped = serfer(*command, "--max-cost-usd", "0.0000025", "--set", "force=true", "--set", "concurrency=1", "--json")
     assert stopped.code == 1
     computed = json.loads(stopped.out)["computed"]
     assert 0 < computed < 16
     (tmp_path / "out.classes.tif.parts" / "c.0.0.0.0").unlink()
-    done = serfer(*command, "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["resumed"] == computed - 1
+    report = report_of(*command)
+    assert report["resumed"] == computed - 1
     check(tmp_path, whole(network, pixels(HEIGHT, WIDTH)))
 
 
 def test_a_map_that_was_stopped_between_two_files_writes_the_others_alone(
-    serfer, command, network, tmp_path, monkeypatch
+    serfer, report_of, command, network, tmp_path, monkeypatch
 ):
     written = []
 
@@ -141,9 +139,8 @@ def test_a_map_that_was_stopped_between_two_files_writes_the_others_alone(
         assert serfer(*command).code == 4
     assert written == ["out.probability.tif", "out.classes.tif"]
     before = (tmp_path / "out.probability.tif").stat().st_mtime_ns
-    done = serfer(*command, "--json")
-    assert done.code == 0, done.err
-    assert json.loads(done.out)["computed"] == 0
+    report = report_of(*command)
+    assert report["computed"] == 0
     assert (tmp_path / "out.probability.tif").stat().st_mtime_ns == before
     check(tmp_path, whole(network, pixels(HEIGHT, WIDTH)))
     assert not [*tmp_path.glob("*.parts")]

@@ -96,14 +96,12 @@ def command_of(image, plan, tmp_path):
 
 @pytest.mark.exact
 @pytest.mark.parametrize(("name", "passes"), [("gated", 2), ("unet", 4)])
-def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, networks, tmp_path, name, passes):
+def test_the_map_is_that_of_the_network_on_the_whole_image(serfer, report_of, networks, tmp_path, name, passes):
     file, plan = networks[name]
     command = command_of(image_of(tmp_path), plan, tmp_path)
     before = serfer(*command, "--dry-run")
     assert f"{passes} passes over the image, " in before.out
-    done = serfer(*command, "--json")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = report_of(*command)
     assert report["windows"] == report["computed"] == passes * WINDOWS
     assert report["estimate"]["passes"] == passes
     assert_equal(read(tmp_path / "result.tif"), run(file, normal(pixels(HEIGHT, WIDTH)))[0])
@@ -139,13 +137,11 @@ def test_the_statistics_do_not_depend_on_which_window_comes_first(serfer, networ
 
 
 @pytest.mark.exact
-def test_pixels_without_data_are_in_the_statistics_as_the_network_sees_them(serfer, networks, tmp_path):
+def test_pixels_without_data_are_in_the_statistics_as_the_network_sees_them(report_of, networks, tmp_path):
     file, plan = networks["gated"]
     values = np.maximum(pixels(HEIGHT, WIDTH), 1)
     values[:, :70, :90] = 0
-    done = serfer(*command_of(image_of(tmp_path, values, nodata=0), plan, tmp_path), "--json")
-    assert done.code == 0, done.err
-    report = json.loads(done.out)
+    report = report_of(*command_of(image_of(tmp_path, values, nodata=0), plan, tmp_path))
     assert report["empty"] == 4
     assert report["no_data_pixels"] == 70 * 90
     result = read(tmp_path / "result.tif")

@@ -16,38 +16,6 @@ from serfer.sam.data import read_table
 from serfer.sam.stacks import repositories
 from serfer.sam.teardown import REPOSITORY
 
-_NAMED = {
-    "cloudformation": (
-        "arn:{p}:cloudformation:{r}:{a}:stack/{s}/*",
-        "arn:{p}:cloudformation:{r}:{a}:stack/aws-sam-cli-managed-default/*",
-        "arn:{p}:cloudformation:{r}:aws:transform/*",
-    ),
-    "iam": ("arn:{p}:iam::{a}:role/{s}-*", "arn:{p}:iam::{a}:instance-profile/{s}-*"),
-    "lambda": ("arn:{p}:lambda:{r}:{a}:function:{s}-*", "arn:{p}:lambda:{r}:{a}:layer:{s}-*"),
-    "states": ("arn:{p}:states:{r}:{a}:stateMachine:{s}-*",),
-    "logs": ("arn:{p}:logs:{r}:{a}:log-group:/serfer/{s}/*",),
-    "events": ("arn:{p}:events:{r}:{a}:rule/{s}-*",),
-    "sns": ("arn:{p}:sns:{r}:{a}:{s}-*",),
-    "cloudwatch": ("arn:{p}:cloudwatch:{r}:{a}:alarm:{s}-*",),
-    "budgets": ("arn:{p}:budgets::{a}:budget/{s}-*",),
-    "ecr": ("arn:{p}:ecr:{r}:{a}:repository/{e}*",),
-    "s3": ("arn:{p}:s3:::{s}-*", "arn:{p}:s3:::{s}-*/*", "arn:{p}:s3:::aws-sam-cli-*", "arn:{p}:s3:::aws-sam-cli-*/*"),
-}
-_COMPANION = "arn:{p}:cloudformation:{r}:{a}:stack/{s}-*-CompanionStack/*"
-"""The stack in which SAM CLI keeps the repositories of container images."""
-_UNNAMED = frozenset(
-    {
-        "cloudformation:GetTemplateSummary",
-        "cloudwatch:DescribeAlarms",
-        "ecr:GetAuthorizationToken",
-        "events:ListRules",
-        "logs:DescribeLogGroups",
-        "logs:DescribeResourcePolicies",
-        "states:ValidateStateMachineDefinition",
-    }
-)
-"""Actions that know no resource of the stack, though others of their service do."""
-
 _ACCOUNT_DIGITS = 12
 _MOST_CHARACTERS = 6_144  # of a managed policy, of which a role may have ten; its inline ones have 10,240 together
 _PASS, _LINK = "iam:PassRole", "iam:CreateServiceLinkedRole"
@@ -56,26 +24,23 @@ _BOUND = frozenset(
     {"iam:CreateRole", "iam:DeleteRolePolicy", "iam:PutRolePermissionsBoundary", "iam:PutRolePolicy", _UNBOUND}
 )
 """Actions on roles that IAM can restrict to roles with a given permissions boundary."""
-_ASSUMED_BY = {
-    "AWS::IAM::InstanceProfile": "ec2.amazonaws.com",
-    "AWS::Serverless::Function": "lambda.amazonaws.com",
-    "AWS::Serverless::StateMachine": "states.amazonaws.com",
-}
-"""The service that a stack's roles are passed to, by the type of the resource that has the role."""
-_LINKED = {
-    "AWS::AutoScaling::AutoScalingGroup": "autoscaling.amazonaws.com",
-    "AWS::ElastiCache::ServerlessCache": "elasticache.amazonaws.com",
-    "AWS::ElasticLoadBalancingV2::LoadBalancer": "elasticloadbalancing.amazonaws.com",
-}
-"""The services that make a role of their own in an account that has none yet."""
 
 
 @dataclass(frozen=True)
 class _Actions:
-    """Actions that every deployment takes, and those by resource type, or by a beginning of types that ends in "::"."""
+    """Actions that every deployment takes, and those by resource type, or by a beginning of types that ends in "::".
+
+    `named` are the ARNs of a service's statement, `unnamed` the actions that know no resource of the stack, though
+    others of their service do; `passed_to` and `linked` services by the type of resource that has a role.
+    """
 
     base: tuple[str, ...]
+    unnamed: tuple[str, ...]
+    companion: str
     types: Mapping[str, tuple[str, ...]]
+    named: Mapping[str, tuple[str, ...]]
+    passed_to: Mapping[str, str]
+    linked: Mapping[str, str]
 
 
 ACTIONS = structure(_Actions, read_table("deployer_actions"), "deployer_actions.toml")
@@ -153,7 +118,7 @@ def _characters(allowed: Sequence[dict[str, Any]]) -> int:
 
 def _statement_of(action: str, target: Target) -> str:
     """Return the name of the statement that an action belongs to: its service, or one with conditions of its own."""
-    if action in _UNNAMED:
+    if action in ACTIONS.unnamed:
         return "unnamed"
     if action == _PASS:
         return "iamPass"
@@ -165,31 +130,28 @@ def _statement_of(action: str, target: Target) -> str:
 
 
 def _statement(name: str, allowed: list[str], types: Collection[str], target: Target) -> dict[str, Any]:
-    statement: dict[str, Any] = {"Sid": name[0].upper() + name[1:], "Effect": "Allow", "Action": allowed}
-    roles = target.arns(_NAMED["iam"][0])
+    resources: str | list[str] = "*"
+    condition: dict[str, Any] = {}
+    roles = target.arns(ACTIONS.named["iam"][0])
     if name == "iamPass":
-        return {**statement, "Resource": roles, "Condition": _equals("iam:PassedToService", _of(_ASSUMED_BY, types))}
-    if name == "iamLinked":
-        return {**statement, "Resource": "*", "Condition": _equals("iam:AWSServiceName", _of(_LINKED, types))}
-    if name == "iamBounded":
-        bounded = [action for action in allowed if action != _UNBOUND]  # which would lift the boundary
-        return {
-            **statement,
-            "Action": bounded,
-            "Resource": roles,
-            "Condition": _equals("iam:PermissionsBoundary", target.boundaries),
-        }
-    if name in _NAMED:
-        more = (_COMPANION,) if name == "cloudformation" and REPOSITORY in types else ()
-        return {**statement, "Resource": sorted({arn for each in (*_NAMED[name], *more) for arn in target.arns(each)})}
-    if name == "unnamed":
-        return {**statement, "Resource": "*"}
-    return {**statement, "Resource": "*", "Condition": _equals("aws:RequestedRegion", target.regions)}
+        resources, condition = roles, _equals("iam:PassedToService", _of(ACTIONS.passed_to, types))
+    elif name == "iamLinked":
+        condition = _equals("iam:AWSServiceName", _of(ACTIONS.linked, types))
+    elif name == "iamBounded":
+        allowed = [action for action in allowed if action != _UNBOUND]  # which would lift the boundary
+        resources, condition = roles, _equals("iam:PermissionsBoundary", target.boundaries)
+    elif name in ACTIONS.named:
+        more = (ACTIONS.companion,) if name == "cloudformation" and REPOSITORY in types else ()
+        resources = sorted({arn for pattern in (*ACTIONS.named[name], *more) for arn in target.arns(pattern)})
+    elif name != "unnamed":
+        condition = _equals("aws:RequestedRegion", target.regions)
+    statement = {"Sid": name[0].upper() + name[1:], "Effect": "Allow", "Action": allowed, "Resource": resources}
+    return {**statement, "Condition": condition} if condition else statement
 
 
 def _equals(key: str, values: Sequence[str]) -> dict[str, Any]:
     return {"StringEquals": {key: values[0] if len(values) == 1 else sorted(values)}}
 
 
-def _of(services: dict[str, str], types: Collection[str]) -> list[str]:
+def _of(services: Mapping[str, str], types: Collection[str]) -> list[str]:
     return sorted({service for kind, service in services.items() if kind in types})

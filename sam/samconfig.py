@@ -14,41 +14,13 @@ from typing import Any
 
 from serfer.core.errors import InputError
 from serfer.sam.options import Options
+from serfer.sam.template.fragments import text
 
 FILE = "samconfig.toml"
 _MOST_BYTES = 1024 * 1024
 _KEPT_DAYS = {"dev": 3, "prod": 30}
 ENVIRONMENTS = tuple(_KEPT_DAYS)
-_HEAD = """\
-# What SAM CLI is told: `sam build`, then `sam deploy --config-env dev` or prod. Alter it as you like: `serfer deploy
-# package` leaves an altered file as it is. template.yaml says what the parameters mean; those that are not named in
-# parameter_overrides keep the value that the stack has.
-version = 0.1
-
-[default.global.parameters]
-region = "{region}"
-
-[default.build.parameters]
-parallel = true
-"""
 _FLEET = "# Needs CertificateArn in parameter_overrides: the ACM certificate of the load balancer's listener.\n"
-_ENVIRONMENT = """
-{note}[{environment}.global.parameters]
-region = "{region}"
-
-[{environment}.build.parameters]
-parallel = true
-
-[{environment}.deploy.parameters]
-stack_name = "{stack}"
-s3_prefix = "{stack}"
-resolve_s3 = true
-{repositories}capabilities = "CAPABILITY_IAM"
-confirm_changeset = false
-fail_on_empty_changeset = false
-tags = 'serfer:stack="{stack}"'
-parameter_overrides = 'Serving="current" LogRetentionDays="{days}"'
-"""
 
 
 def stack_name(name: str, environment: str) -> str:
@@ -60,9 +32,9 @@ def samconfig(options: Options, *, images: bool = False) -> bytes:
 
     With `images`, SAM CLI makes repositories for the functions that are container images.
     """
-    text = _HEAD.format(region=options.region)
+    written = text("samconfig.toml").format(region=options.region)
     for environment, days in _KEPT_DAYS.items():
-        text += _ENVIRONMENT.format(
+        written += text("samconfig-environment.toml").format(
             note=_FLEET if options.drivers == "fleet" else "",
             environment=environment,
             region=options.region,
@@ -70,7 +42,7 @@ def samconfig(options: Options, *, images: bool = False) -> bytes:
             days=days,
             repositories="resolve_image_repos = true\n" if images else "",
         )
-    return text.encode()
+    return written.encode()
 
 
 @dataclass(frozen=True)
@@ -126,7 +98,7 @@ def _settings(environment: str, tables: Mapping[str, Any], region: str | None) -
 def _overrides(value: str | Sequence[str]) -> dict[str, str]:
     """Return parameters as SAM CLI reads them: 'Name="value" ...', or a list of such texts."""
     assignments = shlex.split(value if isinstance(value, str) else " ".join(value))
-    return {name: text for name, _, text in (word.partition("=") for word in assignments)}
+    return {name: value for name, _, value in (word.partition("=") for word in assignments)}
 
 
 def read_samconfig(directory: Path) -> bytes | None:

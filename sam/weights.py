@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from serfer.core.plan import Artefact, Plan
 from serfer.sam.options import STACK
@@ -49,6 +50,20 @@ class Piece:
     @property
     def function_id(self) -> str:
         return f"Uploader{self.sha256[:_DIGITS]}P{self.number}"
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """What stands in its resources (sam/template/parts/upload.yaml)."""
+        return {
+            "function": self.function_id,
+            "object": self.object_id,
+            "name": self.function_name,
+            "directory": self.name,
+            "content": self.sha256,
+            "bytes": self.whole,
+            "piece": self.number,
+            "pieces": self.count,
+        }
 
     @property
     def object_id(self) -> str:

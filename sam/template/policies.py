@@ -15,40 +15,12 @@ from serfer.core.errors import PlanError
 MOST_POLICY_CHARACTERS = 10_240
 _ARN_CHARACTERS = 115
 """The widest value of an intrinsic function: the ARN of a function with its alias, in any region."""
-_ENI = "arn:${AWS::Partition}:ec2:${AWS::Region}:${AWS::AccountId}:"
 
 Statement = dict[str, Any]
 
 
 def allow(sid: str, action: str | list[str], resource: Any, **more: Any) -> Statement:  # noqa: ANN401 - intrinsics
     return {"Sid": sid, "Effect": "Allow", "Action": action, "Resource": resource, **more}
-
-
-def network_statements(group: str) -> list[Statement]:
-    """Return what Lambda needs of a role to put its function into the network, in security group `group`.
-
-    The function's own code could do the same with the role's credentials; it is kept from that by the last statement
-    (AWS's developer guide, "Giving Lambda functions access to resources in an Amazon VPC").
-    """
-    made = [
-        {"Fn::Sub": f"{_ENI}network-interface/*"},
-        *({"Fn::Sub": f"{_ENI}subnet/${{{subnet}}}"} for subnet in ("PrivateSubnetA", "PrivateSubnetB")),
-        {"Fn::Sub": f"{_ENI}security-group/${{{group}}}"},
-    ]
-    kept = ["ec2:DeleteNetworkInterface", "ec2:AssignPrivateIpAddresses", "ec2:UnassignPrivateIpAddresses"]
-    seen = ["ec2:DescribeNetworkInterfaces", "ec2:DescribeSubnets"]
-    return [
-        allow("NetworkMake", "ec2:CreateNetworkInterface", made),
-        allow("NetworkKeep", kept, {"Fn::Sub": f"{_ENI}*/*"}),  # the guide says so: nothing narrower works
-        allow("NetworkSee", seen, "*"),  # these know no resource
-        {
-            "Sid": "NetworkByLambdaOnly",
-            "Effect": "Deny",
-            "Action": ["ec2:CreateNetworkInterface", *kept, *seen],
-            "Resource": "*",
-            "Condition": {"Null": {"lambda:SourceFunctionArn": "false"}},
-        },
-    ]
 
 
 def attach(resources: Mapping[str, Any], statements: Mapping[str, Sequence[Statement]]) -> None:

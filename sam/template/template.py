@@ -26,9 +26,8 @@ from serfer.sam.options import DAY_S, LIVE, GpuPool, Options, digest12, function
 from serfer.sam.template import fragments
 from serfer.sam.template.fragments import Part
 from serfer.sam.template.functions import generation, upload, vpc
-from serfer.sam.template.policies import attach, network_statements
-from serfer.sam.template.serving import api_variables, run_in_driver, served
-from serfer.sam.weights import fetched, uploaded_id
+from serfer.sam.template.policies import allow, attach
+from serfer.sam.weights import URL, fetched, uploaded_id
 
 CURRENT = "current"
 """The value of the parameter Serving for the plan that was packaged last."""
@@ -43,6 +42,9 @@ _DRAINING: Final = {
     "HeartbeatTimeout": 60,
     "DefaultResult": "CONTINUE",
 }
+_API_METHODS = ("ApiRootMethod", "ApiProxyMethod")
+_HEALTH_METHODS = ("ApiHealthzMethod", "ApiReadyzMethod")
+_NOTHING = {"Ref": "AWS::NoValue"}
 _INSTANCES = {"x86_64": "c7i.large", "arm64": "c7g.large"}
 _ORDER = (
     *("AWSTemplateFormatVersion", "Transform", "Description", "Metadata", "Parameters", "Conditions"),
@@ -260,6 +262,58 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
     return [name for name, chosen in parts.items() if chosen]
 
 
+def served(values: Sequence[Any]) -> Any:  # noqa: ANN401 - intrinsics
+    """Return the value of the plan that is served, out of one for each plan; the first is the previous one too."""
+    return {"Fn::If": ["ServesPrevious", values[-1], values[0]]}
+
+
+def api_variables(*, health: bool) -> dict[str, Any]:
+    """Return the variables of the REST API's parts: its deployment's name, which changes with its methods."""
+    methods = (*_API_METHODS, *(_HEALTH_METHODS if health else ()))
+    return {"api_deployment": f"Api{'Health' if health else ''}Deployment", "api_methods": list(methods)}
+
+
+def run_in_driver(
+    plans: Sequence[Plan], memories: Mapping[str, int], resources: Part, environment: Mapping[str, Any]
+) -> Part:
+    """Let the driver function run plans itself, those whose digests, of twelve digits, `memories` has.
+
+    Changes its memory, layers and order among `resources`; returns the variables that it gets in place of those in
+    `environment`, and what its role may do besides.
+    """
+    digests = [digest12(plan) for plan in plans]
+    own = [digest in memories for digest in digests]
+    driver = resources["DriverFunction"]
+    properties, usual = driver["Properties"], driver["Properties"]["MemorySize"]
+    properties["MemorySize"] = _either([memories.get(digest, usual) for digest in digests])
+    properties["Layers"] = [
+        *properties["Layers"],
+        _either([{"Ref": "RunnerLayer"} if runs else _NOTHING for runs in own]),
+        _either(
+            [{"Ref": weights_id(digest, 0, 0)} if runs else _NOTHING for digest, runs in zip(digests, own, strict=True)]
+        ),
+    ]
+    weights = fetched(plan for plan, runs in zip(plans, own, strict=True) if runs)
+    variables = {
+        "SERFER_WORKERS": _either(["inprocess" if runs else "aws" for runs in own]),
+        "SERFER_STORE": _either(["memory://" if runs else environment["SERFER_STORE"] for runs in own]),
+    }
+    statements = []
+    if weights:
+        variables["SERFER_WEIGHTS"] = {"Fn::Sub": URL}
+        driver["DependsOn"] = sorted({*map(uploaded_id, weights)})  # it is not there before its weights are
+        statements = [
+            allow("Weights", "s3:GetObject", {"Fn::Sub": "${WeightsBucket.Arn}/weights/*"}),
+            allow("WeightsMissing", "s3:ListBucket", {"Fn::GetAtt": ["WeightsBucket", "Arn"]}),
+        ]
+    return {"DriverEnvironment": variables, "Statements": {"DriverRole": statements}}
+
+
+def _either(values: Sequence[Any]) -> Any:  # noqa: ANN401 - intrinsics
+    """Return the value of the plan that is served, plainly where all have the same one."""
+    return values[0] if all(value == values[0] for value in values) else served(values)
+
+
 def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], spot: Collection[str]) -> Part:
     """Return the parameter that says which plan drivers use, what follows from it, and the outputs that tell."""
     variables: Part = {
@@ -303,10 +357,12 @@ def _place(resources: Part, statements: Part, options: Options) -> None:
     """Put into the network what has to be there, with the permissions that Lambda wants for it."""
     if options.store not in _CACHES:
         return
-    statements["WorkerRole"] += network_statements("WorkersGroup")
+    groups = {"WorkerRole": "WorkersGroup"}
     if options.drivers == "function":
         resources["DriverFunction"]["Properties"]["VpcConfig"] = vpc("DriversGroup")
-        statements["DriverRole"] += network_statements("DriversGroup")
+        groups["DriverRole"] = "DriversGroup"
+    for role, group in groups.items():
+        statements[role] += fragments.load("network-role", {"role": role, "group": group})["Statements"][role]
 
 
 def _provision(resources: Part, plans: Sequence[Plan], options: Options) -> None:

@@ -8,7 +8,6 @@ from fnmatch import fnmatchcase
 import pytest
 
 from serfer.sam import teardown
-from serfer.sam.deployer import _UNNAMED as UNNAMED
 from serfer.sam.deployer import ACTIONS, Target, actions, needed, policies, statements
 from serfer.sam.options import Pings
 from tests.sam.offered import FEW, PINGED, POOL, POOLED, every_template, of_type, template, translated
@@ -169,7 +168,11 @@ def deployed_arns(source, stack):
         name = resolved(one["Properties"][key], names) if key in one["Properties"] else made
         arn = shape.format(name=name.lower() if service == "s3" else name, region=REGION, account=ACCOUNT)
         actions_there = {*needed(one["Type"]), *({"iam:PassRole"} if one["Type"] == "AWS::IAM::Role" else ())}
-        yield sid, arn, sorted(each for each in actions_there if each.startswith(f"{service}:") and each not in UNNAMED)
+        yield (
+            sid,
+            arn,
+            sorted(each for each in actions_there if each.startswith(f"{service}:") and each not in ACTIONS.unnamed),
+        )
 
 
 def resolved(value, names):

@@ -155,7 +155,6 @@ class _Loader(yaml.SafeLoader):
 
 
 def _check_section(file: Path, section: str, named: Any) -> None:  # noqa: ANN401 - any YAML value
-    """Raise InputError where a section's names are not texts, or stand for anything but objects."""
     if not isinstance(named, dict):
         raise InputError(f"{file}: {section} should be an object: {_ADVICE}")
     for name, resource in named.items():

@@ -22,7 +22,7 @@ from serfer.core.plan.borders import members
 from serfer.core.units import MS_PER_S
 from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
 from serfer.pipeline.warm import environments
-from serfer.sam.cost.monthly import registry_lines
+from serfer.sam.cost.marginal import registry_lines
 from serfer.sam.options import Options, Pings
 from serfer.sam.template.intrinsics import resources
 
@@ -166,7 +166,6 @@ def _check_room(plan: Plan, cold: Plan, facts: AwsFacts) -> None:
 
 
 def _check_pings(plan: Plan, pings: Pings, facts: AwsFacts) -> None:
-    """Refuse pings that come too late, or that want more environments than there are."""
     functions = facts.functions
     if _S_PER_MINUTE * pings.minutes > functions.kept_warm:
         most = int(functions.kept_warm // _S_PER_MINUTE) or 1
@@ -289,10 +288,7 @@ def _expanded(kind: str, properties: Mapping[str, Any]) -> int:
 
 
 def find_sam(beside: Path | None = None, path: str | None = None) -> Path:
-    """Return SAM CLI's program: of the environment `sam` in this one's, or else what `path` (PATH) has.
-
-    Raises UnavailableError that says how to get it.
-    """
+    """Return SAM CLI's program: of the environment `sam` in this one's, or else what `path` (PATH) has."""
     own = (beside or Path(sys.prefix)) / "sam" / "bin" / "sam"
     if own.is_file():
         return own

@@ -122,11 +122,7 @@ def prepare(order: Order, settings: Settings) -> Smoke:
 
 
 def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # noqa: ANN401 - boto3 has no types here
-    """Do it all, and leave nothing that bills.
-
-    Raises UsageError where it cannot be done or the stack is there already, UnavailableError where AWS or a part of the
-    stack does not answer, WrongAnswerError or QueryError where a query goes wrong.
-    """
+    """Do it all, and leave nothing that bills."""
     run = prepare(order, settings)
     run.check()
     with deploy(run, session, say) as budget:
@@ -228,7 +224,6 @@ def _reachable(url: str, endpoint: str) -> str:
 
 
 def _until_open(client: Client) -> None:
-    """Wait until API Gateway takes a new key, which is some seconds after the stack is there."""
     retry(client.models, _OPENING, time.sleep)
 
 

@@ -165,10 +165,7 @@ def _released_together(formation: Any, stack: DeployedStack) -> bool:  # noqa: A
 
 
 def roll_back(name: str, session: Any, progress: Callable[[str], None]) -> str:  # noqa: ANN401 - same
-    """Switch a stack's drivers back to the previous plan, in the template that it has; return that plan.
-
-    Raises UsageError where there is no such stack or no plan before, UnavailableError where the update fails.
-    """
+    """Switch a stack's drivers back to the previous plan, in the template that it has; return that plan."""
     formation = session.client("cloudformation")
     stack = our_stack(formation, name)
     plan = _previous(formation, stack)

@@ -26,10 +26,7 @@ _ARTEFACTS = "aws-sam-cli-managed-default"
 
 
 def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - boto3 has no types here
-    """Empty the stack's buckets, delete it, wait, and delete the images and packages that SAM CLI uploaded for it.
-
-    Raises UsageError where there is no such stack, UnavailableError with what is left where it cannot be deleted.
-    """
+    """Empty the stack's buckets, delete it, wait, and delete the images and packages that SAM CLI uploaded for it."""
     formation, store = session.client("cloudformation"), session.client("s3")
     identity = our_stack(formation, stack).identity
     for attempt in range(_TRIES):
@@ -59,7 +56,6 @@ def _buckets(formation: Any, identity: str) -> Iterator[str]:  # noqa: ANN401 - 
 
 
 def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 - same
-    """Delete every object of a bucket below a prefix, every version of one, and its unfinished uploads."""
     directory = bucket.endswith("--x-s3")  # which has no versions
     kinds = ("Contents",) if directory else ("Versions", "DeleteMarkers")
     pages = store.get_paginator("list_objects_v2" if directory else "list_object_versions")
@@ -76,7 +72,6 @@ def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 -
 
 
 def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same
-    """Wait for a stack's end, and return what of it could not be deleted."""
     from botocore.exceptions import WaiterError  # noqa: PLC0415 - only where one waits
 
     try:

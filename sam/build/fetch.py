@@ -87,7 +87,6 @@ def _location(stack: DeployedStack, digest: str, code: Mapping[str, str]) -> str
 
 
 def _weights(functions: Any, name: str) -> str:  # noqa: ANN401 - same
-    """Return where the layer with a function's weights, which has the function's name, can be downloaded."""
     layers = [each["Arn"] for each in _function(functions, name)["Configuration"].get("Layers", ())]
     for arn in layers:
         if arn.split(":")[-2] == name:
@@ -98,7 +97,6 @@ def _weights(functions: Any, name: str) -> str:  # noqa: ANN401 - same
 
 @contextmanager
 def _downloaded(location: str) -> Iterator[zipfile.ZipFile]:
-    """Download a package from a signed link into a temporary file, and open it."""
     with tempfile.TemporaryFile() as file:
         try:
             with urllib3.request("GET", location, timeout=_TIMEOUT_S, preload_content=False) as response:

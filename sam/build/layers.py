@@ -58,10 +58,7 @@ def health_directory(target: Path) -> Built:
 
 
 def gpu_layer(target: Path, options: Options, cache: Path) -> Built:
-    """Write the layer of what instances with a GPU need besides the drivers' layer: ONNX Runtime for CUDA as a wheel.
-
-    Raises UnavailableError and UsageError as `wheels` does.
-    """
+    """Write the layer of what instances with a GPU need besides the drivers' layer: ONNX Runtime for CUDA."""
     (target / GPU).mkdir(parents=True)
     for wheel in wheels(lock_file(GPU), options.runtime, options.architecture, cache):
         link(str(wheel.path), str(target / GPU / wheel.path.name))
@@ -120,10 +117,7 @@ def piece_directory(target: Path, piece: Piece, weights: Path) -> Built:
 
 
 def check_size(name: str, worker: Built, own: Iterable[Built], limit: int) -> int:
-    """Return the bytes of a function with its layers, unzipped: the worker layer, and what is its `own`.
-
-    Raises ModelError where they are more than `limit`.
-    """
+    """Return the bytes of a function with its layers, unzipped: the worker layer, and what is its `own`."""
     mine = sum(part.bytes for part in own)
     size = worker.bytes + mine
     if size > limit:
@@ -145,10 +139,7 @@ def interpreter(runtime: str) -> Path | None:
 
 
 def _layer(kind: str, name: str, target: Path, options: Options, cache: Path) -> Built:
-    """Link a layer's files to those in the cache, where it is assembled unless it is there already and as it was.
-
-    Raises UnavailableError where wheels are neither in `cache` nor to be had.
-    """
+    """Link a layer's files to those in the cache, where it is assembled unless it is there already and as it was."""
     python = interpreter(options.runtime)
     compiled_by = _version(python) if python else None
     kept = cache / "layers" / _stamp(kind, options, compiled_by)
@@ -186,7 +177,6 @@ def _unaltered(kept: Path, compiled_by: str | None) -> Built | None:
 
 
 def _stamp(kind: str, options: Options, compiled_by: str | None) -> str:
-    """Return a name that changes with anything that a layer is made of."""
     contents = CONTENTS[kind]
     known = (_FORMAT, contents.pruned, contents.needed, options.runtime, options.architecture, compiled_by)
     digest = hashlib.sha256(repr(known).encode() + lock_file(kind).read_bytes())

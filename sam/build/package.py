@@ -227,7 +227,6 @@ def _earlier(place: Path, plan: Plan, options: Options) -> _Generation | None:
 
 
 def _packaged(place: Path, deployment: Deployment, digest: str, options: Options) -> _Generation:
-    """Return a plan of a BUILD directory with its cold plan, which an engine that runs one plan does not keep."""
     plan = load_packaged_plan(place, digest)
     cold = load_packaged_cold(place, deployment, plan) if options.chooses_plans else None
     beside = [load_packaged_plan(place, each) for each in deployment.beside.get(digest, ()) if options.applications]
@@ -238,10 +237,7 @@ def _packaged(place: Path, deployment: Deployment, digest: str, options: Options
 def _earlier_of(
     stack: str, place: Path, plan: Plan, options: Options, scratch: Path, progress: Callable[[str], None]
 ) -> _Generation | None:
-    """Return the generation that a stack serves, or the one before where it serves this plan; None if it has no other.
-
-    Raises UsageError for a stack that is missing, is not ours, or has another store.
-    """
+    """Return the generation that a stack serves, or the one before where it serves this plan; None without another."""
     import boto3  # noqa: PLC0415 - only for --previous-of
 
     session = boto3.session.Session(region_name=options.region)
@@ -281,7 +277,6 @@ def _different(sources: Iterable[_Source]) -> list[_Source]:
 
 
 def _pieces(plan: Plan) -> list[tuple[Artefact, Piece]]:
-    """Return the weights that a plan's functions fetch, with each of their pieces."""
     return [(weights, piece) for weights in fetched([plan]) for piece in pieces(weights)]
 
 
@@ -317,8 +312,6 @@ def _first_settings(deployment: Deployment) -> bytes:
 
 @dataclass(frozen=True)
 class _Writer:
-    """Writes into a BUILD directory."""
-
     build: Path
     options: Options
     settings: Settings
@@ -436,7 +429,6 @@ class _Writer:
         return sizes
 
     def _weights(self, source: _Source) -> None:
-        """Write the pieces of what a plan's functions fetch, of a plan directory or as another BUILD has them."""
         for weights, piece in _pieces(source.plan):
             place = self.build / _WEIGHTS / piece.name
             if place.exists():  # of another plan
@@ -468,7 +460,6 @@ class _Writer:
         return pooled
 
     def _pool(self, plan: Plan, directory: Path) -> None:
-        """Write what a plan's pool is used by, and the graph of the whole network, whose weights the stages have."""
         assert self.profile is not None  # noqa: S101 - the caller has checked
         place = plan_directory(self.build, digest12(plan))
         scenario = make_scenario(plan, self.options, self.settings.facts(), self.profile)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 
 from packaging.utils import canonicalize_name
@@ -19,7 +21,6 @@ from serfer.sam.build.pins import GPU, Pin, dump, lock_file
 from serfer.sam.build.wheels import download
 from serfer.sam.options import ARCHITECTURES, RUNTIMES
 
-_GPU_RUNTIME, _GPU_ARCHITECTURE = "onnxruntime-gpu", "x86_64"
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
 
 
@@ -30,43 +31,34 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write all lock files."""
-    _relock_layers()
-    _relock_gpu()
-
-
-def _relock_layers() -> None:
-    names = {canonicalize_name(name) for contents in CONTENTS.values() for name in contents.distributions}
+    """Write all lock files; GPU instances have the ONNX Runtime in the version that everything else runs."""
     pinned = versions()
+    layers = {layer: sorted(map(canonicalize_name, contents.distributions)) for layer, contents in CONTENTS.items()}
+    wanted = {name: pinned[name] for names in layers.values() for name in names}
+    hashes = _download(wanted, ARCHITECTURES)
+    for layer, names in layers.items():
+        _write(layer, {name: wanted[name] for name in names}, hashes)
+    gpu = {"onnxruntime-gpu": pinned["onnxruntime"]}
+    _write(GPU, gpu, _download(gpu, ("x86_64",)))
+
+
+def _download(wanted: Mapping[str, str], architectures: Iterable[str]) -> Mapping[str, set[str]]:
     hashes = defaultdict(set)
     with tempfile.TemporaryDirectory() as scratch:
-        wanted = Path(scratch) / "wanted.txt"
-        wanted.write_text("".join(f"{name}=={pinned[name]}\n" for name in sorted(names)), encoding="utf-8")
-        for runtime in RUNTIMES:
-            for architecture in ARCHITECTURES:
-                directory = Path(scratch) / f"{runtime}-{architecture}"
-                download(wanted, runtime, architecture, directory)
-                for path in directory.glob("*.whl"):
-                    name = canonicalize_name(path.name.split("-")[0])
-                    hashes[name].add(hashlib.sha256(path.read_bytes()).hexdigest())
-    for layer, contents in CONTENTS.items():
-        listed = sorted(map(canonicalize_name, contents.distributions))
-        text = dump(tuple(Pin(name, pinned[name], frozenset(hashes[name])) for name in listed))
-        lock_file(layer).parent.mkdir(exist_ok=True)
-        lock_file(layer).write_text(text, encoding="utf-8")
+        lines = Path(scratch) / "wanted.txt"
+        lines.write_text("".join(f"{name}=={version}\n" for name, version in wanted.items()), encoding="utf-8")
+        for runtime, architecture in product(RUNTIMES, architectures):
+            directory = Path(scratch) / f"{runtime}-{architecture}"
+            download(lines, runtime, architecture, directory)
+            for path in directory.glob("*.whl"):
+                name = canonicalize_name(path.name.split("-")[0])
+                hashes[name].add(hashlib.sha256(path.read_bytes()).hexdigest())
+    return hashes
 
 
-def _relock_gpu() -> None:
-    """Lock the ONNX Runtime of instances with a GPU, in the version that everything else runs."""
-    version, hashes = versions()["onnxruntime"], set()
-    with tempfile.TemporaryDirectory() as scratch:
-        wanted = Path(scratch) / "wanted.txt"
-        wanted.write_text(f"{_GPU_RUNTIME}=={version}\n", encoding="utf-8")
-        for runtime in RUNTIMES:
-            directory = Path(scratch) / runtime
-            download(wanted, runtime, _GPU_ARCHITECTURE, directory)
-            hashes |= {hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.glob("*.whl")}
-    lock_file(GPU).write_text(dump((Pin(_GPU_RUNTIME, version, frozenset(hashes)),)), encoding="utf-8")
+def _write(layer: str, wanted: Mapping[str, str], hashes: Mapping[str, set[str]]) -> None:
+    pinned = tuple(Pin(name, version, frozenset(hashes[name])) for name, version in wanted.items())
+    lock_file(layer).write_text(dump(pinned), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -53,10 +53,7 @@ def built(directory: Path, compiled_by: str | None = None) -> Built:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Give the files of a sealed directory second names below `target`, copies on another file system.
-
-    Raises OSError of the first file where it cannot be done: a disk that is full, say.
-    """
+    """Give the files of a sealed directory second names below `target`, copies on another file system."""
     target.mkdir(parents=True)
     for path in sorted(source.rglob("*")):
         place = target / path.relative_to(source)

@@ -82,10 +82,7 @@ class Upload:
         return f"{self.bucket}/{self.key}/{self.number}"
 
     def write(self, store: Any) -> dict[str, str]:  # noqa: ANN401 - boto3 has no types here
-        """Write the piece; return the id of the upload and the tag of the part.
-
-        Raises UploadError where the whole object is not what it should be.
-        """
+        """Write the piece; return the id of the upload and the tag of the part."""
         if self.upload_id == WHOLE or self._is_whole(store):
             return {"UploadId": WHOLE, "Tag": WHOLE}
         with PIECE.open("rb") as piece:
@@ -195,7 +192,6 @@ def _status(error: ClientError) -> int:
 
 
 def _respond(url: str, answer: dict[str, Any]) -> None:
-    """Send the response to a presigned URL, for whose signature the request has no content type."""
     retries = urllib3.Retry(5, backoff_factor=0.5, status_forcelist=range(500, 600), allowed_methods=None)
     with urllib3.PoolManager(retries=retries) as pool:
         pool.request("PUT", url, body=json.dumps(answer).encode(), headers={"Content-Type": ""}, timeout=10.0)

@@ -162,7 +162,6 @@ def newer_than_lambda(library: bytes) -> list[tuple[str, str]]:
 
 
 def _glibc(platform: str) -> tuple[int, ...]:
-    """Return the C library that a platform tag asks for, a huge one for a tag that says nothing of glibc."""
     if platform.startswith("manylinux2014_"):
         return (2, _OLDEST_GLIBC)
     match = re.match(r"manylinux_(\d+)_(\d+)_", platform)

@@ -18,8 +18,15 @@ from serfer.core.plan import Plan
 from serfer.core.plan.window_plan import priced_query
 from serfer.sam.cost.driver_runs import decide
 from serfer.sam.cost.fixed import SECONDS_A_MONTH, Line, fixed_costs
-from serfer.sam.cost.marginal import Deployed, Usage, mixed, query_usage
-from serfer.sam.cost.monthly import fewest_drivers, ping_lines, registry_lines
+from serfer.sam.cost.marginal import (
+    Deployed,
+    Usage,
+    fewest_drivers,
+    mixed,
+    ping_lines,
+    query_usage,
+    registry_lines,
+)
 from serfer.sam.deployment import load_current_plan, load_deployment, load_packaged_cold, load_template
 from serfer.sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
 from serfer.sam.template.intrinsics import check_parameters, resources
@@ -140,7 +147,6 @@ class Bill:
         return notes
 
     def _of_pool(self) -> list[str]:
-        """Describe what a GPU pool costs while it has instances, which no line above has."""
         pool = self.deployed.options.gpu
         if pool is None:
             return []
@@ -157,7 +163,6 @@ class Bill:
         ]
 
     def _of_second_invocation(self) -> list[str]:
-        """Compare two functions and one, where the plan is one function that a driver function could run itself."""
         deployed = self.deployed
         options, has_cold = replace(deployed.options, driver_runs="auto"), deployed.cold is not None
         priced = decide(deployed.plan, options, deployed.facts, has_cold=has_cold)
@@ -274,7 +279,6 @@ def _month(deployed: Deployed, idle: tuple[Line, ...], queries: int, cold_share:
 
 
 def _expected(deployed: Deployed, queries: int, cold_share: float | None) -> tuple[float, Usage]:
-    """Return the share of queries that find no environment, and what one uses on average."""
     if cold_share is not None:
         return cold_share, query_usage(deployed, cold_share)
     share, kept = _cold_share(deployed, queries), deployed.options.kept_ready
@@ -297,12 +301,10 @@ def all_busy(kept: int, load: float) -> float:
 
 
 def _cold_share(deployed: Deployed, queries: int) -> float:
-    """Return the share of queries before which none came for as long as Lambda keeps an environment."""
     return math.exp(-queries / SECONDS_A_MONTH * deployed.facts.functions.kept_warm)
 
 
 def _grown(deployed: Deployed, idle: tuple[Line, ...], queries: int, seconds: float) -> list[Line]:
-    """Return what stands when a fleet has as many machines as so many queries keep busy."""
     busy = queries / SECONDS_A_MONTH * (seconds + deployed.facts.services.driver_seconds)
     hours = math.ceil(busy / _AT_ONCE) * SECONDS_A_MONTH / 3600
     return [
@@ -386,10 +388,7 @@ def price_build(
     cold_share: float | None = None,
     parameters: Mapping[str, str] | None = None,
 ) -> Bill:
-    """Price what BUILD holds, with its template's own parameters unless others are given.
-
-    Raises InputError where BUILD is unusable, UsageError for loads and parameters that cannot be.
-    """
+    """Price what BUILD holds, with its template's own parameters unless others are given."""
     deployment, template = load_deployment(build), load_template(build)
     plan = priced_query(load_current_plan(build, deployment))
     images = sum(size for name, size in deployment.bytes.items() if deployment.is_image(name))

@@ -88,7 +88,6 @@ def needed_mb(plan: Plan) -> int:
 
 
 def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> str:
-    """Return what keeps a driver function from running a plan, "" if nothing does."""
     functions, tasks = len(plan.functions), plan.tasks
     limit, memory_mb = facts.functions.package_limit, needed_mb(plan) if functions == 1 else 0
     reasons = (

@@ -60,8 +60,6 @@ def add_up(lines: Iterable[Line]) -> list[Line]:
 
 @dataclass(frozen=True)
 class _Stack:
-    """The resources that are made, and prices."""
-
     resources: Mapping[str, tuple[str, Properties]]
     facts: AwsFacts
 
@@ -121,7 +119,6 @@ def _balancer(stack: _Stack, properties: Properties) -> list[Line]:
 
 
 def _machines(stack: _Stack, properties: Properties) -> list[Line]:
-    """Price the least number of machines that a group has, with their disks and public addresses."""
     count = int(properties.get("MinSize", 0))
     if not count:  # a pool, which is empty while there is no load
         return []
@@ -146,7 +143,6 @@ def _disk_gb(launched: Properties) -> float:
 
 
 def _warm_pool(stack: _Stack, properties: Properties) -> list[Line]:
-    """Price the disks of a pool's machines that are kept stopped, for which nothing else is billed."""
     name = (properties.get("AutoScalingGroupName") or {}).get("Ref")
     _, group = stack.resources.get(str(name), ("", {}))
     gigabytes = int(properties.get("MaxGroupPreparedCapacity", 0)) * _disk_gb(_launched(stack, group))
@@ -180,7 +176,6 @@ def _endpoint(stack: _Stack, properties: Properties) -> list[Line]:
 
 
 def _cache(stack: _Stack, properties: Properties) -> list[Line]:
-    """Price the least that a serverless cache bills."""
     engine = properties.get("Engine")
     table = "valkey" if engine == "valkey" else "redis_serverless"
     return [Line.priced(stack.facts, f"cache, {engine}", HOURS_A_MONTH, "hours", f"{table}.price_hour")]

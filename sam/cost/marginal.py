@@ -1,12 +1,15 @@
-"""Marginal cost of a query in a deployment, item by item, by the cost model of serfer/core/costs/cost_model.py.
+"""Cost of a query in a deployment, item by item, by the cost model of serfer/core/costs/cost_model.py; of pings, too.
 
-A driver waits while workers run, so a driver function is billed for the whole of each query.
+A driver waits while workers run, so a driver function is billed for the whole of each query. A ping is the driver's
+invocation and a request to each environment that is kept, busy for `HOLD_S`, so that the others find other ones;
+functions come one after the other. A bucket bills each request to a pool's record, which drivers read and write each
+second (serfer/fleet/registry.py); in a cache these are cheap commands.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,13 +34,17 @@ from serfer.core.plan import CACHE, FETCHED, Plan, Stage
 from serfer.core.units import FLOAT_BYTES, MB_PER_GB
 from serfer.drivers.poll import POLLING
 from serfer.drivers.stepfunctions.asl import compile_plan, local_functions
+from serfer.fleet.registry import REQUESTS_PER_S
 from serfer.lambdas.weights import PART_BYTES
-from serfer.sam.cost.fixed import Line, add_up
+from serfer.pipeline.warm import HOLD_S, environments
+from serfer.sam.cost.fixed import SECONDS_A_MONTH, Line, add_up
 from serfer.sam.options import Options
+from serfer.sam.template.intrinsics import resources
 
 _BASE64 = 4 / 3
 _CHUNK_S = 0.1  # of an Express workflow's time
 _REPLY_BYTES = 500
+BUCKETS = ("s3", "s3express")
 
 
 @dataclass(frozen=True)
@@ -82,6 +89,13 @@ class Deployed:
 
     def line(self, item: str, quantity: float, unit: str, source: str) -> Line:
         return Line.priced(self.facts, item, quantity, unit, source)
+
+    def compute(self, item: str, used: Iterable[tuple[float, Floats | float]], price: str) -> Line:
+        """Return a line of MB that are billed for seconds, each number of which is rounded up to the millisecond."""
+        functions, used = replace(self.facts.functions, price_gb_second=self.facts.price(price)), list(used)
+        gb_seconds = sum(memory_mb / MB_PER_GB * float(np.sum(seconds)) for memory_mb, seconds in used)
+        usd = sum(float(billed_usd(memory_mb, seconds, functions).sum()) for memory_mb, seconds in used)
+        return Line(item, gb_seconds, "GB-s", usd, price)
 
     def platform(self, cold_share: float) -> Platform:
         """Return where the plan runs, at the price of its stage functions' compute."""
@@ -135,23 +149,18 @@ def mixed(warm: Usage, cold: Usage, cold_share: float) -> Usage:
 
 def _started_beside(deployed: Deployed) -> list[Line]:
     """Price a plan's environments that start while its cold plan answers: one for each task, by warm-up requests."""
-    platform = deployed.platform(1.0)
-    tasks = used = usd = 0.0
-    steps = _steps(deployed)
-    for step in steps:
-        seconds = step.load.cold_start(platform).billed_seconds
-        tasks += step.load.tasks
-        used += step.load.tasks * step.memory_mb / MB_PER_GB * seconds
-        usd += step.load.tasks * float(billed_usd(step.memory_mb, seconds, platform.functions))
+    platform, steps = deployed.platform(1.0), _steps(deployed)
+    starts = (
+        (step.memory_mb, np.full(step.load.tasks, step.load.cold_start(platform).billed_seconds)) for step in steps
+    )
     return [
-        deployed.line("warm-up requests", tasks, "requests", "lambda.price_request"),
-        Line("warm-ups' compute", used, "GB-s", usd, deployed.compute_price),
+        deployed.line("warm-up requests", _tasks(steps), "requests", "lambda.price_request"),
+        deployed.compute("warm-ups' compute", starts, deployed.compute_price),
         *(replace(line, item="weights: reads by warm-ups") for line in _weights(deployed, steps, 1.0)),
     ]
 
 
 def _plan_usage(deployed: Deployed, cold_share: float) -> Usage:
-    """Return what a query on a plan uses, where a share of the environments has to be started for it."""
     steps = _steps(deployed)
     platform = deployed.platform(cold_share)
     seconds = sum(step.seconds(platform) for step in steps) + _waiting(deployed, steps)
@@ -170,16 +179,9 @@ def _plan_usage(deployed: Deployed, cold_share: float) -> Usage:
 def _usage_of_one_function(deployed: Deployed, cold_share: float) -> Usage:
     """Return what a query uses whose driver computes it: nothing is invoked, and nothing goes through a store."""
     load = plan_load(deployed.plan, 0)
-    nothing = np.zeros(load.tasks)
-    load = replace(
-        load,
-        bytes_read=nothing,
-        ranges=nothing,
-        bytes_written=nothing,
-        carried_in=nothing,
-        carried_out=nothing,
-        crops=0.0,
-    )
+    moved = ("bytes_read", "ranges", "bytes_written", "carried_in", "carried_out")
+    nothing: dict[str, Any] = dict.fromkeys(moved, np.zeros(load.tasks))
+    load = replace(load, crops=0.0, **nothing)
     step = _Step(deployed.driver_mb, load)
     seconds = float(step.tasks_s(deployed.platform(cold_share)).sum())
     lines = [*_weights(deployed, [step], cold_share), *_driver(deployed, [], seconds, cold_share)]
@@ -250,21 +252,16 @@ def _handed_on(stage: Stage) -> Stage:
 
 
 def _workers(deployed: Deployed, steps: list[_Step], platform: Platform) -> list[Line]:
-    functions, options = platform.functions, deployed.options
+    options = deployed.options
     tasks = _tasks(steps) + options.by_state_machine  # a state machine's is cleaning up
-    usd = seconds = restored = 0.0
-    for step in steps:
-        times = step.tasks_s(platform)
-        if options.engine == "poll":
-            times = times + deployed.store.request_latency  # the reply
-        usd += float(billed_usd(step.memory_mb, times, functions).sum())
-        seconds += step.memory_mb / MB_PER_GB * float(times.sum())
-        restored += platform.cold_share * step.load.tasks * step.memory_mb / MB_PER_GB
+    reply = deployed.store.request_latency if options.engine == "poll" else 0.0
+    used = ((step.memory_mb, step.tasks_s(platform) + reply) for step in steps)
     lines = [
         deployed.line("workers' invocations", tasks, "requests", "lambda.price_request"),
-        Line("workers' compute", seconds, "GB-s", usd, deployed.workers_price),
+        deployed.compute("workers' compute", used, deployed.workers_price),
     ]
     if options.snapstart:
+        restored = platform.cold_share * sum(step.load.tasks * step.memory_mb / MB_PER_GB for step in steps)
         lines.append(deployed.line("SnapStart restores", restored, "GB", "lambda.price_snapstart_restored"))
     return lines
 
@@ -308,14 +305,12 @@ def _store(deployed: Deployed, steps: list[_Step]) -> list[Line]:
 
 
 def _weights(deployed: Deployed, steps: list[_Step], cold_share: float) -> list[Line]:
-    """Price the requests by which new environments fetch their weights, whose bytes cost nothing within a region."""
     loads = [step.load for step in steps if step.load.weights_in == FETCHED]
     gets = cold_share * sum(load.tasks * math.ceil(load.weight_bytes / PART_BYTES) for load in loads)
     return [deployed.line("weights: reads by new environments", gets, "requests", "s3.price_get")]
 
 
 def _polls(seconds: float) -> int:
-    """Return how often the poll driver looks for the reply of a task of so many seconds."""
     elapsed, looks = 0.0, 0
     while elapsed < seconds:
         looks += 1
@@ -397,12 +392,10 @@ def _driver(deployed: Deployed, steps: list[_Step], seconds: float, cold_share: 
             *common,
         ]
     busy = seconds + services.driver_seconds + cold_share * services.driver_init
-    used = deployed.driver_mb / MB_PER_GB * busy
-    usd = float(billed_usd(deployed.driver_mb, busy, deployed.facts.on(deployed.options.architecture)))
     return [
         deployed.line("API", 1, "requests", "services.price_api_request"),
         deployed.line("driver's invocation", 1, "requests", "lambda.price_request"),
-        Line("driver's compute", used, "GB-s", usd, deployed.compute_price),
+        deployed.compute("driver's compute", [(deployed.driver_mb, busy)], deployed.compute_price),
         *common,
     ]
 
@@ -413,3 +406,42 @@ def _network(deployed: Deployed, steps: list[_Step]) -> list[Line]:
         return []
     carried = _BASE64 * sum(float((step.load.carried_in + step.load.carried_out).sum()) for step in steps)
     return [deployed.line("through endpoints", carried, "bytes", "services.price_endpoint_byte")]
+
+
+def ping_lines(deployed: Deployed) -> list[Line]:
+    """Price a month of pings that find everything warm; none where the deployment has none.
+
+    A driver function that runs its plan itself has no others to ping: an invocation is all that it takes.
+    """
+    chosen = deployed.options.pings
+    if chosen is None:
+        return []
+    facts, plan = deployed.facts, deployed.plan
+    counts = {} if deployed.driver_runs else environments(plan, chosen.queries)
+    pings = SECONDS_A_MONTH / (60 * chosen.minutes)
+    waited = len(counts) * (HOLD_S + facts.functions.invoke_floor)
+    held = ((plan.stages[stage].memory_mb, np.full(count, HOLD_S)) for (stage, _), count in counts.items())
+    priced = [
+        deployed.line("pings", 1 + sum(counts.values()), "requests", "lambda.price_request"),
+        deployed.compute("pings: workers' compute", held, deployed.workers_price),
+        deployed.compute("pings: driver's compute", [(deployed.driver_mb, waited)], deployed.compute_price),
+    ]
+    return [line.times(pings) for line in priced if line.quantity]
+
+
+def registry_lines(facts: AwsFacts, options: Options, drivers: int = 1) -> list[Line]:
+    """Price the registry for a month of so many drivers; none where the deployment has no pool or a cache."""
+    if options.gpu is None or options.store not in BUCKETS:
+        return []
+    looks = ("looks", REQUESTS_PER_S.reads, "get"), ("writes", REQUESTS_PER_S.writes, "put")
+    seconds, store = drivers * SECONDS_A_MONTH, options.store
+    return [
+        Line.priced(facts, f"pool registry, {name}", seconds * rate, "requests", f"{store}.price_{price}")
+        for name, rate, price in looks
+    ]
+
+
+def fewest_drivers(options: Options, template: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> int:
+    """Return how many drivers a template's fleet has at least."""
+    _, group = resources(template, parameters, options.region).get("Drivers", ("", {}))
+    return int(group.get("MinSize", 1))

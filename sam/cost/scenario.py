@@ -36,11 +36,7 @@ class Profile:
 
 
 def read_profile(file: Path | None, slo_ms: float | None, options: Options, facts: AwsFacts) -> Profile:
-    """Read the one [[instance]] table of a file, at the price that `facts` have for the pool's type of instance.
-
-    Raises UsageError for a profile of another type, a missing objective, or no spot price where the pool has spot
-    instances; InputError for what is not a profile.
-    """
+    """Read the one [[instance]] table of a file, at the price that `facts` have for the pool's type of instance."""
     pool = options.gpu
     if pool is None:
         raise UsageError("--gpu-profile and --gpu-slo-ms go with --gpu-instance-type")
@@ -75,7 +71,6 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
 
 
 def _table(file: Path) -> dict[str, object]:
-    """Return a file's only [[instance]] table."""
     try:
         document = tomllib.loads(read_text(file, _MOST_BYTES))
     except (ValueError, RecursionError) as error:

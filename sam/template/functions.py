@@ -36,10 +36,7 @@ def generation(plan: Plan, options: Options, environment: Mapping[str, Any], tim
 
 
 def state_machine(plan: Plan, options: Options, timeout_s: int = 60) -> dict[str, Any]:
-    """Return the definition of a plan's state machine, whose functions' names are the template's substitutions.
-
-    Raises PlanError where it is too large for Step Functions with the ARNs that will stand there.
-    """
+    """Return the definition of a plan's state machine, whose functions' names are the template's substitutions."""
     digest = digest12(plan)
     express = options.engine == "stepfunctions-express"
     compiled = functools.partial(

@@ -24,10 +24,7 @@ def allow(sid: str, action: str | list[str], resource: Any, **more: Any) -> Stat
 
 
 def attach(resources: Mapping[str, Any], statements: Mapping[str, Sequence[Statement]]) -> None:
-    """Append statements to the policies of the roles and endpoints that they are for, where these are there.
-
-    Raises PlanError where a role's policy becomes longer than IAM takes.
-    """
+    """Append statements to the policies of the roles and endpoints that they are for, where these are there."""
     for name, added in statements.items():
         if name not in resources:
             continue

@@ -145,7 +145,6 @@ def driver_room(plans: Sequence[Plan], concurrency: int, *, runs: bool = False) 
 def _plans(
     plans: Sequence[Plan], every: Sequence[Plan], cold: Mapping[str, Plan], beside: Mapping[str, Sequence[Plan]]
 ) -> Part:
-    """Return the outputs that name the plans, and which of them came with which."""
     outputs: Part = {
         "Plans": {"Description": "The plans whose functions there are.", "Value": ",".join(map(digest12, every))}
     }
@@ -167,8 +166,6 @@ def dump(template: Part) -> str:
 
 
 class _Dumper(SafeDumper):
-    """Writes every value out, and texts of several lines as such."""
-
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401, ARG002 - PyYAML's
         return True
 
@@ -227,7 +224,6 @@ def _registry_variables(options: Options) -> Part:
 
 
 def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
-    """Return the names of the parts that a deployment is made of."""
     fleet, cache = options.drivers == "fleet", options.store in _CACHES
     machine, keeps = options.by_state_machine, options.results_days is not None
     to_s3 = keeps or options.applications is not None
@@ -310,12 +306,10 @@ def run_in_driver(
 
 
 def _either(values: Sequence[Any]) -> Any:  # noqa: ANN401 - intrinsics
-    """Return the value of the plan that is served, plainly where all have the same one."""
     return values[0] if all(value == values[0] for value in values) else served(values)
 
 
 def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], spot: Collection[str]) -> Part:
-    """Return the parameter that says which plan drivers use, what follows from it, and the outputs that tell."""
     variables: Part = {
         "SERFER_WORKERS": "aws",
         "SERFER_DRIVER": options.engine,
@@ -354,7 +348,6 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], 
 
 
 def _place(resources: Part, statements: Part, options: Options) -> None:
-    """Put into the network what has to be there, with the permissions that Lambda wants for it."""
     if options.store not in _CACHES:
         return
     groups = {"WorkerRole": "WorkersGroup"}
@@ -366,7 +359,6 @@ def _place(resources: Part, statements: Part, options: Options) -> None:
 
 
 def _provision(resources: Part, plans: Sequence[Plan], options: Options) -> None:
-    """Have environments of the plan that drivers use kept, as many as queries need of each function."""
     if options.provisioned_concurrency is None:
         return
     for plan in plans:
@@ -419,7 +411,6 @@ def routing(digest: str, kind: str, *, pooled: bool, spot: bool) -> Part:
 
 
 def _group(plan: Plan, options: Options, pool: GpuPool, *, spot: bool = False) -> list[Part]:
-    """Return the parts of one group of a plan's pool, whose warm pool, if there is one, comes second."""
     digest = digest12(plan)
     name = f"{digest}Spot" if spot else digest
     layers = [{"Ref": weights_id(digest, *part)} for part in plan.functions]

@@ -33,8 +33,10 @@ def versions() -> dict[str, str]:
 def main() -> None:
     """Write all lock files; GPU instances have the ONNX Runtime in the version that everything else runs."""
     pinned = versions()
-    layers = {layer: sorted(map(canonicalize_name, contents.distributions)) for layer, contents in CONTENTS.items()}
-    wanted = {name: pinned[name] for names in layers.values() for name in names}
+    layers = {
+        layer: sorted(map(str, map(canonicalize_name, contents.distributions))) for layer, contents in CONTENTS.items()
+    }
+    wanted: dict[str, str] = {name: pinned[name] for names in layers.values() for name in names}
     hashes = _download(wanted, ARCHITECTURES)
     for layer, names in layers.items():
         _write(layer, {name: wanted[name] for name in names}, hashes)
@@ -43,7 +45,7 @@ def main() -> None:
 
 
 def _download(wanted: Mapping[str, str], architectures: Iterable[str]) -> Mapping[str, set[str]]:
-    hashes = defaultdict(set)
+    hashes = defaultdict[str, set[str]](set)
     with tempfile.TemporaryDirectory() as scratch:
         lines = Path(scratch) / "wanted.txt"
         lines.write_text("".join(f"{name}=={version}\n" for name, version in wanted.items()), encoding="utf-8")

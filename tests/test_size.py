@@ -18,12 +18,12 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "cli": (("serfer/cli",), 6_890),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_400),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_150),
-    "sam": (("sam",), 5_950),
+    "sam": (("sam",), 5_650),
     "bench and study": (("bench",), 33_300),
     "tests": (("tests",), 104_200),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 103_000
+PRODUCT = 102_750
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 123_000  # words below docs/
 CHANGELOG = 25_000  # bytes

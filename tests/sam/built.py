@@ -4,16 +4,25 @@ import json
 import os
 import re
 import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import boto3
 import yaml
+from botocore.config import Config
 
+from serfer.core.costs.aws import shipped_aws
+from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import ACCOUNT, REGION, FunctionConfig
+from serfer.local.lambda_.runtime import runtime_directory
+from serfer.local.lambda_.service import LambdaService
+from serfer.pipeline.event_loop import LoopThread
 from serfer.sam.template.intrinsics import Scope
 
 SAM = Path(__file__).parents[2] / ".venv" / "sam" / "bin" / "sam"
 STACK = "demo"
+ACCESS = Access("x", "x")
 
 
 def run_sam(*arguments, cwd):
@@ -52,6 +61,32 @@ def _run(command, cwd):
         "SAM_CLI_TELEMETRY": "0",
     }
     return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, check=False)
+
+
+@contextmanager
+def lambda_service(functions, cache, runtimes, **more):
+    """Run functions in a local Lambda service that has no environment yet."""
+    given = {"facts": shipped_aws().functions, "access": ACCESS, **more}
+    service = LambdaService(functions, runtime=runtime_directory(cache / "runtime"), runtimes=runtimes, **given)
+    loop = LoopThread()
+    loop.wait(service.start())
+    try:
+        yield service
+    finally:
+        loop.wait(service.stop())
+        loop.close()
+
+
+def client_of(service):
+    """Return a client of Lambda for a local service, which asks once."""
+    return boto3.client(
+        "lambda",
+        endpoint_url=service.url,
+        region_name=REGION,
+        aws_access_key_id=service.access.key_id,
+        aws_secret_access_key=service.access.secret,
+        config=Config(read_timeout=120, retries={"total_max_attempts": 1}),
+    )
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ import boto3
 import httpx
 import numpy as np
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 import serfer
@@ -27,12 +26,9 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.sigv4 import Access
 from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION, check_function
-from serfer.local.lambda_.runtime import runtime_directory
-from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import free_port
 from serfer.local.servers.balancer import Balancer
 from serfer.local.servers.step_functions import StepFunctionsServer
-from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.sam.build.package import package
 from serfer.sam.options import digest12
@@ -41,7 +37,7 @@ from serfer_bench.core.s3_server import S3Server
 from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.e2e.small import LABELS, batch, put_weights_in, split_small
-from tests.sam.built import SAM, STACK, Stack, run_sam
+from tests.sam.built import SAM, STACK, Stack, client_of, lambda_service, run_sam
 from tests.sam.conftest import OPTIONS
 
 pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
@@ -93,54 +89,28 @@ def running(stack, access, python, runtime, cache, **more):
     facts = shipped_aws().functions
     for function in functions.values():
         check_function(function, facts)
-    runtimes = {python: runtime}
     stages = [each for name, each in functions.items() if name != "DriverFunction"]
     signing = Access(access["AWS_ACCESS_KEY_ID"], access["AWS_SECRET_ACCESS_KEY"])
-    service = LambdaService(
-        stages, facts=facts, runtime=runtime_directory(cache / "runtime"), runtimes=runtimes, access=signing
-    )
-    loop = LoopThread()
-    loop.wait(service.start())
-    drivers = None
-    try:
+    with ExitStack() as opened:
+        service = opened.enter_context(lambda_service(stages, cache, {python: runtime}, access=signing))
+        drivers = None
         if "DriverFunction" in functions:
             given = functions["DriverFunction"]
             known = {**given.environment, "AWS_ENDPOINT_URL_LAMBDA": service.url, **more}
-            drivers = LambdaService(
-                [replace(given, environment=known)],
-                facts=facts,
-                runtime=runtime_directory(cache / "runtime"),
-                runtimes=runtimes,
+            drivers = opened.enter_context(
+                lambda_service([replace(given, environment=known)], cache, {python: runtime})
             )
-            loop.wait(drivers.start())
         yield service, drivers
-    finally:
-        for each in filter(None, (drivers, service)):
-            loop.wait(each.stop())
-        loop.close()
 
 
-@contextmanager
 def in_one_account(stack, access, python, runtime, cache, concurrency):
     """Run all functions of a stack, its driver's too, in one service with so many environments, as an account has."""
     port = free_port()
     functions = stack.functions({**access, "AWS_ENDPOINT_URL_LAMBDA": f"http://127.0.0.1:{port}"}, python)
-    service = LambdaService(
-        functions.values(),
-        facts=shipped_aws().functions,
-        runtime=runtime_directory(cache / "runtime"),
-        runtimes={python: runtime},
-        concurrency=concurrency,
-        port=port,
-        access=Access(access["AWS_ACCESS_KEY_ID"], access["AWS_SECRET_ACCESS_KEY"]),
+    signing = Access(access["AWS_ACCESS_KEY_ID"], access["AWS_SECRET_ACCESS_KEY"])
+    return lambda_service(
+        functions.values(), cache, {python: runtime}, concurrency=concurrency, port=port, access=signing
     )
-    loop = LoopThread()
-    loop.wait(service.start())
-    try:
-        yield service
-    finally:
-        loop.wait(service.stop())
-        loop.close()
 
 
 @pytest.mark.parametrize("concurrency", [10, 4])
@@ -195,14 +165,7 @@ def expected(plans):
 
 def invoked(service, event, function="driver"):
     """Invoke the driver's function, or another one, as API Gateway does; return what API Gateway would be given."""
-    client = boto3.client(
-        "lambda",
-        endpoint_url=service.url,
-        region_name=REGION,
-        aws_access_key_id=service.access.key_id,
-        aws_secret_access_key=service.access.secret,
-        config=Config(read_timeout=120, retries={"total_max_attempts": 1}),
-    )
+    client = client_of(service)
     try:
         answer = client.invoke(FunctionName=f"{STACK}-{function}", Payload=json.dumps(event))
         document = json.loads(answer["Payload"].read())

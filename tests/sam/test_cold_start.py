@@ -7,56 +7,33 @@ The one with torch imports it and answers with a number, no network loaded: less
 import json
 import sys
 import time
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import boto3
 import numpy as np
 import pytest
-from botocore.config import Config
 
 import serfer
 from serfer.core.costs.aws import shipped_aws
-from serfer.core.sigv4 import Access
 from serfer.local.lambda_.function import REGION, FunctionConfig
-from serfer.local.lambda_.runtime import runtime_directory
-from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
-from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.sam.build.layers import function_directory, weights_layer
+from tests.sam.built import client_of, lambda_service
 
 PAIRS = 3
 STACK = "cold"
 
 
-@contextmanager
 def served(function, cache, runtimes):
-    """A Lambda service that has no environment yet."""
     facts = replace(shipped_aws().functions, package_limit=1 << 40)  # torch would not fit
-    runtime = runtime_directory(cache / "runtime")
-    service = LambdaService([function], facts=facts, runtime=runtime, runtimes=runtimes, access=Access("x", "x"))
-    loop = LoopThread()
-    loop.wait(service.start())
-    try:
-        yield service
-    finally:
-        loop.wait(service.stop())
-        loop.close()
+    return lambda_service([function], cache, runtimes, facts=facts)
 
 
 def with_torch(function, cache, runtimes):
     """Return the seconds from a request to the answer of a new environment that imports torch."""
     with served(function, cache, runtimes) as service:
-        client = boto3.client(
-            "lambda",
-            endpoint_url=service.url,
-            region_name=REGION,
-            aws_access_key_id=service.access.key_id,
-            aws_secret_access_key=service.access.secret,
-            config=Config(retries={"total_max_attempts": 1}),
-        )
+        client = client_of(service)
         started = time.perf_counter()
         answer = json.loads(client.invoke(FunctionName=function.name, Payload=b"{}")["Payload"].read())
         taken = time.perf_counter() - started

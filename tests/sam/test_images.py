@@ -15,13 +15,9 @@ import pytest
 import serfer
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UsageError
-from serfer.core.sigv4 import Access
 from serfer.doctor.aws import Build
 from serfer.local.lambda_.function import REGION, FunctionConfig
-from serfer.local.lambda_.runtime import runtime_directory
-from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer
-from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.sam.build.fetch import fetch_plan
 from serfer.sam.build.layers import DOCKERFILE, image_directory
@@ -36,7 +32,7 @@ from serfer.sam.stacks import DeployedStack, companion_stack, repositories
 from serfer.sam.template.template import make_template
 from serfer.settings import Settings
 from tests.e2e.small import batch, put_weights_in, split_small
-from tests.sam.built import SAM
+from tests.sam.built import SAM, lambda_service
 from tests.sam.conftest import OPTIONS
 from tests.sam.offered import options, placed, plans
 
@@ -245,22 +241,10 @@ def test_what_an_image_is_built_of_answers_under_lambdas_python(
             "SERFER_FUNCTION_PREFIX": STACK,
         }.items():
             monkeypatch.setenv(name, value)
-        service = LambdaService(
-            functions,
-            facts=FACTS.functions,
-            runtime=runtime_directory(cache / "runtime"),
-            runtimes={python313: runtime313},
-            access=Access("x", "x"),
-        )
-        loop = LoopThread()
-        loop.wait(service.start())
-        try:
+        with lambda_service(functions, cache, {python313: runtime313}) as service:
             monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", service.url)
             with serfer.open(directory, workers="aws", store=redis.url) as pipeline:
                 given = pipeline.run(batch(2))
-        finally:
-            loop.wait(service.stop())
-            loop.close()
     with serfer.open(directory, workers="inprocess") as pipeline:
         expected = pipeline.run(batch(2))
     assert np.abs(given - expected).max() <= 1e-4 * np.ptp(expected)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from serfer.client.results import ServedResult as ServedResult
     from serfer.client.sync_client import Client as Client
     from serfer.client.sync_client import Job as Job
-    from serfer.client.tensors import ServedTensor as ServedTensor
     from serfer.core.errors import AlteredPieceError as AlteredPieceError
     from serfer.core.errors import BrokenPlanError as BrokenPlanError
     from serfer.core.errors import CeilingError as CeilingError
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from serfer.core.http_messages import SelectedVariant as SelectedVariant
     from serfer.core.http_messages import ServedPrediction as ServedPrediction
     from serfer.core.http_messages import ServedReport as ServedReport
+    from serfer.core.inference_protocol import ServedTensor as ServedTensor
     from serfer.core.plan import Plan as Plan
     from serfer.core.plan import Preprocess as Preprocess
     from serfer.core.plan import SideLimit as SideLimit
@@ -206,7 +206,7 @@ _HOMES = {
     "ServedPrediction": ("serfer.core.http_messages", "ServedPrediction"),
     "ServedReport": ("serfer.core.http_messages", "ServedReport"),
     "ServedResult": ("serfer.client.results", "ServedResult"),
-    "ServedTensor": ("serfer.client.tensors", "ServedTensor"),
+    "ServedTensor": ("serfer.core.inference_protocol", "ServedTensor"),
     "StoredResult": ("serfer.results.stored", "StoredResult"),
     "map": ("serfer.mapping.map", "map_image"),
     "map_many": ("serfer.mapping.map", "map_many"),

@@ -23,8 +23,9 @@ import typer
 
 from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
 from serfer.core.exactness import difference
+from serfer.core.inference_protocol import HEADER
 from serfer.core.plan import Plan
-from serfer.drivers.instance.open_inference import HEADER, decode_answer, encode_request
+from serfer.drivers.instance.open_inference import decode_answer, encode_request
 from serfer.pipeline.reference import unsplit
 from serfer_bench.core.arrivals import burst, poisson
 from serfer_bench.core.options import RowsOption, image_plan, plan_of

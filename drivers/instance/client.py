@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serfer.core.errors import InputError
+from serfer.core.inference_protocol import HEADER
 from serfer.core.plan import Plan
 from serfer.core.plan.pixels import normalise
 from serfer.core.units import MS_PER_S
 from serfer.drivers.instance.open_inference import (
-    HEADER,
     MOST_HEAD,
     Form,
     InferenceOutput,

@@ -16,10 +16,9 @@ from typing import IO, Final, Protocol
 
 from serfer.core.crc32c import crc32c
 from serfer.core.errors import ServiceError, UnavailableError
+from serfer.core.inference_protocol import DATATYPES
 from serfer.core.zarr import CRC_BYTES, Chunk, ChunkedArray
 
-TYPES: Final = {"FP32": ("<f4", 4), "INT64": ("<i8", 8), "INT32": ("<i4", 4), "UINT8": ("|u1", 1), "BOOL": ("|b1", 1)}
-"""Of each datatype of the protocol numpy's name, and the bytes of a value."""
 _MAGIC: Final = b"\x93NUMPY"
 _ALIGN = 64
 
@@ -38,7 +37,7 @@ class ArrayForm:
 
     @property
     def itemsize(self) -> int:
-        return TYPES[self.datatype][1]
+        return DATATYPES[self.datatype].itemsize
 
     @property
     def nbytes(self) -> int:
@@ -47,7 +46,7 @@ class ArrayForm:
     def npy_head(self) -> bytes:
         """Return the beginning of the array as a .npy file, version 1.0."""
         shape = f"({', '.join(map(str, self.shape))}{',' if len(self.shape) == 1 else ''})"
-        text = f"{{'descr': {TYPES[self.datatype][0]!r}, 'fortran_order': False, 'shape': {shape}, }}"
+        text = f"{{'descr': {DATATYPES[self.datatype].typestr!r}, 'fortran_order': False, 'shape': {shape}, }}"
         padding = -(len(_MAGIC) + 4 + len(text) + 1) % _ALIGN
         head = f"{text}{' ' * padding}\n".encode()
         return _MAGIC + b"\x01\x00" + len(head).to_bytes(2, "little") + head

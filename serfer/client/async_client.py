@@ -20,7 +20,6 @@ from serfer.client.async_session import AsyncSession
 from serfer.client.conversation import Clock, Conversation, Retries
 from serfer.client.messages import Image, QueryOptions, upload
 from serfer.client.results import AsyncServedResult
-from serfer.client.tensors import ServedTensor
 from serfer.client.wire import AsyncWire, checked_url, headers
 from serfer.core.http_messages import (
     NO_OBJECTIVES,
@@ -30,6 +29,7 @@ from serfer.core.http_messages import (
     ServedPrediction,
     ServedReport,
 )
+from serfer.core.inference_protocol import ServedTensor
 
 
 class AsyncClient:

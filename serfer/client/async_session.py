@@ -11,9 +11,10 @@ import httpx
 from serfer.client.arrays import FileValues, MemoryValues, written_whole
 from serfer.client.conversation import Conversation, Steps
 from serfer.client.stored import StoredOutput
-from serfer.client.tensors import MAX_ANSWER_BYTES, ServedTensor
+from serfer.client.tensors import MAX_ANSWER_BYTES
 from serfer.client.wire import AsyncWire, BlockingWire, fault
 from serfer.core.errors import UsageError
+from serfer.core.inference_protocol import ServedTensor
 
 T = TypeVar("T")
 

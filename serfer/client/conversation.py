@@ -35,7 +35,7 @@ from serfer.client.messages import (
     unreadable,
 )
 from serfer.client.stored import StoredOutput, StoredResult, read_location, read_stored, read_stored_array
-from serfer.client.tensors import INLINE, LINK, ServedTensor, infer_call, read_tensors
+from serfer.client.tensors import INLINE, LINK, infer_call, read_tensors
 from serfer.core.errors import (
     ServiceDeadlineError,
     ServiceError,
@@ -43,6 +43,7 @@ from serfer.core.errors import (
     UsageError,
 )
 from serfer.core.http_messages import JobStatus, ServedModel, ServedPrediction, ServedReport
+from serfer.core.inference_protocol import ServedTensor
 from serfer.core.retry import Backoff, RetryPolicy
 from serfer.core.zarr import METADATA
 

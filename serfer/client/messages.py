@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -11,11 +10,12 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import (
     ImageError,
+    InputError,
     KeyRefusedError,
     PlanError,
     RequestRefusedError,
@@ -33,6 +33,7 @@ from serfer.core.http_messages import (
     ServedPrediction,
     ServedReport,
 )
+from serfer.core.inference_protocol import read_json
 
 T = TypeVar("T")
 Image: TypeAlias = bytes | str | os.PathLike[str]
@@ -203,16 +204,12 @@ def _with_timeline(report: Any) -> Any:  # noqa: ANN401 - any JSON value
     return {"timeline": None, **report} if isinstance(report, dict) else report
 
 
-def document_of(reply: Reply, length: int | None = None) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the JSON of a reply, which is its first `length` bytes, or all; raises ServiceError for what is none."""
+def document_of(reply: Reply) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the JSON of a reply; raises ServiceError for what is none."""
     try:
-        return json.loads(reply.body[:length], parse_constant=_no_number)
-    except (ValueError, RecursionError) as error:
+        return read_json(reply.body)
+    except InputError as error:
         raise unreadable("no JSON", reply) from error
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(text)
 
 
 def _structured(kind: type[T], document: Any, where: str, reply: Reply) -> T:  # noqa: ANN401 - any JSON value

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 from serfer.client.async_session import AsyncSession
 from serfer.client.stored import StoredOutput, StoredResult
-from serfer.client.tensors import ServedTensor
 from serfer.client.wire import run_now
 from serfer.core.errors import UsageError
+from serfer.core.inference_protocol import ServedTensor
 
 PathLike = str | os.PathLike[str]
 _Output = TypeVar("_Output")

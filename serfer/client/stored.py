@@ -6,15 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from serfer.client.arrays import TYPES, ArrayForm
+from serfer.client.arrays import ArrayForm
 from serfer.client.messages import Reply, document_of, unreadable
 from serfer.core.errors import ResultDamagedError
+from serfer.core.inference_protocol import DATATYPES, read_shape
 from serfer.core.zarr import ChunkedArray, read_array
 
-_MOST_AXES = 32
-_MOST_SIZE = 1 << 62
+_MOST_OUTPUTS = 32
 _SCHEMES: Final = ("https://", "http://")
-_DTYPES: Final = {"FP32": "float32", "INT64": "int64", "INT32": "int32", "UINT8": "uint8", "BOOL": "bool"}
 _Value = TypeVar("_Value")
 
 
@@ -67,13 +66,13 @@ def _stored(document: Any) -> StoredResult:  # noqa: ANN401 - any JSON value
         _text(said["result"]),
         _text(document["model_name"]),
         float(said["result_expires"]),
-        tuple(_output(output) for output in _list(document["outputs"], _MOST_AXES)),
+        tuple(_output(output) for output in _list(document["outputs"])),
     )
 
 
 def _output(document: Any) -> StoredOutput:  # noqa: ANN401 - any JSON value
-    datatype, shape = document["datatype"], _sizes(document["shape"])
-    if datatype not in TYPES or len(shape) > _MOST_AXES:
+    datatype, shape = document["datatype"], read_shape(document["shape"])
+    if datatype not in DATATYPES or shape is None:
         raise ValueError(datatype)
     said = document["parameters"]
     form = ArrayForm(_text(document["name"]), datatype, shape)
@@ -82,7 +81,7 @@ def _output(document: Any) -> StoredOutput:  # noqa: ANN401 - any JSON value
 
 def _array(document: Any, form: ArrayForm) -> ChunkedArray:  # noqa: ANN401 - any JSON value
     array = read_array(document, "the answer")
-    if (array.dtype, array.shape) != (_DTYPES[form.datatype], form.shape):
+    if (array.dtype, array.shape) != (DATATYPES[form.datatype].dtype, form.shape):
         raise ValueError("the array has another type or shape than was said")
     return array
 
@@ -100,14 +99,7 @@ def _text(value: Any) -> str:  # noqa: ANN401 - any JSON value
     return value
 
 
-def _list(value: Any, most: int) -> list[Any]:  # noqa: ANN401 - any JSON value
-    if not isinstance(value, list) or len(value) > most:
+def _list(value: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
+    if not isinstance(value, list) or len(value) > _MOST_OUTPUTS:
         raise TypeError(type(value))
     return value
-
-
-def _sizes(values: Any) -> tuple[int, ...]:  # noqa: ANN401 - any JSON value
-    sizes = tuple(_list(values, _MOST_AXES))
-    if not all(type(size) is int and 0 <= size <= _MOST_SIZE for size in sizes):
-        raise ValueError(values)
-    return sizes

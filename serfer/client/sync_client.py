@@ -22,8 +22,8 @@ from serfer.client.async_client import AsyncClient, AsyncJob
 from serfer.client.async_session import AsyncSession
 from serfer.client.conversation import Clock, Conversation, Retries
 from serfer.client.results import AsyncServedResult, ServedResult
-from serfer.client.tensors import ServedTensor
 from serfer.client.wire import BlockingWire, checked_url, headers, run_now
+from serfer.core.inference_protocol import ServedTensor
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -15,8 +15,9 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.service import Service
+from serfer.core.inference_protocol import HEADER
 from serfer.drivers.instance.client import FaultKind, InstanceClient, open_http
-from serfer.drivers.instance.open_inference import HEADER, InferenceOutput, encode_request
+from serfer.drivers.instance.open_inference import InferenceOutput, encode_request
 from serfer.pipeline.reference import normalised, unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings

@@ -36,23 +36,11 @@ from serfer.api.http.inference_models import (
 from serfer.api.http.problems import Problem
 from serfer.api.http.validation import first_fault, shown
 from serfer.core.errors import NotFiniteError
+from serfer.core.inference_protocol import DATATYPES
 from serfer.core.plan import AxisForm, InputSizes
 
 Array = NDArray[Any]
-_DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("<i2"),
-    "UINT16": np.dtype("<u2"),
-    "INT64": np.dtype("<i8"),
-    "INT32": np.dtype("<i4"),
-    "UINT8": np.dtype("u1"),
-    "BOOL": np.dtype("?"),
-}
-DATATYPES: Final = {dtype.name: name for name, dtype in _DTYPES.items()}
-"""What the protocol calls numpy's types."""
+_DTYPES: Final = {name: np.dtype(kind.typestr) for name, kind in DATATYPES.items()}
 _MOST_DIGITS: Final = {"FP32": 26, "INT64": 22, "INT32": 13, "UINT8": 5, "BOOL": 7}  # of a value in JSON, with ", "
 _NUMBERS: Final[dict[str, set[type]]] = {  # of JSON's; a bool is neither
     **{datatype: {int} for datatype in _DTYPES},

@@ -17,8 +17,8 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 
-from serfer.api.http.tensors import DATATYPES
 from serfer.api.requests import owner_of
+from serfer.core.inference_protocol import BY_DTYPE
 from serfer.core.keys import LOCAL_OWNER
 from serfer.core.zarr import ChunkedArray
 from serfer.results import ResultManifest, Results, npy_bytes
@@ -61,7 +61,7 @@ class KeptResults:
         outputs = [
             {
                 "name": output.name,
-                "datatype": DATATYPES[output.dtype],
+                "datatype": BY_DTYPE[output.dtype],
                 "shape": [*output.shape],
                 "parameters": self._places(kept, output, place),
             }

@@ -36,7 +36,7 @@ from serfer.api.http.inference_models import (
     ServerReady,
 )
 from serfer.api.http.problems import Problem
-from serfer.api.http.tensors import DATATYPES, Inference, Signature, TensorForm, decode_request, encode_answer
+from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.api.questions import OPENING, is_cold
 from serfer.api.requests import TimelyResponse, client_of, query_of, unless_gone
 from serfer.api.results.document import owner_id, place_of
@@ -46,6 +46,7 @@ from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.answering import ApplicationQuery, Choice, Run
 from serfer.applications.served import Side
 from serfer.core.errors import DeadlineError, UsageError
+from serfer.core.inference_protocol import BY_DTYPE, HEADER, header_length
 from serfer.core.plan import AxisForm, FileTensors, InputSizes, OutputTensor, Plan, Shape
 from serfer.core.plan.pixels import as_they_are
 from serfer.core.variants import Objectives
@@ -55,8 +56,6 @@ from serfer.results import ResultManifest
 PREFIX: Final = "/v2"
 _MODELS: Final = ("/models/{model}", "/models/{model}/versions/{version}")
 VERSION: Final = "1"
-_HEADER: Final = "Inference-Header-Content-Length"
-_MOST_DIGITS = 18  # of that header
 _LARGE = 256 * 1024  # bytes of JSON that take milliseconds to decode
 _MS_PER_S, _US_PER_S = 1000, 1_000_000
 _NOT_DECODED: Final = "no answer by the deadline: other large requests were decoded first; send less, or binary data"
@@ -95,7 +94,7 @@ def signature_of(plan: Plan, limits: ApiLimits) -> Signature:
 
 def _output(tensor: OutputTensor, forms: tuple[AxisForm, ...]) -> TensorForm:
     varies = (tensor.axis,) if tensor.sized_by else tuple(axis for axis, form in enumerate(forms) if form.varies)
-    return TensorForm(tensor.name, DATATYPES[tensor.dtype], tensor.dims, varies=varies, axis_forms=forms)
+    return TensorForm(tensor.name, BY_DTYPE[tensor.dtype], tensor.dims, varies=varies, axis_forms=forms)
 
 
 def _of_sizes(form: TensorForm, axes: str, sizes: InputSizes | None) -> TensorForm:
@@ -111,7 +110,7 @@ def _own_input(file: FileTensors, shape: Shape, many: InputSizes | None, *, pixe
     """Return the input of a file; where a network takes `pixels` as they are, so does a file with those axes."""
     sides = {"C": shape.channels, "H": shape.height, "W": shape.width}
     axes = file.axes.removeprefix("N")
-    form = TensorForm(file.input, DATATYPES[file.dtype], tuple(sides[axis] for axis in axes), axes)
+    form = TensorForm(file.input, BY_DTYPE[file.dtype], tuple(sides[axis] for axis in axes), axes)
     form = _of_sizes(form, axes, many)
     return replace(form, axes="") if pixels and (file.dtype, axes) == ("uint8", "HWC") else form
 
@@ -362,12 +361,13 @@ async def _read(routes: Inferring, request: Request, signature: Signature) -> In
 
 
 def _header_length(request: Request) -> int | None:
-    values = request.headers.getlist(_HEADER)
+    values = request.headers.getlist(HEADER)
     if not values:
         return None
-    if len(values) > 1 or not (values[0].isascii() and values[0].isdigit() and len(values[0]) <= _MOST_DIGITS):
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{_HEADER} is not a number of bytes")
-    return int(values[0])
+    length = header_length(values[0])
+    if len(values) > 1 or length is None:
+        raise Problem(HTTPStatus.BAD_REQUEST, f"{HEADER} is not a number of bytes")
+    return length
 
 
 def _deadline_s(routes: Inferring, parameters: RequestParameters) -> float:
@@ -400,7 +400,7 @@ def _answer(
     body, header = encode_answer(inference, answered.result.outputs, named, plan.labels)
     headers = {"Vary": "Accept-Encoding"}
     if header is not None:
-        headers[_HEADER] = str(header)
+        headers[HEADER] = str(header)
     coding = accepted(request.headers, len(body))
     if coding:
         body, headers["Content-Encoding"] = compress(body, coding), coding

@@ -25,10 +25,8 @@ from pydantic_settings import BaseSettings
 
 import serfer
 from serfer.api.http.problems import PROBLEM_TYPES, problem_of
-from serfer.api.observability.instance_metrics import InstanceMetrics
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
-from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
-from serfer.api.observability.variant_metrics import VariantMetrics
+from serfer.api.observability.pool_metrics import InstanceMetrics, KeepWarmMetrics, PoolMetrics, VariantMetrics
 from serfer.cli.main import COMMANDS, app
 from serfer.cli.shared.setting_options import setting_of
 from serfer.core.errors import OverloadedError, SerferError, ServiceError

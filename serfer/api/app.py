@@ -31,16 +31,15 @@ from serfer.api.http.server import FINISH_S
 from serfer.api.http.validation import fault
 from serfer.api.idempotency import IdempotencyStore
 from serfer.api.jobs.queries import AsyncQueries
+from serfer.api.kept_results import KeptResults
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
-from serfer.api.results.document import KeptResults
 from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router, results_router
-from serfer.api.routes.health import health_router
+from serfer.api.routes.health import health_router, load_router
 from serfer.api.routes.inference import Inferring, infer_router, inference_router, protocol_health_router
 from serfer.api.routes.jobs import jobs_router
 from serfer.api.routes.kept import Keeping, kept_router
-from serfer.api.routes.load import load_router
 from serfer.api.routes.models import models_router
 from serfer.api.routes.page import page_router
 from serfer.api.routes.releases import releases_router

@@ -19,7 +19,7 @@ _CACHE = "cache"  # the target of answers that were kept: they say nothing of wh
 
 @dataclass(frozen=True)
 class QueryLoad:
-    """What the queries of a service say of its load; see `serfer.api.routes.load.Load`."""
+    """What the queries of a service say of its load; see `serfer.api.routes.health.Load`."""
 
     utilisation: float
     of_account: bool

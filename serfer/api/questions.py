@@ -11,10 +11,10 @@ from typing import Final
 from pydantic import Field
 
 from serfer.api.http.problems import Problem
-from serfer.api.http.query_parameters import QueryParameters
 from serfer.api.http.uploads import Upload
+from serfer.api.http.validation import QueryParameters
+from serfer.api.kept_results import place_of
 from serfer.api.observability.timeline import served_report
-from serfer.api.results.document import place_of
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.answering import ApplicationQuery, Choice, Run
 from serfer.core.http_messages import SelectedVariant, ServedPrediction, ServedReport

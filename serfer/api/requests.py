@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serfer.api.http.problems import Problem, problem_of, problem_response
-from serfer.api.http.query_parameters import check_names
+from serfer.api.http.validation import check_names
 from serfer.api.service import ServiceQuery
 from serfer.drivers.driver import RequestContext
 

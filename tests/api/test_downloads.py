@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from serfer.api.admission import Places
-from serfer.api.results.downloads import ChunkedFile
+from serfer.api.routes.kept import ChunkedFile
 from serfer.core.errors import MissingKeyError
 from tests.api.conftest import PATIENCE, running
 
@@ -135,12 +135,12 @@ def test_a_slow_reader_holds_the_production_back_and_one_that_leaves_ends_it(ser
     client = connected(url)
     made = settled(chunks)
     assert made < 50  # what sockets hold, of a gigabyte
-    assert len(downloads) == 1
+    assert downloads.count == 1
     client.close()
     latest = time.monotonic() + PATIENCE
-    while len(downloads) and time.monotonic() < latest:
+    while downloads.count and time.monotonic() < latest:
         time.sleep(0.02)
-    assert len(downloads) == 0
+    assert downloads.count == 0
     assert chunks.made < made + 5
 
 
@@ -163,4 +163,4 @@ def test_a_download_that_is_cancelled_gives_its_place_back():
         return sending.cancelled()
 
     assert asyncio.run(run())
-    assert len(downloads) == 0
+    assert downloads.count == 0

@@ -10,7 +10,7 @@ import pytest
 import serfer
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.plan_watch import PlanWatch
+from serfer.api.entrypoints.serving import PlanWatch
 from serfer.api.service import Service
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.health import Health
@@ -68,7 +68,9 @@ class TestChangedPlans:
     def watched(self, small_plan, tmp_path, monkeypatch):
         directory = shutil.copytree(small_plan, tmp_path / "plan")
         logged = []
-        monkeypatch.setattr("serfer.api.plan_watch.write", lambda _level, event, fields: logged.append((event, fields)))
+        monkeypatch.setattr(
+            "serfer.api.entrypoints.serving.write", lambda _level, event, fields: logged.append((event, fields))
+        )
         watch = PlanWatch({"small": directory}, {"small": load_plan(directory)})
         return directory, watch, logged
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.requests import ClientDisconnect, Request
 
 from serfer.api.http.problems import Problem
-from serfer.api.http.query_parameters import QueryParameters
+from serfer.api.http.validation import QueryParameters
 from serfer.api.requests import unless_gone
 from serfer.api.routes.classify import PredictParameters
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.datastructures import Headers
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput, InferResult
 
-from serfer.api.http.compression import CODINGS, accepted, coding_of, compress, decompress
+from serfer.api.http.body import CODINGS, accepted, coding_of, compress, decompress
 from serfer.api.http.inference_models import InferenceRequest, RequestParameters
 from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import Inference, Signature, TensorForm, WantedOutput, decode_request, encode_answer

@@ -7,8 +7,7 @@ import httpx
 import pytest
 
 from serfer.api.entrypoints import instance
-from serfer.api.entrypoints.instance import Idle
-from serfer.api.http.idle import IdleWatch
+from serfer.api.entrypoints.instance import Idle, IdleWatch
 from tests import bugs
 
 

@@ -19,7 +19,7 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import KeyRing, add_key
-from serfer.api.observability.instance_metrics import InstanceMetrics
+from serfer.api.observability.pool_metrics import InstanceMetrics
 from serfer.api.observability.telemetry import open_telemetry
 from serfer.api.service import Service
 from serfer.core.errors import UnavailableError

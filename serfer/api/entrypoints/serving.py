@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,21 +17,24 @@ from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
 from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.offline import OfflineJobs
-from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics
+from serfer.api.observability.logs import write
+from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, VariantMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
-from serfer.api.observability.variant_metrics import VariantMetrics
-from serfer.api.plan_watch import PlanWatch
 from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.opening import ApplicationOptions, open_applications
 from serfer.applications.scaling.controller import VariantFleet
 from serfer.applications.served import FunctionsPlace
 from serfer.control.throttle import OnlineLoad
+from serfer.core.errors import PlanError
+from serfer.core.plan import Plan
+from serfer.core.plan.layout import PLAN_FILE
 from serfer.core.variants import Variant
 from serfer.fleet.keep_warm import KeepWarm
 from serfer.fleet.open_pool import Routing, RunningPool
 from serfer.pipeline.event_loop import LoopThread, RunningLoop
 from serfer.pipeline.pipeline import AsyncPipeline
+from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.storage.store import Store
@@ -62,6 +66,38 @@ class Address:
     def answers_to(self, settings: Settings) -> tuple[str, ...] | None:
         """Return which hosts a service here answers to; None for any, where API keys say who may ask."""
         return None if settings.keys_file else (self.host, *settings.allow_hosts)
+
+
+_State = tuple[int, int, int]
+
+
+class PlanWatch:
+    """Logs a plan directory's change once: what is served of it stays the same until the service starts again."""
+
+    def __init__(self, directories: Mapping[str, Path], plans: Mapping[str, Plan]) -> None:
+        """`plans` are those that are served, by the models' names, as are their `directories`."""
+        self._directories, self._plans = directories, plans
+        self._seen: dict[str, _State] = {}
+
+    def look(self) -> None:
+        """Look at each plan.json, and read it where it is another file than at the last look; blocks."""
+        for model, directory in self._directories.items():
+            with suppress(OSError, PlanError):  # removed, or half copied: the next look may find more
+                status = (directory / PLAN_FILE).stat()
+                state = status.st_ino, status.st_size, status.st_mtime_ns
+                if self._seen.get(model) != state:
+                    self._compare(model, load_plan(directory))
+                    self._seen[model] = state
+
+    def _compare(self, model: str, plan: Plan) -> None:
+        served = self._plans[model]
+        if plan.digest != served.digest:
+            what = f"its directory has another plan, {plan.digest[:12]}, than is served, {served.digest[:12]}"
+        elif plan.description != served.description:
+            what = "its plan was described again: images, labels or scores are served as they were before"
+        else:
+            return
+        write(logging.WARNING, "restart to serve what has changed", {"model": model, "reason": what})
 
 
 async def serve_models(

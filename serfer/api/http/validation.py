@@ -1,4 +1,4 @@
-"""Bodies of requests as pydantic models, and what is wrong with one as a line for its client.
+"""Bodies and query strings of requests as pydantic models, and what is wrong with one as a line for its client.
 
 A request may hold millions of values, and pydantic reports every one that is wrong, so models here stop at the first
 unknown member, and lists at their first wrong item (`fail_fast`).
@@ -7,11 +7,16 @@ unknown member, and lists at their first wrong item (`fail_fast`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
 
+from serfer.api.http.problems import Problem
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
 
 MAX_DEADLINE_MS = int(MAX_DEADLINE_S * 1000)
@@ -52,3 +57,56 @@ def first_fault(error: ValidationError) -> str:
 def shown(text: str) -> str:
     """Return what a client sent, short, quoted and in one line."""
     return repr("".join(filter(str.isprintable, text[:_MAX_SHOWN])))
+
+
+_KEPT = 64  # query strings, of as many bytes as a request's head may have
+
+
+class QueryParameters(BaseModel):
+    """The parameters of a route's query string: its fields, each once, and no others."""
+
+    model_config = ConfigDict(frozen=True)
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """Return those of a request; raises Problem 422 that names the first wrong one."""
+        return _parsed(cls, request.scope["query_string"])  # type: ignore[return-value] # of the class that it is given
+
+    @classmethod
+    def described(cls) -> list[dict[str, Any]]:
+        """Return the documentation of the parameters for /openapi.json, as FastAPI writes it."""
+        properties: dict[str, dict[str, Any]] = cls.model_json_schema()["properties"]
+        return [
+            {
+                "name": name,
+                "in": "query",
+                "required": False,
+                "schema": schema,
+                **({"description": schema["description"]} if "description" in schema else {}),
+            }
+            for name, schema in properties.items()
+        ]
+
+
+@lru_cache(_KEPT)
+def _parsed(kind: type[QueryParameters], query: bytes) -> QueryParameters:
+    given = QueryParams(query)
+    check_names(given, [field.alias or name for name, field in kind.model_fields.items()])
+    try:
+        return kind.model_validate({**given})
+    except ValidationError as error:
+        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, first_fault(error)) from None
+
+
+def check_names(given: QueryParams, known: Sequence[str]) -> None:
+    """Refuse parameters that are unknown or given twice, by name; raises Problem 422."""
+    names = [name for name, _ in given.multi_items()]
+    for name in names:
+        if name not in known:
+            shown = name[:40] if name.isprintable() else "a parameter"
+            raise Problem(
+                HTTPStatus.UNPROCESSABLE_ENTITY,
+                f"{shown!r} is not a parameter here: there is {', '.join(known) or 'none'}",
+            )
+        if names.count(name) > 1:
+            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is given more than once")

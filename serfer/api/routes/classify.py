@@ -28,6 +28,7 @@ from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
 from serfer.api.idempotency import IdempotencyStore, Reply
 from serfer.api.jobs.queries import AsyncQueries, AsyncQuery, Watch
+from serfer.api.kept_results import owner_id
 from serfer.api.observability.timeline import progress
 from serfer.api.questions import ObjectiveParameters, Question, as_text, asked_of, run_question
 from serfer.api.requests import (
@@ -41,7 +42,6 @@ from serfer.api.requests import (
     unless_gone,
     wants_async,
 )
-from serfer.api.results.document import owner_id
 from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import images_in, problems
 from serfer.api.service import Service, ServiceQuery

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -13,16 +14,16 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
+from starlette.types import Receive, Scope, Send
 
 from serfer.api.admission import Places
 from serfer.api.http.inference_models import InferenceResponse
 from serfer.api.http.problems import Problem
+from serfer.api.kept_results import PREFIX, KeptResults, owner_id
 from serfer.api.observability.metrics import Metrics
 from serfer.api.requests import check_parameters, client_of
-from serfer.api.results.document import PREFIX, KeptResults, owner_id
-from serfer.api.results.downloads import ChunkedFile
 from serfer.api.routes.openapi import FILE, inference_errors
-from serfer.core.errors import ResultGoneError
+from serfer.core.errors import ResultGoneError, SerferError
 from serfer.core.zarr import ChunkedArray
 from serfer.results import ResultManifest, npy_bytes
 
@@ -65,6 +66,58 @@ class Keeping:
             return self.kept, await asyncio.to_thread(self.kept.results.read, owner_id(request), result_id)
         except ResultGoneError:
             raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT) from None
+
+
+class ChunkedFile(Response):
+    """Sends `length` bytes in chunks that are made in a thread, each when the client has taken the one before.
+
+    Nothing is sent before the first chunk is there: what it raises is an answer. Where a later one cannot be made, the
+    connection ends with less than Content-Length says, and the error is in the request's state; where the client goes
+    away, no more are made. `place()` is held meanwhile; `sent` is called with the bytes of each chunk.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterator[bytes],
+        length: int,
+        headers: Mapping[str, str],
+        place: Callable[[], AbstractContextManager[object]],
+        sent: Callable[[int], None],
+    ) -> None:
+        super().__init__(headers={**headers, "Content-Length": str(length)})
+        self._chunks = chunks
+        self._place = place
+        self._sent = sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the chunks."""
+        with self._place():
+            first = await self._next()
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            gone = asyncio.ensure_future(_disconnected(receive))
+            try:
+                await self._pass_on(first, gone, send)
+            except SerferError as error:  # the server closes what has not come to its end
+                scope.setdefault("state", {})["error"] = error
+            finally:
+                gone.cancel()
+
+    async def _pass_on(self, chunk: bytes | None, gone: asyncio.Future[None], send: Send) -> None:
+        while chunk is not None:
+            if gone.done():
+                return
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            self._sent(len(chunk))  # also where the client left meanwhile: with the last byte is when most leave
+            chunk = await self._next()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _next(self) -> bytes | None:
+        return await asyncio.to_thread(next, self._chunks, None)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def kept_router(routes: Keeping) -> APIRouter:

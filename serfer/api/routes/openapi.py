@@ -11,8 +11,8 @@ from pydantic import BaseModel
 
 from serfer.api.http.inference_models import InferenceError
 from serfer.api.http.problems import MEDIA_TYPE, ProblemDetails
-from serfer.api.http.query_parameters import QueryParameters
 from serfer.api.http.uploads import FORM, JSON, RAW, ImageRequest
+from serfer.api.http.validation import QueryParameters
 
 BINARY: Final = "application/octet-stream"
 FILE: Final[dict[str, Any]] = {"type": "string", "format": "binary"}

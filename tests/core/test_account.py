@@ -32,6 +32,8 @@ def test_what_is_not_an_account_is_told_with_what_is_one(text):
 def test_the_driver_function_takes_one_environment_of_those_at_once():
     assert AccountQuotas.new(FACTS).at_once == 9
     assert AccountQuotas(3008, 1, "x").at_once == 1
+    small = replace(FACTS, functions=replace(FACTS.functions, memory_max=2048, concurrency=5))
+    assert (AccountQuotas.new(small).memory_mb, AccountQuotas.new(small).concurrency) == (2048, 5)
 
 
 def test_quotas_in_the_users_aws_file_are_an_account():
@@ -39,8 +41,3 @@ def test_quotas_in_the_users_aws_file_are_an_account():
     assert AccountQuotas.of_user(parse_aws("[lambda]\nprice_request = 1e-7", FACTS)) is None
     account = AccountQuotas.of_user(parse_aws("[lambda]\nconcurrency = 500", FACTS))
     assert (account.memory_mb, account.concurrency, account.known_by) == (10240, 500, "SERFER_AWS_FILE")
-
-
-def test_a_new_account_has_no_more_than_all_accounts():
-    small = replace(FACTS, functions=replace(FACTS.functions, memory_max=2048, concurrency=5))
-    assert (AccountQuotas.new(small).memory_mb, AccountQuotas.new(small).concurrency) == (2048, 5)

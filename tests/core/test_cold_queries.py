@@ -43,17 +43,14 @@ def test_cold_starts_of_stages_overlap():
     assert cold.seconds >= max(start.seconds for start in cold.cold_starts) + warm.stages[-1].seconds
     assert cold.seconds == pytest.approx(sum(stage.seconds for stage in cold.stages))
     assert cold.latency.mean == pytest.approx(cold.seconds, rel=1e-2)
-
-
-def test_environments_of_later_stages_are_ready_after_an_invocation_and_a_cold_start():
-    cold = price_cold(small_plan(), PLATFORM)
-    start, later = (times.ready for times in cold.times)
-    assert start == cold.cold_starts[0].seconds
-    assert later == pytest.approx(cold.cold_starts[1].seconds + invoke_seconds(cold.stages[1].tasks, FACTS))
+    assert price_cold(plan, replace(PLATFORM, cold_share=0.3)).usd == cold.usd
 
 
 def test_a_cold_query_pays_for_every_environment_and_every_warm_up_request():
     warm, cold = price_plan(small_plan(), PLATFORM), price_cold(small_plan(), PLATFORM)
+    start, ready = (times.ready for times in cold.times)
+    assert start == cold.cold_starts[0].seconds
+    assert ready == pytest.approx(cold.cold_starts[1].seconds + invoke_seconds(cold.stages[1].tasks, FACTS))
     first, later = cold.stages
     started = [
         stage.tasks * float(billed_usd(stage.memory_mb, start.seconds, FACTS))
@@ -70,10 +67,6 @@ def test_a_gang_is_one_step_that_starts_with_the_query():
     assert len(cold.times) == 1
     assert cold.seconds == pytest.approx(warm.stages[0].seconds + cold.cold_starts[0].seconds)
     assert cold.environments == warm.stages[0].tasks
-
-
-def test_the_share_of_cold_starts_of_a_platform_makes_no_difference():
-    assert price_cold(small_plan(), PLATFORM).usd == price_cold(small_plan(), replace(PLATFORM, cold_share=0.3)).usd
 
 
 def test_a_query_on_the_cold_plan_pays_for_warming_the_other_one():

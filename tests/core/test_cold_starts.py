@@ -14,12 +14,10 @@ FACTS = shipped_aws().functions
 MB_240 = 240_000_000
 
 
-def test_weights_in_a_zip_take_a_process_and_its_sessions():
-    start = cold_start(MB_240, ZIP, FACTS)
-    assert (start.process, start.fetching, start.sessions) == (FACTS.init, 0.0, pytest.approx(0.6))
-
-
 def test_fetched_weights_arrive_at_the_bandwidth_of_an_environment_and_those_of_an_image_by_its_blocks():
+    start = cold_start(MB_240, ZIP, FACTS)
+    assert (start.process, start.sessions) == (FACTS.init, pytest.approx(0.6))
+    assert {cold_seconds(0, place, FACTS) for place in WEIGHT_PLACES} == {FACTS.init}
     seconds = {place: cold_start(MB_240, place, FACTS).fetching for place in WEIGHT_PLACES}
     assert seconds == {
         ZIP: 0.0,
@@ -50,21 +48,12 @@ def test_every_way_to_start_is_priced_with_a_snapshot_and_without():
     assert own.usd == price_plan(plan, platform).usd
     restored = sum(stage.tasks * stage.memory_mb / 1024 for stage in price_plan(plan, platform).stages)
     cold, warm = ways[1].cold_usd, price_plan(plan, replace(platform, cold_share=0.0)).usd
+    price = price_plan(plan, replace(platform, snapstart=True))
     pages = sum(
         float(starting_usd(stage.tasks, stage.memory_mb, start.billed_seconds, FACTS, first=not step))
-        for step, (stage, start) in enumerate(snapshot_price(plan, platform))
+        for step, (stage, start) in enumerate(zip(price.stages, price.cold_starts, strict=True))
     )
     assert cold - warm == pytest.approx(restored * FACTS.price_snapstart_restored + pages)
-
-
-def snapshot_price(plan, platform):
-    price = price_plan(plan, replace(platform, snapstart=True))
-    return zip(price.stages, price.cold_starts, strict=True)
-
-
-@pytest.mark.parametrize("place", WEIGHT_PLACES)
-def test_a_function_without_weights_starts_its_process_only(place):
-    assert cold_seconds(0, place, FACTS) == FACTS.init
 
 
 def test_weights_are_fetched_at_init_while_that_takes_less_than_seven_seconds_as_predicted():

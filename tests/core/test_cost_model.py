@@ -39,24 +39,17 @@ VALKEY = shipped_aws().valkey
 BOTH = Platform(FACTS, VALKEY, objects=S3)
 
 
-@pytest.mark.parametrize(("milliseconds", "billed"), [(0.01, 1), (1, 1), (1.0001, 2), (99.2, 100), (100, 100)])
-def test_time_is_billed_in_whole_milliseconds_rounded_up(milliseconds, billed):
-    assert invocation_usd(1024, milliseconds, FACTS) == pytest.approx(0.2e-6 + billed / 1000 * 0.0000166667, rel=1e-12)
-
-
-def test_a_gigabyte_for_a_second_costs_what_aws_lists():
-    assert invocation_usd(1024, 1000, FACTS) == pytest.approx(0.0000168667)
-
-
-def test_a_million_invocations_at_one_vcpu_and_120_ms():
-    """By hand: 1769/1024 GB * 0.12 s * 1e6 = 207,304.6875 GB-s at 0.0000166667, plus 0.20 for the requests."""
-    assert 1e6 * invocation_usd(1769, 120, FACTS) == pytest.approx(3.45508503 + 0.20, abs=1e-4)
-
-
-@pytest.mark.parametrize(("memory", "usd"), [(512, 0.000000834), (1216, 0.000001980), (2048, 0.000003334)])
-def test_100_ms_cost_what_the_serfer_paper_lists(memory, usd):
-    """Table 2 of the paper, which counts no requests."""
-    assert invocation_usd(memory, 100, FACTS) - FACTS.price_request == pytest.approx(usd, abs=1e-9)
+@pytest.mark.parametrize(
+    ("memory", "milliseconds", "usd"),
+    [  # without the price of a request
+        *((1024, ms, billed / 1000 * 0.0000166667) for ms, billed in ((0.01, 1), (1, 1), (1.0001, 2), (99.2, 100))),
+        (1024, 1000, 0.0000166667),
+        (1769, 120, 3.45508503e-6),  # 1769/1024 GB * 0.12 s = 0.2073046875 GB-s
+        *((512, 100, 0.000000834), (1216, 100, 0.000001980), (2048, 100, 0.000003334)),  # SerFer, Table 2
+    ],
+)
+def test_an_invocation_costs_its_whole_milliseconds_as_aws_and_the_serfer_paper_list_them(memory, milliseconds, usd):
+    assert invocation_usd(memory, milliseconds, FACTS) - 0.2e-6 == pytest.approx(usd, abs=1e-9)
 
 
 def test_a_query_costs_what_the_serfer_paper_lists():
@@ -81,16 +74,18 @@ def platform(**changes):
     return replace(Platform(FACTS, STORE), functions=replace(FACTS, **changes))
 
 
-def test_a_task_adds_up_reading_computing_and_writing():
-    one = load(serial_s=1.0, parallel_s=2.0, bytes_read=30, ranges=2, bytes_written=50)
-    expected = TASK_SECONDS + 3 + 80 / 10 + 2 * STORE.request_latency + 2 * STORE.range_latency
-    assert task_seconds(one, 1769, platform(bandwidth=10.0)) == pytest.approx(expected)
-
-
-def test_inline_tensors_take_no_store_requests_but_are_decoded_and_a_third_larger():
-    one = load(carried_in=30, carried_out=60)
-    expected = TASK_SECONDS + 90 / CODEC_RATE + 4 / 3 * 90 / 10
-    assert task_seconds(one, 1769, platform(bandwidth=10.0)) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("loads", "expected"),
+    [
+        (
+            {"serial_s": 1.0, "parallel_s": 2.0, "bytes_read": 30, "ranges": 2, "bytes_written": 50},
+            3 + 80 / 10 + 2 * STORE.request_latency + 2 * STORE.range_latency,
+        ),
+        ({"carried_in": 30, "carried_out": 60}, 90 / CODEC_RATE + 4 / 3 * 90 / 10),  # no requests, but a third larger
+    ],
+)
+def test_a_task_adds_up_reading_computing_and_writing(loads, expected):
+    assert task_seconds(load(**loads), 1769, platform(bandwidth=10.0)) == pytest.approx(TASK_SECONDS + expected)
 
 
 @pytest.mark.parametrize(
@@ -119,21 +114,17 @@ def test_environments_of_later_steps_are_ready_after_a_warm_up_request_and_pay_f
     assert usd[1] - usd[0] == pytest.approx(2 * FACTS.price_request)
 
 
-def test_s3_charges_for_every_range_and_every_write():
-    three = load(3, ranges=[1, 2, 4], bytes_written=[0, 1, 1], bytes_read=1)
-    free = replace(S3, price_get=0.0, price_put=0.0)
-    paid, unpaid = (stage_price(three, 1769, Platform(FACTS, store))[1] for store in (S3, free))
-    assert paid - unpaid == pytest.approx(7 * S3.price_get + 2 * S3.price_put)
-
-
-def test_a_store_may_charge_for_bytes_besides_requests():
-    one = load(1, ranges=2, bytes_read=3_000_000, bytes_written=1_000_000)
-    paid, unpaid = (
-        stage_price(one, 1769, Platform(FACTS, store))[1]
-        for store in (VALKEY, replace(VALKEY, price_byte=0.0, price_get=0.0, price_put=0.0))
-    )
-    units = 4_000_000 / 1000 + 3
-    assert paid - unpaid == pytest.approx(units * 0.0023e-6)
+@pytest.mark.parametrize(
+    ("store", "loads", "usd"),
+    [
+        (S3, {"ranges": [1, 2, 4], "bytes_written": [0, 1, 1], "bytes_read": 1}, 7 * S3.price_get + 2 * S3.price_put),
+        (VALKEY, {"ranges": [2, 0, 0], "bytes_read": [3e6, 0, 0], "bytes_written": [1e6, 0, 0]}, 4003 * 0.0023e-6),
+    ],
+)
+def test_a_store_charges_for_every_range_and_every_write_and_perhaps_for_bytes(store, loads, usd):
+    free = replace(store, price_byte=0.0, price_get=0.0, price_put=0.0)
+    paid, unpaid = (stage_price(load(3, **loads), 1769, Platform(FACTS, each))[1] for each in (store, free))
+    assert paid - unpaid == pytest.approx(usd)
 
 
 def test_object_store_traffic_has_its_own_requests_latencies_and_prices():
@@ -145,9 +136,6 @@ def test_object_store_traffic_has_its_own_requests_latencies_and_prices():
     requests = 2 * VALKEY.price_get + 30 * VALKEY.price_byte + 3 * S3.price_get + S3.price_put
     usd = stage_price(one, 1769, where)[1]
     assert usd == pytest.approx(invocation_usd(1769, 1000 * expected, FACTS) + requests)
-
-
-def test_object_store_traffic_needs_a_platform_with_an_object_store():
     with pytest.raises(ValueError, match="object store"):
         task_seconds(replace(load(), objects=load().stored), 1769, platform())
 
@@ -190,21 +178,18 @@ def test_the_load_of_the_small_plan_by_hand():
     assert (first.tasks, first.weight_bytes, last.weight_bytes) == (2, 9, 0)
 
 
-def inlined(plan):
-    return replace(plan, stages=(replace(plan.stages[0], path=INLINE), plan.stages[1]))
+def along(plan, path):
+    return replace(plan, stages=(replace(plan.stages[0], path=path), plan.stages[1]))
 
 
 def test_inline_tensors_are_carried_and_not_stored():
-    first, last = (plan_load(inlined(small_plan()), number) for number in (0, 1))
+    inlined = along(small_plan(), INLINE)
+    first, last = (plan_load(inlined, number) for number in (0, 1))
     assert not first.bytes_written.any()
     assert (first.carried_out == 100).all()
     assert (last.bytes_read, last.ranges, last.carried_in) == (0, 0, 200)
     assert price_plan(small_plan(), Platform(FACTS, STORE)).stored
-    assert not price_plan(inlined(small_plan()), Platform(FACTS, STORE)).stored
-
-
-def along(plan, path):
-    return replace(plan, stages=(replace(plan.stages[0], path=path), plan.stages[1]))
+    assert not price_plan(inlined, Platform(FACTS, STORE)).stored
 
 
 def test_object_store_traffic_is_counted_separately():
@@ -216,28 +201,18 @@ def test_object_store_traffic_is_counted_separately():
     [one, other] = price_plan(along(small_plan(), OBJECTS), BOTH).stages
     assert (one.bytes_written, other.bytes_read, other.ranges) == (200, 200, 2)
     assert price_plan(along(small_plan(), OBJECTS), BOTH).stored
-
-
-def test_a_plan_that_uses_one_store_costs_the_same_beside_another():
+    alone = {path: price_plan(along(small_plan(), path), Platform(FACTS, VALKEY)) for path in (CACHE, INLINE, OBJECTS)}
+    assert alone[OBJECTS].stages == alone[CACHE].stages, "without an object store its stages use the other one"
+    assert price_plan(along(small_plan(), OBJECTS), BOTH).usd > alone[CACHE].usd
     for path in (CACHE, INLINE):
-        plan = along(small_plan(), path)
-        assert price_plan(plan, BOTH).stages == price_plan(plan, Platform(FACTS, VALKEY)).stages
+        assert price_plan(along(small_plan(), path), BOTH).stages == alone[path].stages
 
 
-def test_without_an_object_store_its_stages_use_the_other():
-    one, other = (price_plan(along(small_plan(), path), Platform(FACTS, VALKEY)) for path in (OBJECTS, CACHE))
-    assert one.stages == other.stages
-    assert price_plan(along(small_plan(), OBJECTS), BOTH).usd > one.usd
-
-
-def test_every_range_of_a_piece_counts():
+def test_every_range_of_a_piece_and_a_tiles_own_seconds_count():
     first, last = small_plan().stages
     piece = Piece(0, 1, (Range(0, 8, 0, ()), Range(16, 8, 1, ())))
     plan = replace(small_plan(), stages=(first, replace(last, tiles=(replace(last.tiles[0], pieces=(piece,)),))))
     assert (plan_load(plan, 1).ranges, plan_load(plan, 1).bytes_read) == (2, 64)
-
-
-def test_a_tiles_own_seconds_are_its_compute_time():
     stage = small_plan().stages[0]
     slow = tuple(replace(tile, serial_ms=1.5, parallel_ms=20.0 * (1 + at)) for at, tile in enumerate(stage.tiles))
     plan = replace(small_plan(), stages=(replace(stage, tiles=slow), small_plan().stages[1]))
@@ -305,16 +280,10 @@ def test_a_burst_is_limited_by_the_accounts_concurrency():
 
 @pytest.mark.parametrize(
     ("store", "usd"),
-    [
-        ("redis", 0.216 * 730),
-        ("s3", 0.0),
-        ("valkey", 0.0084 * 730),
-        ("redis+s3", 0.216 * 730),
-        ("valkey+s3", 0.0084 * 730),
-    ],
+    [("s3", 0.0), ("redis", 0.216), ("redis+s3", 0.216), ("valkey", 0.0084), ("valkey+s3", 0.0084)],
 )
 def test_the_fixed_cost_of_a_store_is_that_of_its_nodes(store, usd):
-    assert standing_usd(Platform.over(shipped_aws(), store)) == pytest.approx(usd, rel=0.01)
+    assert standing_usd(Platform.over(shipped_aws(), store)) == pytest.approx(730 * usd, rel=0.01)
 
 
 def one_gang(plan):

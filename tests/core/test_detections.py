@@ -66,13 +66,6 @@ def planted(columns, boxes, rows=CELLS):
     return values
 
 
-def test_yolox_of_another_number_of_boxes_is_refused_and_huge_sizes_are_finite():
-    head = DetectionHead("yolox", ("out",), 2)
-    with pytest.raises(PlanError, match="another family"):
-        decoded(head, [np.zeros((CELLS + 2, 7), dtype=np.float32)], SIZE)
-    assert np.isfinite(decoded(head, [np.full((CELLS, 7), 1e30, dtype=np.float32)], SIZE).corners).all()
-
-
 YOLOV8 = planted(4 + 3, {5: [20, 15, 20, 10, 0.1, 0.8, 0.2], 6: [50, 20, 20, 40, 0.6, 0.1, 0.3]})
 YOLOV5 = planted(5 + 2, {5: [20, 15, 20, 10, 0.8, 0.1, 1], 6: [50, 20, 20, 40, 0.75, 0.8, 0]}, 3 * CELLS)
 YOLOX = {
@@ -115,14 +108,10 @@ def test_a_file_that_ends_in_suppression(count):
     found = detected(DetectionHead("nms", names, max_iou=1.0), outputs, 0, SIZE)
     assert found.corners.tolist() == corners[:2].tolist()
     assert found.classes.tolist() == [1, 0]
-
-
-def test_shares_of_the_input_rows_first():
     head = DetectionHead("nms", ("b", "s", "c"), corners="yxyx", relative=True)
     outputs = {"b": np.array([[[0.25, 0.5, 0.75, 1.0]]]), "s": np.array([[0.9]]), "c": np.array([[3.0]])}
     found = detected(head, outputs, 0, SIZE)
-    assert found.corners.tolist() == [[48, 16, 96, 48]]
-    assert found.classes.tolist() == [3]
+    assert (found.corners.tolist(), found.classes.tolist()) == ([[48, 16, 96, 48]], [3])
 
 
 def test_selected_indices_once_each_and_only_those_that_exist():
@@ -146,6 +135,10 @@ def test_selected_indices_once_each_and_only_those_that_exist():
         ({"corners": "cxcywh"}, "xyxy or yxyx"),
     ],
 )
-def test_impossible_heads_are_refused(change, fault):
+def test_impossible_heads_and_outputs_are_refused(change, fault):
     with pytest.raises(PlanError, match=fault):
         DetectionHead(**{"family": "yolov8", "outputs": ("out",), **change})
+    head = DetectionHead("yolox", ("out",), 2)
+    with pytest.raises(PlanError, match="another family"):
+        decoded(head, [np.zeros((CELLS + 2, 7), dtype=np.float32)], SIZE)
+    assert np.isfinite(decoded(head, [np.full((CELLS, 7), 1e30, dtype=np.float32)], SIZE).corners).all()

@@ -23,17 +23,10 @@ def test_no_task_is_late_before_durations_are_known():
 def test_late_is_twice_the_ninth_decile(times):
     late = learnt(times).late_after(0)
     assert late == 2 * sorted(times)[int(0.9 * len(times))]
-
-
-def test_one_slow_worker_in_twenty_does_not_make_being_slow_normal():
-    assert learnt([0.1] * 95 + [5.0] * 5).late_after(0) == 0.2
-
-
-def test_the_threshold_for_late_tasks_follows_the_load():
-    hedging = learnt([0.1] * 300)
+    hedging = learnt(times)
     for _ in range(256):
         hedging.learn(0, 1.0)
-    assert hedging.late_after(0) == 2.0
+    assert hedging.late_after(0) == 2.0, "it follows the load"
 
 
 def test_duplicates_are_one_in_twenty_at_most_after_a_handful():

@@ -73,9 +73,6 @@ def test_a_padded_image_keeps_its_size_where_that_fits(height, width, pad):
 def test_descriptions_of_other_plans_are_refused(preprocess, sizes, why):
     with pytest.raises(PlanError, match=why):
         preprocess.check_sizes(sizes)
-
-
-@pytest.mark.parametrize(("side", "pixels"), [("upper", 8), ("longer", 0), ("shorter", 1 << 20)])
-def test_impossible_limits_are_refused(side, pixels):
-    with pytest.raises(PlanError, match="side"):
-        SideLimit(side, pixels)
+    for side, pixels in (("upper", 8), ("longer", 0), ("shorter", 1 << 20)):
+        with pytest.raises(PlanError, match="side"):
+            SideLimit(side, pixels)

@@ -39,8 +39,15 @@ def test_a_store_that_no_query_uses_costs_nothing_and_is_not_deployed():
     assert store_of(replace(small_plan(), store="valkey+s3"), FACTS) == "valkey"
 
 
-def test_another_store_and_memory_change_the_price_of_a_query():
-    plain = price(small_plan(), FACTS, Circumstances()).as_dict()
+def test_printed_costs_add_up_and_another_store_and_memory_change_them():
+    plain = price(small_plan(), FACTS, Circumstances(burst=7)).as_dict()
+    query = plain["query"]
+    assert query["cost_usd"] == pytest.approx(sum(stage["cost_usd"] for stage in query["stages"]))
+    assert query["latency_ms"]["mean"] == pytest.approx(sum(stage["ms"] for stage in query["stages"]), abs=0.1)
+    assert query["latency_ms"]["p50"] < query["latency_ms"]["p95"] < query["latency_ms"]["p99"]
+    assert (plain["burst"]["queries"], plain["burst"]["environments"]) == (7, 14)
+    free = replace(FACTS, functions=replace(FACTS.functions, price_request=0.0, price_gb_second=0.0))
+    assert price(small_plan(), free, Circumstances()).query.usd == 0
     other = price(small_plan(), FACTS, Circumstances(store="s3", memory_mb=10240)).as_dict()
     assert other["store"] == "s3"
     assert {stage["memory_mb"] for stage in other["query"]["stages"]} == {10240}
@@ -59,21 +66,6 @@ def test_costs_grow_with_the_share_of_cold_starts():
     assert none.cold.latency.mean == every.query.latency.mean
 
 
-def test_the_users_own_prices_count():
-    free = replace(FACTS, functions=replace(FACTS.functions, price_request=0.0, price_gb_second=0.0))
-    assert price(small_plan(), free, Circumstances()).query.usd == 0
-
-
-def test_printed_costs_add_up():
-    costs = price(small_plan(), FACTS, Circumstances(burst=7)).as_dict()
-    query = costs["query"]
-    assert query["cost_usd"] == pytest.approx(sum(stage["cost_usd"] for stage in query["stages"]))
-    assert query["latency_ms"]["mean"] == pytest.approx(sum(stage["ms"] for stage in query["stages"]), abs=0.1)
-    assert query["latency_ms"]["p50"] < query["latency_ms"]["p95"] < query["latency_ms"]["p99"]
-    assert costs["burst"]["queries"] == 7
-    assert costs["burst"]["environments"] == 14
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -88,9 +80,6 @@ def test_printed_costs_add_up():
 def test_impossible_circumstances_are_refused(given, words):
     with pytest.raises(UsageError, match=words):
         price(small_plan(), FACTS, given)
-
-
-def test_a_plan_for_an_unknown_store_needs_another_one():
     plan = replace(small_plan(), store="tape")
     with pytest.raises(UsageError, match="not 'tape'"):
         price(plan, FACTS, Circumstances())

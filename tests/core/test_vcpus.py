@@ -28,12 +28,6 @@ def test_a_worker_has_a_thread_for_every_started_vcpu(memory, count):
     assert threads(memory, PER_VCPU) == count
 
 
-@given(MEMORY)
-def test_threads_use_all_granted_vcpus_and_no_extra_thread_starts(memory):
-    granted = float(vcpus(memory, PER_VCPU))
-    assert granted <= threads(memory, PER_VCPU) < max(granted, 1.0) + 1
-
-
 @pytest.mark.exact
 @given(MEMORY, SECONDS, SECONDS)
 def test_predicted_seconds_equal_those_of_the_worker_threads(memory, serial, parallel):

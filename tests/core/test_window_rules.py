@@ -93,9 +93,6 @@ def test_length_that_the_network_does_not_take_is_refused_with_the_nearest_one()
     windows = plan(rule(residues=[0]), refused="operator 'cat' (Concat): its sizes differ")
     with pytest.raises(InputError, match=r"scan\.tif has 1001 x 2000 pixels.*'cat'.*1000 x 2000"):
         windows.of(1001, 2000, "scan.tif")
-
-
-def test_an_image_that_is_too_small_is_refused_with_the_size_of_a_plan_for_it():
     with pytest.raises(InputError, match=r"has 40 x 2000 pixels, .* of \d+ pixels or more: make .* --size 40x2000$"):
         plan(rule()).of(40, 2000)
 

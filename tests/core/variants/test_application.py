@@ -115,25 +115,17 @@ def test_the_live_release_is_remembered_however_many_follow_and_the_oldest_are_f
     assert record.live_release is record.releases[-1]
 
 
-def test_a_rollback_goes_to_the_release_before_and_again_to_where_it_began():
-    record = two_releases()
+def test_a_rollback_takes_the_canary_back_then_the_release_and_passes_over_retired_versions():
+    record = two_releases().with_canary(canary({"a": 1}))
     back = record.rolled_back(**WHO)
+    assert (back.canary, back.live) == (None, record.live)
+    back = back.rolled_back(**WHO)
     assert (back.live, back.live_release.networks) == (3, {"a": 1})
-    assert back.rolled_back(**WHO).live_release.networks == {"a": 2}
-
-
-def test_a_rollback_passes_over_releases_of_retired_versions():
     record = application("faces", network("a"), network("a", 2), network("a", 3))
     record = record.promoted({"a": 2}, **WHO).promoted({"a": 3}, **WHO).retired("a", 2)
     assert record.rolled_back(**WHO).live_release.networks == {"a": 1}
     with pytest.raises(UsageError, match="no earlier release"):
         record.retired("a", 1).rolled_back(**WHO)
-
-
-def test_a_rollback_takes_the_canary_back_first():
-    record = two_releases().with_canary(canary({"a": 1}))
-    back = record.rolled_back(**WHO)
-    assert (back.canary, back.live) == (None, record.live)
 
 
 def test_a_first_version_joins_the_live_release_and_the_canary():
@@ -205,7 +197,4 @@ def test_the_interval_of_an_accuracy_holds_its_share(images, data):
     assert low == accuracy.low
     more = Accuracy(accuracy.correct * 4, images * 4).interval
     assert more[1] - more[0] <= high - low + 1e-12
-
-
-def test_a_variant_without_an_accuracy_has_none_for_sure():
     assert replace(variant(), accuracy=None).least_accuracy == 0.0

@@ -27,7 +27,6 @@ from tests.e2e.dense import split_dense
 from tests.e2e.detector import CLASSES, SIZE, detector_onnx, split_detector, suppressed_onnx
 from tests.e2e.small import split_small
 from tests.splitter.models import Net
-from tests.splitter.test_as_is import several
 
 LETTERBOX = Preprocess(None, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3, pad=Pad("centre", 114))
 
@@ -129,8 +128,8 @@ def indices_onnx():
     places = net.op("NonZero", far, output="places")
     net.op("TopK", pooled, net.constant(np.array([3])), axis=3, output="largest")
     net.nodes[-1].output.append("columns")
-    return several(
-        net, (places, TensorProto.INT64, 2), ("largest", TensorProto.FLOAT, 4), ("columns", TensorProto.INT64, 4)
+    return net.model(
+        (places, TensorProto.INT64, 2), ("largest", TensorProto.FLOAT, 4), ("columns", TensorProto.INT64, 4)
     )
 
 

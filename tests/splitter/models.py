@@ -72,18 +72,25 @@ class Net:
     def flat(self, x):
         return self.op("Flatten", x, axis=1)
 
-    def model(self, output, name="x", dims=("N", "K")):
-        body = helper.make_graph(
-            self.nodes,
-            "net",
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [self.batch, *self.size])],
-            [helper.make_tensor_value_info(output, TensorProto.FLOAT, dims)],
-            self.weights,
-        )
-        ir_version = 10 if self.opset > 13 else 7
-        model = helper.make_model(body, opset_imports=[helper.make_opsetid("", self.opset)], ir_version=ir_version)
+    def model(self, *outputs, name="x", dims=("N", "K"), domains=()):
+        """Return the ONNX model; an output is a name, or a name with its element type and its rank."""
+        made = [
+            helper.make_tensor_value_info(output, TensorProto.FLOAT, dims)
+            if isinstance(output, str)
+            else helper.make_tensor_value_info(*output[:2], [None] * output[2])
+            for output in outputs
+        ]
+        given = helper.make_tensor_value_info(name, TensorProto.FLOAT, [self.batch, *self.size])
+        imports = [helper.make_opsetid("", self.opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+        body = helper.make_graph(self.nodes, "net", [given], made, self.weights)
+        model = helper.make_model(body, opset_imports=imports, ir_version=10 if self.opset > 13 else 7)
         onnx.checker.check_model(model)
         return model
+
+    def save(self, directory, *outputs, **options):
+        """Write the model; return the path of its file."""
+        onnx.save(self.model(*outputs, **options), directory / "net.onnx")
+        return directory / "net.onnx"
 
     def batch_of(self, count):
         return self.floats(count, *self.size)
@@ -120,8 +127,7 @@ def split_two_stages(home):
     """Split a convolution on 2x2 and a fully connected layer; return the plan and its directory."""
     net = Net(3, 8, 8)
     x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    path = home / "net.onnx"
-    path.write_bytes(net.model(net.linear(net.flat(x), 256, 5)).SerializeToString())
+    path = net.save(home, net.linear(net.flat(x), 256, 5))
     return split(path, out=home / "plan", grids=["2x2", "1"]), home / "plan"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.packaging import bundle
-from serfer.packaging.build_cache import assembled, forget_unused, in_use
+from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE, dependencies, directory_bytes, function_directory
 from serfer.splitter.split import split
 from serfer_bench.core.s3_server import S3Server
@@ -66,66 +66,43 @@ def functions(planned, cache):
     return [function_directory(plan, directory, stage, 0, dependencies(cache)) for stage in range(2)]
 
 
+def run_alone(code, *arguments, root, **environment):
+    """Run code in a Python that has no packages but those of `root`; return what it prints."""
+    command = [sys.executable, "-S", "-B", "-P", "-c", code, *arguments]
+    done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_a_function_runs_a_task_from_its_own_directory_alone(planned, functions):
     plan, _ = planned
-    crop = np.ones(
-        (
-            1,
-            3,
-            *[span.size for span in (plan.stages[0].tiles[0].inputs[0].rows, plan.stages[0].tiles[0].inputs[0].cols)],
-        ),
-        np.float32,
-    )
+    region = plan.stages[0].tiles[0].inputs[0]
+    crop = np.ones((1, 3, region.rows.size, region.cols.size), np.float32)
     task = [plan.digest, "0" * 32, 0, 0, 1, 60.0, ["float32", crop.tobytes()], False, [], None, "", None]
     text = base64.b64encode(msgpack.packb(task)).decode()
     root = str(functions[0])
     environment = {"PYTHONPATH": root, "LAMBDA_TASK_ROOT": root, "SERFER_STORE": "memory://", "PATH": os.defpath}
-    done = subprocess.run(
-        [sys.executable, "-S", "-B", "-c", RUN, text],
-        env=environment,
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    report = msgpack.unpackb(base64.b64decode(done.stdout.strip().splitlines()[-1]))
+    printed = run_alone(RUN, text, root=root, **environment)
+    report = msgpack.unpackb(base64.b64decode(printed.strip().splitlines()[-1]))
     assert report["counts"]["puts"] == 1
     cells = plan.stages[0].tiles[0].cells
     assert report["counts"]["bytes_put"] == sum(4 * 4 * cell.rect.area + CHECKSUM_BYTES for cell in cells)
 
 
-def test_dependencies_stay_within_their_limit(functions, cache):
-    size = directory_bytes(dependencies(cache))
-    assert size <= DEPENDENCY_ALLOWANCE == 110_000_000
-    assert functions
-
-
 def test_a_function_opens_an_s3_store_from_its_own_directory_alone(cache):
     root = str(dependencies(cache))
     with S3Server() as server:
-        done = subprocess.run(
-            [sys.executable, "-S", "-B", "-P", "-c", OPEN, server.url, f"s3://{server.bucket}/p"],
-            env={"PYTHONPATH": root, "PATH": os.defpath, **server.environment},
-            cwd=root,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["b'3456' [True, False]", "[False]"] * 2
+        urls = server.url, f"s3://{server.bucket}/p"
+        printed = run_alone(OPEN, *urls, root=root, PYTHONPATH=root, PATH=os.defpath, **server.environment)
+    assert printed.splitlines() == ["b'3456' [True, False]", "[False]"] * 2
 
 
-def test_a_function_contains_only_the_botocore_data_of_s3(cache):
+def test_no_function_contains_torch_or_unused_packages_or_data(functions, cache):
     root = dependencies(cache)
-    kept = {path.name for path in (root / "botocore" / "data").rglob("*") if path.is_file()}
-    assert kept == {"partitions.json", "endpoint-rule-set-1.json.gz"}
+    assert directory_bytes(root) <= DEPENDENCY_ALLOWANCE == 110_000_000
+    data = {path.name for path in (root / "botocore" / "data").rglob("*") if path.is_file()}
+    assert data == {"partitions.json", "endpoint-rule-set-1.json.gz"}
     assert not (root / "serfer" / "storage" / "contract.py").exists()
-
-
-def test_no_function_contains_torch_or_unused_packages(functions):
     for directory in functions:
         names = {path.name for path in directory.iterdir()}
         assert not {"torch", "onnx", "onnxscript", "boto3"} & names
@@ -152,25 +129,18 @@ def test_a_function_has_its_own_stages_files_and_no_others(planned, functions):
         assert all((directory / path).read_bytes() == (source / path).read_bytes() for path in mine)
 
 
-def test_the_same_inputs_reuse_the_same_directory(planned, functions, cache, monkeypatch):
-    monkeypatch.setattr(bundle, "assembled", lambda _: pytest.fail("was built again"))
-    plan, directory = planned
-    assert [function_directory(plan, directory, stage, 0, dependencies(cache)) for stage in range(2)] == functions
-    assert len(set(functions)) == 2
-
-
-def test_another_copy_of_the_plan_reuses_the_same_directory(planned, functions, cache, tmp_path, monkeypatch):
+def test_the_same_inputs_reuse_the_same_directory(planned, functions, cache, tmp_path, monkeypatch):
     plan, directory = planned
     shutil.copytree(directory, tmp_path / "copy", copy_function=shutil.copyfile)
     monkeypatch.setattr(bundle, "assembled", lambda _: pytest.fail("was built again"))
-    found = [function_directory(plan, tmp_path / "copy", stage, 0, dependencies(cache)) for stage in range(2)]
-    assert found == functions
+    for place in (directory, tmp_path / "copy"):
+        assert [function_directory(plan, place, stage, 0, dependencies(cache)) for stage in range(2)] == functions
+    assert len(set(functions)) == 2
 
 
 def test_another_plan_has_other_directories(functions, cache, tmp_path):
     net = Net(3, 8, 8, seed=1)
-    (tmp_path / "net.onnx").write_bytes(net.model(net.linear(net.flat("x"), 192, 5)).SerializeToString())
-    plan = split(tmp_path / "net.onnx", out=tmp_path / "plan")
+    plan = split(net.save(tmp_path, net.linear(net.flat("x"), 192, 5)), out=tmp_path / "plan")
     assert function_directory(plan, tmp_path / "plan", 0, 0, dependencies(cache)) not in functions
 
 
@@ -183,55 +153,22 @@ def test_a_change_of_the_code_changes_the_stamp(tmp_path):
     assert bundle._stamp(sources) != before
 
 
-def _entries(parent, ages):
-    for name, age in ages.items():
-        (parent / name).mkdir(parents=True)
-        (parent / name / "file").write_text("x")
-        moment = time.time() - age
-        os.utime(parent / name, (moment, moment))
-
-
-def _publish(target):
-    with assembled(target) as directory:
-        (directory / "file").write_text("x")
-
-
-def _kept(parent):
-    return sorted(path.name for path in parent.iterdir())
-
-
-def _disk(monkeypatch, free):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100 - free, free=free))
-
-
 @pytest.mark.parametrize(("free", "age"), [(10, WEEK), (9, DAY)])
 def test_directories_unused_for_a_week_or_a_day_of_a_disk_that_is_nearly_full_are_removed(
     tmp_path, monkeypatch, free, age
 ):
-    _disk(monkeypatch, free=free)
-    _entries(tmp_path / "functions", {"old": age + 60, "young": age - 60})
-    _publish(tmp_path / "functions" / "new")
-    assert _kept(tmp_path / "functions") == ["new", "young"]
-
-
-def test_using_a_directory_keeps_it(tmp_path):
-    (tmp_path / "used").mkdir()
-    os.utime(tmp_path / "used", (1, 1))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=100, used=100 - free, free=free))
+    for name, unused in {"old": age + 60, "young": age - 60, "used": age + 60}.items():
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - unused,) * 2)
     assert in_use(tmp_path / "used")
-    forget_unused(tmp_path)
-    assert (tmp_path / "used").is_dir()
     assert not in_use(tmp_path / "absent")
-
-
-def test_a_failed_assembly_leaves_no_directory(tmp_path):
-    def assemble():
-        with assembled(tmp_path / "parent" / "x") as directory:
-            (directory / "file").write_text("x")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        assemble()
-    assert list((tmp_path / "parent").iterdir()) == []
+    with assembled(tmp_path / "new") as directory:
+        (directory / "file").write_text("x")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "used", "young"]
+    with pytest.raises(KeyboardInterrupt), assembled(tmp_path / "failed"):
+        raise KeyboardInterrupt
+    assert not (tmp_path / "failed").exists()
 
 
 def test_dependencies_larger_than_the_plans_reserve_still_run_locally(planned, tmp_path, monkeypatch):

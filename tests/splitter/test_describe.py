@@ -48,32 +48,28 @@ def picture(tmp_path):
     return path
 
 
-def answered(directory, picture):
+def answers(directory, picture):
     with serfer.open(directory, workers="inprocess") as pipeline:
         [result] = pipeline.classify([picture], top_k=len(LABELS))
-        return result
-
-
-def names_and_scores(result):
-    return [(prediction.label, prediction.score) for prediction in result.predictions]
+        return [(prediction.label, prediction.score) for prediction in result.predictions]
 
 
 def test_a_described_plan_answers_as_one_that_was_split_so(directory, padded, picture):
     digest = load_plan(directory).digest
     with pytest.raises(PlanError, match="serfer describe DIR --preprocess FILE"):
-        answered(directory, picture)
+        answers(directory, picture)
     plan = serfer.describe(directory, preprocess=PADDED, labels=LABELS, activation="softmax")
     assert plan == load_plan(directory)
     assert plan.digest == digest
-    assert names_and_scores(answered(directory, picture)) == names_and_scores(answered(padded, picture))
+    assert answers(directory, picture) == answers(padded, picture)
 
 
 def test_workers_that_know_the_old_preprocessing_apply_the_new_one(padded, tmp_path, picture):
     plan = shutil.copytree(padded, tmp_path / "other")
     serfer.describe(plan, preprocess=PREPROCESS)
     original = split_small(tmp_path / "original")
-    assert names_and_scores(answered(plan, picture)) == names_and_scores(answered(original, picture))
-    assert names_and_scores(answered(plan, picture)) != names_and_scores(answered(padded, picture))
+    assert answers(plan, picture) == answers(original, picture)
+    assert answers(plan, picture) != answers(padded, picture)
 
 
 def test_what_is_not_given_stays_and_what_was_comes_back(directory):
@@ -124,11 +120,8 @@ def test_mistakes_change_nothing(directory, given, error, words):
     with pytest.raises(error, match=words):
         serfer.describe(directory, **given)
     assert (directory / "plan.json").read_bytes() == before
-
-
-def test_a_directory_without_a_plan_is_named(tmp_path):
     with pytest.raises(PlanError, match="is not a plan directory"):
-        serfer.describe(tmp_path, activation="none")
+        serfer.describe(directory.parent, activation="none")
 
 
 class TestBoxes:
@@ -153,18 +146,10 @@ class TestBoxes:
             serfer.describe(detector, activation="boxes", labels=list("abcd"))
         assert load_plan(detector).detection is None
 
-    def test_the_command_shows_them(self, detector):
-        done = CliRunner().invoke(app, ["describe", str(detector), "--output", "boxes:yolov8"])
-        assert done.exit_code == 0
-        assert "boxes of 3 classes as yolov8 has them, in output0" in done.output
-
 
 class TestCommand:
     def run(self, *arguments):
-        done = CliRunner().invoke(app, ["describe", *map(str, arguments)])
-        if done.exception and not isinstance(done.exception, SystemExit):
-            raise done.exception
-        return done
+        return CliRunner().invoke(app, ["describe", *map(str, arguments)], catch_exceptions=False)
 
     def test_it_changes_and_shows_a_plan(self, directory, tmp_path):
         shown = self.run(directory).output
@@ -182,5 +167,8 @@ class TestCommand:
         )
         assert "7 labels: label-0, label-1, label-2, label-3, label-4, ..." in done.output
         assert "Start again what serves" in done.output.replace("\n", " ")
+        detector = split_detector(tmp_path / "detector", activation=None, labels=())
+        shown = self.run(detector, "--output", "boxes:yolov8").output
+        assert "boxes of 3 classes as yolov8 has them, in output0" in shown
         shown = json.loads(self.run(directory, "--json").stdout)
         assert (shown["activation"], shown["preprocess"]["pad"]) == ("softmax", {"place": "centre", "value": 114})

@@ -174,35 +174,20 @@ class Tailed(Net):
         self.then(self.op("MaxUnpool", pooled, f"{pooled}.at", whole, kernel_shape=[2, 2], strides=[2, 2]))
 
     def tail_foreign(self, x):
-        self.domains = [helper.make_opsetid("com.microsoft", 1)]
+        self.domains = ["com.microsoft"]
         self.then(self.op("QuickGelu", x, domain="com.microsoft"))
 
     def tail_sequence(self, x):
         parts = self.op("SplitToSequence", x, axis=1)
         self.then(self.op("ConcatFromSequence", parts, axis=1))
 
-    def built(self):
-        body = helper.make_graph(
-            self.nodes,
-            "net",
-            [helper.make_tensor_value_info("x", FLOAT, ["N", *self.size])],
-            [helper.make_tensor_value_info(name, kind, [None] * rank) for name, kind, rank in self.outputs],
-            self.weights,
-        )
-        imports = [helper.make_opsetid("", 20), *self.domains]
-        return helper.make_model(body, opset_imports=imports, ir_version=10)
-
 
 def source_of(model):
     session = session_of(model)
 
     def run(batch):
-        values = session.run(None, {"x": batch})
-        return (
-            dict(zip((value.name for value in model.graph.output), values, strict=True))
-            if len(values) > 1
-            else values[0]
-        )
+        values, names = session.run(None, {"x": batch}), [value.name for value in model.graph.output]
+        return dict(zip(names, values, strict=True)) if len(values) > 1 else values[0]
 
     return Source("net", "random", ExternalWeightsModel.of(ir.from_proto(model)), run, exported=False)
 
@@ -237,7 +222,7 @@ def decide(graph):
 def check(seed):
     net = Tailed(seed)
     note(f"seed {seed}: {net.tail}, {[node.op_type for node in net.nodes]}")
-    model = net.built()
+    model = net.model(*net.outputs, domains=net.domains)
     batch = net.batch_of(3)
     source = source_of(model)
     graph, alone = read(source, batch[:1])

@@ -67,7 +67,6 @@ def text_classifier():
 @pytest.mark.parametrize("gang", ["auto", "always"])
 def test_lines_of_text_whose_maps_become_a_row_or_two_have_a_plan(tmp_path, gang):
     net, output = text_classifier()
-    model, path = net.model(output), tmp_path / "net.onnx"
-    path.write_bytes(model.SerializeToString())
+    model, path = net.model(output), net.save(tmp_path, output)
     plan, batch = split(path, out=tmp_path / "plan", gang=gang), net.batch_of(2)
     assert relative_error(run_tiles(plan, tmp_path / "plan", batch), unsplit(model, batch)) < 1e-5

@@ -5,9 +5,8 @@ import os
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
-from serfer.core.errors import InputError, ModelError, PlanWarning, UnavailableError, UsageError, WrongAnswerError
+from serfer.core.errors import InputError, ModelError, UnavailableError, UsageError, WrongAnswerError
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.splitter import build
 from serfer.splitter.network.source import load
@@ -83,32 +82,23 @@ def test_a_failed_split_leaves_no_directory(file, home, monkeypatch, error, step
     assert list(home.iterdir()) == []
 
 
-def test_a_failed_split_keeps_the_existing_plan(file, home, monkeypatch):
-    plan = split(file, out=home / "plan", grids="1")
-    monkeypatch.setattr(build, "check_exact", lambda *_: pytest.fail("stop"))
-    with pytest.raises(pytest.fail.Exception):
-        split(file, out=home / "plan", grids="2x2")
+def test_an_existing_plan_is_kept_by_a_split_that_fails_and_replaced_completely_by_another(file, home, monkeypatch):
+    plan = split(file, out=home / "plan", grids="1", stages="3")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "check_exact", lambda *_: pytest.fail("stop"))
+        with pytest.raises(pytest.fail.Exception):
+            split(file, out=home / "plan", grids="2x2")
     assert load_plan(home / "plan") == plan
-    assert [path.name for path in home.iterdir()] == ["plan"]
-
-
-def test_an_existing_plan_is_replaced_completely(file, home):
-    split(file, out=home / "plan", grids="1", stages=3)
     plan = split(file, out=home / "plan", grids="2x2", stages=2)
     assert load_plan(home / "plan") == plan
     assert not (home / "plan" / "stage-2").exists()
     assert [path.name for path in home.iterdir()] == ["plan"]
 
 
-def test_an_empty_directory_is_filled(file, home):
-    split(file, out=home)
-    assert load_plan(home)
-
-
 def test_another_directory_or_file_is_refused_before_any_work_and_kept(home):
     (home / "thesis.txt").write_text("x")
-    for out, message in ((home, "not a plan directory"), (home / "thesis.txt", "is not a directory")):
-        with pytest.raises(InputError, match=message):
+    for out in (home, home / "thesis.txt", home / "thesis.txt" / "plan"):
+        with pytest.raises(InputError):
             split("a model that there is not", out=out)
     assert [path.name for path in home.iterdir()] == ["thesis.txt"]
 
@@ -127,12 +117,6 @@ def test_a_network_may_give_its_name_to_its_plan(home, monkeypatch):
     monkeypatch.setattr(build, "load", lambda *_: pytest.fail("got so far"))
     with pytest.raises(pytest.fail.Exception, match="got so far"):
         split("alexnet", out="alexnet")
-
-
-def test_an_unwritable_output_directory_is_named(file, home):
-    (home / "file").write_text("x")
-    with pytest.raises(InputError, match="cannot be written"):
-        split(file, out=home / "file" / "plan")
 
 
 def test_a_network_that_mixes_the_images_of_a_batch_runs_image_by_image(home):
@@ -188,17 +172,10 @@ def test_an_object_that_is_not_a_module_is_refused(model, example, home):
         split(model, example, home / "plan")
 
 
-def test_an_unknown_name_is_refused_with_the_known_ones(home):
-    with pytest.raises(ModelError, match=r"'resnet1337' \(did you mean resnet18\?\): .*alexnet, .*vgg16"):
-        split("resnet1337", out=home / "plan")
-
-
 FACTORY = """
 import torch
 def make():
     return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(784, 5))
-def boom():
-    raise ValueError("no weights here")
 def nothing():
     return None
 value = 3
@@ -212,41 +189,12 @@ def test_a_factory_in_a_file_is_called(example, home):
     assert plan.output.elements == 5
 
 
-@pytest.mark.parametrize(
-    ("factory", "message"),
-    [
-        ("boom", "boom failed: ValueError: no weights here"),
-        ("absent", "absent failed: AttributeError"),
-        ("nothing", r"NoneType, not a torch\.nn\.Module"),
-        ("value", "value failed: TypeError"),
-    ],
-)
-def test_a_factory_that_does_not_return_a_model_is_named(example, home, factory, message):
-    (home / "mine.py").write_text(FACTORY)
-    with pytest.raises(ModelError, match=message):
-        split(f"{home}/mine.py:{factory}", example, home / "plan")
-
-
 @pytest.mark.parametrize("command", [split, whole_plan])
 def test_a_name_that_is_given_takes_the_place_of_the_files(command, example, home):
     (home / "mine.py").write_text(FACTORY)
     plan = command(f"{home}/mine.py:make", example, home / "plan", name="faces-2")
     assert (plan.model, load_plan(home / "plan").model) == ("faces-2", "faces-2")
     assert plan.function(0, 0).startswith("serfer-faces-2-")
-
-
-def test_a_missing_or_invalid_factory_file_is_named(example, home):
-    with pytest.raises(ModelError, match=r"absent\.py does not exist: give the Python file that has make\(\)"):
-        split(f"{home}/absent.py:make", example, home / "plan")
-    (home / "broken.py").write_text("def make(:\n")
-    with pytest.raises(ModelError, match="SyntaxError"):
-        split(f"{home}/broken.py:make", example, home / "plan")
-
-
-def test_a_module_file_needs_an_example(home):
-    (home / "mine.py").write_text(FACTORY)
-    with pytest.raises(ModelError, match="size of this model's input is not known"):
-        split(f"{home}/mine.py:make", out=home / "plan")
 
 
 def torch_model(forward):
@@ -306,16 +254,6 @@ def test_errors_of_the_unsplit_model_are_reported_as_such(wrong_module, precisio
     assert not (home / "plan").exists()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_a_network_with_outputs_that_are_not_finite_is_warned_of(home, value):
-    net = Net(3, 16, 16)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    x = net.op("Add", net.linear(net.flat(x), 1024, 5), net.constant(np.array([0, 0, 0, 0, value], np.float32)))
-    with pytest.warns(PlanWarning, match=r"values of the network's answers .* are NaN or infinite"):
-        split(save(net.model(x), home / "net.onnx"), out=home / "plan")
-
-
 def test_a_module_that_takes_channels_last_is_refused(home):
     (home / "last.py").write_text(
         "import torch\nclass Last(torch.nn.Module):\n    def forward(self, x):\n"
@@ -325,52 +263,29 @@ def test_a_module_that_takes_channels_last_is_refused(home):
         split(f"{home / 'last.py'}:Last", np.zeros((1, 16, 16, 3), np.float32), out=home / "plan")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00", bytes(range(256)) * 40, b"not a model at all"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"\x00", bytes(range(256)) * 40, b"not a model at all"),
+        *(network().SerializeToString()[:-size] for size in (6_000, 3_000, 600, 6)),
+    ],
+    ids=range(8),
+)
 def test_bytes_that_are_not_a_model_are_refused(home, content):
     (home / "bad.onnx").write_bytes(content)
-    with pytest.raises(ModelError, match=r"bad\.onnx is not an ONNX model"):
+    with pytest.raises(ModelError, match=r"bad\.onnx"):
         split(home / "bad.onnx", out=home / "plan")
-
-
-@pytest.mark.parametrize("part", [0.1, 0.5, 0.9, 0.999])
-def test_a_truncated_model_is_refused(file, home, part):
-    data = file.read_bytes()
-    (home / "cut.onnx").write_bytes(data[: int(len(data) * part)])
-    with pytest.raises(ModelError):
-        split(home / "cut.onnx", out=home / "plan")
     assert not (home / "plan").exists()
 
 
-def test_a_missing_file_and_a_directory_are_refused(home):
-    with pytest.raises(ModelError, match="cannot be read"):
-        split(home / "absent.onnx", out=home / "plan")
+def test_factories_and_files_that_give_no_model_are_refused(example, home):
+    (home / "mine.py").write_text(FACTORY)
+    (home / "broken.py").write_text("def make(:\n")
     (home / "dir.onnx").mkdir()
-    with pytest.raises(ModelError):
-        split(home / "dir.onnx", out=home / "plan")
-
-
-def test_a_second_input_is_refused(home):
-    image = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
-    other = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, 8, 8])
-    nodes = [helper.make_node("Add", ["x", "y"], ["s"]), helper.make_node("Flatten", ["s"], ["z"])]
-    answer = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["N", 192])
-    model = helper.make_model(
-        helper.make_graph(nodes, "two", [image, other], [answer]),
-        opset_imports=[helper.make_opsetid("", 20)],
-        ir_version=10,
-    )
-    onnx.checker.check_model(model)
-    with pytest.raises(ModelError, match=r"2 inputs \('x', 'y'\): one image"):
-        split(save(model, home / "two.onnx"), out=home / "plan")
-
-
-def test_a_shape_that_depends_on_the_data_runs_as_it_is(home):
-    net = Net(1, 4, 4, batch=1)
-    x = net.op("Transpose", net.op("Cast", net.op("NonZero", "x"), to=1), perm=[1, 0])
-    path = save(net.model(x, dims=("A", "B")), home / "dynamic.onnx")
-    plan = split(path, out=home / "plan")
-    assert "the size of its result depends on the data" in plan.why
-    assert plan.output_tensors[0].sized_by
+    factories = ("mine.py:nothing", "mine.py:value", "broken.py:make", "absent.py:make", "absent.onnx", "dir.onnx")
+    for name, image in (*((name, example) for name in factories), ("mine.py:make", None)):
+        with pytest.raises(ModelError):
+            split(f"{home}/{name}", image, home / "plan")
 
 
 @pytest.mark.parametrize(
@@ -399,10 +314,6 @@ def test_the_package_limit_uses_the_measured_size_of_dependencies(file, home):
     assert (
         split(file, out=home / "plan", limit_mb=84, dependency_bytes=87_500_000).limit.room == 84 * 2**20 - 87_500_000
     )
-
-
-def test_the_number_of_stages_may_be_text(file, home):
-    assert len(split(file, out=home / "plan", stages="2").stages) == 2
 
 
 def test_progress_reports_each_step(file, home):

@@ -94,6 +94,10 @@ def test_a_family_and_thresholds_that_are_said():
 def test_what_cannot_be_said_is_refused(text):
     with pytest.raises(UsageError):
         BoxOptions.of(text)
+    with pytest.raises(PlanError):
+        DetectionHead("", ())
+    assert all(map(is_boxes, ("boxes", "boxes:yolov8", "boxes,score=1")))
+    assert not any(map(is_boxes, ("softmax", "boxesque")))
 
 
 def test_thresholds_that_no_head_has_and_outputs_that_no_detector_has():
@@ -105,18 +109,3 @@ def test_thresholds_that_no_head_has_and_outputs_that_no_detector_has():
         head(floats("out", 84, 8400), text="boxes:nms")
     with pytest.raises(ModelError, match="81 labels for a detector with 80 classes"):
         head(floats("out", 84, 8400), labels=81)
-
-
-def test_only_boxes_ask_for_boxes():
-    assert [is_boxes(text) for text in ("boxes", "boxes:yolov8", "boxes,score=1", "softmax", "boxesque")] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
-
-
-def test_a_family_of_no_kind_is_not_in_a_plan():
-    with pytest.raises(PlanError):
-        DetectionHead("", ())

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import onnx
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from serfer.core.errors import PlanError
 from serfer.core.plan import Pad, Preprocess
 from serfer.splitter.network.metadata import parse_names, read_metadata
 from tests.e2e.small import LABELS, SIZE, small_onnx
+from tests.splitter.models import Net
 
 SHAPE = (1, 3, 320, 320)
 NAMES = str(dict(enumerate(["person", "traffic light", "d'Artagnan", 'the "best"'])))
@@ -36,24 +38,9 @@ def test_names_are_read_as_python_and_json_write_them(names):
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "person",
-        "{0: 'a', 2: 'b'}",
-        "{0: 'a', 0: 'b'}",
-        "['a', b]",
-        "['a'",
-        "{'a'}",
-        "[0: 'a']",
-        "['a' 'b']",
-        "['']",
-        "['a\\x00']",
-        "['a\\ud800']",
-        "['\\x']",
-        "['\\d']",
-        "['\\U99999999']",
-        "[__import__('os').getcwd()]",
-        "[" * 100_000 + "]" * 100_000,
-        "['" + "a" * 2_000_000 + "']",
+        *("", "person", "{0: 'a', 2: 'b'}", "{0: 'a', 0: 'b'}", "['a', b]", "['a'", "{'a'}", "[0: 'a']", "['a' 'b']"),
+        *("['']", "['a\\x00']", "['a\\ud800']", "['\\x']", "['\\d']", "['\\U99999999']", "[__import__('os').getcwd()]"),
+        *("[" * 100_000 + "]" * 100_000, "['" + "a" * 2_000_000 + "']"),
     ],
     ids=range(18),
 )
@@ -77,22 +64,14 @@ class TestUltralytics:
         assert found.sentence == (
             "The file's metadata (ultralytics, detect) say how an image becomes the input and the names of 4 classes."
         )
-
-    def test_a_classifier_crops(self):
-        found = read_metadata(ULTRALYTICS | {"task": "classify"}, SHAPE).preprocess
-        assert (found.resize, found.interpolation, found.pad) == (320, "bilinear", None)
-
-    def test_rt_detr_stretches(self):
-        found = read_metadata(ULTRALYTICS | {"description": "Ultralytics rtdetr-l model"}, SHAPE).preprocess
-        assert (found.resize, found.pad) == (None, None)
-
-    def test_images_of_other_channels_are_not_guessed_at(self):
+        classifier = read_metadata(ULTRALYTICS | {"task": "classify"}, SHAPE).preprocess
+        assert (classifier.resize, classifier.interpolation, classifier.pad) == (320, "bilinear", None)
+        stretched = read_metadata(ULTRALYTICS | {"description": "Ultralytics rtdetr-l model"}, SHAPE).preprocess
+        assert (stretched.resize, stretched.pad) == (None, None)
         assert read_metadata(ULTRALYTICS, (1, 1, 64, 64)).preprocess.channels == "L"
         assert read_metadata(ULTRALYTICS, (1, 4, 64, 64)).preprocess is None
-
-    def test_yolov5_says_no_task(self):
-        found = read_metadata({"stride": "32", "names": "['a', 'b']"}, SHAPE)
-        assert (found.preprocess, found.labels, found.origin) == (None, ("a", "b"), "YOLOv5")
+        older = read_metadata({"stride": "32", "names": "['a', 'b']"}, SHAPE)
+        assert (older.preprocess, older.labels, older.origin) == (None, ("a", "b"), "YOLOv5")
 
 
 @pytest.mark.parametrize(
@@ -168,21 +147,9 @@ class TestSplit:
             serfer.describe(tmp_path / "plan", preprocess=DETECTOR)
 
     def test_boxes_have_any_number_of_labels(self, tmp_path):
-        nodes = [
-            helper.make_node("Conv", ["x", "w"], ["c"], kernel_shape=[1, 1]),
-            helper.make_node("Constant", [], ["form"], value_ints=[0, 6, -1]),
-            helper.make_node("Reshape", ["c", "form"], ["y"]),
-        ]
-        weights = helper.make_tensor("w", TensorProto.FLOAT, [6, 3, 1, 1], [0.5] * 18)
-        graph = helper.make_graph(
-            nodes,
-            "boxes",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 6, 64])],
-            [weights],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-        plan = self.split(model, ULTRALYTICS, tmp_path)
+        net = Net(3, 8, 8)
+        boxes = net.op("Reshape", net.conv("x", 3, 6, [1, 1]), net.constant(np.array([0, 6, -1])))
+        plan = self.split(net.model(boxes, dims=("N", 6, 64)), ULTRALYTICS, tmp_path)
         assert len(plan.labels) == 4
         assert serfer.describe(tmp_path / "plan", labels=["a", "b"]).labels == ("a", "b")
         digest = plan.digest

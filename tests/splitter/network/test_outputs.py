@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 import serfer
-from serfer.core.errors import ModelError, PlanWarning
+from serfer.core.errors import ModelError
 from serfer.core.exactness import difference
-from serfer.plan_directory import load_plan
 from tests.splitter.models import Net
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch's exporter, about torch
@@ -43,21 +42,9 @@ def _vector(net, half):
 
 FORMS = {
     "a map": lambda _, scores, _half: scores,
-    "maps of two sizes": lambda _, scores, half: {"out": scores, "aux": half},
     "a map and a vector": lambda net, scores, half: (scores, _vector(net, half)),
     "classes of positions": lambda _, scores, _half: scores.argmax(1),
-    "a map without channels": lambda _, scores, _half: scores[:, 0],
-    "channels last": lambda _, scores, _half: scores.permute(0, 2, 3, 1),
-    "a vector for each class": lambda _, scores, _half: scores.flatten(2),
     "one number": lambda net, _, half: _vector(net, half)[:, 0],
-    "five axes": lambda _, scores, _half: scores[:, :, None] * 2,
-    "a comparison": lambda _, scores, _half: {"scores": scores, "is positive": scores > 0},
-    "one tensor twice": lambda _, scores, _half: (scores, scores),
-    "an output that others are computed from": lambda _, scores, half: {
-        "half": half,
-        "scores": scores,
-        "s": scores + 1,
-    },
     "maps by names": lambda _, scores, half: {
         "half": half,
         "scores": scores,
@@ -72,15 +59,6 @@ FORMS = {
         scores[:, :, None] * 2,
     ),
 }
-AT_A_COMMIT = (
-    "a map",
-    "a map and a vector",
-    "classes of positions",
-    "one number",
-    "maps by names",
-    "maps of other forms",
-)
-"""The last two have the other forms; torch exports each network for a second."""
 
 
 def network(form):
@@ -100,9 +78,7 @@ def expected(net, batch):
     return [value.numpy() for value in named.values()]
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=() if form in AT_A_COMMIT else pytest.mark.weekly) for form in FORMS]
-)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("grids", ["3x2", *(pytest.param(each, marks=pytest.mark.weekly) for each in ("2x2", "1"))])
 @pytest.mark.filterwarnings("ignore::serfer.PlanWarning")  # not every form can be tiled
 def test_a_split_network_has_the_outputs_of_the_module(form, grids, tmp_path):
@@ -121,53 +97,26 @@ def test_a_split_network_has_the_outputs_of_the_module(form, grids, tmp_path):
 def a_map(tmp_path_factory):
     """The file of the network of one map."""
     file = tmp_path_factory.mktemp("network") / "net.onnx"
-    torch.onnx.export(network("a map"), (torch.zeros(1, 3, *SIZE),), dynamo=True, verbose=False).save(file)
+    example, names = (torch.zeros(1, 3, *SIZE),), ["segmentation"]
+    torch.onnx.export(network("a map"), example, dynamo=True, verbose=False, output_names=names).save(file)
     return file
 
 
-def test_outputs_are_named_as_in_the_onnx_file(tmp_path):
-    net = network("maps of two sizes")
-    program = torch.onnx.export(
-        net, (torch.zeros(1, 3, *SIZE),), dynamo=True, verbose=False, output_names=["segmentation", "auxiliary"]
-    )
-    program.save(tmp_path / "net.onnx")
-    serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids="2x2")
-    plan = load_plan(tmp_path / "plan")
-    assert [tensor.name for tensor in plan.outputs] == ["segmentation", "auxiliary"]
-
-
-def test_a_network_that_classifies_has_one_output_of_scores(tmp_path):
-    net = Dense(lambda net, _, half: _vector(net, half)).eval()
-    plan = serfer.split(net, images(1), tmp_path / "plan", weights="zip", gang="never")
-    assert plan.classifies
-    assert (plan.outputs, plan.output_tensors[0].name) == ((), "logits")
-
-
-def test_a_dense_network_is_not_asked_for_classes(a_map, tmp_path):
-    serfer.split(a_map, out=tmp_path / "plan", grids="2x2")
-    with serfer.open(tmp_path / "plan") as pipeline, pytest.raises(serfer.PlanError, match="no score for each class"):
-        pipeline.classify([b""])
-
-
-def test_labels_of_a_map_are_those_of_its_channels(a_map, tmp_path):
-    labels = [f"class {number}" for number in range(5)]
-    plan = serfer.split(a_map, out=tmp_path / "plan", grids="1", labels=labels)
-    assert plan.labels == tuple(labels)
+def test_a_dense_network_is_not_asked_for_classes_and_its_labels_are_those_of_its_channels(a_map, tmp_path):
+    labels = tuple(f"class {number}" for number in range(5))
+    plan = serfer.split(a_map, out=tmp_path / "plan", grids="2x2", labels=labels)
+    assert [tensor.name for tensor in plan.output_tensors] == ["segmentation"]
+    assert plan.labels == labels
     with pytest.raises(ModelError, match="4 labels for a network with 5 outputs"):
         serfer.split(a_map, out=tmp_path / "other", labels=labels[:4])
+    with serfer.open(tmp_path / "plan") as pipeline, pytest.raises(serfer.PlanError, match="no score for each class"):
+        pipeline.classify([b""])
 
 
 def test_an_output_that_does_not_depend_on_the_image_is_refused_by_name(tmp_path):
     net = Dense(lambda _, scores, _half: {"scores": scores, "constant": torch.ones(1, 3)}).eval()
     with pytest.raises(ModelError, match=r"output .* does not depend on its input"):
         serfer.split(net, images(1), tmp_path / "plan")
-
-
-def test_an_output_that_mixes_images_is_computed_for_each_image(tmp_path):
-    net = Dense(lambda _, scores, _half: scores.mean(0)).eval()
-    with pytest.warns(PlanWarning, match="one at a time"):
-        plan = serfer.split(net, images(1), tmp_path / "plan")
-    assert plan.tasks == 1
 
 
 @pytest.mark.parametrize("batch", [1, "N"])

@@ -10,6 +10,7 @@ from serfer.splitter.network import source
 FACTORY = """
 from __future__ import annotations
 from dataclasses import dataclass
+import timm, torchvision
 import neighbour
 
 @dataclass

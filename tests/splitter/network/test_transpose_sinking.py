@@ -2,25 +2,20 @@
 
 import numpy as np
 import pytest
-import torch
 
 from serfer.core.errors import ModelError
-from serfer.splitter.network.source import load
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_tile_pools
-from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
+from tests.splitter.models import unsplit, worst_error
 from tests.splitter.tiling.test_elementwise import EXACT, SIZE, network
 
 
 def picked(net, x, axis, indices, kind="GatherND"):
     """Move an axis to the front, pick, and move it back."""
     order = [axis, *(other for other in range(4) if other != axis)]
-    moved = net.op("Transpose", x, perm=order)
-    if kind == "GatherND":
-        chosen = net.op("GatherND", moved, net.constant(np.array(indices)[:, None]))
-    else:
-        chosen = net.op("Gather", moved, net.constant(np.array(indices)), axis=0)
+    indices, form = (np.array(indices), {"axis": 0}) if kind == "Gather" else (np.array(indices)[:, None], {})
+    chosen = net.op(kind, net.op("Transpose", x, perm=order), net.constant(indices), **form)
     return net.op("Transpose", chosen, perm=np.argsort(order).tolist())
 
 
@@ -61,45 +56,24 @@ def test_transposes_that_undo_each_other_are_left_out():
     assert graph.nodes[2].attributes["perm"] == [0, 3, 2, 1]
 
 
-class Reordered(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 4, 3)
-        self.eval()
-
-    def forward(self, x):
-        return self.conv(x[:, [2, 1, 0]][:, :, torch.tensor([0, 5, 3, 9, 1, 1])][..., [7, 6, 5, 0]]).flatten(1)
+def by_slices(net, packed, part):
+    first, *bounds = (net.constant(np.array([value])) for value in (0, part, part + 1))
+    return net.op("Squeeze", net.op("Slice", packed, *bounds, first), first)
 
 
-def test_indexing_in_torch_is_spread(tmp_path):
-    batch = np.random.default_rng(0).standard_normal((2, 3, 10, 8), dtype=np.float32)
-    source, _ = load(Reordered(), batch[:1])
-    plan = cut(source.onnx, batch.shape[2:], tmp_path / "plan", ["2x2", "1"])
-    assert np.abs(run_tiles(plan, tmp_path / "plan", batch) - source.run(batch)).max() <= EXACT
+def by_index(net, packed, part):
+    return net.op("Gather", packed, net.constant(np.array(part)), axis=0)
 
 
-def split_heads(net, x):
-    """Unpack queries, keys and values of two heads as torch's permute and unbind are exported."""
-    packed = net.op("Reshape", x, net.constant(np.array([0, SIZE[0] * SIZE[1], 3, 2, 4])))
-    packed = net.op("Transpose", packed, perm=[2, 0, 3, 1, 4])
-    first = net.constant(np.array([0]))
-    for part in range(3):
-        bounds = (net.constant(np.array([part])), net.constant(np.array([part + 1])))
-        yield net.op("Squeeze", net.op("Slice", packed, *bounds, first), first)
-
-
-def split_by_index(net, x):
-    packed = net.op("Reshape", x, net.constant(np.array([0, SIZE[0] * SIZE[1], 3, 2, 4])))
-    packed = net.op("Transpose", packed, perm=[2, 0, 3, 1, 4])
-    return (net.op("Gather", packed, net.constant(np.array(part)), axis=0) for part in range(3))
-
-
-@pytest.mark.parametrize("heads", [split_heads, split_by_index])
-def test_multi_head_attention_as_exported_from_vision_transformers(heads, tmp_path):
+@pytest.mark.parametrize("unpacked", [by_slices, by_index])
+def test_multi_head_attention_as_exported_from_vision_transformers(unpacked, tmp_path):
+    """Queries, keys and values of two heads are unpacked as torch's permute and unbind are exported."""
     positions = SIZE[0] * SIZE[1]
     net, x = network(24)
     tokens = net.op("Transpose", net.op("Reshape", x, net.constant(np.array([0, 24, -1]))), perm=[0, 2, 1])
-    queries, keys, values = heads(net, tokens)
+    packed = net.op("Reshape", tokens, net.constant(np.array([0, positions, 3, 2, 4])))
+    packed = net.op("Transpose", packed, perm=[2, 0, 3, 1, 4])
+    queries, keys, values = (unpacked(net, packed, part) for part in range(3))
     keys = net.op("Reshape", keys, net.constant(np.array([-1, positions, 4])))  # heads join the batch
     keys = net.op("Transpose", keys, perm=[0, 2, 1])
     keys = net.op("Reshape", keys, net.constant(np.array([1, 2, 4, positions])))
@@ -108,16 +82,6 @@ def test_multi_head_attention_as_exported_from_vision_transformers(heads, tmp_pa
     model, batch = net.model(net.flat(net.op("ReduceMean", out, net.constant(np.array([1]))))), net.batch_of(2)
     expected = np.concatenate([unsplit(model, image[None]) for image in batch])
     assert worst_error(model, batch, tmp_path, expected=expected) <= EXACT
-
-
-@pytest.mark.parametrize("largest", [0, 1])
-def test_top_k_values_are_picked_where_indices_are_unused(largest, tmp_path):
-    net = Net(3, *SIZE)
-    x = net.conv("x", 3, 6, [3, 3])
-    net.op("TopK", x, net.constant(np.array([3])), output="top", axis=1, largest=largest)
-    net.nodes[-1].output.append("where")
-    model = net.model(net.flat(net.op("Relu", "top")))
-    assert worst_error(model, net.batch_of(2), tmp_path, ["1"]) <= EXACT
 
 
 def grid_of(rows, cols):

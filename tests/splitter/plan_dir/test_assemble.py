@@ -102,17 +102,6 @@ def test_a_stage_may_read_nothing_of_the_one_before(tmp_path):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
-def test_a_map_and_a_vector_cross_a_cut_together(tmp_path):
-    net = Net(3, *SIZE)
-    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], **SAME))
-    vector = net.linear(net.flat(net.op("GlobalAveragePool", x)), 4, 6)
-    other = net.linear(net.flat(net.op("MaxPool", x, kernel_shape=[3, 3], strides=[3, 3])), 4 * 4 * 3, 6)
-    model = net.model(net.op("Add", other, net.op("Relu", vector)))
-    plan = cut(model, SIZE, tmp_path / "plan", ["1", "1"], cuts=(vector,))
-    assert sorted(shape.flat for shape in plan.stages[0].outputs) == [False, True]
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
-
-
 @pytest.mark.parametrize("grid", ["4x4", "2x2"])
 def test_a_tile_without_readers_writes_nothing(tmp_path, grid):
     net = Net(1, 8, 8)

@@ -15,10 +15,8 @@ def heavy(tmp_path_factory):
     x = net.conv("x", 3, 96, [3, 3], pads=[1, 1, 1, 1])
     for _ in range(2):
         x = net.op("Relu", net.conv(x, 96, 96, [3, 3], pads=[1, 1, 1, 1]))
-    path = tmp_path_factory.mktemp("heavy") / "net.onnx"
     pooled = net.op("GlobalAveragePool", net.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2]))
-    path.write_bytes(net.model(net.linear(net.flat(pooled), 96, 5)).SerializeToString())
-    return path
+    return net.save(tmp_path_factory.mktemp("heavy"), net.linear(net.flat(pooled), 96, 5))
 
 
 def needs(plan):
@@ -35,11 +33,8 @@ def test_the_default_plan_runs_on_a_new_account_and_says_so(heavy, tmp_path):
     assert memory > 3008 or tiles > 9
     assert "Planned for an AWS account of 10,240 MB" in large.why
     assert sum(large.predicted_ms) < sum(plan.predicted_ms)
-
-
-def test_a_gang_has_no_more_members_than_the_account_runs_at_once(heavy, tmp_path):
-    plan = split(heavy, out=tmp_path / "plan", objective="latency", gang="always", account="3008,4")
-    assert 1 < plan.widest_gang <= 3
+    given = split(heavy, out=tmp_path / "given", grids=["4x4", "1"], memory_mb=5307)
+    assert needs(given) == (5307, 16)
 
 
 def test_a_gang_is_as_wide_as_gangs_that_were_measured_unless_more_is_allowed(heavy, tmp_path):
@@ -51,13 +46,10 @@ def test_a_gang_is_as_wide_as_gangs_that_were_measured_unless_more_is_allowed(he
     assert "Its times are simulated" in wide.why
     assert any("simulated" in other.stages for other in wide.alternatives)
     assert sum(wide.predicted_ms) < sum(plan.predicted_ms)
+    few = split(heavy, out=tmp_path / "few", gang_width=4, **options | {"account": "3008,4"})
+    assert 1 < few.widest_gang <= 3
     with pytest.raises(UsageError, match="--gang-width is 2 or more, not 1"):
         split(heavy, out=tmp_path / "plan", gang_width=1)
-
-
-def test_what_is_given_stands_whatever_the_account(heavy, tmp_path):
-    plan = split(heavy, out=tmp_path / "plan", grids=["4x4", "1"], memory_mb=5307)
-    assert needs(plan) == (5307, 16)
 
 
 def test_a_network_that_needs_more_memory_than_the_account_has_is_told_so(heavy, tmp_path):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import shipped_profiles
@@ -56,14 +56,7 @@ def tailed(size, widths, times, took_s, *, is_table, has_map=False, seed=0):
     if is_table:
         sums = net.op("Reshape", sums, net.constant(np.array([0, times * channels, -1])))
     outputs[sums] = 3 if is_table else 4
-    body = helper.make_graph(
-        net.nodes,
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, *size])],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in outputs.items()],
-        net.weights,
-    )
-    model = helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    model = net.model(*((name, TensorProto.FLOAT, rank) for name, rank in outputs.items()))
     graph, _ = read(source_of(model), np.zeros((1, 3, *size), np.float32))
     took = Measured(took_s, 1000)
     return with_tile_pools(replace(graph, nodes=tuple(measured(node, took) for node in graph.nodes)))

@@ -10,10 +10,7 @@ from tests.splitter.models import Net
 @pytest.fixture(scope="module")
 def network(tmp_path_factory):
     net = Net(3, 16, 16)
-    model = net.model(net.linear(net.flat(net.conv("x", 3, 4, [3, 3])), 4 * 14 * 14, 5))
-    path = tmp_path_factory.mktemp("network") / "net.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
+    return net.save(tmp_path_factory.mktemp("network"), net.linear(net.flat(net.conv("x", 3, 4, [3, 3])), 784, 5))
 
 
 @pytest.fixture

@@ -41,20 +41,13 @@ def test_a_run_of_stages_is_one_gang_with_the_head_on_its_first_member(tmp_path)
     assert plan.functions == [(0, 0)]
     assert plan.predicted_ms == [gang.predicted_ms]
     assert gang.predicted_ms < sum(stage.predicted_ms for stage in plan.stages)
-
-
-def test_only_halos_cross_an_exchange_inside_a_residual_block(tmp_path):
-    plan = planned(tmp_path / "plan")
-    for stage in plan.stages[1:3]:
+    for stage in plan.stages[1:3]:  # inside a residual block halos alone cross an exchange
         for number, tile in enumerate(stage.tiles):
-            borders = [
-                cell for piece in tile.pieces for part in piece.ranges for cell in part.cells if piece.tile != number
-            ]
+            parts = [part for piece in tile.pieces if piece.tile != number for part in piece.ranges]
+            borders = [cell for part in parts for cell in part.cells]
             assert {cell.rect.rows.size for cell in borders} == {1}
-            assert {
-                plan.stages[piece.stage].outputs[cell.output].channels for piece in tile.pieces for cell in borders
-            } >= {4}
             assert sum(cell.rect.area for cell in borders) == 20
+    assert [planned(tmp_path / gang, gang=gang).gangs for gang in ("never", "auto")] == [(), ()]
 
 
 @pytest.mark.exact
@@ -70,23 +63,41 @@ def test_a_gang_never_has_more_tiles_than_its_first_stage(tmp_path, grids):
     assert [gang.stages for gang in plan.gangs] == [range(1, 4)]
 
 
+def flat():
+    net = Net(3, 8, 8)
+    return net.model(net.linear(net.flat("x"), 192, 5))
+
+
+def small_maps():
+    net = Net(3, 5, 5)
+    x = net.conv(net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]), 4, 4, [3, 3], pads=[1, 1, 1, 1])
+    return net.model(net.linear(net.flat(x), 100, 5))
+
+
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("model", "size", "options", "reason"),
     [
-        ({"grids": ["1"] * 4, "cuts": CUTS}, "no stage before the last has tiles of rows and columns"),
-        ({"grids": "1"}, "stages on the grid 1 have no neighbours that could exchange halos"),
+        (
+            residual_blocks,
+            (24, 20),
+            {"grids": ["1"] * 4, "cuts": CUTS},
+            "no stage before the last has tiles of rows",
+        ),
+        (
+            residual_blocks,
+            (24, 20),
+            {"grids": "1"},
+            "stages on the grid 1 have no neighbours",
+        ),
+        (flat, (8, 8), {}, ".*neither windows of several rows nor global pooling"),
+        (small_maps, (5, 5), {}, "no stages on any grid have maps that are large enough"),
     ],
 )
-def test_a_plan_without_the_requested_gang_reports_why(tmp_path, options, reason):
+def test_a_plan_without_the_requested_gang_reports_why(tmp_path, model, size, options, reason):
     with pytest.warns(PlanWarning, match=f"no stages can be a gang: {reason}"):
-        plan = cut(residual_blocks(), (24, 20), tmp_path / "plan", gang="always", **options)
+        plan = cut(model(), size, tmp_path / "plan", gang="always", **options)
     assert plan.gangs == ()
-    assert f"No stages can be a gang: {reason}" in plan.why
-
-
-@pytest.mark.parametrize("gang", ["never", "auto"])
-def test_no_gangs_unless_requested(tmp_path, gang):
-    assert planned(tmp_path / "plan", gang=gang).gangs == ()
+    assert "No stages can be a gang: " in plan.why
 
 
 def test_a_gang_that_its_package_cannot_hold_is_shorter(tmp_path):
@@ -123,20 +134,16 @@ def test_a_free_search_finds_a_gang_where_one_is_wanted(tmp_path):
     assert relative_error(run_tiles(plan, tmp_path / "plan", batch), unsplit(model, batch)) < 1e-6
 
 
-def test_a_network_that_cannot_be_tiled_has_no_gang(tmp_path):
-    net = Net(3, 8, 8)
-    model = net.model(net.linear(net.flat("x"), 192, 5))
-    with pytest.warns(PlanWarning, match="neither windows of several rows nor global pooling"):
-        plan = cut(model, (8, 8), tmp_path / "plan", gang="always")
-    assert plan.gangs == ()
-
-
-def test_maps_that_are_too_small_for_a_gang_are_the_reason(tmp_path):
-    net = Net(3, 5, 5)
-    x = net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1])
-    x = net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1])
-    with pytest.warns(PlanWarning, match="no stages on any grid have maps that are large enough"):
-        cut(net.model(net.linear(net.flat(x), 100, 5)), (5, 5), tmp_path / "plan", gang="always")
+@pytest.mark.parametrize("gang", ["auto", "always"])
+@pytest.mark.parametrize("grids", ["auto", "5x5"])
+def test_maps_that_become_smaller_than_a_gangs_grid_are_no_obstacle_to_a_plan(tmp_path, gang, grids):
+    net = Net(3, 48, 40)
+    x, channels = "x", 3
+    for _ in range(5):
+        x = net.conv(x, channels, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2])
+        channels = 4
+    model = net.model(net.linear(net.flat(net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1])), 16, 5))
+    assert worst_error(model, net.batch_of(2), tmp_path / "plan", grids, gang=gang) < 1e-6
 
 
 def test_explain_and_cost_show_a_gang_as_one_step(tmp_path):
@@ -163,15 +170,3 @@ def test_explain_and_cost_show_a_gang_as_one_step(tmp_path):
     )
     draw_plan(plan, tmp_path / "plan.svg")
     assert "of borders exchanged" in (tmp_path / "plan.svg").read_text()
-
-
-@pytest.mark.parametrize("gang", ["auto", "always"])
-@pytest.mark.parametrize("grids", ["auto", "5x5"])
-def test_maps_that_become_smaller_than_a_gangs_grid_are_no_obstacle_to_a_plan(tmp_path, gang, grids):
-    net = Net(3, 48, 40)
-    x, channels = "x", 3
-    for _ in range(5):
-        x = net.conv(x, channels, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2])
-        channels = 4
-    model = net.model(net.linear(net.flat(net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1])), 16, 5))
-    assert worst_error(model, net.batch_of(2), tmp_path / "plan", grids, gang=gang) < 1e-6

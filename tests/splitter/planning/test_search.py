@@ -16,7 +16,7 @@ from serfer.core.plan import CACHE, INLINE, OBJECTS, ZIP, PackageLimit
 from serfer.core.units import FLOAT_BYTES
 from serfer.splitter.planning.ort_kernels import operator_work, tile_moves
 from serfer.splitter.planning.planner import choices_of, prepare
-from serfer.splitter.planning.search import BALANCED, COST, LATENCY, Chain, Search
+from serfer.splitter.planning.search import BALANCED, COST, LATENCY, Search
 from serfer.splitter.planning.split_options import Budget
 from serfer.splitter.planning.stage_graph import LEAST_SIDE
 from serfer.splitter.tiling import operators
@@ -307,17 +307,6 @@ def test_every_data_path_is_the_best_for_some_boundary(cut_everywhere):
     assert chosen["redis+s3", False, OBJECTS] == 0, "where the first store charges for no byte, a detour only costs"
 
 
-@pytest.mark.parametrize("store", ["valkey", "s3"])
-def test_a_planner_limited_to_one_store_misses_the_best_chain(cut_everywhere, store):
-    two = [
-        (*case, replace(budget, store=store)) for *case, budget, _, _ in cut_everywhere if budget.store == "valkey+s3"
-    ]
-    both = [usd.min() for *_, budget, _, usd in cut_everywhere if budget.store == "valkey+s3"]
-    dearer = np.array([searched(*case, everywhere=True).cheapest.usd for case in two]) / both - 1
-    assert dearer.min() > -1e-9
-    assert (dearer > 0.01).sum() >= 5
-
-
 STARTING = (2e-4, 2e-2, 20.0)
 """Seconds of an invocation, from those with which several functions are worth it to those with which one is; a request
 is dearer in the same way."""
@@ -351,27 +340,6 @@ def test_bounds_leave_out_no_chain_that_is_the_best(enumerated):
 
     left = shares_left([case[:3] for case in enumerated[::5]], prepared)
     assert left[0] > left[-1]
-
-
-def greedy(search, _goal):
-    """Take the stage that gets furthest for its time, again and again, without looking ahead."""
-    vertex, path, grid, seconds, usd = (0, 0), 0, 0, 0.0, 0.0
-    while vertex in search._from:
-        edges = [edge for edge in search._from[vertex] if edge.before == path]
-        if not edges:
-            return None
-        edge = min(edges, key=lambda edge: edge.seconds[0, grid] / (edge.stop[1] - edge.start[1]))
-        seconds, usd = seconds + edge.seconds[0, grid], usd + edge.usd[0, grid]
-        vertex, path, grid = edge.stop, edge.after, edge.grid
-    return Chain(seconds, usd, ())
-
-
-def test_a_greedy_planner_misses_the_best_chain(enumerated):
-    assert (gaps(enumerated, greedy) > 0.01).mean() > 0.2
-
-
-def test_a_planner_limited_to_2x2_grids_misses_the_best_chain(enumerated):
-    assert (gaps(enumerated, Search.best, GRIDS[:3]) > 0.01).sum() >= len(enumerated) / 6
 
 
 def test_the_supported_chains_are_on_the_frontier(enumerated):

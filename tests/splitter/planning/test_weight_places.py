@@ -1,7 +1,6 @@
 """Where functions have their weights: in zips while those hold them, else fetched or in images; fp16 where allowed."""
 
 import re
-import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from serfer.splitter.plan_dir.check import run_tiles
 from serfer.splitter.planning.precision import predicted_loss, rounded_up, storable, storable_within
 from serfer.splitter.split import split
 from serfer.splitter.tiling.from_onnx import from_onnx
-from tests.once import one_each
 from tests.splitter.models import Net, unsplit
 
 SIZE = (12, 12)
@@ -53,11 +51,8 @@ NETWORKS = {function.__name__: function for function in (head_heavy, many_layers
 def planned(tmp_path):
     def plan(network, room=ROOM, **options):
         net, output = NETWORKS[network]()
-        path = tmp_path / "net.onnx"
-        path.write_bytes(net.model(output).SerializeToString())
-        return split(
-            path, out=tmp_path / "plan", limit_mb=1, dependency_bytes=MIB - room, **{"gang": "never"} | options
-        )
+        options = {"gang": "never", "limit_mb": 1, "dependency_bytes": MIB - room} | options
+        return split(net.save(tmp_path, output), out=tmp_path / "plan", **options)
 
     return plan
 
@@ -67,16 +62,11 @@ def places(plan):
 
 
 @pytest.mark.parametrize("network", NETWORKS)
-def test_auto_has_weights_in_zips_where_they_fit(planned, network):
-    """Byte by byte the plan that zips alone allow, but for the name of that option."""
+def test_auto_has_weights_in_zips_where_they_fit_and_else_fetches_them(planned, network, tmp_path):
+    """In zips it is the plan that zips alone allow; fetched in fp32, with the answers of the model."""
     plan = planned(network, room=MIB // 2, weights="auto")
     assert places(plan) == {ZIP}
     assert plan.stages == planned(network, room=MIB // 2, weights="zip").stages
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_auto_fetches_weights_that_no_zip_holds(planned, network, tmp_path):
-    """In fp32, with the answers of the model; packages hold graphs alone."""
     plan = planned(network, weights="auto")
     assert plan.changes == ()
     assert FETCHED in places(plan)
@@ -161,51 +151,18 @@ def test_only_weights_whose_rounding_is_allowed_are_stored_in_fp16():
 
 
 @pytest.mark.parametrize(
-    ("options", "what"),
+    "options",
     [
-        ({"weights": "disk"}, "weights is zip, fetched, image, auto, not 'disk'"),
-        ({"max_loss": -1}, "--max-loss"),
-        ({"max_loss": 1.0}, "--max-loss"),
-        ({"max_loss": float("nan")}, "--max-loss"),
-        ({"max_loss": 0.1, "precision": "fp32"}, "leave out --max-loss"),
+        {"weights": "disk"},
+        *({"max_loss": loss} for loss in (-1, 1.0, float("nan"))),
+        {"max_loss": 0.1, "precision": "fp32"},
     ],
 )
-def test_impossible_options_are_refused(planned, options, what):
-    with pytest.raises(UsageError, match=what):
+def test_impossible_options_are_refused(planned, options):
+    with pytest.raises(UsageError, match=r"weights is zip, fetched, image, auto, not 'disk'|--max-loss"):
         planned("residual", **options)
 
 
 def test_what_zips_do_not_hold_is_refused_with_the_option_that_would(planned):
     with pytest.raises(ModelError, match="--weights fetched"):
         planned("head_heavy", room=40_000, weights="zip", stages=1, precision="fp32")
-
-
-@one_each(
-    "network",
-    list(NETWORKS),
-    (
-        ("weights", "options"),
-        [
-            ("zip", {}),
-            ("zip", {"objective": "cost", "precision": "fp32"}),
-            ("zip", {"max_loss": 0.01}),
-            ("auto", {"gang": "auto"}),
-            ("auto", {"objective": "latency", "max_loss": 0.01}),
-            ("image", {}),
-        ],
-    ),
-)
-def test_no_plan_that_is_named_beats_the_chosen_one_unless_an_option_rules_it_out(planned, network, weights, options):
-    """Whatever its weights' place and precision: it is neither faster and cheaper, or the paragraph has the option."""
-    with warnings.catch_warnings(action="ignore", category=PlanWarning):
-        plan = planned(network, weights=weights, **options)
-    (chosen,) = [other for other in plan.alternatives if other.chosen]
-    assert chosen.fits
-    better = [other for other in plan.alternatives if other.ms < chosen.ms and other.usd < chosen.usd]
-    assert not any(other.fits for other in better)
-    assert bool(better) == ("--weights zip rules it out" in plan.why)
-    for ms, usd in re.findall(r"it would be (\S+) ms and \$(\S+) a million", plan.why):
-        assert "Weights stay in fp32 by default: with fp16 allowed (--max-loss" in plan.why
-        assert float(ms) < chosen.ms or float(usd) < 1e6 * chosen.usd
-    for other in plan.alternatives:
-        assert other.fits or (weights == "zip" and "does not fit a function's package" in plan.why)

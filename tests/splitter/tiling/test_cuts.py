@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from serfer.core.errors import UsageError
@@ -67,15 +66,11 @@ def test_the_image_never_crosses_a_cut():
         cuts_after(graph, [inner])
 
 
-def branches(count):
+def test_no_cut_has_more_tensors_than_the_most():
     net = Net(3, 9, 9)
     x = net.conv("x", 3, 2, [3, 3], **SAME)
-    parts = [net.conv(x, 2, 2, [3, 3], **SAME) for _ in range(count)]
-    return from_onnx(net.model(net.flat(net.op("Concat", *parts, axis=1))), 9, 9), x, parts
-
-
-def test_no_cut_has_more_tensors_than_the_most():
-    graph, x, parts = branches(6)
+    parts = [net.conv(x, 2, 2, [3, 3], **SAME) for _ in range(6)]
+    graph = from_onnx(net.model(net.flat(net.op("Concat", *parts, axis=1))), 9, 9)
     cuts = all_cuts(graph)
     assert max(len(cut.tensors) for cut in cuts) == MOST_TENSORS == 4
     assert positions(cuts) == [0, 1, 2, 3, 4, 8, 9]
@@ -84,27 +79,16 @@ def test_no_cut_has_more_tensors_than_the_most():
         cuts_after(graph, [parts[3]])
 
 
-def test_no_cut_passes_on_tensors_that_are_neither_maps_nor_vectors():
-    net = Net(3, 8, 8)
-    x = net.conv("x", 3, 4, [3, 3], **SAME)
-    x = net.op("Softmax", net.op("Reshape", x, net.constant(np.array([0, 4, 64]))), axis=2)
-    x = net.op("ReduceSum", x, net.constant(np.array([1])), keepdims=0)
-    graph = from_onnx(net.model(net.linear(x, 64, 5)), 8, 8)
-    for cut in all_cuts(graph):
-        assert all(len(graph.shapes[name]) in {2, 4} for name in cut.tensors)
-
-
 def test_cuts_fall_after_the_operators_that_are_named_in_the_networks_order(blocks):
     names = [node.name for node in blocks.nodes]
     cuts = cuts_after(blocks, [names[4], names[1], names[4]])
     assert positions(cuts) == [0, 2, 5, 9]
     assert [len(cut.tensors) for cut in cuts] == [1, 2, 2, 1]
     assert positions(cuts_after(blocks, [])) == [0, 9]
-
-
-def test_an_unknown_operator_to_cut_after_is_named(blocks):
     with pytest.raises(UsageError, match="no operator 'nonsense'"):
-        cuts_after(blocks, [blocks.nodes[0].name, "nonsense"])
+        cuts_after(blocks, [names[0], "nonsense"])
+    with pytest.raises(UsageError, match=f"'{names[-1]}' is .* last operator"):
+        cuts_after(blocks, [names[-1]])
 
 
 def test_a_cut_may_have_several_tensors_smaller_than_the_maps_beside_them():
@@ -144,9 +128,3 @@ def test_bytes_of_weights_count_each_once_and_fp16_half():
     assert weight_bytes(graph, 0, 2) == 4 * 36
     assert weight_bytes(graph, 0, len(graph.nodes)) == 4 * (36 + 160)
     assert weight_bytes(graph, 0, len(graph.nodes), {matrix}) == 4 * 36 + 2 * 160
-
-
-def test_a_cut_after_the_last_operator_is_refused(blocks):
-    last = blocks.nodes[-1].name
-    with pytest.raises(UsageError, match=f"'{last}' is .* last operator"):
-        cuts_after(blocks, [last])

@@ -42,12 +42,3 @@ def test_one_that_also_reads_what_it_folds_is_tiled(tmp_path):
     )
     model = net.model(net.op("Concat", largest, net.flat(y), axis=1))
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
-
-
-def test_groups_that_cut_channels_are_normalised_in_one_piece(tmp_path):
-    net, x = network()
-    x = net.op("Reshape", x, net.constant(np.array([0, 9, -1])))
-    values = [net.constant(net.floats(9)) for _ in "sb"]
-    x = net.op("Reshape", net.op("InstanceNormalization", x, *values), net.constant(np.array([0, 6, 9, 11])))
-    model = net.model(net.flat(net.conv(x, 6, 3, [3, 3])))
-    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT

@@ -73,24 +73,22 @@ def test_the_hull_is_each_tiles_smallest_span_that_contains_both(pairs):
         assert stop == max(one.stop, other.stop)
 
 
-def test_rows_in_any_order_are_read_from_the_first_to_the_last():
+def test_rows_in_any_order_are_read_from_the_first_to_the_last_and_for_an_output_that_reads_none_the_first():
     mirrored = np.array([4, 3, 2, 1, 0])
     read = tabulated(mirrored, mirrored + 1)
     assert read(spans_of([Span(0, 2), Span(2, 5), Span(4, 8)])).T.tolist() == [[3, 5], [0, 3], [0, 1]]
-
-
-def test_an_output_that_reads_no_row_gets_the_first():
     read = tabulated(np.array([5, 2, 5]), np.array([0, 4, 0]))
     assert read(spans_of([Span(0, 1), Span(0, 2), Span(2, 3)])).T.tolist() == [[0, 1], [2, 4], [0, 1]]
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"), [(b"SAME_UPPER", [1, 0, 1, 1]), (b"SAME_LOWER", [1, 1, 1, 0]), (b"VALID", [0, 0, 0, 0])]
+    ("given", "expected"),
+    [
+        ({"auto_pad": b"SAME_UPPER", "pads": [9] * 4}, [1, 0, 1, 1]),
+        ({"auto_pad": b"SAME_LOWER", "pads": [9] * 4}, [1, 1, 1, 0]),
+        ({"auto_pad": b"VALID", "pads": [9] * 4}, [0, 0, 0, 0]),
+        ({}, [0, 0, 0, 0]),
+    ],
 )
-def test_automatic_padding_is_made_explicit(mode, expected):
-    attributes = {"auto_pad": mode, "kernel_shape": [3, 2], "strides": [1, 1], "pads": [9, 9, 9, 9]}
-    assert explicit_pads(attributes, (7, 7)) == expected
-
-
-def test_padding_defaults_to_zero():
-    assert explicit_pads({"kernel_shape": [3, 3]}, (5, 5)) == [0, 0, 0, 0]
+def test_padding_is_made_explicit(given, expected):
+    assert explicit_pads({"kernel_shape": [3, 2], "strides": [1, 1], **given}, (7, 7)) == expected

@@ -12,13 +12,7 @@ from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.receptive_field import spans_of
 from serfer.splitter.tiling.regions import AxisWalk, axis_node, infer_regions, input_paddings
 from tests.splitter.models import Net
-
-
-def slide(values, window, outputs):
-    """Sum over a sliding window, straight from the definition; past the padding there are zeros (ceil mode)."""
-    padded = np.concatenate([np.zeros(window.pad_before), values, np.zeros(100)])
-    taps = window.dilation * np.arange(window.kernel)
-    return np.array([padded[index * window.stride + taps].sum() for index in range(outputs)])
+from tests.splitter.tiling.test_receptive_field import slide
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +131,6 @@ def test_a_tile_is_padded_only_at_borders_of_the_map():
     assert padding((6, 12), (0, 6)) == Padding(0, 1, 1, 0)
     assert padding((4, 8), (4, 8)) == Padding(0, 0, 0, 0)
     assert padding((0, 12), (0, 12)) == Padding(1, 1, 1, 1)
-
-
-def test_branches_read_the_hull_of_their_input_regions():
-    net = Net(1, 20, 20)
-    wide = net.conv("x", 1, 1, [7, 1], pads=[3, 0, 3, 0])
-    tall = net.conv("x", 1, 1, [1, 5], pads=[0, 2, 0, 2])
-    graph = from_onnx(net.model(net.flat(net.op("Add", wide, tall))), 20, 20)
-    nodes = graph.nodes[:-1]
-    (regions,) = infer_regions(graph, nodes, [{nodes[-1].output: Rect(Span(8, 10), Span(8, 10))}])
-    assert regions["x"] == Rect(Span(5, 13), Span(6, 12))
 
 
 def test_several_outputs_read_the_hull_of_their_input_regions():

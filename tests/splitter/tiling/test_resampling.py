@@ -35,20 +35,6 @@ def test_slicing_rows_columns_and_channels(tmp_path, grid, starts, stops, axes, 
     assert spread(net, net.op("Relu", x), tmp_path, grid) <= EXACT
 
 
-@pytest.mark.parametrize("grid", ["2x2", "1x3"])
-def test_the_focus_block_of_yolo(tmp_path, grid):
-    net = Net(3, 12, 14)
-    parts = [sliced(net, "x", [top, left], [2**31, 2**31], [2, 3], [2, 2]) for top in (0, 1) for left in (0, 1)]
-    x = net.conv(net.op("Concat", *parts, axis=1), 12, 4, [3, 3], pads=[1, 1, 1, 1])
-    assert spread(net, x, tmp_path, grid) <= EXACT
-
-
-def test_chosen_rows(tmp_path):
-    net, x = network()
-    x = net.op("Gather", x, net.constant(np.array([7, 7, 0, 3, 4, -1, 2])), axis=2)
-    assert spread(net, net.conv(x, 6, 3, [3, 3], pads=[1, 1, 1, 1]), tmp_path) <= EXACT
-
-
 @one_each("grid", GRIDS, ("mode", ["reflect", "edge", "wrap"]), ("amounts", [[1, 1, 1, 1], [3, 0, 2, 4]]))
 def test_padding_that_repeats_the_image(tmp_path, mode, amounts, grid):
     net, x = network()
@@ -57,29 +43,29 @@ def test_padding_that_repeats_the_image(tmp_path, mode, amounts, grid):
     assert spread(net, net.conv(x, 6, 3, [3, 3]), tmp_path, grid) <= EXACT
 
 
-def test_negative_padding_crops(tmp_path):
-    net, x = network()
-    x = net.op("Pad", x, net.constant(np.array([0, 0, -2, 1, 0, -1, 3, -1])), net.constant(np.float32(0.5)))
-    assert spread(net, net.op("Sigmoid", x), tmp_path) <= EXACT
+def chosen_rows(net, x):
+    x = net.op("Gather", x, net.constant(np.array([7, 7, 0, 3, 4, -1, 2])), axis=2)
+    return net.conv(x, 6, 3, [3, 3], pads=[1, 1, 1, 1])
 
 
-@one_each(
-    "grid",
-    GRIDS,
-    ("mode", ["nearest", "linear", "cubic"]),
-    ("where", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"]),
-    ("by", ["scales", "sizes", "smaller"]),
-)
-def test_resizing(tmp_path, mode, where, by, grid):
+def negative_padding(net, x):
+    return net.op("Pad", x, net.constant(np.array([0, 0, -2, 1, 0, -1, 3, -1])), net.constant(np.float32(0.5)))
+
+
+def space_to_depth(net, x):
+    return net.op("SpaceToDepth", sliced(net, x, [1, 1], [9, 11], [2, 3], [1, 1]), blocksize=2)
+
+
+def focus_block_of_yolo(net, x):
+    x = sliced(net, x, [1, 1], [9, 11], [2, 3], [1, 1])
+    parts = [sliced(net, x, [top, left], [2**31, 2**31], [2, 3], [2, 2]) for top in (0, 1) for left in (0, 1)]
+    return net.conv(net.op("Concat", *parts, axis=1), 24, 4, [3, 3], pads=[1, 1, 1, 1])
+
+
+@one_each("grid", ["2x2", "1x3"], ("form", [chosen_rows, negative_padding, space_to_depth, focus_block_of_yolo]))
+def test_rows_and_columns_that_are_chosen_or_become_channels(tmp_path, form, grid):
     net, x = network()
-    given = {
-        "scales": [net.constant(np.array([1, 1, 2, 2], np.float32))],
-        "sizes": ["", net.constant(np.array([1, 6, 21, 16]))],
-        "smaller": ["", net.constant(np.array([1, 6, 5, 7]))],
-    }[by]
-    nearest = {"nearest_mode": "floor"} if mode == "nearest" else {}
-    x = net.op("Resize", x, "", *given, mode=mode, coordinate_transformation_mode=where, **nearest)
-    assert spread(net, x, tmp_path, grid) <= EXACT
+    assert spread(net, net.op("Sigmoid", form(net, x)), tmp_path, grid) <= EXACT
 
 
 @one_each("grid", GRIDS, ("mode", ["DCR", "CRD"]))
@@ -87,12 +73,6 @@ def test_depth_to_space(tmp_path, mode, grid):
     net, x = network(channels=8)
     x = net.op("DepthToSpace", x, blocksize=2, mode=mode)
     assert spread(net, net.conv(x, 2, 3, [3, 3]), tmp_path, grid) <= EXACT
-
-
-def test_space_to_depth(tmp_path):
-    net = Net(3, 10, 12)
-    x = net.op("SpaceToDepth", net.conv("x", 3, 2, [3, 3], pads=[1, 1, 1, 1]), blocksize=2)
-    assert spread(net, net.op("Relu", x), tmp_path) <= EXACT
 
 
 @one_each(
@@ -132,7 +112,7 @@ def test_transposed_convolution(tmp_path, window, grid):
         [
             ((2, 2, 2, 9, 11), [0, 1, 4, 2, 5, 3], (2, 18, 22)),
             ((2, 2, 2, 9, 11), [0, 3, 4, 1, 5, 2], (2, 18, 22)),
-            ((8, 3, 3, 11, 1), [0, 1, 3, 5, 2, 4], None),
+            ((8, 3, 3, 11, 1), [0, 1, 3, 5, 2, 4], (8, 33, 3)),
         ],
     ),
 )
@@ -140,7 +120,6 @@ def test_pixel_shuffle_as_exporters_write_it(tmp_path, unfolded, perm, folded, g
     net, x = network(channels=8)
     x = net.op("Reshape", x, net.constant(np.array([0, *unfolded])))
     x = net.op("Transpose", x, perm=perm)
-    folded = folded or (8, 33, 3)
     x = net.op("Reshape", x, net.constant(np.array([0, *folded])))
     x = net.conv(x, folded[0], 3, [3, 3])
     kinds = [node.kind for node in from_onnx(net.model(net.flat(x)), 9, 11).nodes]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,7 +28,6 @@ from tests.splitter.dense_networks import (
     Segmentation,
     SuperResolution,
     UNet,
-    block,
     groups,
     instances,
 )
@@ -97,20 +95,6 @@ def with_norm(net: nn.Module, norm: Callable[[int], nn.Module]) -> nn.Module:
     return net
 
 
-class StarDist(nn.Module):
-    """A U-Net with two outputs: the probability of an object and the distances to its edge along rays."""
-
-    def __init__(self, rays=16):
-        super().__init__()
-        self.unet = UNet("nearest", nn.Identity)
-        self.unet.head = nn.Conv2d(8, 24, 3, padding=1)
-        self.prob, self.dist = nn.Conv2d(24, 1, 1), nn.Conv2d(24, rays, 1)
-
-    def forward(self, x):
-        features = self.unet(functional.max_pool2d(x, 2)).relu()
-        return self.prob(features).sigmoid(), self.dist(features)
-
-
 class Cellpose(nn.Module):
     """A residual U-Net whose decoder is given a style: the image's mean features, divided by their length."""
 
@@ -143,95 +127,6 @@ class Cellpose(nn.Module):
             x = self.up[number](functional.interpolate(x, scale_factor=2) if number < len(maps) - 1 else x)
             x = x + self.left[number](x + maps[number] + self.style[number](style)[:, :, None, None])
         return self.head(x)
-
-
-class Edges(nn.Module):
-    """HED: side outputs of several strides, enlarged to the image's size and joined."""
-
-    def __init__(self, mode="factor"):
-        super().__init__()
-        widths, self.mode = (3, 8, 12, 16), mode
-        self.stages = nn.ModuleList(
-            nn.Sequential(block(a, b, norm=nn.Identity), block(b, b, norm=nn.Identity)) for a, b in pairwise(widths)
-        )
-        self.sides = nn.ModuleList(nn.Conv2d(width, 1, 1) for width in widths[1:])
-        self.fuse = nn.Conv2d(3, 1, 1)
-
-    def forward(self, x):
-        size, sides = x.shape[2:], []
-        for number, (stage, side) in enumerate(zip(self.stages, self.sides, strict=True)):
-            x = stage(functional.max_pool2d(x, 2, ceil_mode=True) if number else x)
-            to = functional.interpolate(side(x), scale_factor=2**number, mode="bilinear")
-            sides.append(to[:, :, : size[0], : size[1]])
-        return (*(each.sigmoid() for each in sides), self.fuse(torch.cat(sides, 1)).sigmoid())
-
-
-class Denoiser(nn.Module):
-    """DnCNN: what is taken away from the image."""
-
-    def __init__(self, depth=6):
-        super().__init__()
-        inner = [block(12, 12) for _ in range(depth)]
-        self.layers = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1), nn.ReLU(), *inner, nn.Conv2d(12, 3, 3, padding=1))
-
-    def forward(self, x):
-        return x - self.layers(x)
-
-
-class ChannelAttention(nn.Module):
-    """RCAN: residual blocks with gates of global averages, and a larger image."""
-
-    def __init__(self, blocks=3):
-        super().__init__()
-        self.head = nn.Conv2d(3, 12, 3, padding=1)
-        self.inner = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(), nn.Conv2d(12, 12, 3, padding=1))
-            for _ in range(blocks)
-        )
-        self.gates = nn.ModuleList(
-            nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(12, 3, 1), nn.ReLU(), nn.Conv2d(3, 12, 1), nn.Sigmoid())
-            for _ in range(blocks)
-        )
-        self.tail = nn.Sequential(nn.Conv2d(12, 48, 3, padding=1), nn.PixelShuffle(2), nn.Conv2d(12, 3, 3, padding=1))
-
-    def forward(self, x):
-        first = x = self.head(x)
-        for inner, gate in zip(self.inner, self.gates, strict=True):
-            values = inner(x)
-            x = x + values * gate(values)
-        return self.tail(x + first)
-
-
-class Generator(nn.Module):
-    """SRResNet, or with instance norm and halvings CycleGAN's generator."""
-
-    def __init__(self, norm=nn.BatchNorm2d, halvings=0, padding_mode="zeros"):
-        super().__init__()
-        widths = [8 * 2**number for number in range(halvings + 1)]
-        stem = nn.Conv2d(3, 8, 9, padding=4, padding_mode=padding_mode)
-        down = [nn.Sequential(nn.Conv2d(a, b, 3, stride=2, padding=1), norm(b), nn.ReLU()) for a, b in pairwise(widths)]
-        self.head = nn.Sequential(stem, norm(8), nn.PReLU(), *down)
-        last = widths[-1]
-        self.inner = nn.ModuleList(
-            nn.Sequential(
-                block(last, last, norm=norm, padding_mode=padding_mode),
-                nn.Conv2d(last, last, 3, padding=1, padding_mode=padding_mode),
-                norm(last),
-            )
-            for _ in range(2)
-        )
-        up = [
-            nn.Sequential(nn.ConvTranspose2d(b, a, 3, stride=2, padding=1, output_padding=1), norm(a), nn.ReLU())
-            for a, b in reversed([*pairwise(widths)])
-        ]
-        larger = [nn.Conv2d(8, 32, 3, padding=1), nn.PixelShuffle(2), nn.PReLU()] if not halvings else []
-        self.tail = nn.Sequential(*up, *larger, nn.Conv2d(8, 3, 9, padding=4, padding_mode=padding_mode), nn.Tanh())
-
-    def forward(self, x):
-        x = self.head(x)
-        for each in self.inner:
-            x = x + each(x)
-        return self.tail(x)
 
 
 class Heads(nn.Module):
@@ -272,54 +167,6 @@ class Heads(nn.Module):
         ]
 
 
-class Gate(nn.Module):
-    """Squeeze-and-excite, as in MobileNetV3."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.inner = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(width, 4, 1), nn.ReLU(), nn.Conv2d(4, width, 1))
-
-    def forward(self, x):
-        return x * functional.hardsigmoid(self.inner(x))
-
-
-class TextDetector(nn.Module):
-    """PP-OCR's (DBNet): gates in the encoder and in the pyramid, and the probability of text by transposed layers."""
-
-    def __init__(self, widths=(8, 12, 16, 20), width=12):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.Hardswish())
-        self.down = nn.ModuleList(self.stage(a, b) for a, b in pairwise((8, *widths)))
-        self.side = nn.ModuleList(nn.Sequential(nn.Conv2d(each, width, 1), Gate(width)) for each in widths)
-        self.smooth = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(width, width // 4, 3, padding=1), Gate(width // 4)) for _ in widths
-        )
-        self.head = nn.Sequential(
-            *(nn.Conv2d(width, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
-            *(nn.ConvTranspose2d(8, 8, 2, stride=2), nn.BatchNorm2d(8), nn.ReLU()),
-            *(nn.ConvTranspose2d(8, 1, 2, stride=2), nn.Sigmoid()),
-        )
-
-    @staticmethod
-    def stage(before, after):
-        deep = nn.Conv2d(before, before, 3, stride=2, padding=1, groups=before, bias=False)
-        return nn.Sequential(deep, nn.BatchNorm2d(before), nn.Hardswish(), Gate(before), nn.Conv2d(before, after, 1))
-
-    def forward(self, x):
-        maps = [self.stem(x)]
-        for stage in self.down:
-            maps.append(stage(maps[-1]))
-        top, joined = None, []
-        for side, each in reversed([*zip(self.side, maps[1:], strict=True)]):
-            top = side(each) if top is None else side(each) + functional.interpolate(top, scale_factor=2)
-            joined.append(top)
-        pyramid = [
-            functional.interpolate(smooth(each), scale_factor=2**number) if number else smooth(each)
-            for number, (smooth, each) in enumerate(zip(self.smooth, reversed(joined), strict=True))
-        ]
-        return self.head(torch.cat(pyramid[::-1], 1))
-
-
 class ConvNext(nn.Module):
     """ConvNeXt V2's blocks: large kernels by channel, layer norm over channels, and norms over the whole image."""
 
@@ -351,20 +198,13 @@ NETWORKS: dict[str, Dense] = {
     "U-Net, bilinear, of odd sizes": Dense(lambda: UNet("bilinear"), (237, 214)),
     "U-Net, instance norm": Dense(lambda: UNet("bilinear", instances), (180, 204)),
     "U-Net, group norm": Dense(lambda: UNet("transposed", groups), (181, 203), often="slow"),
-    "StarDist": Dense(StarDist, (232, 216), often="slow"),
     "Cellpose": Dense(Cellpose, (196, 212), often="slow"),
-    "HED": Dense(Edges, (213, 187), often="slow"),
-    "DnCNN": Dense(Denoiser, (151, 173), often="slow"),
     "ESPCN": Dense(lambda: SuperResolution(3), (101, 117), often="commit"),
     "EDSR": Dense(Residual, (103, 97), often="slow"),
-    "RCAN": Dense(ChannelAttention, (103, 121)),
-    "SRResNet": Dense(Generator, (97, 111)),
-    "CycleGAN's generator": Dense(lambda: Generator(nn.InstanceNorm2d, 2, "reflect"), (172, 204)),
     "Monodepth2, nearest": Dense(lambda: Depth("nearest"), (232, 200)),
     "dilated context": Dense(Dilated, (165, 143)),
     "feature pyramid, aligned corners": Dense(Pyramid, (151, 144)),
     "YOLOv8's heads": Dense(Heads, (288, 352), 16, often="slow"),
-    "PP-OCR's text detector": Dense(TextDetector, (192, 224)),
     "ConvNeXt": Dense(lambda: ConvNext(whole=False), (221, 187)),
     "ConvNeXt V2": Dense(ConvNext, (221, 187), often="commit"),
     "fcn_resnet50": Dense(lambda: Segmentation("fcn_resnet50"), (288, 352)),

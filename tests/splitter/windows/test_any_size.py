@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 from torch.nn import functional
 
@@ -70,6 +69,24 @@ def coarse_plan(exported, tmp_path_factory):
 def test_one_plan_is_for_all_sizes_that_the_network_takes(exported, coarse_plan):
     sizes = [(211, 307), (212, 640), (213, 309), (322, 318)]  # all residues of the stride
     assert_maps(coarse_plan, exported(coarse)[1], *sizes)
+    plan = load_plan(coarse_plan)
+    assert parse_plan(dump_plan(plan)).windows == plan.windows
+    assert str(plan.windows.rules) in plan.why
+
+
+def test_sizes_of_a_multiple_have_fewer_kinds_of_windows(exported, coarse_plan, tmp_path, monkeypatch):
+    file = exported(coarse)[1]
+    plan = serfer.map_plan(file, "any,multiple=2", tmp_path / "plan", window=32)
+    assert len(plan.stages[0].tiles) < len(load_plan(coarse_plan).stages[0].tiles) / 2
+    assert_maps(tmp_path / "plan", file, (210, 312))
+    with pytest.raises(InputError, match="that are multiples of 2: crop it to 210 x 312"):
+        plan.windows.of(211, 312)
+    monkeypatch.setattr("serfer.splitter.windows.any_size.MOST_TILES", 20)
+    with pytest.raises(UsageError, match=r"of 36 kinds, .* at most 20: .* --size any,multiple=2"):
+        serfer.map_plan(file, "any", tmp_path / "plan", window=32)
+    for sizes in ("any,multiple=0", "anything", "any,multiple=5000", "any,multiple=2,multiple=2"):
+        with pytest.raises(UsageError, match="write any, or any,multiple=8"):
+            serfer.map_plan("net.onnx", sizes, tmp_path / "plan")
 
 
 def test_a_network_of_multiples_has_a_plan_for_these_and_refuses_others(exported, tmp_path):
@@ -82,20 +99,6 @@ def test_a_network_of_multiples_has_a_plan_for_these_and_refuses_others(exported
         plan.windows.of(201, 302)
     with pytest.raises(InputError, match="make a plan with --size 40x400"):
         plan.windows.of(40, 400)
-
-
-def test_sizes_of_a_multiple_have_fewer_kinds_of_windows(exported, coarse_plan, tmp_path):
-    plan = serfer.map_plan(exported(coarse)[1], "any,multiple=2", tmp_path / "plan", window=32)
-    assert len(plan.stages[0].tiles) < len(load_plan(coarse_plan).stages[0].tiles) / 2
-    assert_maps(tmp_path / "plan", exported(coarse)[1], (210, 312))
-    with pytest.raises(InputError, match="that are multiples of 2: crop it to 210 x 312"):
-        plan.windows.of(211, 312)
-
-
-def test_a_plan_for_any_size_is_read_again_and_says_what_it_takes(coarse_plan):
-    plan = load_plan(coarse_plan)
-    assert parse_plan(dump_plan(plan)).windows == plan.windows
-    assert str(plan.windows.rules) in plan.why
 
 
 def test_windows_of_each_row_and_each_column_are_compared_with_the_network(coarse_plan):
@@ -120,53 +123,40 @@ def test_a_window_that_differs_from_the_network_is_found(exported, tmp_path, mon
     assert not (tmp_path / "plan").exists()
 
 
-def _least(rules):
-    end = rules.sides[0].rows.ends[0]
-    return _with_ends(rules, replace(end, least=4 + end.residue))
+def rules_of(rules, **changes):
+    """Change the first rule of rows."""
+    side, *others = rules.sides
+    return replace(rules, sides=(replace(side, rows=replace(side.rows, **changes)), *others))
 
 
-def _far(rules):
-    """More windows than an axis may have, by the length of the shortest image."""
-    end, unit = rules.sides[0].rows.ends[0], rules.sides[0].rows.unit
-    return _with_ends(rules, replace(end, least=end.residue + unit * 10**15))
-
-
-def _empty_middle(rules):
-    side = rules.sides[0]
-    middle = replace(side.rows.middle, written=Span(0, 0))
-    return replace(rules, sides=(replace(side, rows=replace(side.rows, middle=middle)), *rules.sides[1:]))
-
-
-def _keeping(rules):
-    side = rules.sides[0]
-    first, *others = side.rows.first
-    rows = replace(side.rows, first=(replace(first, keeps=(first.written,)), *others))
-    return replace(rules, sides=(replace(side, rows=rows), *rules.sides[1:]))
-
-
-def _with_ends(rules, *ends):
-    side = rules.sides[0]
-    return replace(rules, sides=(replace(side, rows=replace(side.rows, ends=ends)), *rules.sides[1:]))
+def end_of(rules, **changes):
+    return rules_of(rules, ends=(replace(rules.sides[0].rows.ends[0], **changes),))
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        _least,
-        _far,
-        _empty_middle,
-        _with_ends,
-        lambda rules: _with_ends(rules, replace(rules.sides[0].rows.ends[0], rest=50)),
-        lambda rules: _with_ends(rules, *rules.sides[0].rows.ends[:1] * 2),
-        lambda rules: _with_ends(rules, replace(rules.sides[0].rows.ends[0], windows=())),
-        _keeping,
-        lambda rules: replace(rules, sides=()),
-        lambda rules: replace(rules, sides=(replace(rules.sides[0], rows=replace(rules.sides[0].rows, unit=0)),)),
+        lambda rules, _: end_of(rules, least=4 + rules.sides[0].rows.ends[0].residue),
+        lambda rules, _: end_of(
+            rules, least=rules.sides[0].rows.ends[0].residue + rules.sides[0].rows.unit * 10**15
+        ),  # more windows than an axis may have
+        lambda rules, rows: rules_of(rules, middle=replace(rows.middle, written=Span(0, 0))),
+        lambda rules, _: rules_of(rules, ends=()),
+        lambda rules, _: end_of(rules, rest=50),
+        lambda rules, rows: rules_of(rules, ends=rows.ends[:1] * 2),
+        lambda rules, _: end_of(rules, windows=()),
+        lambda rules, rows: rules_of(
+            rules, first=(replace(rows.first[0], keeps=(rows.first[0].written,)), *rows.first[1:])
+        ),
+        lambda rules, _: replace(rules, sides=()),
+        lambda rules, _: rules_of(rules, unit=0),
     ],
+    ids=range(10),
 )
 def test_rules_that_no_splitter_writes_are_refused(change, coarse_plan):
     plan = load_plan(coarse_plan)
-    windows = replace(plan.windows, rules=change(plan.windows.rules))
+    rules = plan.windows.rules
+    windows = replace(plan.windows, rules=change(rules, rules.sides[0].rows))
     with pytest.raises(PlanError, match=r"plan\.json"):
         parse_plan(dump_plan(sealed(replace(plan, windows=windows))))
 
@@ -181,18 +171,12 @@ def test_a_network_whose_constants_depend_on_the_size_is_refused_by_its_operator
     assert not (tmp_path / "plan").exists()
 
 
-def padded_to_a_multiple():
-    """Pad rows and columns to a multiple of 8, as networks of patches do."""
-    net = network()
+def test_a_network_that_pads_to_a_multiple_has_a_plan_for_multiples(tmp_path):
+    net, file = network(), tmp_path / "net.onnx"
     more = [net.op("Mod", net.op("Neg", net.side(axis)), net.ints(8)) for axis in (2, 3)]
     net.then("Pad", net.op("Concat", net.ints(0, 0, 0, 0, 0, 0), *more, axis=0))
     net.conv((3, 3), pads=[1, 1, 1, 1])
-    return net
-
-
-def test_a_network_that_pads_to_a_multiple_has_a_plan_for_multiples(tmp_path):
-    file = tmp_path / "net.onnx"
-    file.write_bytes(padded_to_a_multiple().model().SerializeToString())
+    file.write_bytes(net.model().SerializeToString())
     with pytest.raises(ModelError, match="depends on the image's size"):
         serfer.map_plan(file, "any", tmp_path / "plan", window=64)
     serfer.map_plan(file, "any,multiple=8", tmp_path / "plan", window=64)
@@ -206,28 +190,6 @@ def test_a_module_whose_python_looks_at_the_size_is_refused_by_its_condition(tmp
 
     with pytest.raises(ModelError, match=r"Python looks at the image's size: \d+ x \d+ pixels do not meet .*height"):
         serfer.map_plan(Filtering(3, 2, 3, padding=1).eval(), "any", tmp_path / "plan", window=64)
-
-
-def test_a_module_has_a_plan_for_any_size(tmp_path):
-    torch.manual_seed(0)
-    net = layers(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.ReLU(), nn.Conv2d(4, 2, 5))
-    serfer.map_plan(net, "any", tmp_path / "plan", window=64)
-    for size in ((141, 230), (309, 150)):
-        with torch.inference_mode():
-            expected = net(torch.from_numpy(image(*size))).numpy()
-        assert not compared(by_windows(tmp_path / "plan", image(*size)), expected)
-
-
-@pytest.mark.parametrize("sizes", ["any,multiple=0", "anything", "any,multiple=5000", "any,multiple=2,multiple=2"])
-def test_text_that_is_not_sizes_is_refused(sizes, tmp_path):
-    with pytest.raises(UsageError, match="write any, or any,multiple=8"):
-        serfer.map_plan("net.onnx", sizes, tmp_path / "plan")
-
-
-def test_too_many_kinds_of_windows_are_refused_with_the_multiple_that_has_fewer(exported, tmp_path, monkeypatch):
-    monkeypatch.setattr("serfer.splitter.windows.any_size.MOST_TILES", 20)
-    with pytest.raises(UsageError, match=r"of 36 kinds, .* at most 20: .* --size any,multiple=2"):
-        serfer.map_plan(exported(coarse)[1], "any", tmp_path / "plan", window=32)
 
 
 def outcome(case):

@@ -36,24 +36,16 @@ class Branching(nn.Module):
         return self.last(y)[:, :, :height, :width]
 
 
-class Filtering(nn.Module):
+class Filtering(nn.Conv2d):
     """Filters large images alone."""
 
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 3, padding=1)
-
     def forward(self, x):
-        return self.conv(functional.avg_pool2d(x, 3, 1, 1) if max(x.shape[2:]) > 400 else x)
+        return super().forward(functional.avg_pool2d(x, 3, 1, 1) if max(x.shape[2:]) > 400 else x)
 
 
-class OnlySmall(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 2, 3)
-
+class OnlySmall(nn.Conv2d):
     def forward(self, x):
-        y = self.conv(x)
+        y = super().forward(x)
         return y if x.shape[2] <= 256 else y if y.mean() > 0 else -y
 
 
@@ -68,13 +60,13 @@ def test_a_module_that_looks_at_the_images_size_is_planned_as_it_treats_images_o
 
 def test_what_a_module_does_to_images_that_no_memory_holds_is_planned(tmp_path):
     size = (91_002, 91_008)  # 99 GB
-    plan = serfer.map_plan(Filtering().eval(), [size], tmp_path / "plan")
+    plan = serfer.map_plan(Filtering(3, 2, 3, padding=1).eval(), [size], tmp_path / "plan")
     assert "AveragePool" in [each.kind for each in plan.stages[0].operators]
 
 
 def test_what_a_module_does_only_to_large_images_is_refused_by_its_own_reason(tmp_path):
     with pytest.raises(ModelError, match="depends on the values of the image"):
-        serfer.map_plan(OnlySmall().eval(), [(300, 300)], tmp_path / "plan")
+        serfer.map_plan(OnlySmall(3, 2, 3).eval(), [(300, 300)], tmp_path / "plan")
 
 
 def test_the_check_takes_a_larger_image_where_the_network_does_not_take_a_small_one(tmp_path):

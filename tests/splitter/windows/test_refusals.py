@@ -45,20 +45,12 @@ def test_the_mean_of_each_row_looks_at_the_whole_image(net, tmp_path):
     assert "(ReduceMean) cannot be split: it looks at the whole image" in text
 
 
-def test_an_image_of_one_position_is_too_small(net, tmp_path):
-    assert "the image is too small" in refusal(net, tmp_path, net.conv("x", 3, 4, [1, 1]), size=(1, 1))
+def test_images_that_are_too_small_and_outputs_that_are_not_maps_or_end_far_apart(net, tmp_path):
     text = refusal(net, tmp_path, net.op("Relu", net.conv("x", 3, 4, [3, 3], strides=[8, 8])), size=(8, 8))
     assert "the image is too small" in text
-
-
-def test_outputs_besides_maps_are_named(net, tmp_path):
     x = net.conv("x", 3, 4, [3, 3])
     text = refusal(net, tmp_path, x, net.op("Flatten", net.op("GlobalAveragePool", x)))
     assert "a map plan needs outputs that are maps, (N, C, H, W) or (N, H, W), and this network has" in text
-
-
-def test_outputs_that_end_far_from_one_another_have_no_common_windows(net, tmp_path):
-    x = net.conv("x", 3, 4, [3, 3])
     ends = [net.constant(np.array([each])) for each in (0, -150, 2)]
     text = refusal(net, tmp_path, net.op("Relu", x), net.op("Slice", x, *ends), size=(600, 300), window=64)
     assert "the outputs cover parts of the image that are too different" in text

@@ -107,23 +107,19 @@ def test_a_size_that_is_refused_alone_is_refused_beside_others_by_its_numbers(si
     assert not (tmp_path / "plan").exists()
 
 
-@pytest.mark.parametrize("sizes", [*permutations([(320, 320), (310, 318)]), ((310, 318),)])
-def test_windows_that_are_all_of_kinds_of_their_own_make_the_map_whatever_the_order_of_sizes(sizes, tmp_path):
-    net = pyramid()
-    planned(net, sizes, tmp_path, window=128)
-    check(net, tmp_path)
-
-
-def test_sizes_whose_graphs_are_equal_share_their_kinds(tmp_path):
-    net = pyramid()
-    plan = planned(net, [(256, 320), (384, 256), (512, 448)], tmp_path)
-    assert len(plan.stages[0].tiles) == 9
-    check(net, tmp_path)
-
-
-def test_sizes_for_which_the_network_has_other_operators_have_kinds_of_their_own(tmp_path):
-    net = fitted()
-    planned(net, [(160, 168), (157, 164)], tmp_path, window=32)
+@pytest.mark.parametrize(
+    ("make", "sizes", "window", "kinds"),
+    [
+        *((pyramid, sizes, 128, None) for sizes in permutations([(320, 320), (310, 318)])),
+        (pyramid, [(310, 318)], 128, None),
+        (pyramid, [(256, 320), (384, 256), (512, 448)], 64, 9),
+        (fitted, [(160, 168), (157, 164)], 32, None),
+    ],
+)
+def test_sizes_share_kinds_of_windows_where_their_graphs_are_equal(make, sizes, window, kinds, tmp_path):
+    net = make()
+    plan = planned(net, sizes, tmp_path, window=window)
+    assert kinds in {None, len(plan.stages[0].tiles)}
     check(net, tmp_path)
 
 
@@ -132,8 +128,5 @@ def test_a_window_in_which_a_selection_has_an_exception_is_of_a_kind_of_its_own(
     net = dead_lines(*lines)
     planned(net, [(64, 1000)], tmp_path)
     check(net, tmp_path)
-
-
-def test_a_selection_with_exceptions_in_many_windows_is_refused(tmp_path):
     with pytest.raises(ModelError, match=r"'gather_\d+' \(Gather\) .* depends on where in the image it is$"):
         planned(dead_lines(*range(70, 1000, 65)), [(64, 1000)], tmp_path)

@@ -211,9 +211,6 @@ def test_an_extra_is_installed_from_where_serfer_was(origin, command, tmp_path):
     text = origin and json.dumps(origin).replace("HERE", str(tmp_path))
     assert command_from(text, "local") == command.replace("HERE", str(tmp_path))
     assert "[" not in command_from(text, None)
-
-
-def test_a_module_that_no_extra_has_is_an_ordinary_error():
     with pytest.raises(ModuleNotFoundError) as caught, named_extras():
         __import__("of_the_users_own")
     assert not isinstance(caught.value, MissingExtraError)

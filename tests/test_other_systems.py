@@ -73,25 +73,14 @@ def test_networks_are_split_mapped_and_asked(tmp_path, variables):
     network.conv("image", (3, 3), pads=(1, 1, 1, 1))
     network.save(tmp_path / "map.onnx")
     image = write(tmp_path / "image.tif", pixels(48, 80)[:1])
-    plan, maps = tmp_path / "plan", tmp_path / "maps"
+    plan, maps, options = tmp_path / "plan", tmp_path / "maps", ("--channels", "1", "--preprocess")
     description = tmp_path / "map.toml"
     description.write_text('channels = "L"\nscale = 1.0\nmean = [0.0]\nstd = [1.0]\n')
     commands = [
         ["split", tmp_path / "small.onnx", "--grids", "2x2,1", "--out", plan],
         ["classify", IMAGE, tmp_path / "small.onnx"],
         ["run", tmp_path / "batch.npy", "--plan", plan, "--out", tmp_path / "answers"],
-        [
-            "map-plan",
-            tmp_path / "map.onnx",
-            "--size",
-            "48x80",
-            "--channels",
-            "1",
-            "--preprocess",
-            description,
-            "--out",
-            maps,
-        ],
+        ["map-plan", tmp_path / "map.onnx", "--size", "48x80", *options, description, "--out", maps],
         ["map", image, "--plan", maps, "--out", tmp_path / "result.tif"],
     ]
     done = subprocess.run(command(*commands), env=variables, capture_output=True, text=True, check=False)

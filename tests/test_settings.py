@@ -145,6 +145,11 @@ class TestFile:
         assert settings.keys_file == tmp_path / "keys.json"
         assert settings_with(settings, {"port": 1}, "--port").allow_hosts == ("a.example",)
         assert Settings(api_queue=3).api_queue == 3
+        with pytest.raises(ValueError, match="frozen"):
+            settings.port = 5
+        monkeypatch.setenv("SERFER_PORT", "x")
+        with pytest.raises(UsageError, match=r"^SERFER_PORT: "):
+            load_settings()
 
     def test_a_variable_names_another_one(self, monkeypatch, tmp_path):
         (tmp_path / "serfer.toml").write_text("port = 1")
@@ -182,12 +187,6 @@ class TestFile:
         with pytest.raises(InputError, match=words):
             load_settings()
 
-    def test_a_wrong_variable_is_named_although_the_file_has_the_setting(self, monkeypatch, tmp_path):
-        (tmp_path / "serfer.toml").write_text("port = 1")
-        monkeypatch.setenv("SERFER_PORT", "x")
-        with pytest.raises(UsageError, match=r"^SERFER_PORT: "):
-            load_settings()
-
 
 def test_variables_of_a_kubernetes_service_called_serfer_are_not_settings(monkeypatch):
     address = "tcp://10.0.0.7:8000"
@@ -197,41 +196,6 @@ def test_variables_of_a_kubernetes_service_called_serfer_are_not_settings(monkey
     monkeypatch.setattr("os.environ", {name: value for name, value in os.environ.items() if name[7:] in links})
     assert unknown_settings() is None
     assert load_settings().port == 8000
-
-
-def test_a_limit_that_was_not_set_stays_so_when_another_setting_is(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert settings_with(load_settings(), {"allow_hosts": ("a",)}, "--allow-host").local_share() == 2
-
-
-def test_settings_do_not_change(tmp_path):
-    with pytest.raises(ValueError, match="frozen"):
-        Settings(cache_dir=tmp_path).local_port = 5
-
-
-def test_the_users_own_prices_stand_in_for_the_shipped_ones(tmp_path):
-    (tmp_path / "aws.toml").write_text("[lambda]\nprice_request = 0.5\n")
-    facts = Settings(aws_file=tmp_path / "aws.toml").facts().functions
-    assert facts.price_request == 0.5
-    assert facts.price_gb_second == shipped_aws().functions.price_gb_second
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (None, "cannot be read: No such file"),
-        (b"\xff\xfe", "not UTF-8 text"),
-        (b"= =", "not TOML"),
-        (b"[lambda]\ncolour = 1", "unknown 'colour'"),
-        (b"[lambda]\nprice_request = -1", "price_request should be"),
-    ],
-)
-def test_a_file_of_prices_that_cannot_be_used_is_refused(tmp_path, content, words):
-    path = tmp_path / "aws.toml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=words):
-        Settings(aws_file=path).facts()
 
 
 @pytest.mark.parametrize(
@@ -244,13 +208,8 @@ def test_the_cache_is_an_absolute_path(monkeypatch, tmp_path, value, expected):
     assert str(load_settings().cache_dir) == expected.format(cwd=tmp_path, home=Path.home())
 
 
-@pytest.fixture
-def mine():
-    """Profiles of one's own."""
-    return replace(shipped_profiles(), machine="another machine")
-
-
-def test_profiles_come_from_the_option_or_the_variable_or_ship(tmp_path, mine):
+def test_profiles_come_from_the_option_or_the_variable_or_ship(tmp_path):
+    mine = replace(shipped_profiles(), machine="another machine")
     own, named = tmp_path / "own.json", tmp_path / "named.json"
     own.write_text(dump_profiles(mine))
     named.write_text(dump_profiles(replace(mine, machine="a third")))
@@ -259,6 +218,17 @@ def test_profiles_come_from_the_option_or_the_variable_or_ship(tmp_path, mine):
     assert Settings(profiles_file=own).profiles(named).machine == "a third"
     for settings in (Settings(), Settings(profiles_file=own)):
         assert settings.profiles(safety=0.1).safety == 0.1
+
+
+def test_the_users_own_prices_stand_in_for_the_shipped_ones(tmp_path):
+    path = tmp_path / "aws.toml"
+    path.write_text("[lambda]\nprice_request = 0.5\n")
+    facts = Settings(aws_file=path).facts().functions
+    assert (facts.price_request, facts.price_gb_second) == (0.5, shipped_aws().functions.price_gb_second)
+    for content in (b"\xff\xfe", b"= =", b"[lambda]\ncolour = 1", b"[lambda]\nprice_request = -1", None):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(InputError):
+            Settings(aws_file=path).facts()
 
 
 @pytest.mark.parametrize(
@@ -286,12 +256,8 @@ def test_profiles_that_cannot_be_used_are_refused_with_their_names(tmp_path, con
 def test_a_local_driver_has_an_invocation_for_each_core_unless_the_limit_is_set(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5})
     assert [load_settings().local_share(drivers) for drivers in (1, 2, 64)] == [3, 3, 3]
+    assert [load_settings().local_share(2, widest) for widest in (0, 2, 4)] == [3, 3, 4], "the members of a gang"
+    assert settings_with(load_settings(), {"allow_hosts": ("a",)}, "--allow-host").local_share() == 3
     monkeypatch.setenv("SERFER_LOCAL_CONCURRENCY", "16")
     assert [load_settings().local_share(drivers) for drivers in (1, 2, 3, 64)] == [16, 8, 5, 1]
-
-
-def test_a_local_driver_has_an_invocation_for_each_member_of_a_gang_unless_the_limit_is_set(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
-    assert [load_settings().local_share(2, widest) for widest in (0, 2, 4)] == [2, 2, 4]
-    monkeypatch.setenv("SERFER_LOCAL_CONCURRENCY", "2")
-    assert load_settings().local_share(1, 4) == 2
+    assert load_settings().local_share(8, 4) == 2

@@ -22,7 +22,6 @@ from serfer.system import peak_bytes
 _MOST_RUNS = 4
 _LONG_S = 1.0  # after so many seconds of runs there is no other
 _TIMEOUT_S = 300.0
-_KILOBYTE = 1024
 _SHOWN = 300  # characters of what the process said
 
 

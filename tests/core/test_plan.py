@@ -63,12 +63,9 @@ def altered(path):
 
 
 @pytest.mark.parametrize("path", list(leaves(VALUE)), ids=lambda path: ".".join(map(str, path)))
-def test_an_edit_of_any_value_is_refused(path):
+def test_an_edit_of_any_value_is_refused_and_of_the_layout_alone_is_none(path):
     with pytest.raises(PlanError):
         parse_plan(json.dumps(altered(path)))
-
-
-def test_digest_does_not_depend_on_the_layout_of_the_json_and_sealing_again_changes_nothing():
     assert parse_plan(json.dumps(VALUE, sort_keys=True, indent=7)) == parse_plan(dump_plan(PLAN))
     assert sealed(PLAN) == PLAN
 
@@ -85,15 +82,11 @@ def with_weights_in(plan, *places):
     return sealed(replace(plan, stages=tuple(stages)))
 
 
-@pytest.mark.parametrize("places", [("zip", "fetched"), ("image", "image"), ("fetched", "image")])
-def test_a_plan_of_weights_outside_zips_is_read_back(places):
-    plan = with_weights_in(PLAN, *places)
-    assert read_back(plan) == plan
-    assert plan.digest != PLAN.digest
-
-
 def test_fetched_weights_are_not_in_the_package():
-    plan = with_weights_in(PLAN, "zip", "fetched")
+    for places in (("fetched", "image"), ("image", "image"), ("zip", "fetched")):
+        plan = with_weights_in(PLAN, *places)
+        assert read_back(plan) == plan
+        assert plan.digest != PLAN.digest
     assert plan.fetched(0, 0) == []
     assert [file.path for file in plan.packaged(0, 0)] == ["stage-0/weights-0.bin", "stage-0/a.onnx"]
     assert [file.path for file in plan.fetched(1, 0)] == ["stage-1/weights-0.bin"]

@@ -74,9 +74,6 @@ def test_what_is_not_the_url_of_a_service_is_refused_without_its_secrets(url):
     with pytest.raises(UsageError, match="--yield-to") as raised:
         service_loads([url], "")
     assert "secret" not in str(raised.value)
-
-
-def test_too_many_services_are_refused():
     with pytest.raises(UsageError, match="at most 16"):
         service_loads(["http://host"] * 17, "")
 

@@ -152,12 +152,11 @@ def test_picture_has_the_format_of_its_suffix_and_is_the_same_twice(tmp_path, su
     draw_plan(plan, out)
     assert out.read_bytes() == first
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
-
-
-def test_other_suffix_is_refused_before_anything_is_drawn(tmp_path):
-    with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
-        draw_plan(make_plan(chain()), tmp_path / "picture.jpeg")
-    assert [*tmp_path.iterdir()] == []
+    draw_plan(make_plan(chain(), model="網路 $x^2 \\frac{ $ \u202e"), out)
+    assert out.stat().st_size > 10_000, "formula signs are drawn as text"
+    untiled = make_plan([vector_stage((IMAGE, IMAGE), IMAGE_SHAPE, 10, 1, ["Gemm"], cells=False)])
+    draw_plan(untiled, out)
+    assert "stage 0" in text_picture(untiled)
 
 
 def test_unwritable_file_is_named_and_nothing_is_left(tmp_path):
@@ -167,12 +166,9 @@ def test_unwritable_file_is_named_and_nothing_is_left(tmp_path):
     (tmp_path / "taken.png").mkdir()
     with pytest.raises(InputError, match=r"taken\.png"):
         draw_plan(plan, tmp_path / "taken.png")
+    with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
+        draw_plan(plan, tmp_path / "picture.jpeg")
     assert [path.name for path in tmp_path.iterdir()] == ["taken.png"]
-
-
-def test_unusual_characters_and_formula_signs_are_drawn_as_text(tmp_path):
-    draw_plan(make_plan(chain(), model="網路 $x^2 \\frac{ $ \u202e"), tmp_path / "x.png")
-    assert (tmp_path / "x.png").stat().st_size > 10_000
 
 
 def test_image_is_drawn_as_preprocessed(tmp_path):
@@ -217,12 +213,6 @@ def test_importing_the_command_line_does_not_import_matplotlib():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_map_is_stretched_over_the_image():
-    shape = Shape(8, 4, 8, flat=False)
-    rect = Rect(Span(1, 2), Span(2, 8))
-    assert scaled(rect, shape, Shape(3, 64, 32, flat=False)) == Area(16, 8, 32, 32)
-
-
 def test_a_tile_of_the_first_stage_lies_on_the_image_with_its_padding_beyond_it():
     seen = view(make_plan(chain()), 0, 0)
     assert seen.own == Area(0, 0, 32, 32)
@@ -240,46 +230,21 @@ def test_a_later_tile_is_traced_to_pixels_through_the_stages_before():
     assert seen.padded == Area(30, 30, 64, 64)
     assert seen.pixels == Area(27, 27, 64, 64)  # 2 * 15 - 3, and padding beyond the edge does not count
     assert traced(plan, 1, Area(4, 8, 5, 9)) == Area(5, 13, 12, 20)  # one position is a window of 7
-
-
-def test_regions_that_tiles_do_not_determine_are_not_traced():
-    stages = chain()
-    stages[0] = spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(1, 2), 2, 3, ["Conv", "Relu"], IMAGE_SHAPE)
-    assert view(make_plan(stages), 1, 0).pixels is None
-    assert view(make_plan(branched()), 1, 0).pixels is None
-
-
-def test_the_middle_tile_is_drawn():
-    stage = spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(3, 4), 2, 3, ["Conv"], IMAGE_SHAPE)
-    assert middle_tile(stage) == 5
-    assert middle_tile(chain()[0]) == 0
-
-
-def test_a_halo_is_the_region_read_more_than_once():
-    assert halo(chain()[0]) == pytest.approx((34 + 35) ** 2 / 64**2 - 1)
+    narrow = spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(1, 2), 2, 3, ["Conv", "Relu"], IMAGE_SHAPE)
+    for stages in ([narrow, *chain()[1:]], branched()):  # whose tiles do not determine the region
+        assert view(make_plan(stages), 1, 0).pixels is None
+    map_ = Shape(8, 4, 8, flat=False)
+    assert scaled(Rect(Span(1, 2), Span(2, 8)), map_, Shape(3, 64, 32, flat=False)) == Area(16, 8, 32, 32)
+    wide = spread_stage(0, (IMAGE, IMAGE), FIRST, Grid(3, 4), 2, 3, ["Conv"], IMAGE_SHAPE)
+    assert [middle_tile(stage) for stage in (wide, chain()[0])] == [5, 0]
+    assert halo(chain()[0]) == pytest.approx((34 + 35) ** 2 / 64**2 - 1), "the region read more than once"
     assert halo(chain()[2]) == 3
 
 
-def test_plan_without_tiles_has_a_picture(tmp_path):
-    plan = make_plan([vector_stage((IMAGE, IMAGE), IMAGE_SHAPE, 10, 1, ["Gemm"], cells=False)])
-    draw_plan(plan, tmp_path / "x.png")
-    assert "stage 0" in text_picture(plan)
-
-
-def test_tensors_list_their_readers():
-    edges = tensors(make_plan(branched()))
-    assert [(tensor.stage, tensor.readers) for tensor in edges] == [
-        (IMAGE, (0,)),
-        (0, (1,)),
-        (0, (3,)),
-        (1, (2,)),
-        (2, (3,)),
-    ]
-
-
 def test_a_text_picture_shows_stages_cuts_and_skip_connections():
-    text = text_picture(make_plan(branched()))
-    lines = text.splitlines()
+    edges = [(tensor.stage, tensor.readers) for tensor in tensors(make_plan(branched()))]
+    assert edges == [(IMAGE, (0,)), (0, (1,)), (0, (3,)), (1, (2,)), (2, (3,))]
+    lines = text_picture(make_plan(branched())).splitlines()
     assert all(len(line) <= 100 for line in lines)
     for number, grid in enumerate(("2x2", "2x2", "col4", "1")):
         assert any(f"stage {number}  ·  {grid}" in line for line in lines)
@@ -310,9 +275,3 @@ def test_a_text_picture_of_a_chain_has_no_margin():
     assert not any("╭" in line or "╰" in line for line in lines)
     assert any(line.startswith("┌─┴") for line in lines)
     assert lines[-1].strip() == "10 values, softmax"
-
-
-def test_shipped_pictures_are_small_enough_for_a_page():
-    for path in (ROOT / "docs" / "pictures").iterdir():
-        assert path.suffix in {".png", ".svg"}
-        assert path.stat().st_size < 300_000

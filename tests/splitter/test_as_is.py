@@ -219,7 +219,8 @@ def test_an_output_has_each_images_own_size(way, saved, tmp_path):
         plan = whole_plan(path, out=tmp_path / "plan")
     else:
         plan = split(path, out=tmp_path / "plan", grids="2x2")
-        assert plan.stages[0].grid.tiles == 4
+        assert [plan.stages[number].grid.tiles for number in (0, -1)] == [4, 1]
+        assert "(NonMaxSuppression)" in plan.why
     assert [tensor.dims for tensor in plan.output_tensors] == [(36, 4), (36, 3), (), ()]
     batch = np.random.default_rng(1).standard_normal((3, 2, 12, 12), dtype=np.float32)
     check_sizes(plan, tmp_path / "plan", path, batch * np.float32([[[[0.01]]], [[[1]]], [[[10]]]]))
@@ -256,71 +257,6 @@ def test_an_answer_that_is_kept_has_its_size(saved, tmp_path):
     assert all(np.array_equal(kept[name], value) for name, value in answer.items())
 
 
-def detector():
-    """Convolutions, an output of their own, and a Loop over what they computed."""
-    net = Net(2, 24, 24)
-    x = net.op("Relu", net.conv("x", 2, 6, [3, 3], pads=[1, 1, 1, 1]))
-    x = net.op("Relu", net.conv(x, 6, 6, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
-    scores = net.op("Sigmoid", x)
-    body = helper.make_graph(
-        [
-            helper.make_node("Mul", ["state", "halve"], ["next"]),
-            helper.make_node("Identity", ["go"], ["on"]),
-        ],
-        "body",
-        [
-            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("state", TensorProto.FLOAT, [1, 6, 12, 12]),
-        ],
-        [
-            helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("next", TensorProto.FLOAT, [1, 6, 12, 12]),
-        ],
-        [onnx.numpy_helper.from_array(np.float32(0.5), "halve")],
-    )
-    turns, true = net.constant(np.int64(3)), net.constant(np.ones((), bool))
-    looped = net.op("Loop", turns, true, x, body=body)
-    pooled = net.op("GlobalAveragePool", looped)
-    return net.model((scores, TensorProto.FLOAT, 4), (net.flat(pooled), TensorProto.FLOAT, 2))
-
-
-def attention():
-    """Attention over positions with images on the second axis, as nn.MultiheadAttention has them."""
-    net = Net(2, 16, 16)
-    x = net.op("Relu", net.conv("x", 2, 8, [3, 3], pads=[1, 1, 1, 1], strides=[2, 2]))
-    flat = net.op("Reshape", x, net.constant(np.array([0, 8, 64])))
-    rows = net.op("Transpose", flat, perm=[2, 0, 1])
-    left = net.op("Transpose", rows, perm=[1, 0, 2])
-    right = net.op("Transpose", rows, perm=[1, 2, 0])
-    weights = net.op("Softmax", net.op("MatMul", left, right), axis=-1)
-    mixed = net.op("Add", net.op("MatMul", weights, left), net.op("Transpose", rows, perm=[1, 0, 2]))
-    ordered = net.op("Transpose", mixed, perm=[1, 0, 2])
-    mean = net.op("ReduceMean", ordered, net.constant(np.array([0])), keepdims=0)
-    return net.model(net.linear(mean, 8, 5))
-
-
-TAILS = {
-    "LSTM": (lambda: recurrent_model(size=16), "(LSTM)"),
-    "Loop": (detector, "(Loop): which operators run depends on the data"),
-    "attention": (attention, ""),
-}
-
-
-@pytest.mark.parametrize(("make", "reason"), TAILS.values(), ids=TAILS)
-def test_convolutions_before_what_runs_as_it_is_are_tiled(make, reason, saved, tmp_path):
-    path = saved(make())
-    plan = split(path, out=tmp_path / "plan", grids="2x2")
-    assert plan.stages[0].grid.tiles == 4
-    assert plan.stages[-1].grid.tiles == 1
-    assert reason in plan.why
-    shape = plan.input
-    batch = np.random.default_rng(1).standard_normal((3, shape.channels, shape.height, shape.width), dtype=np.float32)
-    for got, own in zip(values(run_tiles(plan, tmp_path / "plan", batch)), own_answers(path, batch), strict=True):
-        assert got.shape == own.shape
-        assert np.abs(got - own).max() <= 1e-5 * np.ptp(own)
-
-
 def test_a_network_that_is_quantised_in_part_runs_as_it_is_on_any_grid(saved, tmp_path):
     path = saved(quantised_in_part())
     with pytest.warns(PlanWarning, match=r"no stage can be spread 2x2: \d+ operators run as given, .* because of '"):
@@ -328,24 +264,6 @@ def test_a_network_that_is_quantised_in_part_runs_as_it_is_on_any_grid(saved, tm
     assert "answers differ between processors" in plan.why
     batch = np.random.default_rng(1).standard_normal((3, 3, 8, 8), dtype=np.float32)
     assert np.array_equal(run_tiles(plan, tmp_path / "plan", batch), own_answers(path, batch)[0])
-
-
-def fixed_grid():
-    """A grid for one image that the network samples: an operator without a rule, which does not run on a batch."""
-    net = Net(2, 8, 8)
-    x = net.op("Relu", net.conv("x", 2, 2, [3, 3], pads=[1, 1, 1, 1]))
-    region = net.constant(np.array([0, 0, 0.1, 0.1, 1, 1, 0.9, 0.9], np.float32))
-    sizes = net.constant(np.array([1, 2, 6, 6]))
-    cropped = net.op("Resize", x, region, "", sizes, coordinate_transformation_mode="tf_crop_and_resize")
-    return net.model(net.linear(net.flat(cropped), 72, 5))
-
-
-def test_what_does_not_run_on_a_batch_runs_as_it_is(saved, tmp_path):
-    path = saved(fixed_grid())
-    split(path, out=tmp_path / "plan")
-    batch = np.random.default_rng(1).standard_normal((3, 2, 8, 8), dtype=np.float32)
-    got = run_tiles(load_plan(tmp_path / "plan"), tmp_path / "plan", batch)
-    assert np.abs(got - own_answers(path, batch)[0]).max() < 1e-5
 
 
 @pytest.mark.slow

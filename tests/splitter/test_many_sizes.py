@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto
 from PIL import Image
+from typer.testing import CliRunner
 
 import serfer
 from serfer.cli.main import app
-from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ImageError, InputError, ModelError, PlanError, PlanWarning, TaskFailedError, UsageError
 from serfer.core.exactness import relative_error
 from serfer.core.plan import AxisForm, InputSizes, PlanSizes, SideSizes, check_sound, dump_plan, parse_plan
@@ -285,37 +285,11 @@ class TestImages:
                 read_preprocess(tmp_path / "images.toml")
 
 
-class TestCommandLine:
-    @pytest.fixture
-    def serfer(self, capsys, monkeypatch, tmp_path):
-        """Run a command in this process: its exit code, and what it printed."""
-        monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
-
-        def run(*arguments):
-            code = _exit_code(app, [*map(str, arguments)], _Interrupt())
-            return code, *capsys.readouterr()
-
-        return run
-
-    def test_a_file_is_run_at_the_size_of_each_array(self, serfer, tmp_path):
-        path = saved(tmp_path, classifier())
-        for columns in (24, 40):
-            np.save(tmp_path / f"{columns}.npy", noise(2, 16, columns))
-        arrays = [tmp_path / "24.npy", tmp_path / "40.npy"]
-        code, _, err = serfer(
-            "run", path, *arrays, "--size", SIZES, "--out", tmp_path / "out", "--workers", "inprocess"
-        )
-        assert code == 0, err
-        for columns in (24, 40):
-            [value] = ort.InferenceSession(path).run(None, {"x": noise(2, 16, columns)})
-            np.testing.assert_allclose(np.load(tmp_path / "out" / f"{columns}.logits.npy"), value, rtol=1e-5)
-
-    def test_a_range_goes_with_a_whole_network_alone(self, serfer, tmp_path):
-        path = saved(tmp_path, classifier())
-        code, _, err = serfer("split", path, "--size", SIZES, "--out", tmp_path / "plan")
-        assert (code, "goes with --whole" in err) == (2, True)
-        code, _, err = serfer("split", path, "--whole", "--size", "8..x8", "--out", tmp_path / "plan")
-        assert (code, "is not a range of sizes" in err) == (3, True)
+def test_a_range_goes_with_a_whole_network_alone(tmp_path):
+    path = saved(tmp_path, classifier())
+    for options, error in ((["--size", SIZES], UsageError), (["--whole", "--size", "8..x8"], InputError)):
+        done = CliRunner().invoke(app, ["split", str(path), "--out", str(tmp_path / "plan"), *options])
+        assert type(done.exception) is error
 
 
 def test_an_altered_plan_is_refused(many):

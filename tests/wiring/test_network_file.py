@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from serfer.settings import Settings
 from serfer.splitter.network.description import Description
 from serfer.wiring.network_file import assumed_preprocess, assumption, outside_weights, plan_of_file
 from tests.e2e.small import CLASSES, LABELS, PREPROCESS, SIZE, batch, small_onnx
+from tests.splitter.models import Net
 
 ASSUMED = "stretched to 34 x 34 pixels, RGB, their values times 1/255"
 
@@ -41,21 +43,11 @@ def file(tmp_path_factory):
 
 
 @pytest.fixture
-def examples():
-    return Path(__file__).parents[2] / "examples" / "images"
-
-
-@pytest.fixture
-def said():
-    return []
-
-
-@pytest.fixture
-def made(settings, said):
+def made(settings):
     """Return a plan's directory, and whether it was made now."""
 
     def run(path, example=None, settings=settings, **described):
-        del said[:]
+        said = []
         directory = plan_of_file(path, settings, said.append, example, Description(**described))
         return directory, any(text.startswith("reading small.onnx, once") for text in said)
 
@@ -76,16 +68,12 @@ def test_a_file_is_opened_as_a_plan_directory_is_and_answers_as_onnx_runtime_doe
         assert pipeline.run(np.zeros((2, SIZE, SIZE, 3), np.uint8)).shape == (2, CLASSES)
 
 
-def test_a_files_name_may_be_in_capitals(file, settings, tmp_path):
-    (tmp_path / "SMALL.ONNX").write_bytes(file.read_bytes())
-    with serfer.open(tmp_path / "SMALL.ONNX", store="memory://", settings=settings, preprocess=PREPROCESS) as pipeline:
-        assert pipeline.plan.model == "SMALL"
-
-
-def test_what_says_how_images_and_answers_are_is_the_plans(file, settings):
+def test_what_says_how_images_and_answers_are_is_the_plans(file, settings, tmp_path):
     described = {"preprocess": PREPROCESS, "labels": LABELS, "activation": "softmax"}
-    with serfer.open(file, store="memory://", settings=settings, **described) as pipeline:
+    capitals = shutil.copyfile(file, tmp_path / "SMALL.ONNX")
+    with serfer.open(capitals, store="memory://", settings=settings, **described) as pipeline:
         plan = pipeline.plan
+    assert plan.model == "SMALL"
     assert (plan.preprocess, plan.labels, plan.activation) == tuple(described.values())
     assert assumption(plan) == ""
 
@@ -195,25 +183,16 @@ def test_what_is_assumed_of_images_is_said(file, made, channels, dtype, expected
     assert plan.preprocess is None or len(plan.preprocess.mean) == channels
 
 
-def test_a_file_of_whole_numbers_gets_an_images_own(settings, tmp_path, examples):
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph(
-            [
-                onnx.helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT),
-                onnx.helper.make_node("ReduceMean", ["y"], ["z"], axes=[1, 2], keepdims=0),
-            ],
-            "mean",
-            [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, [1, 8, 8, 3])],
-            [onnx.helper.make_tensor_value_info("z", onnx.TensorProto.FLOAT, [1, 3])],
-        ),
-        opset_imports=[onnx.helper.make_opsetid("", 13)],
-        ir_version=8,
-    )
+def test_a_file_of_whole_numbers_gets_an_images_own(settings, tmp_path):
+    net = Net(8, 8, 3, opset=13, batch=1)
+    mean = net.op("ReduceMean", net.op("Cast", "x", to=onnx.TensorProto.FLOAT), axes=[1, 2], keepdims=0)
+    model = net.model(mean, dims=(1, 3))
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.UINT8
     onnx.save(model, tmp_path / "mean.onnx")
     with pytest.warns(PlanWarning, match="as they are, 0 to 255"):
         opened = serfer.open(tmp_path / "mean.onnx", store="memory://", settings=settings)
     with opened as pipeline:
-        pixels = pipeline.pixels([examples / "chelsea.png"])
+        pixels = pipeline.pixels([Path(__file__).parents[2] / "examples" / "images" / "chelsea.png"])
         np.testing.assert_allclose(pipeline.run(pixels), pixels.mean((1, 2)), rtol=1e-5)
 
 
@@ -229,21 +208,13 @@ class TestWrongUse:
         with pytest.raises(ModelError, match="larger than 2 GB"):
             made(tmp_path / "large.onnx")
 
-    def test_a_cache_that_cannot_be_written_is_named(self, file, made, tmp_path):
-        (tmp_path / "taken").write_bytes(b"")
-        settings = Settings(cache_dir=tmp_path / "taken" / "cache")
-        with pytest.raises(UnavailableError, match=r"SERFER_CACHE_DIR: .*taken/cache cannot be used: Not a directory"):
-            made(file, settings=settings)
-
-    def test_a_file_has_no_functions_in_aws(self, file, settings):
+    def test_a_file_is_not_a_plan_and_its_cache_has_to_be_a_folder(self, file, made, settings, tmp_path):
         with pytest.raises(UsageError, match="has no functions in AWS: split it"):
             serfer.open(file, workers="aws", store="s3://bucket", settings=settings)
-
-    def test_a_plan_has_its_own_description(self, file, made, settings):
-        directory, _ = made(file)
         with pytest.raises(UsageError, match=r"describe an \.onnx file"):
-            serfer.open(directory, labels=LABELS, settings=settings)
-
-    def test_a_file_where_a_plan_directory_is_meant(self, file):
+            serfer.open(made(file)[0], labels=LABELS, settings=settings)
         with pytest.raises(PlanError, match=r"is a network's file, not a plan directory: .*serfer split"):
             load_plan(file)
+        (tmp_path / "taken").write_bytes(b"")
+        with pytest.raises(UnavailableError, match=r"SERFER_CACHE_DIR: .*taken/cache cannot be used: Not a directory"):
+            made(file, settings=Settings(cache_dir=tmp_path / "taken" / "cache"))

@@ -180,16 +180,6 @@ def test_an_output_that_is_listed_twice_or_is_the_input(value, outputs, tmp_path
     assert len(plan.stages[0].tiles) == 4
 
 
-def test_initializers_that_are_inputs_as_ir_version_3_has_them(tmp_path):
-    net = Net(3, 12, 10, opset=9)
-    model = net.model(padded(net, "x"), dims=("N", "C", "H", "W"))
-    model.ir_version = 3
-    for tensor in model.graph.initializer:
-        model.graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    onnx.save(model, tmp_path / "net.onnx")
-    assert len(serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=(2, 2)).stages[0].tiles) == 4
-
-
 @pytest.mark.parametrize("fault", [None, "missing", "cut", "elsewhere"])
 def test_external_data_in_several_files_are_read_or_named(fault, tmp_path):
     """onnxruntime 11848: external data, each tensor in a file of its own."""

@@ -9,7 +9,6 @@ from onnx import TensorProto
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_tile_pools
-from tests.once import one_each
 from tests.splitter.models import Net, unsplit, worst_error
 
 EXACT = 2e-6
@@ -47,31 +46,6 @@ OVER_CHANNELS = [
 def test_every_activation_and_norm_over_channels(kind, form, tmp_path):
     net, x = network()
     assert spread(net, net.op(kind, x, **form), tmp_path) <= EXACT
-
-
-def silu(net, x):
-    return net.op("Mul", x, net.op("Sigmoid", x))
-
-
-def gelu(net, x):
-    inner = net.op("Erf", net.op("Div", x, net.constant(np.float32(1.4142135))))
-    sum_ = net.op("Add", inner, net.constant(np.float32(1)))
-    return net.op("Mul", net.op("Mul", x, sum_), net.constant(np.float32(0.5)))
-
-
-def tanh_gelu(net, x):
-    cube = net.op("Mul", net.op("Pow", x, net.constant(np.float32(3))), net.constant(np.float32(0.044715)))
-    inner = net.op("Tanh", net.op("Mul", net.op("Add", x, cube), net.constant(np.float32(0.79788456))))
-    return net.op(
-        "Mul", net.op("Mul", x, net.constant(np.float32(0.5))), net.op("Add", inner, net.constant(np.float32(1)))
-    )
-
-
-def hard_swish(net, x):
-    clipped = net.op(
-        "Clip", net.op("Add", x, net.constant(np.float32(3))), net.constant(np.float32(0)), net.constant(np.float32(6))
-    )
-    return net.op("Div", net.op("Mul", x, clipped), net.constant(np.float32(6)))
 
 
 def where(net, x):
@@ -175,23 +149,8 @@ def sums(net, x):
     return net.op("Max", net.op("Sum", x, x, net.op("Mean", x, net.op("Relu", x))), net.op("Min", x, net.op("Abs", x)))
 
 
-def squeezed(net, x, form):
-    """Return gates for the 6 channels of x."""
-    pooled = net.op("GlobalAveragePool", x)
-    if form == "conv":
-        inner = net.op("Relu", net.conv(pooled, 6, 3, [1, 1]))
-        return net.op("HardSigmoid", net.conv(inner, 3, 6, [1, 1]))
-    if form == "channel":  # efficient channel attention
-        inner = net.op("Transpose", net.op("Squeeze", pooled, net.constant(np.array([3]))), perm=[0, 2, 1])
-        inner = net.op("Conv", inner, net.constant(net.floats(1, 1, 3)), kernel_shape=[3], pads=[1, 1])
-        inner = net.op("Unsqueeze", net.op("Transpose", inner, perm=[0, 2, 1]), net.constant(np.array([3])))
-        return net.op("Sigmoid", inner)
-    inner = net.linear(net.op("Relu", net.linear(net.flat(pooled), 6, 3)), 3, 6)
-    return net.op("Reshape", net.op("Sigmoid", inner), net.constant(np.array([1, 6, 1, 1])))
-
-
 FORMS = [
-    *(silu, gelu, tanh_gelu, hard_swish, where, where_not, one_sided_clip, sums),
+    *(where, where_not, one_sided_clip, sums),
     *(shuffled_channels, channels_permuted_by_index, channels_picked_one_by_one, channels_split_and_joined),
     *(convnext_block, layer_norm_written_out, gates_of_positions, channels_padded, quantised_weights, largest_channels),
     *(probabilities, one_channel_without_its_axis, one_channel_with_an_axis_again),
@@ -204,16 +163,6 @@ def test_operators_in_the_forms_that_exporters_write(form, tmp_path):
     # what rounds to float16 may round otherwise in a tile of another size: here all such values are negative
     grid, last = ("2x2", "Relu") if form is where_not else ("3x2", "Tanh")
     assert spread(net, net.op(last, form(net, x)), tmp_path, grid) <= EXACT
-
-
-@one_each("grid", ["2x2", "1x3"], ("expand", [False, True]), ("form", ["conv", "linear", "channel"]))
-def test_squeeze_and_excite(form, grid, expand, tmp_path):
-    net, x = network()
-    gate = squeezed(net, x, form)
-    if expand:
-        gate = net.op("Expand", gate, net.constant(np.array([1, 6, *SIZE])))
-    x = net.conv(net.op("Mul", x, gate), 6, 4, [3, 3])
-    assert spread(net, x, tmp_path, grid) <= EXACT
 
 
 @pytest.mark.parametrize("grid", ["2x2", "1x3"])

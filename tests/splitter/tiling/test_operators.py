@@ -136,9 +136,10 @@ def test_padding_as_an_operator_of_its_own(tmp_path, grid, then, axes):
 
 @pytest.mark.exact
 @pytest.mark.parametrize("mode", ["reflect", "edge", "wrap"])
-def test_padding_that_repeats_the_image_is_exact(tmp_path, mode):
+@pytest.mark.parametrize("amounts", [[1, 1, 1, 1], [3, 0, 2, 4]])
+def test_padding_that_repeats_the_image_is_exact(tmp_path, mode, amounts):
     net = Net(2, 9, 9)
-    x = net.op("Pad", "x", net.constant(np.array([0, 0, 1, 1, 0, 0, 1, 1])), mode=mode)
+    x = net.op("Pad", "x", net.constant(np.array([0, 0, *amounts[:2], 0, 0, *amounts[2:]])), mode=mode)
     model = net.model(net.flat(net.op("Relu", net.conv(x, 2, 2, [3, 3]))))
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 

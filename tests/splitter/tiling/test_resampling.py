@@ -35,14 +35,6 @@ def test_slicing_rows_columns_and_channels(tmp_path, grid, starts, stops, axes, 
     assert spread(net, net.op("Relu", x), tmp_path, grid) <= EXACT
 
 
-@one_each("grid", GRIDS, ("mode", ["reflect", "edge", "wrap"]), ("amounts", [[1, 1, 1, 1], [3, 0, 2, 4]]))
-def test_padding_that_repeats_the_image(tmp_path, mode, amounts, grid):
-    net, x = network()
-    pads = [0, 0, *amounts[:2], 0, 0, *amounts[2:]]
-    x = net.op("Pad", x, net.constant(np.array(pads)), mode=mode)
-    assert spread(net, net.conv(x, 6, 3, [3, 3]), tmp_path, grid) <= EXACT
-
-
 def chosen_rows(net, x):
     x = net.op("Gather", x, net.constant(np.array([7, 7, 0, 3, 4, -1, 2])), axis=2)
     return net.conv(x, 6, 3, [3, 3], pads=[1, 1, 1, 1])

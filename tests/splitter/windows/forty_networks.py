@@ -95,78 +95,6 @@ def with_norm(net: nn.Module, norm: Callable[[int], nn.Module]) -> nn.Module:
     return net
 
 
-class Cellpose(nn.Module):
-    """A residual U-Net whose decoder is given a style: the image's mean features, divided by their length."""
-
-    def __init__(self, widths=(8, 12, 16)):
-        super().__init__()
-        pairs = [*zip((3, *widths), widths, strict=False)]
-        self.down = nn.ModuleList(self.batch_conv(a, b) for a, b in pairs)
-        self.more = nn.ModuleList(self.batch_conv(b, b) for _, b in pairs)
-        self.side = nn.ModuleList(nn.Conv2d(a, b, 1) for a, b in pairs)
-        pairs = [*zip((*widths, widths[-1])[1:], widths, strict=True)]
-        self.up = nn.ModuleList(self.batch_conv(a, b) for a, b in pairs)
-        self.left = nn.ModuleList(self.batch_conv(b, b) for _, b in pairs)
-        self.style = nn.ModuleList(nn.Linear(widths[-1], b) for b in widths)
-        self.head = self.batch_conv(widths[0], 3)
-
-    @staticmethod
-    def batch_conv(before, after):
-        return nn.Sequential(nn.BatchNorm2d(before), nn.ReLU(), nn.Conv2d(before, after, 3, padding=1))
-
-    def forward(self, x):
-        maps = []
-        for down, more, side in zip(self.down, self.more, self.side, strict=True):
-            x = functional.max_pool2d(x, 2) if maps else x
-            first = down(x)
-            x = side(x) + more(first)
-            maps.append(x)
-        style = functional.avg_pool2d(x, x.shape[2:]).flatten(1)
-        style = style / (style**2).sum(1, keepdim=True) ** 0.5
-        for number in range(len(maps) - 1, -1, -1):
-            x = self.up[number](functional.interpolate(x, scale_factor=2) if number < len(maps) - 1 else x)
-            x = x + self.left[number](x + maps[number] + self.style[number](style)[:, :, None, None])
-        return self.head(x)
-
-
-class Heads(nn.Module):
-    """YOLOv8's: maps of three strides, boxes and classes, as they are before they are decoded."""
-
-    def __init__(self, width=12):
-        super().__init__()
-        self.stem = nn.Sequential(self.conv(3, 8, 2), self.conv(8, width, 2))
-        self.down = nn.ModuleList(self.conv(width, width, 2) for _ in range(3))
-        self.pool = nn.Conv2d(4 * width, width, 1)
-        self.up = nn.ModuleList(self.conv(2 * width, width) for _ in range(2))
-        self.again = nn.ModuleList(self.conv(width, width, 2) for _ in range(2))
-        self.join = nn.ModuleList(self.conv(2 * width, width) for _ in range(2))
-        self.box = nn.ModuleList(nn.Conv2d(width, 16, 1) for _ in range(3))
-        self.classes = nn.ModuleList(nn.Conv2d(width, 7, 1) for _ in range(3))
-
-    @staticmethod
-    def conv(before, after, stride=1):
-        conv = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        return nn.Sequential(conv, nn.BatchNorm2d(after), nn.SiLU())
-
-    def forward(self, x):
-        maps = [self.stem(x)]
-        for layer in self.down:
-            maps.append(layer(maps[-1]))
-        _, fine, middle, coarse = maps
-        pooled = [coarse]
-        for _ in range(3):
-            pooled.append(functional.max_pool2d(pooled[-1], 5, stride=1, padding=2))
-        coarse = self.pool(torch.cat(pooled, 1))
-        middle = self.up[0](torch.cat([functional.interpolate(coarse, scale_factor=2), middle], 1))
-        fine = self.up[1](torch.cat([functional.interpolate(middle, scale_factor=2), fine], 1))
-        middle = self.join[0](torch.cat([self.again[0](fine), middle], 1))
-        coarse = self.join[1](torch.cat([self.again[1](middle), coarse], 1))
-        return [
-            torch.cat([box(each), classes(each)], 1)
-            for box, classes, each in zip(self.box, self.classes, (fine, middle, coarse), strict=True)
-        ]
-
-
 class ConvNext(nn.Module):
     """ConvNeXt V2's blocks: large kernels by channel, layer norm over channels, and norms over the whole image."""
 
@@ -198,13 +126,11 @@ NETWORKS: dict[str, Dense] = {
     "U-Net, bilinear, of odd sizes": Dense(lambda: UNet("bilinear"), (237, 214)),
     "U-Net, instance norm": Dense(lambda: UNet("bilinear", instances), (180, 204)),
     "U-Net, group norm": Dense(lambda: UNet("transposed", groups), (181, 203), often="slow"),
-    "Cellpose": Dense(Cellpose, (196, 212), often="slow"),
     "ESPCN": Dense(lambda: SuperResolution(3), (101, 117), often="commit"),
     "EDSR": Dense(Residual, (103, 97), often="slow"),
     "Monodepth2, nearest": Dense(lambda: Depth("nearest"), (232, 200)),
     "dilated context": Dense(Dilated, (165, 143)),
     "feature pyramid, aligned corners": Dense(Pyramid, (151, 144)),
-    "YOLOv8's heads": Dense(Heads, (288, 352), 16, often="slow"),
     "ConvNeXt": Dense(lambda: ConvNext(whole=False), (221, 187)),
     "ConvNeXt V2": Dense(ConvNext, (221, 187), often="commit"),
     "fcn_resnet50": Dense(lambda: Segmentation("fcn_resnet50"), (288, 352)),

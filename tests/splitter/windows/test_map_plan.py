@@ -210,7 +210,6 @@ class Attention(nn.Module):
         (Placed, "Add"),
         (Attention, "MatMul|Reshape|Transpose"),
         (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "ReduceMean|GlobalAveragePool|exported"),
-        (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), "classifies whole images"),
         (lambda: Unet("both"), r"Resize.*multiples"),
     ],
 )
@@ -218,6 +217,11 @@ def test_a_network_that_looks_at_the_whole_image_is_refused(exported, net, opera
     with pytest.raises(ModelError, match=operator):
         serfer.map_plan(exported(net)[1], [(1281, 1280)], tmp_path / "plan", window=128)
     assert not (tmp_path / "plan").exists()
+
+
+def test_a_network_of_the_zoo_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="classifies whole images"):
+        serfer.map_plan("squeezenet", [(128, 128)], tmp_path / "plan")
 
 
 @pytest.mark.parametrize(

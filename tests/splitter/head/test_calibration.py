@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from serfer.core.errors import ImageError, InputError, PlanError, UsageError
+from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.core.plan.pixels import normalise
 from serfer.images import decode_image
@@ -127,55 +127,38 @@ class TestRefused:
         self.refused(words, folder, kind, **changes)
 
     @pytest.mark.parametrize(
-        ("change", "words", "kind"),
+        ("change", "words"),
         [
             (
                 lambda folder: [image(folder / f"loose{number}.jpg") for number in range(5)],
                 "loose0.jpg, loose1.jpg, loose2.jpg and 2 more in no class folder",
-                InputError,
             ),
             (
                 lambda folder: [image(folder / name / "1.png") for name in ("zebra", "7000", "10", "-1", "²")],
                 r"5 folders of other classes .*\(-1, 10, 7000 and 2 more\).*0 to 6",
-                InputError,
             ),
             (
                 lambda folder: image(folder / "Crane" / "1.png"),
                 r"Crane is the name of 2 of the network's classes.*\(2, 4\)",
-                InputError,
             ),
-            (
-                lambda folder: [(folder / "6").mkdir(), (folder / "6" / ".hidden.png").touch()],
-                "6 holds no images",
-                InputError,
-            ),
+            (lambda folder: [(folder / "6").mkdir(), (folder / "6" / ".hidden.png").touch()], "6 holds no images"),
             (
                 lambda folder: [(folder / "tabby cat" / f"{name}.txt").touch() for name in "abcd"],
                 "a.txt, b.txt, c.txt and 1 more: 4 files",
-                InputError,
             ),
-            (
-                lambda folder: (folder / "tabby cat" / "5.png").write_text("hello"),
-                "tabby cat/5.png is not an image",
-                ImageError,
-            ),
-            (
-                lambda folder: (folder / "tabby cat" / "x.png").symlink_to(folder / "nothing"),
-                "x.png does not exist",
-                ImageError,
-            ),
-            (lambda folder: (folder / "great_white-shark").rename(folder / "0"), "one class only", InputError),
-            (lambda folder: image(folder / "1" / "1.png"), "1 classes of fewer than 2 images.*'Zwölf'", InputError),
+            (lambda folder: (folder / "tabby cat" / "5.png").write_text("hello"), "tabby cat/5.png is not an image"),
+            (lambda folder: (folder / "tabby cat" / "x.png").symlink_to(folder / "nothing"), "x.png does not exist"),
+            (lambda folder: (folder / "great_white-shark").rename(folder / "0"), "one class only"),
+            (lambda folder: image(folder / "1" / "1.png"), "1 classes of fewer than 2 images.*'Zwölf'"),
             (
                 lambda folder: [(folder / "tabby cat" / f"{number}.png").unlink() for number in range(3)],
                 "has 19 images: give at least 20",
-                InputError,
             ),
         ],
     )
-    def test_folder_of_wrong_images(self, folder, change, words, kind):
+    def test_folder_of_wrong_images(self, folder, change, words):
         change(folder)
-        self.refused(words, folder, kind)
+        self.refused(words, folder)
 
     def test_a_missing_folder(self, tmp_path):
         (tmp_path / "empty").mkdir()

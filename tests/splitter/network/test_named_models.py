@@ -84,9 +84,11 @@ def tiny(classes=5, channels=3):
     )
 
 
-@pytest.fixture
-def timm(monkeypatch):
-    """A library with timm's interface and one architecture, whose configuration a test may change."""
+@pytest.fixture(autouse=True)
+def timm(request, monkeypatch):
+    """A library with timm's interface and one architecture, whose configuration a test may change; slow tests: timm."""
+    if request.node.get_closest_marker("slow"):
+        return None
     config, built = SimpleNamespace(**CONFIG), []
 
     def create_model(name, *, pretrained, pretrained_cfg_overlay=None, num_classes=None, in_chans=3, img_size=None):
@@ -130,7 +132,6 @@ def in_torch_hub(url):
     return Path(torch.hub.get_dir(), "checkpoints", url.rpartition("/")[2])
 
 
-@pytest.mark.usefixtures("timm")
 def test_a_plan_of_a_named_network_has_what_the_metadata_say_and_says_that_weights_are_random(tmp_path):
     plan = serfer.split(serfer.NamedModel("timm:tiny", "random"), out=tmp_path / "plan", grids="1", stages=1)
     assert plan.untrained
@@ -140,7 +141,6 @@ def test_a_plan_of_a_named_network_has_what_the_metadata_say_and_says_that_weigh
     assert (plan.input.height, plan.input.width) == (24, 24)
 
 
-@pytest.mark.usefixtures("timm")
 def test_random_weights_are_the_same_each_time_and_leave_torchs_state_alone():
     before = torch.get_rng_state()
     first, second = (build(NamedModel("timm:tiny", "random")).module.state_dict() for _ in range(2))
@@ -148,7 +148,6 @@ def test_random_weights_are_the_same_each_time_and_leave_torchs_state_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.usefixtures("timm")
 def test_weights_of_the_hubs_cache_are_found_without_a_network(caches):
     from safetensors.torch import save_file  # noqa: PLC0415 - beside its only use
 
@@ -160,7 +159,6 @@ def test_weights_of_the_hubs_cache_are_found_without_a_network(caches):
         assert np.array_equal(source.run(example), module(torch.from_numpy(example)).numpy())
 
 
-@pytest.mark.usefixtures("timm")
 def test_a_file_for_other_classes_keeps_its_own_and_loses_the_labels(timm, tmp_path):
     weights = tiny(7).state_dict()
     torch.save({"state_dict": {f"model.{name}": value for name, value in weights.items()}}, tmp_path / "a.ckpt")
@@ -196,7 +194,6 @@ def test_a_whole_plan_does_not_replace_the_directory_of_its_weights(tmp_path):
         serfer.whole_plan(network, out=tmp_path / "weights")
 
 
-@pytest.mark.usefixtures("timm")
 @pytest.mark.parametrize(("said", "message"), [("", "AssertionError"), ("odd sizes\nof maps", "odd sizes$")])
 def test_what_a_library_says_of_a_size_is_passed_on_or_else_its_type(monkeypatch, said, message):
     def create_model(*_arguments, **_options):
@@ -207,7 +204,6 @@ def test_what_a_library_says_of_a_size_is_passed_on_or_else_its_type(monkeypatch
         build(NamedModel("timm:tiny", "random"))
 
 
-@pytest.mark.usefixtures("timm")
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -245,7 +241,6 @@ def test_options_say_where_weights_are_from_and_do_not_contradict_the_model_or_e
         WeightsOptions(download=True).model_with_weights("net.onnx")
 
 
-@pytest.mark.usefixtures("timm")
 def test_a_named_network_is_opened_where_a_plan_is(tmp_path):
     settings, network = Settings(cache_dir=tmp_path / "cache"), NamedModel("timm:tiny", "random")
     images = np.random.default_rng(0).standard_normal((3, 3, 24, 24), dtype=np.float32)
@@ -278,7 +273,6 @@ def test_the_plan_of_a_named_network_is_made_once_for_its_weights(timm, tmp_path
     assert kept == fetched != drawn
 
 
-@pytest.mark.usefixtures("timm")
 def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
     random = FileOptions.of("32x32", None, None, None, None, WeightsOptions(random=True))
@@ -360,7 +354,6 @@ class Command:
         return __import__("os").system, ("touch ran",)
 
 
-@pytest.mark.usefixtures("timm")
 def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path, write in (
@@ -374,7 +367,6 @@ def test_a_file_that_would_run_code_is_refused_and_does_not(tmp_path, monkeypatc
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.usefixtures("timm")
 @pytest.mark.parametrize(
     ("write", "message"),
     [
@@ -394,7 +386,6 @@ def test_a_file_that_holds_no_weights_of_the_network_is_refused_with_the_reason(
         build(NamedModel("timm:tiny", tmp_path / "net.pth"))
 
 
-@pytest.mark.usefixtures("timm")
 def test_files_are_bounded_before_they_are_unpacked(tmp_path, monkeypatch):
     monkeypatch.setattr(named_models, "MAX_BYTES", 10_000)
     with zipfile.ZipFile(tmp_path / "packed.pth", "w", zipfile.ZIP_DEFLATED) as archive:

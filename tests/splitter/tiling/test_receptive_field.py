@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from serfer.core.geometry import Span
 from serfer.splitter.network.sliding_window import Window, explicit_pads
 from serfer.splitter.tiling.receptive_field import clipped, hull, spans_of, tabulated, under
+from serfer.splitter.tiling.regions import InternedSpans
 
 WINDOWS = st.builds(
     Window,
@@ -92,3 +93,24 @@ def test_rows_in_any_order_are_read_from_the_first_to_the_last_and_for_an_output
 )
 def test_padding_is_made_explicit(given, expected):
     assert explicit_pads({"kernel_shape": [3, 2], "strides": [1, 1], **given}, (7, 7)) == expected
+
+
+def test_equal_spans_are_one_array_and_equal_their_rules():
+    known, field = InternedSpans(), under(Window(3, 2, 1, 1, 1))
+    one, again = (known.one(np.array([[0, 4], [4, 9]])) for _ in range(2))
+    assert one is again
+    read = known.read(field, 17, one)
+    assert read is known.read(field, 17, one)
+    assert read.tolist() == clipped(field(one), 17).tolist()
+    assert known.read(field, None, one).tolist() == field(one).tolist()
+    assert known.hull(one, read).tolist() == hull(one, read).tolist()
+    assert known.sizes(one).tolist() == [4, 5]
+
+
+def test_views_of_shifted_spans_are_one_array():
+    known = InternedSpans()
+    near, far = (known.one(np.array([[0, 4], [4, 9]]) + shift) for shift in (0, 3))
+    wide = [known.one(np.add(spans, [[0], [2]])) for spans in (near, far)]
+    views = known.views([near, wide[0]])
+    assert views is known.views([far, wide[1]])
+    assert views.tolist() == [[[0, 4], [0, 6]], [[0, 5], [0, 7]]]

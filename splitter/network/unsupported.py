@@ -39,6 +39,14 @@ _REASONS = {
 _WHY = {kind: why for kinds, why in _REASONS.items() for kind in kinds}
 
 
+def unsplit_kinds() -> dict[str, tuple[str, ...]]:
+    """Return the kinds of operators that are not split wherever they depend on the image, by what becomes of them."""
+    return {
+        f"{'refused' if why in _NEVER else 'in one task, as given'}: {why}": tuple(sorted(kinds))
+        for kinds, why in _REASONS.items()
+    }
+
+
 _AXIS = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "TopK", "LayerNormalization"), -1),
     **dict.fromkeys(("Concat", "Gather", "GatherElements", "ArgMax", "ArgMin", "ScatterElements"), 0),

@@ -65,9 +65,7 @@ _PATIENCE_S = 5.0
 class Functions(Protocol):
     """Functions that can be asked about without running a task."""
 
-    async def check(self, function: str) -> Failure | None:
-        """Check whether a function could be invoked, which starts nothing."""
-        ...
+    async def check(self, function: str) -> Failure | None: ...
 
     async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure: ...
 

@@ -67,7 +67,6 @@ class PlanChoice:
     took_s: float | None = field(default=None, init=False)  # in warm environments
 
     def complete(self, answer: Answer) -> Answer:
-        """Return the driver's answer with the warm-up requests."""
         if not any(report.init_ms for run in answer.stages for report in run.reports):
             self.took_s = answer.ended - answer.started
         if not self.sent:
@@ -135,7 +134,6 @@ class TwoPlans:
         return self
 
     async def close(self) -> None:
-        """Stop waiting for warm-up requests."""
         for task in self._warming:
             task.cancel()
         if self._warming:
@@ -152,7 +150,6 @@ class TwoPlans:
         return sent
 
     async def _send(self, name: str, sent: SentQuery) -> None:
-        """Send a request; the query that has caused it does not wait for it, and may have ended before."""
         try:
             sent.result = await self.warmer.warm(name, sent.function.request)
         except Exception as bug:  # the policy would wait for it

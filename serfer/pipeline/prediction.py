@@ -96,7 +96,6 @@ def _predicted(plan: Plan, outputs: Outputs, number: int, image: NamedImage, wan
 
 
 def _of_image(tensor: OutputTensor, outputs: Outputs, number: int) -> NDArray[Any]:
-    """Return one image's share of an output, (1, ...), without what others of the batch have more of."""
     values = outputs[tensor.name][number : number + 1]
     if not tensor.sized_by:
         return values
@@ -124,7 +123,6 @@ def _label(plan: Plan, index: int) -> str:
 
 
 def _output(tensor: OutputTensor, values: NDArray[Any], *, as_numbers: bool) -> PredictedOutput:
-    """Return one image's share of an output, (1, ...), with its values or its picture where it can have one."""
     said = PredictedOutput(tensor.name, tensor.dtype, values.shape[1:])
     if as_numbers:
         return replace(said, values=tuple(np.ravel(values).tolist()))

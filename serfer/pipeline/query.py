@@ -38,7 +38,6 @@ class NamedImage:
     size: tuple[int, int]
 
     def blank(self) -> PredictedImage:
-        """Return what is said of it before anything is found."""
         return PredictedImage(self.name, height=self.size[0], width=self.size[1])
 
 

@@ -68,7 +68,6 @@ def from_functions(
 
 
 def with_counts(answer: Answer, counts: StoreCounts) -> Answer:
-    """Return an answer with more store requests of the driver's own."""
     return replace(answer, overheads=answer.overheads + Overheads(counts=counts))
 
 
@@ -82,7 +81,6 @@ def from_instance(plan: Plan, query: Query, served: InstanceAnswer, started: flo
 
 
 def from_cache(plan: Plan, query: Query, outputs: Outputs, now: float) -> Result:
-    """Return the result of a query whose answer was kept."""
     started, images = query.cut[0], predicted(plan, outputs, query.images, query.wanted)
     counts = StoreCounts(bytes_get=sum(output.nbytes for output in outputs.values()), gets=1)
     report = report_without_stages(plan, images, now - started, 0.0, "cache", counts)
@@ -91,7 +89,6 @@ def from_cache(plan: Plan, query: Query, outputs: Outputs, now: float) -> Result
 
 
 def _finite(outputs: Outputs) -> Outputs:
-    """Return the outputs; raises NotFiniteError where a value is NaN or infinite."""
     for name, values in outputs.items():
         finite = np.isfinite(values)
         if not finite.all():

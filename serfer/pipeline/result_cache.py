@@ -38,7 +38,6 @@ class Keeper:
         self._discards: set[asyncio.Task[None]] = set()
 
     def place(self, owner: str = LOCAL_OWNER, ttl_s: float | None = None) -> ResultPlace:
-        """Return a place for an answer, under an id that cannot be guessed."""
         return ResultPlace(owner, secrets.token_hex(16), self._ttl_s if ttl_s is None else ttl_s)
 
     def check(self, plan: Plan, place: ResultPlace, images: int) -> None:
@@ -68,7 +67,6 @@ class Keeper:
             raise
 
     async def close(self) -> None:
-        """Wait until what could not be made whole is deleted."""
         await asyncio.gather(*self._discards)
 
     async def _discard(self, writing: asyncio.Task[int], manifest: ResultManifest) -> None:

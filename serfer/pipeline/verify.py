@@ -42,7 +42,6 @@ class Verification:
 
     @property
     def exact(self) -> bool:
-        """Whether rule 1 holds on every input."""
         return all(row.exact for row in self.rows)
 
     @property
@@ -52,11 +51,9 @@ class Verification:
 
     @property
     def agreement(self) -> float:
-        """Share of the inputs with the same first class as the model as it was given."""
         return sum((row.loss or row.split).same_top for row in self.rows) / len(self.rows)
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures over all inputs, as plain values."""
         losses = [row.loss.error for row in self.rows if row.loss]
         return {
             "inputs": len(self.rows),
@@ -109,7 +106,6 @@ def _check_there(images: Sequence[Path]) -> None:
 
 
 def _inputs(pipeline: Pipeline, images: Sequence[Path], count: int) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield what to compare on: images, then seeded random inputs."""
     for path in images:
         for file in image_files(path) if path.is_dir() else [path]:
             yield str(file), pipeline.pixels([file])

@@ -67,7 +67,6 @@ class Deployment:
             )
 
     def settings(self, settings: Settings) -> Settings:
-        """Return settings with which this deployment's functions are found."""
         changes = {
             "function_prefix": self.prefix,
             "function_alias": self.alias,
@@ -77,7 +76,6 @@ class Deployment:
 
     @property
     def advice(self) -> str:
-        """The advice where its store does not answer from here."""
         if not schemes(self.store) & _CACHES:
             return f"it is the store of the stack {self.stack}"
         asking = f"ask its service, {self.url}, instead (serfer.Client)" if self.url else "ask its service instead"

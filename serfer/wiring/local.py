@@ -189,7 +189,6 @@ async def start_service(service: LambdaService) -> None:
 
 
 def local_store(parts: AsyncExitStack) -> str:
-    """Start a Redis server, to be stopped with `parts`, and return its URL."""
     server = RedisServer()
     parts.callback(server.stop)
     return server.url

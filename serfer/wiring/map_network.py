@@ -52,7 +52,6 @@ class MapNetwork(MapPlanOptions):
 
     @property
     def called(self) -> str:
-        """The network's name in sentences."""
         return str(self.model) if isinstance(self.model, str | Path | NamedModel) else type(self.model).__name__
 
 
@@ -138,7 +137,6 @@ def _not_taken(plan: Plan, sizes: Iterable[Size]) -> str:
 
 
 def _distinct(sizes: Iterable[Size], refused: str) -> list[Size]:
-    """Return the sizes, each once, in an order of their own; raises UsageError for too many."""
     found = sorted({*islice(dict.fromkeys(sizes), MOST_SIZES + 1)})
     if len(found) > MOST_SIZES:
         raise UsageError(

@@ -138,7 +138,6 @@ def _text_at(data: mmap.mmap, place: int) -> str:
 
 
 def _check(file: Path) -> None:
-    """Refuse what is not a file of a network's size before it is hashed; raises ModelError."""
     try:
         if not file.is_file():
             raise ModelError(f"{file} {'is not a file' if file.exists() else 'does not exist'}: give an .onnx file")
@@ -149,7 +148,6 @@ def _check(file: Path) -> None:
 
 
 def of_file(file: Path) -> tuple[str, dict[str, Any]]:
-    """Return what a file is called, and what its plan depends on."""
     _check(file)
     return file.stem, {"name": file.name, "files": [_sha256(file), *(_sha256(path) for path in _outside_files(file))]}
 

@@ -212,7 +212,6 @@ def _read(
     deployment: Deployment | None,
     routing: Routing | None,
 ) -> _Opening:
-    """Check what was chosen, and read the plan and, where there is one, the stack."""
     choices.check()
     path = Path(directory)
     plan = load_plan(path)
@@ -379,7 +378,6 @@ class _Assembly:
         )
 
     async def _keep_warm(self, warmer: Warmer | None, store: Store, pool: RunningPool | None) -> KeepWarm | None:
-        """Start what keeps the functions warm, None where nothing does; it is stopped before the functions."""
         opening = self.opening
         if not opening.choices.keep_warm or warmer is None:
             return None
@@ -409,7 +407,6 @@ class _Assembly:
         return store
 
     async def _results(self) -> Store | None:
-        """Open the store of results, if there is one; fails now where it is unusable."""
         url = self.opening.choices.results
         if not url:
             return None
@@ -418,7 +415,6 @@ class _Assembly:
         return store
 
     async def _workers(self, stores: _Stores) -> _Workers:
-        """Start the functions of the plan, and of the cold plan, where they are not deployed."""
         opening = self.opening
         if opening.choices.workers == "inprocess":
             given = opening.plan, opening.directory, stores.main, opening.settings, stores.results
@@ -457,7 +453,6 @@ class _Assembly:
         return plans
 
     def _driver(self, plan: Plan, tasks: Invoker, stores: _Stores, slots: PrioritySemaphore) -> Driver:
-        """Return a driver that invokes a plan's tasks itself; it is closed before its invoker."""
         choices, settings, facts = self.opening.choices, self.opening.settings, self.opening.facts
         plan = _with_inline(plan, choices.inline)
         concurrency = concurrency_of(choices, settings, facts)

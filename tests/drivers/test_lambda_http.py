@@ -40,8 +40,13 @@ def runtime(tmp_path_factory):
     return runtime_directory(tmp_path_factory.mktemp("runtime"))
 
 
-def invoker(endpoint, names=None):
-    return LambdaInvoker(endpoint, "us-east-1", Credentials("AKID", SECRET), names)
+@asynccontextmanager
+async def invoker(endpoint, names=None, credentials=None):
+    calling = LambdaInvoker(endpoint, "us-east-1", credentials or Credentials("AKID", SECRET), names)
+    try:
+        yield calling
+    finally:
+        await calling.close()
 
 
 @asynccontextmanager
@@ -58,26 +63,40 @@ async def service(runtime, **settings):
         for name in NAMES
     ]
     settings |= {"facts": shipped_aws().functions, "runtime": runtime, "access": Access("AKID", SECRET)}
-    async with LambdaService(functions, **settings) as running:
-        calling = invoker(running.url)
-        try:
-            yield calling
-        finally:
-            await calling.close()
+    async with LambdaService(functions, **settings) as running, invoker(running.url) as calling:
+        yield calling
 
 
-def run(coroutine):
-    return asyncio.run(asyncio.wait_for(coroutine, PATIENCE))
+@asynccontextmanager
+async def served(handler):
+    """Serve what a handler answers to each request, or a report; yields the URL and the requests with their bodies."""
+    seen = []
+
+    async def record(request):
+        seen.append((request, await request.read()))
+        return await handler(request)
+
+    application = web.Application()
+    application.router.add_route("*", "/{path:.*}", record)
+    async with TestServer(application) as server:
+        yield f"http://127.0.0.1:{server.port}/", seen
 
 
-def test_every_end_of_a_function_is_a_report_or_one_kind_of_failure(runtime):
-    async def main():
-        async with service(runtime) as calling:
-            return dict(
-                zip(NAMES, await asyncio.gather(*(calling.invoke(name, TASK, 20.0) for name in NAMES)), strict=True)
-            )
+async def report_response(_request):
+    return web.json_response(encode_report(REPORT))
 
-    results = run(main())
+
+async def answering(handler, tasks=None, names=None):
+    """Invoke one task, or several as one, against a server of the test's own and return (result, requests, URL)."""
+    async with served(handler) as (url, seen), invoker(url, names) as calling:
+        call = calling.invoke_shared("f", tasks, 0.1) if tasks else calling.invoke("f", TASK, 0.1)
+        return await asyncio.wait_for(call, PATIENCE), seen, url
+
+
+async def test_every_end_of_a_function_is_a_report_or_one_kind_of_failure(runtime):
+    async with service(runtime) as calling:
+        ends = await asyncio.gather(*(calling.invoke(name, TASK, 20.0) for name in NAMES))
+    results = dict(zip(NAMES, ends, strict=True))
     assert results.pop("answer") == REPORT
     kinds = {name: failure.kind for name, failure in results.items()}
     assert kinds == {
@@ -116,174 +135,93 @@ async def test_a_function_that_does_not_exist_is_unreachable_by_name(runtime):
     assert "nobody" in failure.message
 
 
-def test_functions_are_invoked_and_reported_by_their_deployed_names(runtime):
+async def test_functions_are_invoked_and_reported_by_their_deployed_names(runtime):
     names = {"plan-f": "answer:live", "plan-g": "nobody:live"}
-
-    async def main():
-        async with service(runtime) as calling:
-            other = invoker(calling._endpoint, names=names)
-            try:
-                return other.called("plan-f"), await other.invoke("plan-f", TASK, 20.0), await other.check("plan-g")
-            finally:
-                await other.close()
-
-    called, report, failure = run(main())
-    assert (called, report) == ("answer:live", REPORT)
+    async with service(runtime) as calling, invoker(calling._endpoint, names) as other:
+        assert other.called("plan-f") == "answer:live"
+        assert await other.invoke("plan-f", TASK, 20.0) == REPORT
+        failure = await other.check("plan-g")
     assert "nobody" in failure.message
     assert "plan-g" not in failure.message
 
 
-def test_as_many_invocations_are_in_flight_as_the_caller_sends():
+async def test_as_many_invocations_are_in_flight_as_the_caller_sends():
     """Behind a pool of 256 connections the oldest query's invocations waited like all others, and their time ran."""
-    many, arrived, all_there = 300, [], asyncio.Event()
+    all_there = asyncio.Barrier(300)
 
     async def answer(request):
-        arrived.append(await request.read())
-        if len(arrived) == many:
-            all_there.set()
         await all_there.wait()
-        return web.json_response(encode_report(REPORT))
+        return await report_response(request)
 
-    async def main():
-        application = web.Application()
-        application.router.add_post("/{path:.*}", answer)
-        async with TestServer(application) as server:
-            calling = invoker(str(server.make_url("/")))
-            try:
-                return await asyncio.gather(*(calling.invoke("answer", TASK, PATIENCE) for _ in range(many)))
-            finally:
-                await calling.close()
-
-    assert run(main()) == [REPORT] * many
+    async with served(answer) as (url, _), invoker(url) as calling:
+        assert await asyncio.gather(*(calling.invoke("f", TASK, PATIENCE) for _ in range(300))) == [REPORT] * 300
 
 
 @pytest.mark.who_may
-def test_credentials_that_end_are_renewed_once_and_hold_nobody_up():
+async def test_credentials_that_end_are_renewed_once_and_hold_nobody_up():
     """Asking for other ones may take a second, for which all queries of the process stood still."""
     asked, ends = threading.Event(), datetime.now(UTC) + timedelta(hours=1)
     other = {"access_key": "OTHER", "secret_key": SECRET, "token": "t", "expiry_time": ends.isoformat()}
-    calls, loop, renewing = [], [], asyncio.Event()
+    calls, loop, renewing = [], asyncio.get_running_loop(), asyncio.Event()
 
     def renew():
         calls.append(1)
-        loop[0].call_soon_threadsafe(renewing.set)
+        loop.call_soon_threadsafe(renewing.set)
         assert asked.wait(PATIENCE)
         return other
 
     credentials = RefreshableCredentials("AKID", SECRET, "t", datetime.now(UTC) + timedelta(seconds=30), renew, "test")
 
-    async def main():
-        loop.append(asyncio.get_running_loop())
-        async with service_that_answers(REPORT) as (where, seen):
-            calling = LambdaInvoker(where, "us-east-1", credentials)
-            try:
-                invoked = [asyncio.ensure_future(calling.invoke("answer", TASK, PATIENCE)) for _ in range(3)]
-                await renewing.wait()  # the loop runs while they are renewed
-                asked.set()
-                return await asyncio.gather(*invoked), [request.headers["Authorization"] for request in seen]
-            finally:
-                await calling.close()
-
-    results, signed = run(main())
+    async with served(report_response) as (url, seen), invoker(url, credentials=credentials) as calling:
+        invoked = [asyncio.ensure_future(calling.invoke("f", TASK, PATIENCE)) for _ in range(3)]
+        await renewing.wait()  # the loop runs while they are renewed
+        asked.set()
+        results = await asyncio.gather(*invoked)
+    signed = [request.headers["Authorization"] for request, _ in seen]
     assert results == [REPORT] * 3
     assert len(calls) == 1
     assert all("OTHER/" in each and "x-amz-security-token" in each for each in signed)
 
 
 @pytest.mark.who_may
-def test_credentials_that_cannot_be_renewed_are_a_failure():
+async def test_credentials_that_cannot_be_renewed_are_a_failure():
     def refuse():
         raise CredentialRetrievalError(provider="test", error_msg="no network")
 
     credentials = RefreshableCredentials("AKID", SECRET, "t", datetime.now(UTC), refuse, "test")
 
-    async def main():
-        calling = LambdaInvoker("http://127.0.0.1:1", "us-east-1", credentials)
-        try:
-            return await calling.invoke("answer", TASK, PATIENCE)
-        finally:
-            await calling.close()
-
-    failure = run(main())
+    async with invoker("http://127.0.0.1:1", credentials=credentials) as calling:
+        failure = await calling.invoke("f", TASK, PATIENCE)
     assert failure.kind is FailureKind.UNREACHABLE
     assert "no AWS credentials" in failure.message
     assert "no network" in failure.message
 
 
-@asynccontextmanager
-async def service_that_answers(report):
-    """Answer every invocation with a report; yields the URL and the requests."""
-    seen = []
-
-    async def answer(request):
-        seen.append(request)
-        await request.read()
-        return web.json_response(encode_report(report))
-
-    application = web.Application()
-    application.router.add_post("/{path:.*}", answer)
-    async with TestServer(application) as server:
-        yield str(server.make_url("/")), seen
-
-
-def test_a_closed_port_is_unreachable():
+async def test_a_closed_port_is_unreachable():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-
-    async def main():
-        calling = invoker(f"http://127.0.0.1:{port}")
-        try:
-            return await calling.invoke("answer", TASK, 5.0)
-        finally:
-            await calling.close()
-
-    failure = run(main())
+    async with invoker(f"http://127.0.0.1:{port}") as calling:
+        failure = await calling.invoke("f", TASK, 5.0)
     assert failure.kind is FailureKind.UNREACHABLE
     assert f"http://127.0.0.1:{port} does not answer" in failure.message
     assert SECRET not in repr(failure)
 
 
-def answering(handler, tasks=None, names=None):
-    """Invoke one task, or several as one, against a server of the test's own and return (result, requests seen)."""
-    seen = []
-
-    async def record(request):
-        seen.append((request.method, request.raw_path, request.headers.copy(), await request.read()))
-        return await handler(request)
-
-    async def main():
-        application = web.Application()
-        application.router.add_route("*", "/{path:.*}", record)
-        async with TestServer(application) as server:
-            calling = invoker(f"http://127.0.0.1:{server.port}/", names=names)
-            try:
-                call = calling.invoke_shared("f", tasks, 0.1) if tasks else calling.invoke("f", TASK, 0.1)
-                return await call, server.port
-            finally:
-                await calling.close()
-
-    result, port = run(main())
-    return result, seen, port
-
-
-async def report_response(_request):
-    return web.json_response(encode_report(REPORT))
-
-
 @pytest.mark.parametrize(("names", "sent"), [({}, "f"), ({"f": "demo-0-0"}, "demo-0-0"), ({"f": "g:live"}, "g%3Alive")])
-def test_requests_follow_the_invoke_api_and_are_signed(names, sent):
+async def test_requests_follow_the_invoke_api_and_are_signed(names, sent):
     """Botocore too quotes a qualifier's colon."""
-    result, [(method, path, headers, body)], port = answering(report_response, names=names)
+    result, [(seen, body)], url = await answering(report_response, names=names)
     assert result == REPORT
-    assert (method, path) == ("POST", f"/2015-03-31/functions/{sent}/invocations")
+    assert (seen.method, seen.raw_path) == ("POST", f"/2015-03-31/functions/{sent}/invocations")
+    headers = seen.headers
     assert headers["X-Amz-Invocation-Type"] == "RequestResponse"
     assert decode_task(json.loads(body)) == TASK
 
     def signature(data):
         names = headers["Authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
         assert {"host", "x-amz-date"} <= set(names)
-        url = f"http://127.0.0.1:{port}{path}"
-        request = AWSRequest(method, url, {name: headers[name] for name in names}, data)
+        where = f"{url.rstrip('/')}{seen.raw_path}"
+        request = AWSRequest(seen.method, where, {name: headers[name] for name in names}, data)
         request.context["timestamp"] = headers["X-Amz-Date"]
         signer = SigV4Auth(Credentials("AKID", SECRET), "lambda", "us-east-1")
         return signer.signature(signer.string_to_sign(request, signer.canonical_request(request)), request)
@@ -312,33 +250,33 @@ def test_requests_follow_the_invoke_api_and_are_signed(names, sent):
         ),
     ],
 )
-def test_odd_answers_are_failures_too(response, kind, words):
+async def test_odd_answers_are_failures_too(response, kind, words):
     async def odd(_request):
         return web.Response(**response)
 
-    failure, _, _ = answering(odd)
+    failure, _, _ = await answering(odd)
     assert isinstance(failure, Failure)
     assert failure.kind is kind
     assert words in failure.message
 
 
-def test_a_connection_that_breaks_off_is_unreachable():
+async def test_a_connection_that_breaks_off_is_unreachable():
     async def break_off(request):
         request.transport.close()
         return web.Response()
 
-    failure, _, _ = answering(break_off)
+    failure, _, _ = await answering(break_off)
     assert failure.kind is FailureKind.UNREACHABLE
 
 
-def test_a_service_that_does_not_answer_in_time_has_timed_out(monkeypatch):
+async def test_a_service_that_does_not_answer_in_time_has_timed_out(monkeypatch):
     monkeypatch.setattr(lambda_http, "_MARGIN_S", 0.0)
 
     async def sleep(_request):
         await asyncio.sleep(0.5)
         return web.Response()
 
-    failure, _, _ = answering(sleep)
+    failure, _, _ = await answering(sleep)
     assert failure.kind is FailureKind.TIMED_OUT
     assert "f did not answer within 0.1 s" in failure.message
 
@@ -346,27 +284,27 @@ def test_a_service_that_does_not_answer_in_time_has_timed_out(monkeypatch):
 class TestShared:
     tasks = (TASK, replace(TASK, query="f" * 32, batch=3))
 
-    def test_tasks_travel_in_one_request_and_each_gets_its_own_answer(self):
+    async def test_tasks_travel_in_one_request_and_each_gets_its_own_answer(self):
         async def answer(_request):
             return web.json_response(encode_reports([REPORT, TaskError("MissingKeyError", "gone")]))
 
-        (report, failure), [(method, path, _, body)], _ = answering(answer, self.tasks)
-        assert (method, path) == ("POST", "/2015-03-31/functions/f/invocations")
+        (report, failure), [(request, body)], _ = await answering(answer, self.tasks)
+        assert (request.method, request.raw_path) == ("POST", "/2015-03-31/functions/f/invocations")
         assert decode_tasks(json.loads(body)) == [*self.tasks]
         assert report == REPORT
         assert failure == Failure(FailureKind.FAILED_IN_CODE, "MissingKeyError", "gone")
 
-    def test_a_refused_shared_invocation_fails_all_its_queries(self):
+    async def test_a_refused_shared_invocation_fails_all_its_queries(self):
         async def refuse(_request):
             return web.Response(status=429, text="{}")
 
-        failures, _, _ = answering(refuse, self.tasks)
+        failures, _, _ = await answering(refuse, self.tasks)
         assert [failure.kind for failure in failures] == [FailureKind.THROTTLED] * 2
 
-    def test_an_answer_about_another_number_of_tasks_fails_all(self):
+    async def test_an_answer_about_another_number_of_tasks_fails_all(self):
         async def one(_request):
             return web.json_response(encode_reports([REPORT]))
 
-        failures, _, _ = answering(one, self.tasks)
+        failures, _, _ = await answering(one, self.tasks)
         assert [failure.kind for failure in failures] == [FailureKind.FAILED_IN_CODE] * 2
         assert "not a list of 2 reports" in failures[0].message

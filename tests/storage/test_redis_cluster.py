@@ -1,6 +1,7 @@
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import redis
@@ -34,6 +35,23 @@ def key_on(node, nodes=3):
         key = f"k:{secrets.token_hex(8)}"
         if key_slot(key.encode()) * nodes // 16384 == node:
             return key
+
+
+@contextmanager
+def slot_move(cluster, slot):
+    """Move a slot from the first node to the second; yields what sends a key of it ahead."""
+    with cluster.client(0) as source, cluster.client(1) as target, cluster.client(2) as witness:
+        ids = [client.execute_command("CLUSTER", "MYID").decode() for client in (source, target)]
+        target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
+        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
+
+        def send(key):
+            where = ("127.0.0.1", cluster.nodes[1].port, key, 0, 5000)
+            assert source.execute_command("MIGRATE", *where, "AUTH", password_of(cluster)) == b"OK"
+
+        yield send
+        for client in (target, source, witness):
+            client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
 
 
 @pytest.fixture
@@ -138,26 +156,16 @@ class TestRedisCluster(StoreContract, CoordinationContract):
         ahead, behind, fresh = (f"{tag}:{name}" for name in ("ahead", "behind", "new"))
         store.put(ahead, b"ahead", 60)
         store.put(behind, b"behind", 60)
-        with cluster.client(0) as source, cluster.client(1) as target, cluster.client(2) as witness:
-            ids = [client.execute_command("CLUSTER", "MYID").decode() for client in (source, target)]
-            target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
-            source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
-
-            def send(key):
-                where = ("127.0.0.1", cluster.nodes[1].port, key, 0, 5000)
-                assert source.execute_command("MIGRATE", *where, "AUTH", password_of(cluster)) == b"OK"
-
+        with slot_move(cluster, slot) as send:
             send(ahead)
             assert store.get_many([Range(behind), Range(ahead, 1), Range(behind, 0, 2)]) == [b"behind", b"head", b"be"]
             store.put(fresh, b"new", 60)
             assert store.exists([fresh, ahead, behind, f"{tag}:none"]) == [True, True, True, False]
             send(behind)
-            for client in (target, source, witness):
-                client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
-            assert store.get_many([Range(fresh), Range(ahead), Range(behind)]) == [b"new", b"ahead", b"behind"]
-            assert store._cluster._owners[slot] == ("127.0.0.1", cluster.nodes[1].port)
-            store.delete([ahead, behind, fresh])
-            assert store.exists([ahead, behind, fresh]) == [False] * 3
+        assert store.get_many([Range(fresh), Range(ahead), Range(behind)]) == [b"new", b"ahead", b"behind"]
+        assert store._cluster._owners[slot] == ("127.0.0.1", cluster.nodes[1].port)
+        store.delete([ahead, behind, fresh])
+        assert store.exists([ahead, behind, fresh]) == [False] * 3
 
 
 class TestRedisClusterExchange(ExchangeContract):
@@ -195,25 +203,15 @@ class TestRedisClusterExchange(ExchangeContract):
             assert received.value == value
             after.append(received.cursor)
 
-        with (
-            ThreadPoolExecutor(1) as threads,
-            cluster.client(0) as source,
-            cluster.client(1) as target,
-            cluster.client(2) as witness,
-        ):
-            ids = [client.execute_command("CLUSTER", "MYID").decode() for client in (source, target)]
+        with ThreadPoolExecutor(1) as threads:
             waiting = wait()
             time.sleep(0.05)  # until it waits
-            target.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", ids[0])
-            source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", ids[1])
-            for each in (key, kept) if first else ():
-                where = ("127.0.0.1", cluster.nodes[1].port, each, 0, 5000)
-                assert source.execute_command("MIGRATE", *where, "AUTH", password_of(cluster)) == b"OK"
-            check(waiting, b"ahead")
-            waiting = wait()
-            time.sleep(0.05)  # until it waits
-            for client in (target, source, witness):
-                client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", ids[1])
+            with slot_move(cluster, slot) as send:
+                for inbox in (key, kept) if first else ():
+                    send(inbox)
+                check(waiting, b"ahead")
+                waiting = wait()
+                time.sleep(0.05)  # until it waits
             check(waiting, b"moved")
             check(wait(), b"stays")
         store.delete([key, kept])

@@ -58,7 +58,6 @@ def measure_accuracy(
 
 
 def plan_accuracy(pipeline: Pipeline, batches: Iterable[NDArray[np.uint8]], labels: NDArray[np.int64]) -> Accuracy:
-    """Classify pixels, batch by batch, with a plan; `labels` are the classes of all of them, (N,) int64."""
     correct = seen = 0
     for batch in batches:
         correct += correct_answers(pipeline.run(batch), labels[seen : seen + len(batch)])

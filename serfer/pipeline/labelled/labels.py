@@ -63,7 +63,6 @@ class LabelledImages:
 
     @property
     def absent(self) -> list[int]:
-        """The classes of which there is no image."""
         return sorted(set(range(self.classes)).difference(self.indices))
 
     def validation(self) -> Validation:
@@ -88,7 +87,6 @@ def read_labelled(directory: Path, plan: Plan) -> LabelledImages:
 
 
 def listed(directory: Path) -> list[LabelledFile]:
-    """Return the images of a directory and their labels, in the order of the list, or of classes and paths."""
     if not directory.is_dir():
         what = "is not a folder" if directory.exists() else "does not exist"
         raise InputError(f"{directory} {what}: give a folder of class folders, or one with a {LIST_FILE}")

@@ -11,14 +11,13 @@ from typing import Annotated, Protocol
 import typer
 
 from serfer.cli.shared.options import status_line
-from serfer.core.errors import QueryError
 from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.charts import Chart
 from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.options import network
-from serfer_bench.core.results import stamp_now
+from serfer_bench.core.results import require_answers, stamp_now
 from serfer_bench.core.tables import publish
 from serfer_bench.load.results import FORMAT, PICTURE_FILE, Log, Result, Work, write_result
 from serfer_bench.load.rounds import Plan, measure_rounds, results, summaries
@@ -127,5 +126,5 @@ def run_load(load: Workload, options: Options, out: Path | None, *, as_json: boo
     with status_line() as progress:
         result = measure(load, options, out, load_settings(), progress)
     publish(results(result), as_json=as_json)
-    if failed := sum(one.sent - one.answered for one in result.rounds):
-        raise QueryError(f"{failed:,} of {sum(one.sent for one in result.rounds):,} queries had no right answer")
+    sent, answered = (sum(getattr(one, count) for one in result.rounds) for count in ("sent", "answered"))
+    require_answers(sent - answered, sent)

@@ -1,4 +1,4 @@
-"""Functions of the local Lambda service are changed, and versions published, as clients of AWS do it."""
+"""Functions of the local Lambda service are changed and published; the probe finds the constants that it takes on."""
 
 import io
 import queue
@@ -6,6 +6,7 @@ import socket
 import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
@@ -14,8 +15,10 @@ import pytest
 from serfer.core.errors import InputError
 from serfer.core.sigv4 import Access, sign
 from serfer.local.lambda_.runtime import runtime_directory
+from serfer.settings import load_settings
 from serfer_bench.core.faults import Faults, Injector
 from serfer_bench.core.platform_times import PlatformTimes
+from serfer_bench.study.aws.constants import EXTENT, SETS, probed, rows_of
 from serfer_bench.study.aws.function_changes import ChangeableLambda
 from serfer_bench.study.aws.probed_function import ProbedFunction, RefusedError
 from tests.bench.test_platform_times import log_of
@@ -166,3 +169,27 @@ def test_code_of_a_caller_without_the_key_is_refused_before_it_is_sent(local):
         with socket.create_connection((address.hostname, address.port), timeout=20) as connection:
             connection.sendall("\r\n".join([*lines, "", ""]).encode())
             assert connection.recv(12) == answer
+
+
+SMALL = replace(EXTENT, groups=(4, 16), rounds=1, small=16, large=4, packages=(12_000_000, 0), repeats=4, restored=3)
+QUICK = replace(SETS["one"], init_s=1.0, invoke_tail_s=0.1, start_tail_s=0.2, restore_s=0.8, package_rate=8e6)
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("name", SETS)
+def test_constants_that_are_put_in_are_found_within_a_tenth(name):
+    """Two sets, so that no default can be what was found. Weekly, since it measures: nothing may run beside it."""
+    found = probed(SETS[name], load_settings())
+    ratios = {row.constant: row.found / row.put_in for row in rows_of(name, SETS[name], found)}
+    assert {constant: ratio for constant, ratio in ratios.items() if abs(ratio - 1) > 0.1} == {}
+
+
+@pytest.mark.slow
+def test_the_kit_runs_each_step_and_finds_no_less_time_than_was_put_in():
+    """A busy machine may add to times, so the exact values are weekly."""
+    found = probed(QUICK, load_settings(), SMALL)
+    assert found.samples.missing == []
+    rows = {row.constant: row for row in rows_of("quick", QUICK, found)}
+    times = ("lambda.invoke_floor", "lambda.init", "lambda.restore", "s3.request_latency")
+    assert {name: rows[name].found for name in times if rows[name].found < 0.9 * rows[name].put_in} == {}
+    assert [row["invocations"] for row in found.bill()] == ["20 cold", "16 warm"]

@@ -2,8 +2,7 @@
 
 import json
 import os
-import subprocess
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,11 +13,11 @@ from serfer.control.policies import buys_several_types
 from serfer.control.scenario import read_scenario
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads.trace import Trace
-from serfer_bench.study.loads.generators import GENERATORS
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.policy_experiments.policies import Options, cases, results
 from serfer_bench.study.sim.calibration import write_calibration
 from serfer_bench.study.sim.simulate import RunOptions, prepare, run_policies
+from tests.bench.running import rows, run
 from tests.e2e.small import split_small
 from tests.study.sim.worlds import TOML, calibration
 
@@ -44,15 +43,10 @@ def plan(tmp_path_factory):
 
 
 def called(*arguments):
-    result = CliRunner().invoke(app, ["study", "simulate", *WINDOW, *map(str, arguments)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return run("study", "simulate", *WINDOW, *arguments).stdout
 
 
-def outcomes(*arguments):
-    return [json.loads(line) for line in called(*arguments, "--json").splitlines()]
+outcomes = partial(rows, "study", "simulate", *WINDOW)
 
 
 def test_json_has_the_agreed_fields_for_each_policy(scenario):
@@ -105,8 +99,8 @@ def test_windows_are_not_priced_at_the_level_of_rates(scenario):
 
 
 def test_all_recommends_the_least_that_meets_the_slo(scenario):
-    arguments = ("poisson:rate=50,hours=0.04,row_s=5", "--scenario", scenario, "--policy", "all")
-    rows = outcomes(*arguments, "--seeds", 2)
+    arguments = ("poisson:rate=50,hours=0.04,row_s=5", "--scenario", scenario)
+    rows = outcomes(*arguments, "--policy", "all", "--seeds", 2)
     kinds = ("g4dn.xlarge", "g5.xlarge")
     alike = [name for name in NAMES if not buys_several_types(name)]
     names = {(policy, kind) for policy in alike for kind in kinds if policy != "serverless"} | {("serverless", None)}
@@ -189,13 +183,6 @@ def test_an_access_log_is_a_load_cut_by_dates(scenario, tmp_path):
     assert "1 of 181 lines are not of its format and were left out; the first is line 181, '1.1.1.1 - - [cut'" in said
 
 
-def test_all_policies_are_compared_where_none_is_named(scenario):
-    arguments = ("poisson:hours=0.2", "--scenario", scenario)
-    compared = outcomes(*arguments)
-    assert compared == outcomes(*arguments, "--policy", "all")
-    assert [one["recommended"] for one in compared].count(True) == 1
-
-
 @pytest.mark.parametrize(("given", "name"), [((), "aws"), (("--scenario", "small-network"), "small-network")])
 def test_prices_that_come_with_serfer_are_known_by_name_and_one_is_the_default(given, name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # as with a wheel: no examples are near
@@ -255,18 +242,8 @@ def test_rates_inconsistent_with_batches_are_warned_of_and_not_compared(scenario
 
 @pytest.mark.parametrize(("period_s", "warned"), [(5, False), (30, True)])
 def test_long_decision_periods_are_warned_of(scenario, period_s, warned):
-    arguments = (
-        "study",
-        "simulate",
-        "poisson:hours=0.2",
-        "--scenario",
-        scenario,
-        "--level",
-        "rates",
-        "--period-s",
-        period_s,
-    )
-    result = CliRunner().invoke(app, [*map(str, arguments)])
+    arguments = ("poisson:hours=0.2", "--scenario", scenario, "--level", "rates", "--period-s", period_s)
+    result = CliRunner().invoke(app, ["study", "simulate", *map(str, arguments)])
     assert ("--period-s 30 is long for instances that boot in 120 s" in result.stderr) == warned
 
 
@@ -275,23 +252,6 @@ def test_a_load_that_does_not_begin_at_zero_is_plotted(scenario, tmp_path):
     trace.write_text("t_seconds,rps\n1000,5\n2000,50\n3000,5\n")
     called(trace, "--scenario", scenario, "--level", "rates", "--plot", tmp_path / "out.svg")
     assert "optimum" in (tmp_path / "out.svg").read_text()
-
-
-def test_the_table_names_its_load_and_policies(scenario):
-    shown = called(
-        LOAD, "--scenario", scenario, "--policy", "ski-rental", "--policy", "target-tracking", "--scale", "S"
-    )
-    for words in (
-        "ski-rental",
-        "target-tracking",
-        "optimum $",
-        "ratio",
-        "p99 ms",
-        "within 300 ms",
-        "busiest",
-        "aws.toml",
-    ):
-        assert words in shown
 
 
 def test_tasks_of_a_plan_and_of_a_calibration(scenario, plan, tmp_path):
@@ -357,8 +317,6 @@ def test_wrong_input_is_refused_in_one_line(scenario, arguments, kind, message):
     [
         ("slo_ms = ", "not TOML"),
         ("slo_ms = 300", "lacks 'instance', 'lambda'"),
-        (TOML.replace("qps = 60", "qps = 0"), "qps"),
-        (TOML.replace("batches = [[1, 18], [8, 120]]", "batches = []"), "batches"),
     ],
 )
 def test_a_wrong_scenario_is_named_with_its_file(tmp_path, text, message):
@@ -366,20 +324,6 @@ def test_a_wrong_scenario_is_named_with_its_file(tmp_path, text, message):
     with pytest.raises(InputError, match=message) as raised:
         called(LOAD, "--scenario", tmp_path / "wrong.toml")
     assert "wrong.toml" in str(raised.value)
-
-
-def test_a_wrong_row_ends_the_program_with_3_and_one_line(scenario, tmp_path):
-    (tmp_path / "load.csv").write_text("t_seconds,rps\n0,1\n1,many\n")
-    command = [sys.executable, "-m", "serfer", "study", "simulate", tmp_path / "load.csv", "--scenario", scenario]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 3
-    assert done.stderr.count("\n") == 1
-    assert "load.csv, line 3" in done.stderr
-
-
-def test_the_help_lists_generators_and_policies():
-    shown = called("--help")
-    assert all(name in shown for name in (*GENERATORS, "break-even", "target-tracking"))
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ import pytest
 
 from serfer.core.errors import UsageError
 from serfer_bench.study.loads.generators import GENERATORS, describe_generators, generate, is_generator
+from serfer_bench.study.loads.scaling import without_zeros
+from tests.cost.loads.test_trace import trace
 
 
 @pytest.mark.parametrize("name", GENERATORS)
@@ -108,3 +110,10 @@ def test_bursty_days_rise_and_fall_at_once_and_have_the_days_peak():
     steps = load.rates[1:] / np.maximum(load.rates[:-1], 1)
     assert (steps > 5).sum() > 100
     assert (steps < 1 / 5).sum() > 100
+
+
+def test_long_idle_periods_are_removed_and_short_ones_kept():
+    load = without_zeros(trace([60] * 7, [1, 0, 2, 0, 0, 0, 3]), 180)
+    assert load.rates.tolist() == [1, 0, 2, 3]
+    with pytest.raises(UsageError, match="no queries at all"):
+        without_zeros(trace([60], [0]), 60)

@@ -100,16 +100,12 @@ def test_the_windows_are_shaded_over_time_and_have_a_chart_of_latency_each(drawn
         assert chart.bands == tuple((one.begin_s / 3600, one.end_s / 3600) for one in windows)
 
 
-def test_the_optimum_has_its_instances_and_its_dollars(drawn):
-    sim_input, _, charts = drawn
+def test_the_optimum_has_its_instances_and_curves_of_dollars_end_at_the_costs(drawn):
+    sim_input, runs, charts = drawn
     [fleet] = [curve for curve in charts[1].curves if curve.name == "optimum"]
     [spent] = [curve for curve in charts[3].curves if curve.name == "optimum"]
     assert [fleet.points[number][1] for number in (50, 150, 250)] == pytest.approx([1.0, 2.0, 0.0])
     assert spent.points[-1][1] == pytest.approx(sim_input.optimum_usd)
-
-
-def test_curves_of_dollars_end_at_the_costs(drawn):
-    _, runs, charts = drawn
     for each in runs:
         [spent] = [curve for curve in charts[3].curves if curve.name == each.outcome.policy]
         assert spent.points[-1][1] == pytest.approx(each.outcome.cost_usd)

@@ -20,20 +20,15 @@ from serfer.cost import queries
 from serfer.cost.driver_limits import DriverLimits
 from serfer.cost.fleet import CreditBalance, Purchase, SpotLosses
 from serfer.cost.loads.steps import steps_of
-from serfer.cost.loads.trace import Trace
 from serfer.cost.queries import QueriesRun
 from serfer.cost.service_times import Quantiles, ServiceTimes, scenario_times
 from serfer.cost.windows import Window, windows_of
 from serfer_bench.study.policies.mark.policy import MarkSpot
 from serfer_bench.study.sim.fleet_history import history_of
 from tests.control.worlds import CREDITS, TWO_TYPES
-from tests.study.sim.worlds import Scripted, scenario
+from tests.study.sim.worlds import Scripted, scenario, trace
 
 FIXED = ServiceTimes(Quantiles.always(0.12), Quantiles.always(0.8), "a test", one_task=True)
-
-
-def trace(durations, rates):
-    return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
 
 
 def ran(load, world, policy, *, launched=(), window=None, seed=0, losses=None, limits=None, **options):
@@ -229,13 +224,6 @@ def test_late_queries_get_a_duplicate_which_is_paid_for():
     assert (plain.latencies_s > 0.5).sum() == plain.cold_starts
     assert (hedged.latencies_s > 0.5).sum() <= hedged.cold_starts - hedged.hedges
     assert np.isclose(hedged.latencies_s, 0.24 + 0.12).any()  # late after twice the usual time, then as long again
-
-
-def test_duplicates_are_a_small_share_of_queries():
-    load, world = trace([100], [20]), scenario(keep_alive_s=0.0)
-    result = ran(load, world, Scripted([0]), limits=DriverLimits(hedge=True))
-    assert result.cold_starts >= result.queries
-    assert 0.04 * result.queries < result.hedges <= 4 + 0.05 * result.queries
 
 
 def test_queries_beyond_a_limit_are_refused():

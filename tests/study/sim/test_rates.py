@@ -14,20 +14,15 @@ from serfer.control.scenario import Market, parse_scenario
 from serfer.core.errors import UsageError
 from serfer.cost.fleet import SpotLosses
 from serfer.cost.loads.steps import steps_of
-from serfer.cost.loads.trace import Trace
 from serfer.cost.policy_run import run_policy
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.policies.clairvoyant import optimum_usd
 from serfer_bench.study.sim.rates import run_rates
 from tests.control.worlds import TWO_TYPES, seen
-from tests.study.sim.worlds import Scripted, scenario
+from tests.study.sim.worlds import Scripted, scenario, trace
 
 SECOND = 0.526 / 3600
 LOADS = st.lists(st.tuples(st.sampled_from([1.0, 7.0, 60.0, 300.0]), st.floats(0, 300)), min_size=1, max_size=15)
-
-
-def trace(durations, rates):
-    return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
 
 
 def of(rows):

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from serfer.control.scenario import LambdaTarget
 from serfer.cost.loads.arrivals import arrival_times
-from serfer.cost.loads.trace import Trace
 from serfer.cost.windows import Window
 from serfer_bench.study.sim.replay import (
     LOADED,
@@ -27,15 +26,11 @@ from serfer_bench.study.sim.replay import (
     simulate,
     thinning,
 )
-from tests.study.sim.worlds import scenario
+from tests.study.sim.worlds import scenario, trace
 
 USD_PER_S, REQUEST, UNBILLED_S = 2e-5, 2e-7, 0.01
 PATIENCE_S = 29.0
 TARGET = LambdaTarget(1.0, 1.0, 0.0, 1000, 1.7, 300.0)
-
-
-def trace(durations, rates):
-    return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
 
 
 def invocation(at_once, seconds, *, cold=False):

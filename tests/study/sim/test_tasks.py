@@ -117,29 +117,12 @@ class TestGangs:
         assert (len(world.latencies_s), world.in_flight, world._running) == (1, 0, 0)
         assert world.tasks > 1 + 3 + 1
 
-    @settings(max_examples=15)
-    @given(rate=st.floats(0, 60), concurrency=st.sampled_from([1, 3, 4, 7, 1000]))
-    def test_every_query_ends_exactly_once(self, rate, concurrency):
-        load, world = Trace("a trace", np.array([10.0]), np.array([rate])), scenario(concurrency=concurrency)
-        made = calibration(tiles=(3, 2, 3, 1, 2), gangs=((0, 4),))
-        limits = DriverLimits(drivers=2, slots=1000, hedge=True, growth=40)
-        run = TasksRun(world, Router(world, Scripted([0])), made, [], 3, limits=limits)
-        result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 10.0))
-        assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
-
-    def test_published_times_agree_with_the_cost_model(self, tmp_path):
-        plan, facts = load_plan(split_gang(tmp_path)), shipped_aws()
-        made = published_calibration(plan, facts)
-        assert made.gangs == ((0, 4),)
-        predicted = price_plan(plan, Platform.over(facts, "redis")).latency
-        for share, rel in ((0.5, 0.02), (0.99, 0.05)):  # of one step's tail there are twenty queries
-            assert np.quantile(made.latencies_s, share) == pytest.approx(predicted.quantile(share), rel=rel)
-
 
 @settings(max_examples=25)
 @given(
+    made=st.sampled_from([calibration(), calibration(tiles=(3, 2, 3, 1, 2), gangs=((0, 4),))]),
     rate=st.floats(0, 80),
-    concurrency=st.sampled_from([1, 6, 1000]),
+    concurrency=st.sampled_from([1, 3, 6, 1000]),
     wanted=st.lists(st.integers(0, 2), min_size=1),
     limits=st.builds(
         DriverLimits,
@@ -149,9 +132,10 @@ class TestGangs:
         growth=st.sampled_from([1.0, 30.0, float("inf")]),
     ),
 )
-def test_every_query_ends_exactly_once(rate, concurrency, wanted, limits):
+def test_every_query_ends_exactly_once(made, rate, concurrency, wanted, limits):
+    limits = replace(limits, slots=None) if made.gangs else limits  # a driver holds all members of a gang
     load, world = Trace("a trace", np.array([12.0]), np.array([rate])), scenario(boot_s=2.0, concurrency=concurrency)
-    run = TasksRun(world, Router(world, Scripted(wanted)), calibration(), [], 3, limits=limits)
+    run = TasksRun(world, Router(world, Scripted(wanted)), made, [], 3, limits=limits)
     result = run.over(steps_of(load, 5), 0.0, Window("part", 5.0, 12.0))
     assert result.queries == len(result.latencies_s) + result.refused + result.throttled + result.failed
 
@@ -238,11 +222,13 @@ def test_both_simulation_levels_agree():
     assert run.queries == pytest.approx(drawn.queries, rel=0.05)
 
 
-def test_published_times_agree_with_the_cost_model(tmp_path):
-    plan, facts = load_plan(split_small(tmp_path)), shipped_aws()
+@pytest.mark.parametrize(("split", "gangs", "late"), [(split_small, (), 0.02), (split_gang, ((0, 4),), 0.05)])
+def test_published_times_agree_with_the_cost_model(tmp_path, split, gangs, late):
+    """Of one step's tail in a gang there are twenty queries."""
+    plan, facts = load_plan(split(tmp_path)), shipped_aws()
     made = published_calibration(plan, facts)
-    assert made.tiles == tuple(stage.grid.tiles for stage in plan.stages)
+    assert (made.tiles, made.gangs) == (tuple(stage.grid.tiles for stage in plan.stages), gangs)
     assert (made.source, made.tag) == ("published", "MS")
     predicted = price_plan(plan, Platform.over(facts, "redis")).latency
-    for share in (0.5, 0.99):
-        assert np.quantile(made.latencies_s, share) == pytest.approx(predicted.quantile(share), rel=0.02)
+    for share, rel in ((0.5, 0.02), (0.99, late)):
+        assert np.quantile(made.latencies_s, share) == pytest.approx(predicted.quantile(share), rel=rel)

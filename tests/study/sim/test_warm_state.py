@@ -66,20 +66,6 @@ def test_a_periodic_load_is_prewarmed(name):
     assert learnt.idle_s < 0.3 * kept.idle_s
 
 
-@pytest.mark.parametrize("name", ["lsth", "hybrid", "300"])
-def test_a_run_repeats_itself(name):
-    trace = generate("bursty-days:hours=48")
-    assert warm_state(trace, window_policies(name), 200.0) == warm_state(trace, window_policies(name), 200.0)
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=40))
-def test_a_longer_keep_alive_never_costs_a_cold_start(counts):
-    short, long = (warm_state(load(counts), window_policies(each), LATENCY_MS) for each in ("120", "600"))
-    assert long.cold <= short.cold
-    assert long.idle_s >= short.idle_s
-    assert long.uses == short.uses
-
-
 KEPT_S = 300.0
 SECONDS = st.integers(0, 5000).map(float)  # whole ones, which add up without rounding
 WINDOWS = st.builds(Windows, SECONDS, SECONDS)

@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from serfer.control.policy import on_demand
 from serfer.control.scenario import InstanceType, LambdaTarget, Scenario
+from serfer.cost.loads.trace import Trace
 from serfer_bench.study.sim.calibration import FORMAT, Calibration
 from tests.control.worlds import TWO_TYPES
 
@@ -17,6 +20,10 @@ def scenario(*, boot_s=120.0, least_s=60.0, concurrency=1000, keep_alive_s=600.0
         LambdaTarget(4e-5, 120.0, 800.0, concurrency, 1.0, keep_alive_s),
         (InstanceType("gpu", 0.526, 0.2, boot_s, least_s, 60.0, ((1, 14.0), (8, 70.0))),),
     )
+
+
+def trace(durations, rates):
+    return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
 
 
 def calibration(tiles=(2, 1), rows=50, gangs=()):

@@ -1,10 +1,28 @@
+"""Equation 1 and the three cases, profiles of networks, and a cluster's scenario."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serfer.control.scenario import read_scenario
+from serfer.core.costs.operator_costs import Kind, Work, shipped_profiles
+from serfer.core.errors import InputError, UsageError
 from serfer_bench.study.policies.infless import dispatch as cases
 from serfer_bench.study.policies.infless.dispatch import Case, threshold
+from serfer_bench.study.policies.infless.measured import dump_profile, measured_profile
+from serfer_bench.study.policies.infless.options import Sizes, function_of
+from serfer_bench.study.policies.infless.policies import CLUSTER_POLICIES, make_cluster_policy
+from serfer_bench.study.policies.infless.profiles import Branches, Chain, Configuration, Operator, Times, exec_s
 from serfer_bench.study.policies.infless.rates import RateRange, exact_range, keeps_slo, whole_batches
+from serfer_bench.study.policies.infless.scenario import MAX_NAME, describes_cluster, parse_cluster, read_cluster
+from tests.control.worlds import TWO_TYPES
+from tests.core.test_operator_costs import works
+from tests.study.policies.infless.clusters import BETA, RESNET, SIZES, function, networks
+from tests.study.sim.cluster.worlds import TOML
 
 half = st.floats(0.001, 0.5)  # of the SLO, or less
 
@@ -114,3 +132,181 @@ def test_like_instances_get_the_same(rate, one, count):
     kind = RateRange(one, one + 20)
     [alike] = cases.dispatch(rate, [(kind, count)]).rates
     assert dispatch(rate, [kind] * count).rates == pytest.approx((alike,) * count)
+
+
+A = Operator("a", Times(1.0, 2.0, 8.0))
+B = Operator("b", Times(5.0), Times(1.0, 0.0, 0.0, 3.0))
+
+
+def test_an_operator_divides_among_cores_and_shares():
+    assert A.ms(Configuration(4, 2, 0)) == 1 + 4 * (2 + 8 / 2)
+    assert B.ms(Configuration(4, 2, 0)) == 5
+    assert B.ms(Configuration(4, 2, 50)) == 1 + 4 * 3 * 2
+    assert A.ms(Configuration(4, 2, 50)) == A.ms(Configuration(4, 2, 0))  # it has no times beside a GPU
+
+
+def test_a_chain_adds_up_and_branches_take_the_slowest():
+    one = Configuration(1, 1, 0)
+    a, b = A.ms(one), B.ms(one)
+    assert Chain([A, B, A]).ms(one) == 2 * a + b
+    assert Branches([A, Chain([B, B])]).ms(one) == max(a, 2 * b)
+    assert Chain([A, Branches([A, B])]).ms(one) == a + max(a, b)
+
+
+def test_predictions_have_ten_percent_added():
+    one = Configuration(2, 2, 10)
+    assert exec_s(RESNET, one) == pytest.approx(1.1 * RESNET.ms(one) / 1000)
+    assert exec_s(RESNET, one, 1.0) == pytest.approx(2 * RESNET.ms(one) / 1000)
+
+
+@given(network=networks, slo_s=st.floats(0.02, 2))
+def test_options_keep_the_slo_and_come_with_the_largest_batches_first(network, slo_s):
+    made = function(network, slo_s).options
+    for one in made:
+        limit = slo_s if one.configuration.batch == 1 else slo_s / 2
+        assert one.exec_s <= limit
+        assert 0 <= one.low <= one.up
+        assert one.units == pytest.approx(BETA * one.configuration.cores + one.configuration.share)
+    assert [one.configuration.batch for one in made] == sorted((one.configuration.batch for one in made), reverse=True)
+
+
+@given(network=networks, slo_s=st.floats(0.02, 2))
+def test_an_over_estimate_leaves_fewer_options(network, slo_s):
+    found, over = function(network, slo_s), function(network, slo_s, offset=1.0)
+    assert {one.configuration for one in over.options} <= {one.configuration for one in found.options}
+
+
+def test_batches_can_be_bounded_by_cores():
+    sizes = Sizes(SIZES.batches, SIZES.cores, SIZES.shares, BETA, 1.0)
+    made = function_of("bounded", RESNET, 1.0, sizes).options
+    assert made
+    assert all(one.configuration.batch <= one.configuration.cores for one in made)
+
+
+def test_the_printed_rates_can_be_taken():
+    printed = {one.configuration: one for one in function(rounded=True).options}
+    exact = {one.configuration: one for one in function().options}
+    assert any(printed[each].up < exact[each].up for each in printed if each.batch > 1)
+    assert all(printed[each] == exact[each] for each in printed if each.batch == 1)
+
+
+PROFILES = shipped_profiles()
+NETWORKS = st.lists(works(), min_size=1, max_size=12)
+
+
+def read_back(name, network, profiles=PROFILES):
+    """Return the profile that a scenario has of the block that is written for a network."""
+    return parse_cluster(
+        tomllib.loads(TOML + dump_profile(measured_profile(name, network, profiles), profiles))
+    ).profiles[-1]
+
+
+@given(network=NETWORKS, batch=st.integers(1, 1024), cores=st.integers(1, 64), share=st.sampled_from((0, 10)))
+def test_a_written_profile_predicts_what_the_cost_model_predicts(network, batch, cores, share):
+    expected = PROFILES.run_s + sum(PROFILES.seconds(work, cores, batch) for work in network)
+    predicted = read_back("drawn", network).network.ms(Configuration(batch, cores, share)) / 1000
+    assert predicted == pytest.approx(expected, rel=1e-5)
+
+
+def test_operators_of_a_kind_are_one_and_have_no_gpu_figures():
+    convolution, pool = Work(Kind.CONVOLUTION, macs=1000, read=10, written=10), Work(Kind.POOL, read=10, written=10)
+    made = read_back("three", [convolution, pool, convolution])
+    assert [one.name for one in made.operators] == ["run", "convolution", "pool"]
+    assert all(one.gpu is None for one in made.operators)
+
+
+def test_reading_weights_is_paid_once_a_batch_and_divides_by_cores():
+    dense = Work(Kind.FULLY_CONNECTED, macs=1 << 24, read=4096, written=4096, weights=1 << 24, channels_in=4096)
+    [_, operator] = read_back("dense", [dense]).operators
+    assert operator.cpu.batch_core_ms > 10 * operator.cpu.core_ms
+    assert operator.cpu.ms(Configuration(8, 2, 0)) < 0.6 * operator.cpu.ms(Configuration(8, 1, 0))
+
+
+@given(name=st.text(max_size=100), machine=st.text(min_size=1, max_size=50))
+def test_any_name_and_machine_can_be_read_back(name, machine):
+    made = read_back(name, [Work(Kind.POOL)], replace(PROFILES, machine=machine))
+    assert 1 <= len(made.name) <= MAX_NAME
+    assert made.name == name or not name.isprintable() or not 1 <= len(name) <= MAX_NAME
+
+
+def parsed(text=TOML):
+    return parse_cluster(tomllib.loads(text))
+
+
+def test_beta_is_a_core_in_percent_of_a_gpu_by_flops():
+    assert parsed().cluster.sizes.beta == pytest.approx(64 / 142)
+
+
+def test_a_graph_combines_operators_by_branches():
+    network = parsed().profiles[1].network
+    assert network.ms(Configuration(2, 1, 0)) == pytest.approx(1.2 + max(1.5, 2 * 0.6))
+
+
+def test_the_example_is_a_clusters_scenario_known_by_name():
+    world = read_cluster(Path("cluster"))
+    assert world.warnings() == []
+    assert len(world.functions) == 3
+
+
+def test_servers_functions_and_policies_are_made_of_it():
+    world = parsed()
+    assert len(world.new_servers()) == 4
+    assert [one.name for one in world.new_functions()] == ["vehicles", "answers"]
+    assert world.server_usd_per_hour == [5.5] * 4
+    for name in CLUSTER_POLICIES:
+        assert make_cluster_policy(name, world).name == name
+    with pytest.raises(UsageError, match="those are infless"):
+        make_cluster_policy("mark", world)
+
+
+def test_a_function_that_nothing_serves_in_time_is_warned_of():
+    assert parsed().warnings() == []
+    [warning] = parsed(TOML.replace("slo_ms = 200", "slo_ms = 20")).warnings()
+    assert "vehicles" in warning
+    assert "slo_ms 20" in warning
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("cores = 16", "cores = 0", r"scenario\.servers\[0\]\.cores should be 1 to 100000"),
+        ("cores = 16", "", r"scenario\.servers\[0\] lacks 'cores'"),
+        ("count = 4", "count = 4\ncolour = 1", r"scenario\.servers\[0\] has unknown 'colour'"),
+        ("gpu_gflops = 14200.0", "gpu_gflops = 0", r"scenario\.cluster\.gpu_gflops should be"),
+        ("shares = [0, 10, 20, 50]", "shares = [0, 101]", r"scenario\.cluster\.shares\[1\] should be 0 to 100"),
+        ("shares = [0, 10, 20, 50]", "shares = []", r"cluster\.shares has 1 to 32 values"),
+        ('profile = "resnet-50"', 'profile = "vgg"', r"functions\[0\]\.profile: there is no 'vgg'"),
+        ('name = "answers"', 'name = "vehicles"', r"functions\[1\]\.name: 'vehicles' is there twice"),
+        ('[["stem"]], ', '[["root"]], ', r"profiles\[1\]\.graph\[0\]: there is no operator 'root'"),
+        ('[["stem"]], ', "[[]], ", r"profiles\[1\]\.graph\[0\] has one branch or more"),
+        ("batch_ms = 1.5", "batch_ms = -1", r"scenario\.profiles\[1\]\.operators\[1\]\.cpu\.batch_ms should be"),
+        ("slo_ms = 50", "slo_ms = nan", r"scenario\.functions\[1\]\.slo_ms should be"),
+        ("exec_error = 0.1", "alpha = 2", r"scenario\.policy\.alpha should be 0 to 1"),
+        ("[[servers]]", "[[servers]]\ncount = 100000\ncores = 1\n[[servers]]", "at most 100,000"),
+    ],
+)
+def test_errors_name_the_field(old, new, message):
+    with pytest.raises(InputError, match=message):
+        parsed(TOML.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("policy", CLUSTER_POLICIES)
+def test_unknown_windows_are_refused_by_the_key_whatever_the_policy(policy):
+    world = parsed(TOML.replace("exec_error = 0.1", 'windows = "never"', 1))
+    with pytest.raises(InputError, match=r"policy\.windows: there are no windows 'never': there are lsth, hybrid"):
+        make_cluster_policy(policy, world)
+
+
+def test_a_file_is_one_kind_of_scenario(tmp_path):
+    cluster, targets = tmp_path / "cluster.toml", tmp_path / "targets.toml"
+    cluster.write_text(TOML)
+    targets.write_text(TWO_TYPES)
+    assert describes_cluster(cluster)
+    assert not describes_cluster(targets)
+    assert read_cluster(cluster) == parsed()
+    with pytest.raises(InputError, match="describes a cluster"):
+        read_scenario(cluster)
+    with pytest.raises(
+        InputError, match=r"targets\.toml: scenario lacks 'cluster', 'functions', 'profiles', 'servers'"
+    ):
+        read_cluster(targets)

@@ -11,9 +11,9 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "core": (("serfer/core",), 10_450),
     "api": (("serfer/api",), 9_650),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
-    "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 5_750),
+    "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 5_650),
     "cost": (("serfer/cost", "serfer/sim"), 2_400),
-    "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_450),
+    "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_350),
     "pipeline": (("serfer/pipeline", "serfer/wiring"), 4_100),
     "cli": (("serfer/cli",), 6_890),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_350),
@@ -23,7 +23,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 101_250),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 102_600
+PRODUCT = 102_400
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 123_000  # words below docs/
 CHANGELOG = 25_000  # bytes

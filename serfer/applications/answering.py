@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from serfer.applications.background_tasks import BackgroundTasks
 from serfer.applications.instances import VariantInstances
 from serfer.applications.meters import ms_since
 from serfer.applications.pipelines import VariantPipelines, served_name
@@ -71,6 +71,27 @@ class Run(Generic[T]):
     opening: Callable[[], AbstractAsyncContextManager[None]]
     is_cold: Callable[[T], bool]
     agree: Callable[[T, T], bool]
+
+
+class BackgroundTasks(set[asyncio.Task[Any]]):
+    """Work that nobody waits for, on one event loop: its errors are logged, and it is cancelled at the end."""
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.create_task(work)
+        self.add(task)
+        task.add_done_callback(self._end)
+
+    async def cancel(self) -> None:
+        tasks = [*self]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log_event(logging.ERROR, "applications", error, message=repr(error)[:300])
 
 
 class VariantAnswering:

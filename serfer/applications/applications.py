@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Final
 
-from serfer.applications.answering import VariantAnswering
-from serfer.applications.background_tasks import BackgroundTasks
+from serfer.applications.answering import BackgroundTasks, VariantAnswering
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import VariantPipelines, served_name
@@ -78,11 +77,9 @@ class Applications(Loop):
         return self.releases.names
 
     def copies(self, application: str, variant: str) -> int:
-        """Return how many instances have a variant in memory, as far as is known here."""
         return sum(signals.warm for signals in self._instances.signals(served_name(application, variant)).values())
 
     def cautions(self, application: str, variant: str) -> Mapping[str, str]:
-        """Return why a variant's recorded accuracy may be another at an instance, by the instance's URL."""
         return self._instances.cautions(served_name(application, variant))
 
     async def open(self, *, warm: bool = True) -> None:
@@ -128,7 +125,6 @@ class Applications(Loop):
             self._unserved[name] = str(error)
 
     def start(self) -> None:
-        """Look at the registry and the other drivers from now on; on the running event loop."""
         super().start()
         if self.fleet is not None:
             self.fleet.start()
@@ -153,8 +149,6 @@ class Applications(Loop):
             await self.find_new()
 
     async def look_at_all(self) -> None:
-        """Look at the instances, and at each application in the registry and in the other drivers' record, at once."""
-
         async def look_at(served: ServedApplication) -> None:
             with self.troubles.survived(served.name):  # it does not keep the others from being looked at
                 await self.look(served)

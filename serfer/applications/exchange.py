@@ -65,7 +65,6 @@ class Exchange(DriverRegistry[DriverEntry]):
         super().__init__(coordination, f"serfer:variants:{{{application}}}", driver, clock)
 
     def exchange(self, own: DriverEntry) -> tuple[DriverEntry, ...]:
-        """Write this driver's entry and return those of the others."""
         return self._join(own).loads
 
     def _encoded(self, record: Record[DriverEntry]) -> bytes:

@@ -77,7 +77,6 @@ class VariantInstances:
         self.use(urls)
 
     def use(self, urls: Iterable[str]) -> None:
-        """Use these instances from now on; new ones are looked at next time."""
         known, self.urls = self.urls, tuple(dict.fromkeys(url.rstrip("/") for url in urls))
         self._seen = {url: seen for url, seen in self._seen.items() if url in self.urls}
         for gone in set(known) - set(self.urls):
@@ -86,7 +85,6 @@ class VariantInstances:
             self.look_soon()
 
     def look_soon(self) -> None:
-        """Have the next look read all states again."""
         self._looked = float("-inf")
 
     def seen(self, url: str) -> SeenInstance | None:
@@ -111,7 +109,6 @@ class VariantInstances:
         self.look_soon()
 
     def signals(self, model: str) -> dict[str, VariantSignals]:
-        """Return the signals of a model at each instance that has it, by the instance's URL."""
         now = self._clock()
         return {
             url: _signals(seen.models[model], seen.utilisation, now - seen.at)
@@ -120,7 +117,6 @@ class VariantInstances:
         }
 
     def cautions(self, model: str) -> dict[str, str]:
-        """Return why a model's recorded accuracy may be another at an instance, by the URLs of those that say so."""
         return {
             url: state.caution
             for url in self.urls
@@ -128,7 +124,6 @@ class VariantInstances:
         }
 
     def target(self, url: str, model: str, plan: Plan) -> OneInstance:
-        """Return the target that sends queries to an instance's model."""
         return OneInstance(url, model, plan, self._key)
 
     async def _read(self, http: aiohttp.ClientSession, url: str) -> SeenInstance | None:
@@ -204,7 +199,6 @@ class OneInstance:
         return InstanceAnswer(result.logits, self._url, result.batch or len(result.logits), computed_ms, 0.0)
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._http is not None:
             await self._http.close()
 

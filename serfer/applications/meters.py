@@ -74,21 +74,17 @@ class VariantMeter:
             self._most = (self.in_flight, now)
 
     def warm_up(self) -> None:
-        """Count an environment that was warmed up without a query."""
         most, _ = self._most
         self._most = (max(1, most), self._clock())
 
     def throttle(self) -> None:
-        """Count a query that Lambda refused."""
         self._throttled.append(self._clock())
 
     def end(self) -> None:
-        """Count a query that ends, however it does."""
         self.in_flight -= 1
 
     @property
     def signals(self) -> DriverSignals:
-        """What is seen now."""
         now = self._clock()
         recent = [each for each in self._ended if now - each.at <= WINDOW_S]
         warm = [each.ms for each in recent if not each.cold]
@@ -127,11 +123,9 @@ def functions_signals(variant: Variant, seen: Sequence[DriverSignals], share: fl
 
 
 def in_use(variants: Iterable[tuple[Variant, Sequence[DriverSignals]]], concurrency: int) -> float:
-    """Return the share of the functions' concurrency that the queries of all variants and drivers have in use."""
     invocations = sum(variant.tasks * sum(each.in_flight for each in seen) for variant, seen in variants)
     return invocations / concurrency
 
 
 def ms_since(begun: float, now: float) -> float:
-    """Return the milliseconds between two times in seconds."""
     return (now - begun) * MS_PER_S

@@ -20,7 +20,6 @@ AT: Final = "@"
 
 
 def served_name(application: str, variant: str, place: str = FUNCTIONS) -> str:
-    """Return the name under which a variant's pipeline is served, as a model: at an instance, with its place."""
     name = f"{application}:{variant}"
     return name if place == FUNCTIONS else f"{name}{AT}{place}"
 
@@ -44,11 +43,9 @@ class VariantPipelines:
         self._places: frozenset[str] | None = None
 
     def is_open(self, name: str) -> bool:
-        """Whether queries can run at once."""
         return name in self._own
 
     def get(self, name: str) -> AsyncPipeline:
-        """Return a pipeline that is open."""
         return self._served[name]
 
     async def open(self, name: str, variant: Variant, place: str) -> None:
@@ -74,7 +71,6 @@ class VariantPipelines:
 
     @contextmanager
     def running(self, name: str) -> Iterator[None]:
-        """Keep a pipeline open while a query runs on it."""
         self._in_flight[name] += 1
         try:
             yield
@@ -96,7 +92,6 @@ class VariantPipelines:
 
     @property
     def busy_places(self) -> frozenset[str]:
-        """The instances that queries run on."""
         return frozenset(name.partition(AT)[2] for name, count in self._in_flight.items() if count and AT in name)
 
     async def close(self) -> None:

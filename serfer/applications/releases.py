@@ -64,7 +64,6 @@ class ServedReleases:
         return found
 
     def is_deleted(self, application: str) -> bool:
-        """Return whether an application that was served was deleted from the registry."""
         return application in self.served and self.served[application].deleted
 
     def why_absent(self, application: str) -> str:
@@ -163,11 +162,9 @@ class ServedReleases:
             self.troubles.over((part, served.name), application=served.name, part=part)
 
     def close(self) -> None:
-        """Read nothing any more."""
         self._readers.shutdown(wait=False)
 
     def _end(self, served: ServedApplication) -> None:
-        """Answer nothing of an application that was deleted, and close its pipelines."""
         if not served.deleted:
             log_event(logging.WARNING, "application", application=served.name, part="registry", message="deleted")
             served.deleted = True
@@ -195,5 +192,4 @@ class ServedReleases:
 
 
 def error_text(error: Exception) -> str:
-    """Return an error as logs have it."""
     return f"{type(error).__name__}: {error}"[:_MOST_TEXT]

@@ -68,7 +68,6 @@ class Side:
     catalogue: Catalogue
 
     def has(self, asked: Objectives) -> bool:
-        """Whether it has the variant and the network that a query names, if it names any."""
         has_variant = asked.variant is None or asked.variant in self.variants
         return has_variant and (asked.network is None or asked.network in self.networks)
 
@@ -94,7 +93,6 @@ class Table:
 
     @cached_property
     def variants(self) -> dict[str, Variant]:
-        """All variants that queries may be answered by."""
         return {**self.live.variants, **(self.canary.variants if self.canary else {})}
 
 
@@ -159,17 +157,14 @@ class ServedApplication:
 
     @property
     def is_read(self) -> bool:
-        """Whether there is a table."""
         return self._table is not None and not self.deleted
 
     @property
     def variants(self) -> Mapping[str, Variant]:
-        """All variants that queries may be answered by, by name."""
         return self._table.variants if self._table and not self.deleted else {}
 
     @property
     def why_deleted(self) -> str:
-        """What is said of the application once it is deleted."""
         return f"application {self.name} was deleted from the registry: `serfer app restore` brings it back"
 
     def use(self, table: Table) -> None:
@@ -187,7 +182,6 @@ class ServedApplication:
             self._counters = {False: ConductCounter(), True: ConductCounter()}
 
     def meter(self, variant: str) -> VariantMeter:
-        """Return what counts a variant's queries."""
         return self._meters.setdefault(variant, VariantMeter(self._place.kept_warm_s, self._clock))
 
     def ask(self, objectives: Objectives) -> None:
@@ -197,7 +191,6 @@ class ServedApplication:
         now[objectives if is_known else NO_OBJECTIVES] += 1
 
     def next_second(self) -> None:
-        """Count objectives apart from those of the last second."""
         self._asked.append(Counter())
         self._began.append(self._clock())
 
@@ -212,7 +205,6 @@ class ServedApplication:
 
     @property
     def demand(self) -> dict[tuple[str, str], NetworkDemand]:
-        """What all drivers' queries ask of instances, by network and variant."""
         return total_demand([self.own_demand, *(each.demand for each in self.others)])
 
     @property
@@ -222,20 +214,16 @@ class ServedApplication:
         return self.own_scaled or next(others, None)
 
     def worth_warming(self) -> list[str]:
-        """Return the live release's variants that are worth a warm-up, by the queries of the last minute."""
         asked = sum(self._asked, Counter[Objectives]())
         return worth_warming(asked, self.table.live.catalogue, self.states)
 
     def counter(self, *, canary: bool) -> ConductCounter:
-        """Return what counts how queries of the canary, or of the live release beside it, end."""
         return self._counters[canary]
 
     def places(self, variant: str) -> dict[str, VariantState]:
-        """Return the state of a variant at each of its places, as last seen."""
         return {place: each.state for (name, place), each in self._tracker.places.items() if name == variant}
 
     def entry(self, driver: str) -> DriverEntry:
-        """Return what this driver tells the others."""
         live, canary = self._counters[False].conduct, self._counters[True].conduct
         return DriverEntry(driver, 0, self._signals(), self._since, live, canary, self.own_demand, self.own_scaled)
 

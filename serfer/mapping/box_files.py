@@ -38,7 +38,6 @@ class BoxedImage:
         return self.georeference.crs is not None and self.georeference.transform is not None
 
     def label(self, index: int) -> str:
-        """Return the name of a class, its number where it has none."""
         return self.labels[index] if index < len(self.labels) else str(index)
 
 

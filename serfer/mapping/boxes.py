@@ -81,7 +81,6 @@ class BoxFile:
         return BoxParts.create_or_resume(self.directory, identity, self.form.array)
 
     def check(self, *, overwrite: bool) -> None:
-        """Refuse a place that cannot be written; raises InputError."""
         check_free(self.out, overwrite=overwrite or self.overwrite)
 
     def space(self, _parts: ResultParts) -> str | None:
@@ -125,7 +124,6 @@ class BoxTarget:
         return self.file.form.empty(missing, read, number)
 
     def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], _empty: NDArray[np.bool_] | None) -> None:
-        """Decode the maps of a window and keep its candidates; raises UsageError where all are too many."""
         windows = self.file.form.windows
         written = windows[number].written
         origin = round(written.rows.start * windows.rows.step), round(written.cols.start * windows.cols.step)
@@ -164,7 +162,6 @@ class BoxParts(ResultParts):
         return {"zarr_format": 3, "node_type": "group", "attributes": {"serfer": {"boxes": COLUMNS, "edges": edges}}}
 
     def put_table(self, number: int, table: NDArray[np.float64]) -> None:
-        """Keep the boxes of a window; raises UsageError where they are too many with the others."""
         if self.kept_bytes() + table.nbytes > MOST_CANDIDATES * _ROW_BYTES:
             raise UsageError(
                 f"more than {MOST_CANDIDATES:,} boxes have at least the least score: give a higher min_score, with "
@@ -177,7 +174,6 @@ class BoxParts(ResultParts):
         return sum(self.path(number).stat().st_size - CRC_BYTES for number in self.done())
 
     def table(self, number: int) -> NDArray[np.float64]:
-        """Return the boxes of a window; raises AlteredPieceError where they are gone or altered."""
         with self.dropping(number):
             return self._read_boxes(number)
 

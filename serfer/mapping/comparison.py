@@ -153,7 +153,6 @@ def _read_part(job: Job, place: Rect) -> tuple[_Array, NDArray[np.bool_] | None]
 
 
 def _outputs(job: Job, parts: Sequence[ResultParts]) -> Iterator[_Output]:
-    """Yield the network's outputs as they are kept; raises NotComparedError for boxes."""
     tensors = job.plan.output_tensors
     names, scores = [tensor.name for tensor in tensors], len(tensors)
     of_scores = {}
@@ -184,7 +183,6 @@ class _StoredOutput:
     no_data: float | None
 
     def values(self, channel: int, place: Rect) -> _Array:
-        """Return a rectangle of the result, (rows, cols)."""
         values = np.empty((place.rows.size, place.cols.size), self.parts.array.dtype)
         across = len(self.windows.cols.windows)
         for row in _touched(self.windows.rows, place.rows):
@@ -242,7 +240,6 @@ class _Output:
 
     @property
     def badness(self) -> tuple[bool, float]:
-        """Sorts outputs by how far they are off."""
         return self.wrong, self.error
 
     def add(self, place: Rect, values: Sequence[_Array], unit: int) -> None:
@@ -303,7 +300,6 @@ class _Output:
             self._at(told, int(wrong.argmax()))
 
     def _at(self, told: Rect, place: int) -> None:
-        """Note the window of a pixel of what was compared."""
         row, col = divmod(place, told.cols.size)
         [down] = _touched(self.windows.rows, Span(told.rows.start + row, told.rows.start + row + 1))
         [across] = _touched(self.windows.cols, Span(told.cols.start + col, told.cols.start + col + 1))

@@ -53,9 +53,7 @@ class MapTarget(Protocol):
         """Return which of a window's pixels have no data, where `missing` ones of `read`, all they cover, have none."""
         ...
 
-    def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> None:
-        """Keep the outputs of a window, of which `empty` pixels have no data."""
-        ...
+    def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> None: ...
 
     def keep_empty(self, number: int) -> None: ...
 
@@ -312,7 +310,6 @@ class Engine:
                 self.outcome.latencies_ms.append(latency_ms)
 
     def _failed(self, number: int, window: ImageWindow, error: SerferError) -> None:
-        """Note a failure; raises it where so many have failed one after the other that the others would as well."""
         in_pass = self._task.number
         place = window.written if in_pass is None else window.read
         rows, cols = place.rows, place.cols
@@ -333,7 +330,6 @@ class Engine:
             raise error
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Start no more windows, and cancel the queries in flight."""
         with self._guard:
             self._error = self._error or error or KeyboardInterrupt()
             self._stop.set()
@@ -355,7 +351,6 @@ def _hull(spans: Sequence[Span]) -> Span:
 
 
 def seconds_now() -> float:
-    """Return the time of the clock that durations are measured by."""
     return time.monotonic()
 
 
@@ -398,6 +393,5 @@ class Spending:
                 self._measured += measured
 
     def release(self, predicted: float) -> None:
-        """Give back what a window was to cost that nothing was computed for."""
         with self._guard:
             self._in_flight -= predicted

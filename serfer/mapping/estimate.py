@@ -80,7 +80,6 @@ class WindowPrices:
         return Platform.over(self._facts, self._plan.store)
 
     def of(self, tile: int) -> WindowPrice:
-        """Return the price of a window that tile `tile` computes."""
         if tile not in self._known:
             query = self._placed(query_plan(self._plan, tile))
             if self._plan.windows and self._plan.windows.reads_of(tile):  # float32 in place of an image of 8 bits
@@ -140,7 +139,6 @@ def _pass_seconds(tiles: Counter[int], prices: Mapping[int, WindowPrice], concur
 
 
 def all_macs(plan: Plan, windows: ImageWindows) -> int:
-    """Return the multiply-accumulates of all windows of a map, or of a pass."""
     [stage] = plan.stages
     rows, cols = (Counter(window.kind for window in axis.windows) for axis in (windows.rows, windows.cols))
     return sum(
@@ -157,7 +155,6 @@ def overlap_share(plan: Plan, windows: ImageWindows) -> float:
 
 
 def whole_macs(plan: Plan, windows: ImageWindows) -> float:
-    """Return the multiply-accumulates of a network on an image at once."""
     [stage] = plan.stages
     known = plan.windows
     if known is None:

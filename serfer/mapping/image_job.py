@@ -52,12 +52,10 @@ _READERS = 2  # of blocks that are decoded while others are counted
 
 
 def no_decoder() -> FrameDecoder:
-    """Raise PlanError: the plan was not opened with its directory."""
     raise PlanError("the plan's directory is not known, in which the decoder of its boxes lies")
 
 
 def no_whole() -> Whole:
-    """Raise NotComparedError: the plan was not opened with its directory."""
     raise NotComparedError("the plan's directory is not known, in which the whole network lies")
 
 
@@ -66,13 +64,9 @@ class MapWatcher(Protocol):
 
     def note(self, text: str) -> None: ...
 
-    def start(self, image: str, estimate: Estimate) -> None:
-        """Take what an image will take, before its first window starts."""
-        ...
+    def start(self, image: str, estimate: Estimate) -> None: ...
 
-    def progress(self, progress: MapProgress) -> None:
-        """Take how far the image is, a few times a second."""
-        ...
+    def progress(self, progress: MapProgress) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -97,7 +91,6 @@ class Mapper:
 
     @property
     def windows(self) -> Windows:
-        """The plan's windows; raises PlanError for a plan that has none."""
         if self.plan.windows is None:
             raise PlanError(
                 "this is not a map plan: its queries are whole images; make one with serfer map-plan, which is for "
@@ -436,7 +429,6 @@ def measure(
 
 
 def _zero_if_none(counted: int, *found: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """Return what was found, 0 for an image without data, of which no window is computed."""
     return [values if counted else np.zeros_like(values) for values in found]
 
 

@@ -47,7 +47,6 @@ def map_items(images: Sequence[str], out: str, suffix: str) -> list[MapItem]:
 
 
 def read_list(path: Path) -> list[str]:
-    """Return the images that a file names, one a line; raises InputError for what cannot be read."""
     return [line for line in read_text(path, _MOST_LIST_BYTES).splitlines() if line.strip()]
 
 

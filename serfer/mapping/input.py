@@ -65,11 +65,9 @@ class WindowInput:
 
     @property
     def by_image(self) -> ImageNormalisation | None:
-        """How pixels are normalised by the whole image, None where they are not."""
         return self.preprocess.by_image if self.preprocess else None
 
     def measured(self, statistics: ImageStatistics | None, dtype: str) -> WindowInput:
-        """Return the same with the statistics of an image of `dtype`."""
         levels = None
         if statistics is not None and self.preprocess and self.preprocess.by_image and dtype == "uint8":
             levels = levels_by_image(statistics, self.preprocess.by_image, self.preprocess.levels)
@@ -158,7 +156,6 @@ class PaddedSource(RasterSource):
         self._source.decode()
 
     def blocks(self, most_bytes: int) -> Iterator[Rect]:
-        """Yield rectangles that cover the image's own pixels once."""
         return self._source.blocks(most_bytes)
 
     def read_masked(self, rect: Rect) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:

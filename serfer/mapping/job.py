@@ -48,7 +48,6 @@ class Job:
 
     @property
     def passes(self) -> PassFiles:
-        """Where the passes before the map keep what they compute."""
         work = self.options.work
         place = self.files[0].directory
         return PassFiles(self.known, self.source.size, place, Path(work) if work else None, self.identity)
@@ -74,7 +73,6 @@ class Job:
 
     @property
     def identity(self) -> dict[str, object]:
-        """What a resumed job must have in common with the first."""
         return identity_of(self.plan, self.source, self.options)
 
     @property

@@ -85,7 +85,6 @@ class PassFiles:
 
     @property
     def kept_where(self) -> str:
-        """The folder of kept maps, empty where there are none."""
         return str(self.kept[0].parent.absolute()) if self.windows.kept else ""
 
     def of(self, number: int) -> ImageWindows:
@@ -121,7 +120,6 @@ class PassFiles:
         return found[::-1]
 
     def discard(self) -> None:
-        """Delete all of it, of whatever job; raises as `ResultParts.discard`."""
         for place in (*self.partial, *self.kept):
             ResultParts.discard(place)
 
@@ -136,7 +134,6 @@ class PassFiles:
         return " and ".join([str(found[0]), *more])
 
     def most_bytes(self) -> int:
-        """Return the bytes of the kept maps that are on the disk at once, at most."""
         windows, arrays = self.windows, [self._array(number) for number in range(len(self.windows.kept))]
         changes = [0] * (len(windows.passes) + 2)
         for number in range(len(windows.passes)):

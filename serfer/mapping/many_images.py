@@ -57,7 +57,6 @@ class ManyImages:
 
     @property
     def retry_path(self) -> Path:
-        """Where the images are listed that failed or were not tried."""
         return self._file(RETRY)
 
     def _file(self, name: str) -> Path:
@@ -213,7 +212,6 @@ class Manifest:
         return bool(line.check) and line.check == result_check(files)
 
     def add(self, line: ManifestLine) -> None:
-        """Append a line, and have the disk keep it; raises OSError."""
         self._lines[line.image] = line
         with self.path.open("ab+") as file:
             size = file.seek(0, os.SEEK_END)

@@ -135,7 +135,6 @@ def _plan(
     settings: Settings,
     options: MapOptions,
 ) -> Path:
-    """Return the directory of the plan that was given, or of the network's."""
     named, deployed = [str(image) for image in images], workers_of(options.workers, options.stack) == "aws"
 
     def meant() -> list[str]:
@@ -166,7 +165,6 @@ class Opening:
         return self._pipeline
 
     def throttled(self) -> int:
-        """Return how many invocations were refused for lack of room so far."""
         load = self._pipeline.function_load() if self._pipeline is not None else None
         return load.throttled if load else 0
 

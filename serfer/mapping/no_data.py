@@ -115,7 +115,6 @@ class Gaps:
         return missing, partly if partly.any() else None
 
     def notes(self, source: RasterSource) -> Iterator[str]:
-        """Yield what is made of an image's mask and alpha."""
         if source.masked:
             which = "count as without data" if self.mask else "are taken as they are"
             yield f"pixels that its mask or palette hides {which}"

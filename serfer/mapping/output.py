@@ -138,7 +138,6 @@ def _check_alike(tensors: Sequence[OutputTensor], views: Sequence[ImageWindows])
 
 
 def _bands(tensors: Sequence[OutputTensor], channels: Sequence[int], plan: Plan) -> tuple[str, ...]:
-    """Return the names of a file's bands: classes, or the outputs of several; empty where there are none."""
     if len(tensors) > 1:
         return tuple(
             tensor.name if count == 1 else f"{tensor.name} {band}"

@@ -66,7 +66,6 @@ class ImagePasses:
         self._there = {*range(len(self._kept))}
 
     def missing(self, *, mapped: bool) -> list[list[int]]:
-        """Return the windows of each pass that are missing; none is if all of the map is there."""
         partial, kept = ([part.done() for part in parts] for parts in (self._partial, self._kept))
         return self._files.missing(partial, kept, mapped=mapped)
 

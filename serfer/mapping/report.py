@@ -129,12 +129,10 @@ class MapReport:
     compared: MapComparison | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return asdict(self)
 
 
 def percentiles(values: list[float]) -> dict[str, float]:
-    """Return the median and higher percentiles of latencies, empty where there are none."""
     ranked = sorted(values)
     if not ranked:
         return {}

@@ -43,18 +43,14 @@ class MapFile(Protocol):
     def out(self) -> str: ...
 
     @property
-    def form(self) -> ResultForm:
-        """The form of the map that it holds, or that its boxes are found in."""
-        ...
+    def form(self) -> ResultForm: ...
 
     @property
     def directory(self) -> Path: ...
 
     def open(self, identity: dict[str, object]) -> ResultParts: ...
 
-    def check(self, *, overwrite: bool) -> None:
-        """Refuse what could not be written; raises UsageError, InputError."""
-        ...
+    def check(self, *, overwrite: bool) -> None: ...
 
     def space(self, parts: ResultParts) -> str | None:
         """Return a warning where there may be no room for the file; raises UnavailableError for no room for parts."""
@@ -62,9 +58,9 @@ class MapFile(Protocol):
 
     def target(self, parts: ResultParts) -> MapTarget: ...
 
-    def write(self, out: str, parts: ResultParts, source: RasterSource, size: Size, *, overwrite: bool) -> int | None:
-        """Write the file, of an image of a size, to a place; return how many boxes are in it, None for maps."""
-        ...
+    def write(
+        self, out: str, parts: ResultParts, source: RasterSource, size: Size, *, overwrite: bool
+    ) -> int | None: ...
 
     def result(self, size: Size) -> MapResult: ...
 
@@ -129,7 +125,6 @@ def is_there(file: MapFile) -> bool:
 
 
 def result_paths(plan: Plan, out: str, options: MapOptions) -> list[str]:
-    """Return where the files of a result `out` will be."""
     return [_path_with_label(out, label) for label in _labels_of_files(plan, out, options)]
 
 

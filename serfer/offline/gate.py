@@ -64,7 +64,6 @@ class OfflineGate:
             self._changed.notify_all()
 
     def resize(self, most: int) -> None:
-        """Let at most so many tasks run at once from now on."""
         with self._changed:
             self._throttle.resize(most)
 
@@ -82,14 +81,12 @@ class OfflineGate:
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a task may be able to start, at most for so long."""
         with self._changed:
             if self._running >= self._throttle.limit(self._clock()):
                 self._changed.wait(timeout_s)
 
     @contextmanager
     def task(self) -> Iterator[None]:
-        """Wait until a task may start, and let it run within the block."""
         while not self.try_enter():
             self.wait(PERIOD_S)
         try:
@@ -99,20 +96,17 @@ class OfflineGate:
 
     @property
     def reason(self) -> str:
-        """Why nothing may start now, empty where something may."""
         with self._changed:
             return self._note()
 
     @property
     def pauses(self) -> int:
-        """How often nothing could start."""
         with self._changed:
             self._note()
             return self._pauses
 
     @property
     def paused_s(self) -> float:
-        """For how many seconds nothing could start, all pauses together."""
         with self._changed:
             self._note()
             since = self._paused_since

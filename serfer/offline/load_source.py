@@ -24,9 +24,7 @@ MOST_SOURCES = 16
 class LoadSource(Protocol):
     """A place that says how much online queries it has."""
 
-    def read(self) -> OnlineLoad:
-        """Return its load now; raises SerferError where it does not say it."""
-        ...
+    def read(self) -> OnlineLoad: ...
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ def write_durably(path: Path, *data: bytes | memoryview) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the disk keep the names of a folder's files."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(number)

@@ -56,7 +56,6 @@ def driver_of(start: bytes, name: str) -> str:
 
 @named_extras()
 def library() -> Any:  # noqa: ANN401 - the module rasterio, untyped
-    """Return rasterio; raises MissingExtraError where it is not installed."""
     import rasterio  # noqa: PLC0415 - of an extra, and half a second to import
 
     return rasterio

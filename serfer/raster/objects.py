@@ -69,7 +69,6 @@ class Bucket:
                 yield from (str(entry["Key"]) for entry in page.get("Contents", ()))
 
     def check_bucket(self) -> None:
-        """Raise InputError where there is no such bucket; one that may not be listed may still be written to."""
         with suppress(_DeniedError):
             try:
                 with self._errors("written"):
@@ -158,7 +157,6 @@ class _DeniedError(InputError):
 
 
 def _explained(place: S3Place, done: str, error: Exception) -> SerferError:
-    """Return our error for one of botocore's: it names the object and what to check."""
     code, response = code_of(error), getattr(error, "response", None)
     failed = f"{place} cannot be {done}: "
     if type(error).__name__ == "NoCredentialsError":

@@ -28,7 +28,6 @@ _MIN, _MAX = "serfer:min", "serfer:max"
 
 @cache
 def palette() -> tuple[tuple[int, int, int], ...]:
-    """Return the 256 colours (red, green, blue) of the classes 0 to 255."""
     return tuple(_colour(number) for number in range(CLASSES))
 
 
@@ -40,7 +39,6 @@ def _colour(number: int) -> tuple[int, int, int]:
 
 
 def colours(mask: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Return a mask (rows, cols) of classes as a picture (rows, cols, 3)."""
     return np.array(palette(), np.uint8)[mask]
 
 
@@ -60,7 +58,6 @@ class DepthScale:
 
     @classmethod
     def of(cls, values: NDArray[Any], nodata: float | None = None) -> DepthScale | None:
-        """Return the scale of some values, None where none of them is finite."""
         valid = values[_valid(values, nodata)]
         return cls(float(valid.min()), float(valid.max())) if valid.size else None
 
@@ -68,7 +65,6 @@ class DepthScale:
         return DepthScale(min(self.min, other.min), max(self.max, other.max)) if other else self
 
     def levels(self, values: NDArray[Any], nodata: float | None = None) -> NDArray[np.uint16]:
-        """Return values as levels; what is not finite, or `nodata`, is 0."""
         valid = _valid(values, nodata)
         span = (self.max - self.min) or 1.0
         scaled = 1 + (np.where(valid, values, self.min).astype(np.float64) - self.min) / span * (_TOP - 1)

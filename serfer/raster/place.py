@@ -28,7 +28,6 @@ class S3Place:
 
     @property
     def url(self) -> str:
-        """The place as `parse_place` takes it, with its region and endpoint."""
         options = {"region": self.region, "endpoint": self.endpoint}
         given = urlencode({name: value for name, value in options.items() if value is not None})
         return f"{self}?{given}" if given else str(self)

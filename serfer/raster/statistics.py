@@ -60,7 +60,6 @@ class _Search:
     total: int = 0
 
     def count(self, keys: NDArray[Any], shift: int) -> None:
-        """Count the digit at `shift` of some keys."""
         bins, mask = 1 << self.digit, keys.dtype.type((1 << self.digit) - 1)
         digits = ((keys >> keys.dtype.type(shift)) & mask) if shift or keys.itemsize * 8 > self.digit else keys
         if not self.prefixes:

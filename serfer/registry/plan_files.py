@@ -130,7 +130,6 @@ def _fetch(store: RegistryStore, digest: str, place: Path) -> None:
 
 
 def _named(path: Path) -> list[tuple[str, str | None, int]]:
-    """Return path, digest (None for plans' own files) and size of the files of a directory's plans, sorted."""
     plan = load_plan(path)
     found: dict[str, tuple[str | None, int]] = {}
     plans = {"": plan}

@@ -21,16 +21,13 @@ class Record(Protocol):
     """A dataclass with a number of its format."""
 
     @property
-    def format(self) -> int:
-        """The number of its format."""
-        ...
+    def format(self) -> int: ...
 
 
 _R = TypeVar("_R", bound=Record)
 
 
 def document_name(application: str) -> str:
-    """Return the name of an application's document; raises UsageError for what cannot be an application's name."""
     if not NAME.fullmatch(application):
         raise UsageError(f"{application!r:.100} cannot name an application: 1 to 64 letters, digits and ._-")
     return f"{APPLICATIONS}{application}.json"
@@ -72,14 +69,12 @@ def decode_application(application: str, data: bytes) -> Application:
 
 
 def check_digest(digest: str) -> str:
-    """Return a SHA-256 digest in hex; raises InputError."""
     if not DIGEST.fullmatch(digest):
         raise InputError(f"{digest!r:.100} is not a digest of a registry's artefact: give 64 hex digits")
     return digest
 
 
 def check_size(name: str, data: bytes) -> bytes:
-    """Return the content of a document; raises InputError for too much of it."""
     if len(data) > MAX_DOCUMENT_BYTES:
         raise InputError(f"{name} would have {len(data):,} bytes: a registry's document has {MAX_DOCUMENT_BYTES:,}")
     return data

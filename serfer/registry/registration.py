@@ -54,12 +54,10 @@ class Registrations:
     _seen: dict[str, tuple[Registration, float]] = field(default_factory=dict, init=False)  # as it was, and since when
 
     def read(self, registration: str) -> Registration | None:
-        """Return a registration by its id; None where there is none."""
         document = self.registry.store.read(document_name(registration))
         return decode_registration(registration, document.data) if document else None
 
     def holds(self, registration: Registration) -> bool:
-        """Return whether this worker owns a registration, as it was read."""
         return registration.state is RegistrationState.RUNNING and registration.owner == self.owner
 
     def claim(self, request: RegistrationRequest, by: str) -> Registration:
@@ -94,7 +92,6 @@ class Registrations:
         )
 
     def abandon(self, registration: str) -> Registration:
-        """Leave a registration, so that another worker can take it over at once."""
         return self._change_own(registration, lambda found: replace(found, owner=""))
 
     def finish(

@@ -48,7 +48,6 @@ class RegistrationRequest:
 
     @property
     def id(self) -> str:
-        """The id of its registration: 32 hex digits."""
         return hashlib.sha256(json.dumps(unstructure(self), sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -87,11 +86,9 @@ class Registration:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The variants that its steps have made."""
         return tuple(step.variant for step in self.steps if step.variant and step.state is RegistrationState.DONE)
 
     def step(self, name: str) -> RegistrationStep | None:
-        """Return a step by its name, None where it was not recorded."""
         return next((step for step in self.steps if step.name == name), None)
 
     def with_step(self, recorded: RegistrationStep) -> Registration:
@@ -105,7 +102,6 @@ class Registration:
 
 
 def document_name(registration: str) -> str:
-    """Return the name of a registration's document; raises UsageError for what cannot be an id."""
     if not _ID.fullmatch(registration):
         raise UsageError(f"{registration!r:.100} is not the id of a registration: give 32 hex digits")
     return f"{FOLDER}{registration}.json"

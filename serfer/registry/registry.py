@@ -83,12 +83,10 @@ class Registry:
         return _Documents(self)
 
     def applications(self) -> list[str]:
-        """Return the names of the applications, sorted."""
         names = self.store.names(APPLICATIONS)
         return [name.removeprefix(APPLICATIONS).removesuffix(".json") for name in names if name.endswith(".json")]
 
     def application(self, name: str) -> Application | None:
-        """Return the record of an application; None where there is none."""
         latest = self.latest(name)
         return latest.application if latest else None
 

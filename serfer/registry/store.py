@@ -120,7 +120,6 @@ class _Folder:
 
     @property
     def content(self) -> ObjectMeta | None:
-        """The content of an artefact that is there."""
         return self.data.get(self.deletion) if self.last > self.deletion else None
 
 
@@ -203,7 +202,6 @@ class RegistryStore:
         raise UnavailableError(f"the registry {self}: others write {name} all the time; try again")
 
     def version(self, name: str) -> str | None:
-        """Return the version that a document has, None where there is none."""
         with self._reached():
             return self._folder(_document(name)).live_version
 
@@ -280,12 +278,10 @@ class RegistryStore:
                 part.unlink(missing_ok=True)
 
     def has_artefact(self, digest: str) -> bool:
-        """Return whether an artefact is there."""
         with self._reached():
             return self._folder(_artefact(digest)).content is not None
 
     def artefacts(self) -> Iterator[ArtefactEntry]:
-        """Yield the artefacts in any order."""
         with self._reached():
             folders = self._folders("artefacts/")
         for name, folder in folders.items():

@@ -55,25 +55,20 @@ class ResultManifest:
 
     @property
     def place(self) -> ResultPlace:
-        """Where it lies."""
         return ResultPlace(self.owner, self.id)
 
     @property
     def images(self) -> int:
-        """How many images it is the answer to."""
         return self.outputs[0].images
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all its outputs."""
         return sum(output.nbytes for output in self.outputs)
 
     def output(self, name: str) -> ChunkedArray | None:
-        """Return the output called `name`, None where there is none."""
         return next((output for output in self.outputs if output.name == name), None)
 
     def documents(self) -> dict[str, dict[str, Any]]:
-        """Return each zarr.json of the group by its path."""
         metadata = {str(number): output.metadata() for number, output in enumerate(self.outputs)}
         attributes = _Attributes(FORMAT, self.id, self.created, self.expires, self.plan, self.model)
         group = {
@@ -86,7 +81,6 @@ class ResultManifest:
 
 
 def planned_manifest(plan: Plan, place: ResultPlace, images: int, created: float) -> ResultManifest:
-    """Return the manifest of the answer to a query of `images` images, whose tiles wrote to `place`."""
     outputs = answer_arrays(plan, images)
     manifest = ResultManifest(place.id, place.owner, created, created + place.ttl, plan.digest, plan.model, outputs)
     _check(manifest)

@@ -34,7 +34,6 @@ class Results:
         self._clock = clock
 
     def now(self) -> float:
-        """Return the time, in seconds since the epoch."""
         return self._clock()
 
     def write(self, manifest: ResultManifest) -> int:

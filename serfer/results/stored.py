@@ -58,7 +58,6 @@ class StoredResult:
         return paths
 
     def file_names(self, stem: str | None = None) -> Sequence[str]:
-        """Return the names of the files that `save` writes."""
         return file_names(stem or self.id, tensors_of(self.manifest), NPY)
 
     def delete(self) -> None:

@@ -36,7 +36,6 @@ class Strip(NamedTuple):
 
 
 def strips(output: ChunkedArray, most_bytes: int = STRIP_BYTES) -> Iterator[Strip]:
-    """Yield the strips of an output in C order, each of at most `most_bytes` or one row."""
     height, row_bytes = output.rows.size, output.item_bytes * output.cols.size
     if at_once := most_bytes // (row_bytes * height):
         for start in range(0, output.planes, at_once):

@@ -80,7 +80,6 @@ class PlanRequest:
 
     @property
     def exact(self) -> bool:
-        """Whether it answers as the network does (rule 1)."""
         return self.precision == "fp32" and not self.pooled
 
 

@@ -79,7 +79,6 @@ class InstanceFigures:
 
     @property
     def sizes(self) -> dict[int, BatchFigures]:
-        """The batches by size, ascending."""
         return {int(size): self.batches[size] for size in sorted(self.batches, key=int)}
 
     @property
@@ -166,7 +165,6 @@ def _peak_mb() -> float:
 
 
 def main() -> None:
-    """Measure, or exit with what was wrong in a line."""
     try:
         job = structure(InstanceJob, json.loads(sys.stdin.buffer.read(_MAX_JOB_BYTES)), "job", error=InputError)
         figures = measure(job)

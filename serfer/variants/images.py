@@ -29,13 +29,11 @@ class ImageFiles:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """The pixels, mapped and not read."""
         mapped: NDArray[np.uint8] = np.load(self.folder / PIXELS_FILE, mmap_mode="r")
         return mapped
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """The labels."""
         labels: NDArray[np.int64] = np.load(self.folder / LABELS_FILE)
         return labels
 

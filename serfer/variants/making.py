@@ -96,7 +96,6 @@ class MakingOptions:
 
     @property
     def facts(self) -> AwsFacts:
-        """AWS's prices and quotas."""
         return self.settings.facts()
 
     @property

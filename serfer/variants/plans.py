@@ -184,7 +184,6 @@ def _as_given(plan: Plan, given: Plan, directory: Path) -> Plan:
 
 
 def short_name(plan: Plan, request: PlanRequest) -> str:
-    """Return a name for a plan's variant: its shape, its largest memory, and what it loses."""
     memory = max(stage.memory_mb for stage in plan.stages)
     widest = max(stage.grid.tiles for stage in plan.stages)
     shape = "whole" if plan.tasks == 1 else f"split{len(plan.stages)}x{widest}"

@@ -65,7 +65,6 @@ class _Reader:
         self._batches = self._all(plan, images)
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
-        """Return the next batch, None after the last."""
         return next(self._batches, None)
 
     @staticmethod

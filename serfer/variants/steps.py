@@ -77,7 +77,6 @@ class Steps:
             return None
 
     def variant(self, variant: Variant) -> None:
-        """Record a variant that is to be registered."""
         name = f"variant {variant.name}"
         recorded = self._registration.step(name)
         if recorded is None or recorded.variant != variant:
@@ -130,7 +129,6 @@ def claimed(
 
 @contextmanager
 def heartbeats(registrations: Registrations, registration: str) -> Iterator[None]:
-    """Say again and again that the registration is worked on."""
     over = threading.Event()
 
     def beat() -> None:

@@ -62,13 +62,11 @@ class InstanceProbes:
         self._http: aiohttp.ClientSession | None = None
 
     def __call__(self, url: str) -> InstanceProbe:
-        """Return the probe of an instance."""
         if self._http is None:
             self._http = open_http(self._key)
         return InstanceProbe(url, self._http)
 
     async def close(self) -> None:
-        """Close the connections."""
         if self._http is not None:
             await self._http.close()
 
@@ -163,7 +161,6 @@ class VariantFleet(FleetLoop):
 
     @property
     def served(self) -> Mapping[str, ServedApplication]:
-        """The applications by name."""
         return self._served
 
     @property
@@ -182,7 +179,6 @@ class VariantFleet(FleetLoop):
         return found
 
     def _use(self) -> None:
-        """Send queries to the instances that serve, and to no others."""
         urls = tuple(one.url for one in self.listed if one.url and one.state == InstanceState.SERVING)
         self._instances.use(urls)
         self._pipelines.use_places(urls)
@@ -225,7 +221,6 @@ class VariantFleet(FleetLoop):
         return plan
 
     def _note(self, plan: FleetPlan) -> None:
-        """Keep a plan for the routes, the metrics and the other drivers, and log it where it has changed."""
         changed = (plan.desired, plan.wanted) != (self.plan.desired, self.plan.wanted)
         self.plan = plan
         for name, one in self._served.items():
@@ -248,7 +243,6 @@ class VariantFleet(FleetLoop):
 
 
 def variants_of(served: Iterable[ServedApplication]) -> dict[Key, Variant]:
-    """Return the variants of the live releases, by application and name."""
     return {
         (one.name, name): variant for one in served if one.is_read for name, variant in one.table.live.variants.items()
     }

@@ -69,16 +69,13 @@ class VariantCopies:
         return done.status if done is not None and not done.failed and done.at > at else listed.status
 
     def is_blocked(self, url: str, model: str) -> bool:
-        """Whether a model could not be loaded there lately."""
         done = self._done.get((url, model))
         return done is not None and done.failed and self._clock() - done.at < _BLOCKED_S
 
     def forget(self, urls: tuple[str, ...]) -> None:
-        """Forget what was done at other instances than these."""
         self._done = {place: done for place, done in self._done.items() if place[0] in urls}
 
     async def close(self) -> None:
-        """End what is under way, and close the connections."""
         for task in self.tasks:
             task.cancel()
         if self.tasks:

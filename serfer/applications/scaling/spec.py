@@ -8,23 +8,20 @@ TYPE=ec2:GROUP,TYPE=static:URL|URL,...    one for each type that variants were r
 
 from __future__ import annotations
 
-import sys
+import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import UsageError
-from serfer.fleet.provisioner_url import LOCAL, open_provisioner
+from serfer.fleet.provisioner_url import LOCAL, MAX_TEXT, check_instances, parts_by_type
 
 _OPTION: Final = "--variant-instances"
-_KINDS: Final = {LOCAL, "static", "ec2"}
-_MOST_TEXT: Final = 64 * 1024
+_LOCAL_N: Final = re.compile(r"(^|=)local:[1-9]\d?(?=,|$)", re.ASCII)
 _MOST_LOCAL: Final = 64
 _DEFAULT_LOCAL: Final = 2  # each of them computes on all processors
 _MOST_EC2: Final = 256  # and as many as the group's MaxSize says
 _BOOT_S: Final = {LOCAL: 5.0, "ec2": 180.0, "static": 0.0}
-_WANTED: Final = "it is local, local:N, static:URL,URL, ec2:GROUP, or one for each type: TYPE=ec2:GROUP,TYPE=local:N"
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,6 @@ class InstancePool:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of instances that are managed elsewhere."""
         if not self.spec.startswith("static:"):
             return ()
         return tuple(url.strip().rstrip("/") for url in self.spec.partition(":")[2].split(","))
@@ -51,37 +47,27 @@ class InstancePool:
 
 def parse_instances(text: str) -> tuple[InstancePool, ...]:
     """Return the pools that a value of `--variant-instances` names; raises UsageError."""
-    if len(text) > _MOST_TEXT:
-        raise UsageError(f"{_OPTION} has {len(text):,} characters, at most {_MOST_TEXT:,} can be used")
-    if text.partition(":")[0] in _KINDS:
-        return (_pool("", text),)
+    plain = _LOCAL_N.sub(r"\1local", text[: MAX_TEXT + 1])
+    try:
+        check_instances(plain)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--instances", _OPTION)) from None
     pools: dict[str, InstancePool] = {}
-    for part in text.split(","):
-        kind, equals, spec = part.strip().partition("=")
-        if not equals or not kind:
-            raise UsageError(f"{_OPTION} {part.strip()[:80]!r}: {_WANTED}; TYPE's addresses are divided by |")
-        if kind in pools:
-            raise UsageError(f"{_OPTION}: {kind[:80]!r} is given twice")
-        pools[kind] = _pool(kind, spec)
-    places = [place for pool in pools.values() for place in pool.urls or (pool.spec,) if place != LOCAL]
-    if len(set(places)) < len(places):
-        raise UsageError(f"{_OPTION}: an address or a group is given for two types: each has instances of its own")
+    for kind, spec in parts_by_type(text):
+        if (kind or "") in pools:
+            raise UsageError(f"{_OPTION}: {str(kind)[:80]!r} is given twice")
+        pools[kind or ""] = InstancePool(
+            kind or "", spec.partition(":")[0] if spec.startswith(LOCAL) else spec, _most(spec)
+        )
     return tuple(pools.values())
 
 
-def _pool(kind: str, spec: str) -> InstancePool:
+def _most(spec: str) -> int:
     word, _, argument = spec.partition(":")
-    if word == LOCAL:
-        if argument and not (argument.isascii() and argument.isdecimal() and 0 < int(argument) <= _MOST_LOCAL):
-            raise UsageError(f"{_OPTION} {spec[:80]!r}: local:N has a number of processes, 1 to {_MOST_LOCAL}")
-        if spec not in {LOCAL, f"{LOCAL}:{argument}"} or spec.endswith(":"):
-            raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
-        return InstancePool(kind, LOCAL, int(argument) if argument else _DEFAULT_LOCAL)
-    if word not in _KINDS:
-        raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
-    spec = spec.replace("|", ",") if word == "static" else spec
-    try:
-        open_provisioner(spec, command=(sys.executable,), registry=Path())
-    except UsageError as error:
-        raise UsageError(str(error).replace("--instances", _OPTION)) from None
-    return InstancePool(kind, spec, spec.count(",") + 1 if word == "static" else _MOST_EC2)
+    if word == "static":
+        return spec.count(",") + 1
+    if word != LOCAL:
+        return _MOST_EC2
+    if int(argument or _DEFAULT_LOCAL) > _MOST_LOCAL:
+        raise UsageError(f"{_OPTION} {spec}: local:N has a number of processes, 1 to {_MOST_LOCAL}")
+    return int(argument or _DEFAULT_LOCAL)

@@ -81,7 +81,6 @@ class Header:
 
     @property
     def upright_size(self) -> tuple[int, int]:
-        """Height and width of the image as it is looked at."""
         return self.size[::-1] if self.orientation in TURNED else self.size
 
     def stored(self, rect: Rect) -> Rect:
@@ -91,7 +90,6 @@ class Header:
         return Rect(cols, rows) if transposed else Rect(rows, cols)
 
     def upright(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Return stored pixels (..., rows, cols) as they are looked at."""
         transposed, down, across = ORIENTATIONS[self.orientation]
         turned = pixels.swapaxes(-1, -2) if transposed else pixels
         return turned[..., :: -1 if down else 1, :: -1 if across else 1]
@@ -113,7 +111,6 @@ class Header:
         return pixels if self.scale == 1 else pixels * np.uint8(self.scale)
 
     def holes(self, pixels: NDArray[Any]) -> NDArray[np.bool_] | None:
-        """Return which stored samples (1, rows, cols) are indices that hold no data."""
         return None if self.no_colour is None else self.no_colour[pixels[0]]
 
 
@@ -367,12 +364,10 @@ class Directory:
 
     @property
     def is_mask(self) -> bool:
-        """Whether its pixels say which ones of the image hold data."""
         return self.numbers.get(_KIND) == _MASK
 
     @property
     def block(self) -> tuple[int, int]:
-        """Rows and columns of a tile or strip."""
         rows = self.numbers.get(_TILE_LENGTH) or min(
             self.numbers.get(_STRIP_ROWS, 2**32), self.numbers.get(_LENGTH, 2**32)
         )

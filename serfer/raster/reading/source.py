@@ -245,7 +245,6 @@ class RasterSource:
             raise InputError(f"{self.name} was changed while it was read: run it again on one that stays as it is")
 
     def close(self) -> None:
-        """Close the file; no thread may be reading."""
         self._close_readers()
         if self._origin.fd is not None:
             os.close(self._origin.fd)

@@ -59,14 +59,12 @@ class Scratch:
         return max(1, _STRIP_BYTES // self._row_bytes)
 
     def append(self, pixels: NDArray[Any]) -> None:
-        """Write the next rows (bands, rows, cols); raises UnavailableError where the disk is full."""
         left = np.ascontiguousarray(pixels.transpose(1, 2, 0)).data.cast("B")
         with _disk_errors(*self._errors):
             while left:
                 left = left[os.write(self._file.fileno(), left) :]
 
     def read(self, rect: Rect) -> NDArray[Any]:
-        """Return the pixels (bands, rows, cols) of a rectangle."""
         pixels = np.empty((rect.rows.size, rect.cols.size, self._row[1]), self._dtype)
         start = rect.cols.start * self._row[1] * self._dtype.itemsize
         for row, values in zip(range(rect.rows.start, rect.rows.stop), pixels, strict=True):
@@ -78,7 +76,6 @@ class Scratch:
 
 
 def decode_by_strips(dataset: Any, header: Header, scratch: Scratch) -> None:  # noqa: ANN401 - rasterio's
-    """Decode a PNG or JPEG by GDAL, from its first row on."""
     (height, width), rows = header.size, scratch.strip_rows()
     if dataset.count != header.stored_bands or (dataset.height, dataset.width) != header.size:
         raise ImageError(f"{header.name} has other bands or another size than its header says")
@@ -131,7 +128,6 @@ def check_png(header: Header, read_at: Callable[[int, int], bytes], limits: Rast
 
 
 def check_scratch(header: Header, limits: RasterLimits) -> None:
-    """Refuse an image that decodes to too much; raises ImageTooLargeError."""
     height, width = header.size
     size = height * width * header.stored_bands * np.dtype(header.dtype).itemsize
     if height * width > limits.max_pixels or size > limits.max_scratch_bytes:

@@ -94,7 +94,6 @@ class ResultParts:
 
     @classmethod
     def metadata(cls, array: ChunkedArray) -> dict[str, Any]:
-        """Return what zarr.json says of the parts of an array."""
         metadata = array.metadata()
         metadata["chunk_key_encoding"]["configuration"]["separator"] = "."
         return metadata
@@ -115,7 +114,6 @@ class ResultParts:
         return len(self.rects)
 
     def done(self) -> set[int]:
-        """Return the numbers of the parts that are there, each of which was verified when this process first saw it."""
         with self._guard:
             return {*self._done}
 
@@ -236,7 +234,6 @@ class ResultParts:
         self._unlock()
 
     def remove(self) -> None:
-        """Delete the parts and the directory, if nothing else is in it, and unlock it."""
         _delete(self.directory)
         self._unlock()
 
@@ -391,7 +388,6 @@ def _agree(path: Path, job: dict[str, Any]) -> None:
 
 
 def _difference(old: Any, new: Any, where: str) -> str | None:  # noqa: ANN401 - JSON values
-    """Return where two JSON values differ first, and how, or None."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
             place = f"{where}.{key}".removeprefix(".").removeprefix(_JOB)

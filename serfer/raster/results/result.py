@@ -231,7 +231,6 @@ def check_space(parts: ResultParts, place: str | Path) -> str | None:
 
 
 def write_npy(path: Path, mosaic: Mosaic) -> None:
-    """Write a result as an array (channels, rows, cols); raises OSError."""
     array = mosaic.array
     dtype = np.dtype(array.dtype)
     shape = (array.channels, array.rows.size, array.cols.size)
@@ -257,7 +256,6 @@ def check_png(channels: int, dtype: str, size: int, options: ResultOptions) -> N
 
 
 def write_png(path: Path, mosaic: Mosaic, options: ResultOptions) -> None:
-    """Write a result as PNG: classes by the palette, depth by 16 bits, uint8 as it is; raises UsageError, OSError."""
     array, info = mosaic.array, None
     if np.dtype(array.dtype).kind == "f":
         scale = _scale(mosaic, options.nodata)

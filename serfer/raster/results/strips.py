@@ -72,7 +72,6 @@ class Mosaic:
             self._sums[which] = crc32c(values.data.cast("B"), crc), rows.stop
 
     def verify(self) -> None:
-        """Compare the checksums of all parts, which were read, with those in their files; raises AlteredPieceError."""
         row = self.array.cols.chunk * self.array.item_bytes
         size = row * self.array.rows.chunk
         for number in range(self._parts.count):

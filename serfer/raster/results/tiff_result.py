@@ -56,7 +56,6 @@ def _write(
     georeference: Georeference,
     options: ResultOptions,
 ) -> list[int]:
-    """Write all windows; return the checksum of each."""
     written = []
     with open_dataset(rasterio, path, "w", **_profile(rasterio, mosaic, georeference, options)) as dataset:
         _describe(dataset, mosaic, georeference, options)

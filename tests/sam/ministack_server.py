@@ -57,7 +57,7 @@ class MinistackServer(LocalServer):
                 return False
 
 
-def deploy(session, name, plans, serving="current", generations=None, **parameters):
+def deploy(session, name, plans, serving="current", generations=None, weights=None, **parameters):
     """Create or update a stack whose outputs say that it has these plans, as `sam deploy` would."""
     formation = session.client("cloudformation")
     chosen = {"Fn::If": ["Current", plans[0], {"Ref": "Serving"}]}
@@ -75,6 +75,7 @@ def deploy(session, name, plans, serving="current", generations=None, **paramete
             "Serving": {"Value": chosen},
             "Days": {"Value": {"Ref": "Days"}},
             **({"Generations": {"Value": generations}} if generations else {}),
+            **({"Weights": {"Value": weights}} if weights else {}),
         },
     }
     values = {"Serving": serving, **parameters}

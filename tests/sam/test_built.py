@@ -211,7 +211,7 @@ def as_deployed(s3, weights):
     client.close()
 
 
-@pytest.mark.parametrize("weights_in", ["zip", "fetched"])
+@pytest.mark.parametrize("weights_in", [pytest.param("zip", marks=pytest.mark.weekly), "fetched"])
 def test_a_driver_that_runs_its_plan_answers_without_functions_and_store(
     built, access, python313, runtime313, cache, s3, tmp_path, weights_in
 ):
@@ -293,7 +293,7 @@ def daemon_environment(service, access, s3, digest, keys, engine="push", **more)
     }
 
 
-@pytest.mark.parametrize("engine", ["stepfunctions", "stepfunctions-express"])
+@pytest.mark.parametrize("engine", [pytest.param("stepfunctions", marks=pytest.mark.weekly), "stepfunctions-express"])
 def test_the_generated_state_machine_and_a_driver_of_the_fleet(  # noqa: PLR0913, PLR0917 - fixtures
     engine, built, plans, access, python313, runtime313, cache, tmp_path, s3
 ):

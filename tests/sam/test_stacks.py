@@ -12,15 +12,16 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.core.errors import InputError, PlanError, UsageError
-from serfer.plan_directory import COLD_DIRECTORY
+from serfer.plan_directory import COLD_DIRECTORY, load_plan
 from serfer.sam import stacks
 from serfer.sam.build import fetch
 from serfer.sam.build import package as package_module
 from serfer.sam.build.package import package
 from serfer.sam.build.tree import tree_digest
 from serfer.sam.samconfig import FILE, samconfig
+from serfer.sam.weights import fetched
 from serfer.settings import Settings
-from tests.e2e.small import split_small
+from tests.e2e.small import put_weights_in, split_small
 from tests.sam.builds import build as build_directory
 from tests.sam.builds import options
 from tests.sam.conftest import OPTIONS
@@ -147,6 +148,31 @@ def test_a_gang_is_fetched_back_from_its_one_function(session, packed, plans, tm
     one, other = (tmp_path / name / "plans" / digest for name in ("gone", "build"))
     assert tree_digest(one / "weights") == tree_digest(other / "weights")
     assert tree_digest(one / "functions") == tree_digest(other / "functions")
+
+
+def test_weights_that_functions_fetch_are_downloaded_from_the_stacks_bucket(session, packed, plans, tmp_path):
+    fetching = put_weights_in(split_small(tmp_path / "fetching", gang="never"), "fetched")
+    packed(fetching, "gone")
+    plan, [digest] = load_plan(fetching), digests([fetching])
+    upload(session, tmp_path / "gone", digest, "test-dev")
+    deploy(session, "test-dev", [digest], weights="s3://filled/weights")
+    store = session.client("s3")
+    store.create_bucket(Bucket="filled")
+
+    def fill(altered=None):
+        for file in fetched([plan]):
+            body = altered or (fetching / file.path).read_bytes()
+            store.put_object(Bucket="filled", Key=f"weights/{file.sha256}", Body=body)
+
+    fill()
+    stack = stacks.our_stack(session.client("cloudformation"), "test-dev")
+    assert fetch.fetch_plan(stack, digest, session, tmp_path / "back", print).digest == plan.digest
+    for file in (file for stage in plan.stages for file in stage.files):
+        assert (tmp_path / "back" / file.path).read_bytes() == (fetching / file.path).read_bytes()
+    assert packed(plans[1], previous_of="test-dev").plans[1] == digest
+    fill(b"altered")
+    with pytest.raises(InputError, match="does not match"):
+        fetch.fetch_plan(stack, digest, session, tmp_path / "again", print)
 
 
 def test_a_directory_that_has_the_plan_that_a_stack_serves_downloads_nothing(

@@ -263,14 +263,6 @@ def test_without_time_nothing_is_started_and_all_is_lost(suite):
     assert (outcome.lost, outcome.seconds) == (3, 0.0)
 
 
-@pytest.mark.weekly
-def test_a_calm_burst_loses_nothing_and_leaves_nothing(suite):
-    [outcome] = scenarios.measure(scenarios.chosen(scenarios.CALM, "push", None), suite(8, workers=4))
-    assert outcome.problems == ()
-    assert (outcome.queries, outcome.lost, outcome.wrong, outcome.keys, outcome.processes) == (8, 0, 0, 0, 0)
-    assert 8 * 8 <= outcome.invocations <= outcome.allowed
-
-
 @pytest.mark.killed
 @pytest.mark.slow
 def test_a_killed_driver_loses_no_query_and_answers_none_twice(suite):

@@ -68,16 +68,6 @@ class TestRun:
             *((number, None, number) for number in (1, 2, 3)),
         ]
 
-    def test_latency_counts_from_the_arrival_where_the_loop_was_busy(self):
-        time = Time()
-
-        async def query():
-            time.now += 1.0
-
-        ends = asyncio.run(run(lambda _: asyncio.create_task(query()), (0.0,) * 3, clock=time.clock()))
-        assert [end.scheduled for end in ends] == [0, 0, 0]
-        assert ends[-1].latency == pytest.approx(3)
-
     def test_an_accepted_answer_is_the_result_and_a_refused_one_fails_the_query(self):
         async def query(number):
             return number
@@ -117,18 +107,6 @@ class TestRun:
 
 class TestQueries:
     """Queries to a system that answers in threads of its own."""
-
-    def test_queries_are_sent_when_they_are_due(self):
-        time, sent = Time(), []
-
-        def submit(_pixels):
-            sent.append(time.now - 100)
-            return answered()
-
-        ends = run_queries(submit, [EXAMPLE], arrivals.even(4, 1), clock=time.clock())
-        assert sent == pytest.approx([0, 0.25, 0.5, 0.75])
-        assert [end.number for end in ends] == [0, 1, 2, 3]
-        assert [end.latency for end in ends] == pytest.approx([0] * 4)
 
     def test_latency_counts_from_the_arrival_not_from_when_a_query_could_be_sent(self):
         """Each submit holds the client up for 1 s: the tenth query waits for nine others: no coordinated omission."""

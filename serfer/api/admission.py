@@ -67,11 +67,9 @@ class Place:
 
     @property
     def can_be_lost(self) -> bool:
-        """Whether the request waits, and its place is not kept."""
         return self.waiting is not None and not self.waiting.done() and not self.kept
 
     def lose(self, refusal: Problem) -> None:
-        """Refuse the request where it waits."""
         self.release()
         if self.waiting is not None:
             self.waiting.set_exception(refusal)
@@ -126,7 +124,6 @@ class Places:
         return min(self.count + 1, (own + 1) * clients)
 
     def has_room(self, client: str) -> bool:
-        """Return whether a client's next request would get a place."""
         if len(self.taken.get(client, ())) >= self._share:
             return False
         return self.count < self.most or self._surplus(client) is not None
@@ -182,7 +179,6 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """The number of requests that wait for a slot."""
         return sum(map(len, self._lines.values()))
 
     @asynccontextmanager
@@ -302,7 +298,6 @@ class Held:
         self._kept = True
 
     def release(self) -> None:
-        """Give all bytes back."""
         self.add(-self._bytes)
 
     def __enter__(self) -> Self:

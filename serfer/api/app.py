@@ -185,8 +185,6 @@ def _application(request: Request, service: Service) -> str | None:
 
 
 def _answer_errors(app: FastAPI, admission: Admission) -> None:
-    """Turn every error into a problem, or what the inference protocol has in its place."""
-
     async def answer(request: Request, error: Exception) -> Response:
         problem = problem_of(error)
         request.state.error = error

@@ -31,7 +31,6 @@ LINKS_LAST_S: Final = 3600
 
 
 def place_of(kept: ResultManifest) -> str:
-    """Return the path of a result."""
     return f"{PREFIX}/{kept.id}"
 
 
@@ -50,7 +49,6 @@ class KeptResults:
 
     @property
     def results(self) -> Results:
-        """The results."""
         return Results(self.store)
 
     def document(self, kept: ResultManifest, names: Sequence[str] = ()) -> dict[str, Any]:
@@ -70,7 +68,6 @@ class KeptResults:
         return {"model_name": kept.model, "model_version": MODEL_VERSION, "parameters": said, "outputs": outputs}
 
     def sends(self, length: int) -> bool:
-        """Whether a response may have so many bytes."""
         return self.most_bytes is None or length <= self.most_bytes
 
     def link(self, kept: ResultManifest, key: str, now: float) -> str | None:

@@ -48,7 +48,6 @@ class LoadMonitor:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count a query as running within the context."""
         self._change(1)
         try:
             yield
@@ -74,7 +73,6 @@ class LoadMonitor:
         return replace(load, utilisation=load.utilisation * share)
 
     def answered(self, model: str, result: Result) -> None:
-        """Take the latency of an answer."""
         report = result.report
         if report.target != _CACHE:
             kind = (model, report.target, report.plan, len(next(iter(result.outputs.values()), ())))

@@ -57,7 +57,6 @@ class ObjectiveParameters(QueryParameters):
 
     @cached_property
     def objectives(self) -> Objectives:
-        """The objectives that an application should satisfy."""
         return Objectives(
             self.latency_ms, self.min_accuracy, self.max_cost_usd, self.variant, self.network, self.strict
         )
@@ -155,17 +154,14 @@ def _selected(choice: Choice) -> SelectedVariant:
 
 
 def as_text(asked: ApplicationQuery | None) -> str:
-    """Return what makes one query's objectives differ from another's."""
     return "" if asked is None else f"{asked.application} {asked.objectives}"
 
 
 def is_cold(answered: ServiceResult) -> bool:
-    """Whether a query waited for an environment."""
     return any(stage.cold for stage in answered.result.report.stages)
 
 
 def same_classes(one: ServiceResult, other: ServiceResult) -> bool:
-    """Whether two answers have the same best class for each image."""
     return _best(one) == _best(other)
 
 

@@ -94,7 +94,6 @@ class TimelyResponse(Response):
         self._query = query
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer, unless it is too late."""
         if self._query.left_s > 0:
             await super().__call__(scope, receive, send)
             return

@@ -63,7 +63,6 @@ class ServiceQuery:
 
     @property
     def left_s(self) -> float:
-        """The seconds that are left until the deadline, less than 0 after it."""
         return self.deadline - time.monotonic()
 
     def remaining_s(self, doing: str) -> float:
@@ -74,7 +73,6 @@ class ServiceQuery:
         return left_s
 
     def late(self, doing: str) -> DeadlineError:
-        """Return the error of a deadline that has passed while something was still to be done."""
         return DeadlineError(f"no answer by the deadline of {self.allowed_s * _MS_PER_S:.0f} ms: {doing}; allow more")
 
     @asynccontextmanager
@@ -105,25 +103,17 @@ class ServiceResult:
 class Observer(Protocol):
     """Is notified of every query's end."""
 
-    def answered(self, model: str, answered: ServiceResult) -> None:
-        """Note an answer."""
-        ...
+    def answered(self, model: str, answered: ServiceResult) -> None: ...
 
-    def failed(self, model: str, error: BaseException) -> None:
-        """Note a query that was admitted and got no answer."""
-        ...
+    def failed(self, model: str, error: BaseException) -> None: ...
 
 
 class ModelRepository(Protocol):
     """Networks that come and go."""
 
-    def states(self) -> Mapping[str, ModelState]:
-        """Return the state of every network, by its model's name."""
-        ...
+    def states(self) -> Mapping[str, ModelState]: ...
 
-    def state(self) -> InstanceState:
-        """Return the state of what they share."""
-        ...
+    def state(self) -> InstanceState: ...
 
     async def load(self, name: str, patience_s: float) -> None:
         """Load a network; raises OverloadedError where there was no room in time, NetworkLoadError."""
@@ -292,7 +282,6 @@ class Service:
         self.draining = True
 
     async def ready(self) -> bool:
-        """Return whether new queries should be sent here."""
         return not self.draining and (await self.health()).ready
 
     async def health(self) -> Health:
@@ -332,7 +321,6 @@ class Service:
         return self._health
 
     async def close(self) -> None:
-        """End what runs and close every model."""
         if self.jobs is not None:
             await self.jobs.close()
         if self.applications is not None:
@@ -345,7 +333,6 @@ class Service:
         await self.decoders.close()
 
     async def close_pipelines(self) -> None:
-        """Close those of models, and those of variants that are open."""
         for pipeline in [*self.pipelines.values()]:
             await pipeline.close()
 

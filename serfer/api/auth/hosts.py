@@ -35,7 +35,6 @@ class HostCheck:
         self._allowed = {*map(_plain, allowed), "localhost"}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it before its body is read."""
         if scope["type"] == "http" and scope["path"] not in _EXEMPT:
             self._check(scope)
         await self._app(scope, receive, send)

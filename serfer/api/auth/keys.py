@@ -266,7 +266,6 @@ def _first(error: ValidationError) -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes when a file does, or None where there is none."""
     try:
         status = path.stat()
     except (OSError, ValueError):  # ValueError: a NUL in the name

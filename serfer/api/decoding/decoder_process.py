@@ -53,7 +53,6 @@ class Job:
     memory_bytes: int
 
     def pack(self, data: bytes) -> bytes:
-        """Return the message's bytes, before the file's own."""
         recipe, name = _packed(self.recipe), self.name.encode(errors="surrogatepass")
         limits = self.pixels_left, self.request_pixels, self.processor_s, self.memory_bytes
         return JOB_HEAD.pack(len(recipe), len(name), len(data), *limits) + recipe + name

@@ -102,7 +102,6 @@ class _Decoder:
 
     @property
     def alive(self) -> bool:
-        """Whether the process of an idle decoder is still there."""
         try:
             self._socket.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -179,7 +178,6 @@ class _Decoder:
             self._watched = False
 
     def close(self) -> None:
-        """Close the socket: an idle decoder ends."""
         self._socket.close()
 
 

@@ -66,7 +66,6 @@ class Function:
         self._adapter = Mangum(app, lifespan="off", text_mime_types=list(_TEXT))
 
     def __call__(self, event: dict[str, Any], context: Any) -> dict[str, Any]:  # noqa: ANN401 - awslambdaric's context
-        """Answer one request, or warm functions up."""
         if queries := pinged(event):
             return {"functions": [one.as_dict() for one in self._warm(queries)]}
         asyncio.set_event_loop(self._loop)
@@ -82,7 +81,6 @@ class Function:
                     yield function
 
     def close(self) -> None:
-        """End the event loop."""
         asyncio.set_event_loop(None)
         self._loop.close()
 

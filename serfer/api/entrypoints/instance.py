@@ -43,7 +43,6 @@ class IdleWatch:
         self._last = clock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on; while it runs nothing is idle."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -55,7 +54,6 @@ class IdleWatch:
             self.rest()
 
     def rest(self) -> None:
-        """Restart the count."""
         self._last = self._clock()
 
     @property
@@ -64,7 +62,6 @@ class IdleWatch:
         return self._idle_s if self._running else self._last + self._idle_s - self._clock()
 
     async def passed(self, sleep: Sleep = asyncio.sleep) -> None:
-        """Return when no request has come for so long."""
         while (left_s := self.left_s) > 0:
             await sleep(left_s)
 

@@ -20,7 +20,6 @@ _GARBAGE = 2_000  # objects
 
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser of `python -m MODULE` with the options of every such process."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--host", default="0.0.0.0", help="the address to listen at")  # noqa: S104 - balancers ask
     parser.add_argument("--port", type=int, default=8000, choices=_PORTS, metavar="PORT", help="0 is any free one")
@@ -55,5 +54,4 @@ def run_logged(log_level: str, serve: Callable[[], None]) -> int:
 
 
 def log_progress(text: str) -> None:
-    """Log what is being started."""
     write(logging.INFO, "starting", {"message": text})

@@ -207,8 +207,6 @@ def applications_for(
 
 
 def make_jobs(service: Service, settings: Settings) -> OfflineJobs:
-    """Return the offline jobs of a service, which yield to its online queries."""
-
     def load() -> OnlineLoad:
         now = service.load.online()
         return OnlineLoad("this service", now.utilisation, now.latency, now.throttled, of_account=now.of_account)
@@ -254,10 +252,8 @@ def make_service(
 
 
 def make_admission(settings: Settings, in_flight: int, queue: int) -> Admission:
-    """Return the admission of so many queries that run, and so many that wait."""
     return Admission(in_flight, queue, held_bytes=settings.api_held_bytes, downloads=settings.api_downloads)
 
 
 def decode_limits(settings: Settings, processes: int) -> DecodeLimits:
-    """Return how images are decoded, by so many processes."""
     return DecodeLimits(processes, settings.api_max_request_pixels, settings.api_decode_cpu_s)

@@ -141,6 +141,5 @@ def _refused(weight: str) -> bool:
 
 
 def compress(body: bytes, coding: str) -> bytes:
-    """Return a body in a coding."""
     stream = zlib.compressobj(_LEVEL, wbits=CODINGS[coding])
     return stream.compress(body) + stream.flush()

@@ -75,7 +75,6 @@ def _png_pieces(data: bytes) -> _Pieces:
 
 
 def _gif_pieces(data: bytes) -> _Pieces:
-    """Yield what stands before the first frame, the only one that counts."""
     flags = data[10] if len(data) >= _GIF_HEAD else 0
     at = _GIF_HEAD + (6 << (flags & _GIF_TABLE_SIZE) if flags & _GIF_TABLE else 0)
     while at < len(data) and data[at] not in (_FRAME, _END):

@@ -47,12 +47,10 @@ class _Connection(h11.Connection):
         self.refusal = HTTPStatus.BAD_REQUEST
 
     def receive_data(self, data: bytes) -> None:
-        """Take what was received."""
         self._recent = self._recent[-len(_BLANK_LINE) :] + data
         super().receive_data(data)
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA | h11.PAUSED]:
-        """Return the next event; raises h11.RemoteProtocolError."""
         try:
             head = self.trailing_data[0] if self.their_state is h11.IDLE else b""
             event = super().next_event()
@@ -113,32 +111,26 @@ class LimitedProtocol(H11Protocol):
         self._reading: asyncio.TimerHandle | None = None  # runs while the client takes an answer
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a first request, not for ever."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
         super().data_received(data)
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request, or for the rest of a body that is not read any more."""
         super().on_response_complete()
         self._watch()
 
     def pause_writing(self) -> None:
-        """Wait until the client has read more, as long as it does."""
         super().pause_writing()
         self._watch_reading()
 
     def resume_writing(self) -> None:
-        """Go on with an answer that the client reads."""
         self._stop_reading()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release everything."""
         self._stop_timer()
         self._stop_reading()
         super().connection_lost(exc)
@@ -196,7 +188,6 @@ class LimitedProtocol(H11Protocol):
 
 
 def _answer(conn: h11.Connection, status: HTTPStatus, detail: str) -> bytes:
-    """Return the bytes of a problem (RFC 9457) after which the connection ends."""
     problem = {"title": status.phrase, "status": status.value, "detail": detail}
     body = json.dumps(problem).encode()
     headers = [

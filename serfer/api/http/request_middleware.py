@@ -43,7 +43,6 @@ class RequestMiddleware:
         self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, and tell of it when it is over, however it ends."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -115,7 +114,6 @@ class _Exchange:
         }
 
     async def receive(self) -> Message:
-        """Count what comes; raises Problem 429 where all requests hold too much."""
         message = await self._receive()
         if body := message.get("body"):
             self.bytes_in += len(body)
@@ -124,7 +122,6 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """Add headers where the application has none of its own, and count what goes."""
         if message["type"] == "http.response.start":
             self.status, headers = message["status"], message.get("headers", ())
             own = {name for name, _ in headers}

@@ -79,7 +79,6 @@ class _Server(uvicorn.Server):
         self._signals = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take requests, and say so."""
         await super().startup([])
         self._acceptors = [Acceptor(listener, self._protocol) for listener in sockets or ()]
         if not self.should_exit:

@@ -78,7 +78,6 @@ class TensorForm:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of one image's values."""
         return self.elements * _DTYPES[self.datatype].itemsize
 
     @property
@@ -96,7 +95,6 @@ class TensorForm:
         return others * (self.sizes.rows.most if rows else self.sizes.columns.most if columns else 1)
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Return whether one image's tensor may have a shape."""
         if self.sizes is None or len(shape) != len(self.shape):
             return shape == self.shape
         rows, columns = self.sides
@@ -178,7 +176,6 @@ class Signature:
 
     @property
     def forms(self) -> list[TensorForm]:
-        """Every form that an input may have."""
         return [*self.takes, *self.also_takes]
 
     def given_with(self, form: TensorForm) -> Sequence[TensorForm]:
@@ -329,7 +326,6 @@ def _from_json(data: object, form: TensorForm, shape: tuple[int, ...]) -> Array:
 
 
 def _flat(data: object, shape: tuple[int, ...]) -> list[Any] | None:
-    """Return a list without its nesting, None where that is not `shape`'s."""
     if not isinstance(data, list):
         return None
     if not data or not isinstance(data[0], list):

@@ -145,7 +145,6 @@ def _split_form(content_type: str, body: bytes, most: int) -> list[tuple[str, st
 
 
 def _options(header: str) -> tuple[str, dict[str, str]]:
-    """Return the value of a header, in lower case, and its options, unquoted."""
     message = Message()
     message["Content-Type"] = header
     (kind, _), *options = message.get_params([("", "")])

@@ -120,12 +120,10 @@ class OfflineJobs:
             return None
 
     async def cancel(self, owner: str, identifier: str) -> None:
-        """Stop a job wherever it runs, and delete its record and its results."""
         await self._runner.cancel(_key("job", owner, identifier))
         await asyncio.to_thread(self._store.delete, [_key("job-lines", owner, identifier)])
 
     async def close(self) -> None:
-        """Interrupt what runs."""
         await self._runner.close()
 
     async def _keep(self, owner: str, active: ActiveJob[OfflineRecord], lines: bytes) -> None:
@@ -149,7 +147,6 @@ class _Answers:
         self._refused = 0
 
     async def collect(self) -> None:
-        """Answer the images; raises InputError for too many results."""
         self._note(state=JobState.RUNNING)
         for name in self._job.images:
             line = await self._answered(name)

@@ -95,18 +95,15 @@ class QueryRecord(JobRecord):
         return True
 
     def encode(self) -> bytes:
-        """Return what is stored."""
         return json.dumps(self._plain(), allow_nan=False).encode()
 
     @classmethod
     def decode(cls, key: str, data: bytes) -> QueryRecord:
-        """Read what is stored."""
         del key
         plain = json.loads(data)
         return cls(state=JobState(plain.pop("status")), updated=0.0, **plain)
 
     def public(self) -> dict[str, Any]:
-        """Return the owner's view."""
         return {name: value for name, value in self._plain().items() if name not in ("run", "digest", "deadline")}
 
     def _plain(self) -> dict[str, Any]:

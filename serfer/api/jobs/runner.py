@@ -49,7 +49,6 @@ class JobState(StrEnum):
 
     @property
     def is_open(self) -> bool:
-        """Whether the job waits or runs."""
         return self in (JobState.QUEUED, JobState.RUNNING)
 
 
@@ -87,7 +86,6 @@ class JobRecord:
         return self.state.is_open
 
     def encode(self) -> bytes:
-        """Return what is stored."""
         return json.dumps(unstructure(self), allow_nan=False).encode()
 
     @classmethod
@@ -211,7 +209,6 @@ class Runner(Generic[R]):
         return None if entry is None else self._current(key, entry.value)
 
     async def cancel(self, key: str) -> None:
-        """Stop a job wherever it runs, and delete its record."""
         jobs = [job for job in self._jobs if job.key == key]
         for job in jobs:
             job.lost = True  # nothing of it is written any more
@@ -225,7 +222,6 @@ class Runner(Generic[R]):
             await _stop(left)
 
     def log(self, level: int, error: Exception, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
-        """Log an error, a bug with its traceback."""
         log_event(level, self.event, error, **fields, message=repr(error)[:_MOST_TEXT])
 
     def _current(self, key: str, value: bytes) -> R:

@@ -29,11 +29,9 @@ class BackgroundHandler(QueueHandler):
         _Listener(self._lines, descriptor, self).start()
 
     def prepare(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
         return self.format(record)
 
     def enqueue(self, line: str) -> None:  # type: ignore[override]  # what `prepare` has made
-        """Have a line written, or count it as dropped."""
         try:
             self._lines.put_nowait(line)
         except queue.Full:
@@ -41,7 +39,6 @@ class BackgroundHandler(QueueHandler):
                 self._lost += 1
 
     def flush(self) -> None:
-        """Wait until all is written, or for a second."""
         with self._lines.all_tasks_done:
             self._lines.all_tasks_done.wait_for(lambda: not self._lines.unfinished_tasks, _PATIENCE_S)
 
@@ -52,7 +49,6 @@ class BackgroundHandler(QueueHandler):
         return lost
 
     def lost_line(self, lost: int) -> str:
-        """Return the line for so many dropped ones."""
         record = logging.LogRecord("serfer.api", logging.WARNING, "", 0, "log lines dropped", None, None)
         record.__dict__["serfer"] = {"lines": lost, "message": "standard error was not read"}
         return self.format(record)

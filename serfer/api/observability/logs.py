@@ -83,7 +83,6 @@ class JsonFormatter(logging.Formatter):
     """Makes one JSON object a line of a record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, without its end."""
         return _encode(_fields(record))
 
 
@@ -91,7 +90,6 @@ class TextFormatter(logging.Formatter):
     """Makes a line for people of a record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and a traceback's lines after it."""
         fields = _fields(record)
         when = time.strftime("%H:%M:%S", time.localtime(record.created))
         frames = fields.pop("traceback", ())
@@ -150,13 +148,11 @@ class QueryLog:
     """Notes how queries end: in their request's line, or in one of their own where that is written already."""
 
     def answered(self, model: str, answered: ServiceResult) -> None:
-        """Note an answer."""
         record = CURRENT.get() or RequestRecord("", open=False)
         record.model, record.answered = model, answered
         self._log(logging.INFO, record)
 
     def failed(self, model: str, error: BaseException) -> None:
-        """Note a query without an answer."""
         record = CURRENT.get() or RequestRecord("", open=False)
         record.model, record.error = model, error
         self._log(logging.WARNING, record)
@@ -168,7 +164,6 @@ class QueryLog:
 
 
 def query_fields(record: RequestRecord) -> dict[str, Any]:
-    """Return the fields of a request's query in its log line: none where there was no query."""
     if record.answered is None:
         return {"model": record.model} if record.model else {}
     result = record.answered.result

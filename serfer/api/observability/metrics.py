@@ -74,11 +74,9 @@ class Metrics:
             build.labels(__version__, model, plan).set(1)
 
     def answered(self, model: str, answered: ServiceResult) -> None:
-        """Count an answered query."""
         self._queries.answered(model, answered)
 
     def failed(self, model: str, error: BaseException) -> None:
-        """Count a query without an answer."""
         self._queries.failed(model, error)
 
     def request(self, route: str | None, method: str, status: int, seconds: float, bytes_in: int) -> None:
@@ -95,16 +93,13 @@ class Metrics:
         self._retries[(call,)].inc()
 
     def result_kept(self, size: int) -> None:
-        """Count a result that was kept, of so many bytes."""
         self._kept.inc()
         self._result_bytes[("kept",)].inc(size)
 
     def result_sent(self, size: int) -> None:
-        """Count bytes of a result that were sent."""
         self._result_bytes[("sent",)].inc(size)
 
     def refused(self, problem: Problem) -> None:
-        """Count a request that came over its key's quota, or had no room."""
         self.over_quota += problem.slug == "quota"
         self.overloaded += problem.slug == OVERLOADED
 
@@ -225,7 +220,6 @@ class ServiceMetrics(Collector):
         self._ready = False
 
     def collect(self) -> Iterator[Metric]:
-        """Yield everything as it is now."""
         service, admission = self._service, self._service.admission
         yield GaugeMetricFamily("serfer_queue_length", "Queries that wait for their turn.", admission.turns.waiting)
         yield GaugeMetricFamily("serfer_in_flight", "Queries in flight.", admission.turns.running)
@@ -240,14 +234,12 @@ class ServiceMetrics(Collector):
         yield shed
 
     async def look(self) -> None:
-        """See whether the service is ready, if that can be seen soon."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):
                 self._ready = (await self._service.health()).ready
 
 
 def metrics_router(metrics: Metrics, service: Service) -> APIRouter:
-    """Return the route of /metrics, which covers `service` too."""
     router = APIRouter(tags=["operation"])
     now = ServiceMetrics(metrics, service)
     metrics.registry.register(now)

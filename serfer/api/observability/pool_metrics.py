@@ -59,7 +59,6 @@ class PoolMetrics(Collector):
         self._controller = running.controller
 
     def collect(self) -> Iterator[Metric]:
-        """Yield everything as it is now."""
         status, pool = self._controller.status, self._pool
         words = "Instances that the policy wants, that are on, and that serve this driver."
         states = {"wanted": status.wanted, "on": status.on, "serving": pool.serving}
@@ -112,7 +111,6 @@ class KeepWarmMetrics(Collector):
         self._models = models
 
     def collect(self) -> Iterator[Metric]:
-        """Yield everything as it is now."""
         wanted = {model: warm.status.wanted for model, warm in self._models.items()}
         words = "Queries at once for which windows want functions warm (--keep-warm)."
         yield _by_label(GaugeMetricFamily, "serfer_keep_warm_wanted", words, "model", wanted)
@@ -132,7 +130,6 @@ class VariantMetrics(Collector):
         self._copies = copies
 
     def collect(self) -> Iterator[Metric]:
-        """Yield everything as it is now."""
         fleet = self._fleet
         words = "Instances that have a variant in memory (loaded), or are to have it (desired)."
         labels = ["application", "variant", "state"]
@@ -166,7 +163,6 @@ class InstanceMetrics(Collector):
         self._repository = repository
 
     def collect(self) -> Iterator[Metric]:
-        """Yield everything as it is now."""
         states, instance = self._repository.states(), self._repository.state()
         for name, words, read in _COUNTERS:
             counts = {model: read(state) for model, state in states.items()}

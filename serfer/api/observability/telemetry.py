@@ -21,25 +21,21 @@ class Telemetry:
     _log: QueryLog = field(default_factory=QueryLog)
 
     def answered(self, model: str, answered: ServiceResult) -> None:
-        """Note an answer."""
         self.metrics.answered(model, answered)
         self._log.answered(model, answered)
         if self.tracing:
             self.tracing.answered(model, answered)
 
     def failed(self, model: str, error: BaseException) -> None:
-        """Note a query that was admitted and got no answer."""
         self.metrics.failed(model, error)
         self._log.failed(model, error)
         if self.tracing:
             self.tracing.failed(model, error)
 
     def close(self) -> None:
-        """Send the traces that are still here."""
         if self.tracing:
             self.tracing.close()
 
 
 def open_telemetry(pipelines: Mapping[str, AsyncPipeline]) -> Telemetry:
-    """Return the telemetry of an application that serves these models."""
     return Telemetry(Metrics({model: pipeline.plan.digest for model, pipeline in pipelines.items()}), open_tracing())

@@ -38,7 +38,6 @@ class Tracing:
 
     @contextmanager
     def request(self, scope: Any) -> Iterator[Span]:  # noqa: ANN401 - an ASGI scope
-        """Make the server span of a request, a child of what its traceparent header names."""
         carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         parent = self._extract(carrier)
         span = self._tracer.start_span(
@@ -52,7 +51,6 @@ class Tracing:
             span.end()
 
     def responded(self, span: Span, method: str, route: str | None, status: int, request_id: str) -> None:
-        """Record the outcome of a request."""
         if route:
             span.update_name(f"{method} {route}")
             span.set_attribute("http.route", route)
@@ -61,7 +59,6 @@ class Tracing:
             span.set_status(self._trace.StatusCode.ERROR)
 
     def answered(self, model: str, answered: ServiceResult) -> None:
-        """Make the spans of an answered query, under the span of the request that is being answered."""
         if self._trace.get_current_span().get_span_context().trace_flags.sampled:
             queued = answered.admitted - answered.queued_s, answered.admitted
             query = query_span("query", answered.result, queued)
@@ -86,7 +83,6 @@ class Tracing:
             self._make(child, made, {}, epoch_ns)
 
     def close(self) -> None:
-        """Send what is still here, for a few seconds at most."""
         self._provider.force_flush(_FLUSH_MS)
         self._provider.shutdown()
 

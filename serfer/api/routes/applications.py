@@ -129,7 +129,6 @@ class ApplicationDetail(ListedApplication):
 
 
 def applications_router(service: Service) -> APIRouter:
-    """Return the routes that tell of a service's applications."""
     router = APIRouter(prefix="/v1", tags=["applications"])
 
     @router.get("/applications", responses=problems(401, 403, 422, 429))
@@ -150,7 +149,6 @@ def applications_router(service: Service) -> APIRouter:
 
 
 def detail_of(applications: Applications, name: str) -> ApplicationDetail:
-    """Return an application in full; raises Problem 404 for one that is not served."""
     return _detail(applications, _served(applications, name))
 
 

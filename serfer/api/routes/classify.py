@@ -157,7 +157,6 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
 
 
 def results_router(queries: AsyncQueries) -> APIRouter:
-    """Return the routes of results that were asked for with `Prefer: respond-async`."""
     router = APIRouter(prefix="/v1", tags=["classify"])
 
     @router.get(

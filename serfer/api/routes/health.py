@@ -41,7 +41,6 @@ class Unready(BaseModel):
 
 
 def health_router(service: Service) -> APIRouter:
-    """Return the routes of /healthz and /readyz."""
     router = APIRouter(tags=["operation"])
     watch = _Watch(service)
     unready = {"model": Unready, "description": "No queries should be sent here now."}
@@ -105,7 +104,6 @@ class Load(BaseModel):
 
 
 def load_router(service: Service) -> APIRouter:
-    """Return the route of /v1/load."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/v1/load", responses=problems(401, 403, 429))

@@ -115,7 +115,6 @@ def _own_input(file: FileTensors, shape: Shape, many: InputSizes | None, *, pixe
 
 
 def protocol_health_router(service: Service) -> APIRouter:
-    """Return the protocol's routes that need no API key: whether the service lives and is ready."""
     router = APIRouter(prefix=f"{PREFIX}/health", tags=["inference"])
 
     @router.get("/live", responses={200: {"description": "It is."}})
@@ -134,7 +133,6 @@ def protocol_health_router(service: Service) -> APIRouter:
 
 
 def inference_router(routes: Inferring) -> APIRouter:
-    """Return the protocol's other routes."""
     router = APIRouter(prefix=PREFIX, tags=["inference"])
     service = routes.service
 
@@ -313,7 +311,6 @@ def _is_cold(answered: tuple[ServiceResult, ResultManifest | None]) -> bool:
 def _agree(
     one: tuple[ServiceResult, ResultManifest | None], other: tuple[ServiceResult, ResultManifest | None]
 ) -> bool:
-    """Whether two answers have the same best classes; those that are kept are not compared."""
     outputs = one[0].result.outputs, other[0].result.outputs
     return all(
         np.array_equal(mine.argmax(axis=-1), theirs.argmax(axis=-1))

@@ -59,7 +59,6 @@ class Keeping:
         return self.kept.document(manifest, names)
 
     async def find(self, request: Request, result_id: str) -> tuple[KeptResults, ResultManifest]:
-        """Return a result of the request's owner; raises Problem 404 where there is none."""
         if self.kept is None or not _ID.fullmatch(result_id):
             raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT)
         try:
@@ -90,7 +89,6 @@ class ChunkedFile(Response):
         self._sent = sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the chunks."""
         with self._place():
             first = await self._next()
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -121,7 +119,6 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def kept_router(routes: Keeping) -> APIRouter:
-    """Return the routes of results, each for its owner alone."""
     router = APIRouter(prefix=PREFIX, tags=["inference"])
 
     @router.get(
@@ -170,7 +167,6 @@ def kept_router(routes: Keeping) -> APIRouter:
 
 
 async def _chunk(routes: Keeping, kept: KeptResults, manifest: ResultManifest, path: str, request: Request) -> Response:
-    """Return a chunk as it lies in its store, or a redirection there."""
     lengths = {
         f"{number}/{chunk.path}": output.chunk_bytes
         for number, output in enumerate(manifest.outputs)
@@ -237,6 +233,5 @@ def _output(manifest: ResultManifest, name: str) -> ChunkedArray:
 
 
 def _file_name(manifest: ResultManifest, output: ChunkedArray) -> str:
-    """Return a name that every file system and header takes."""
     plain = _PLAIN.sub("_", output.name).strip(".")[:_MOST_NAME] or "output"
     return f"{manifest.id[:8]}-{plain}.npy"

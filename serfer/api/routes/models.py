@@ -162,7 +162,6 @@ class ModelAnatomy(ListedModel):
 
 
 def models_router(service: Service) -> APIRouter:
-    """Return the routes that tell of a service's models."""
     router = APIRouter(prefix="/v1", tags=["models"])
 
     @lru_cache(_MOST_DESCRIBED)

@@ -54,12 +54,10 @@ _HEADERS: Final = [
 
 
 def problems(*statuses: int) -> Responses:
-    """Return the documentation of responses that are problems."""
     return _errors(statuses, {"content": {MEDIA_TYPE: {"schema": schema_of(ProblemDetails)}}})
 
 
 def inference_errors(*statuses: int) -> Responses:
-    """Return the documentation of responses that are errors of the Open Inference Protocol."""
     return _errors(statuses, {"model": InferenceError})
 
 
@@ -72,13 +70,11 @@ def _errors(statuses: Iterable[int], body: Mapping[str, Any]) -> Responses:
 
 
 def request_body(content: Mapping[str, type[BaseModel] | dict[str, Any]], *, required: bool = True) -> dict[str, Any]:
-    """Return the documentation of a body that a route reads by itself, by its types."""
     schemas = {kind: schema if isinstance(schema, dict) else schema_of(schema) for kind, schema in content.items()}
     return {"required": required, "content": {kind: {"schema": schema} for kind, schema in schemas.items()}}
 
 
 def path_parameters(path: str) -> list[dict[str, Any]]:
-    """Return the documentation of the parameters of a path."""
     names = re.findall(r"{(\w+)}", path)
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
@@ -103,6 +99,5 @@ def schema_of(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def images_in(parameters: type[QueryParameters]) -> dict[str, Any]:
-    """Return the documentation of a route that takes images and reads its query string by itself."""
     content: dict[str, type[BaseModel] | dict[str, Any]] = {FORM: _FORM, **dict.fromkeys(RAW, FILE), JSON: ImageRequest}
     return {"requestBody": request_body(content), "parameters": [*parameters.described(), *_HEADERS]}

@@ -99,7 +99,6 @@ class _File:
         self._type = _TYPES[suffix]
 
     def response(self, request: Request) -> Response:
-        """Return the file, or that it has not changed."""
         known = request.headers.get("if-none-match", "")
         if self._headers["ETag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=self._headers)

@@ -44,7 +44,6 @@ class Holding:
 
 
 def repository_router(routes: Holding) -> APIRouter:
-    """Return the repository's route that tells what there is."""
     router = APIRouter(prefix=_AT, tags=["inference"])
     service = routes.service
 
@@ -63,7 +62,6 @@ def repository_router(routes: Holding) -> APIRouter:
 
 
 def changes_router(routes: Holding, repository: ModelRepository) -> APIRouter:
-    """Return the repository's routes that load, unload and batch models, for operators of an instance."""
     router = APIRouter(prefix=_AT, tags=["inference"])
     body = {"requestBody": request_body({"application/json": RepositoryRequest}, required=False)}
 

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = {  # the folders and modules of a room, and the most lines of Python in it
     "splitter": (("splitter",), 21_500),
     "core": (("serfer/core",), 10_450),
-    "api": (("serfer/api",), 9_650),
+    "api": (("serfer/api",), 9_500),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
     "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 5_650),
     "cost": (("serfer/cost", "serfer/sim"), 2_400),
@@ -23,7 +23,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 101_050),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 102_400
+PRODUCT = 102_300
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 123_000  # words below docs/
 CHANGELOG = 25_000  # bytes

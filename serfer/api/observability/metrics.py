@@ -52,32 +52,61 @@ class Metrics:
     """Counts what one application does, in a registry of its own; `plans` are the served models' plan digests."""
 
     def __init__(self, plans: Mapping[str, str]) -> None:
-        self.registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self.over_quota = self.overloaded = 0
-        self._queries = _Queries(self.registry)
-        make = _Maker(self.registry)
+        make = _Maker(registry)
         self._requests = make.counter("serfer_http_requests", "Requests answered.", ["route", "method", "status"])
         self._seconds = make.histogram(
             "serfer_http_request_seconds", "Seconds from a request's head to its last byte.", ["route"]
         )
         self._bytes = make.counter("serfer_http_request_bytes", "Bytes of bodies received.", ["route"])
-        self._kept = Counter("serfer_results_kept", "Results kept for their owners to fetch.", registry=self.registry)
+        self._kept = Counter("serfer_results_kept", "Results kept for their owners to fetch.", registry=registry)
         self._result_bytes = make.counter("serfer_result_bytes", "Bytes of results kept and sent.", ["direction"])
         self._retries = make.counter("serfer_call_retries", "Calls of stores and the registry tried again.", ["call"])
+        stage = ["model", "stage"]
+        self._queries = make.counter("serfer_queries", "Queries that ended.", ["model", "target", "outcome"])
+        self._query_seconds = make.histogram("serfer_query_seconds", "Seconds from decoding to the answer.", ["model"])
+        self._queue = Histogram(
+            "serfer_queue_seconds", "Seconds that queries waited for their turn.", registry=registry, buckets=_SECONDS
+        )
+        self._stages = make.histogram("serfer_stage_seconds", "Wall time of stages, seconds.", stage)
+        self._tasks = make.counter("serfer_tasks", "Tasks that answered queries.", stage)
+        self._cold = make.counter("serfer_cold_starts", "Tasks that waited for a new environment.", stage)
+        self._exchanged = make.counter(
+            "serfer_exchanged_bytes", "Bytes of halos that members of gangs received from one another.", stage
+        )
+        self._waited = make.counter(
+            "serfer_gang_wait_seconds", "Seconds that members of gangs waited for halos, all together.", stage
+        )
+        self._store_bytes = make.counter(
+            "serfer_store_bytes", "Bytes written to and read from the store.", ["model", "direction"]
+        )
+        self._operations = make.counter("serfer_store_operations", "Store operations.", ["model", "operation"])
+        self._usd = make.counter("serfer_usd", "Dollars that Lambda charges, or would charge.", ["model"])
+        self._task_retries = Counter("serfer_retries", "Tasks tried again.", registry=registry)
+        self._hedges = Counter("serfer_hedges", "Late tasks that got a duplicate.", registry=registry)
+        self._disbanded = Counter(
+            "serfer_gangs_disbanded", "Gangs that were aborted and ran stage by stage.", registry=registry
+        )
+        self._warm_ups = Counter(
+            "serfer_warm_ups",
+            "Requests that warmed functions of later stages or the other plan.",
+            registry=registry,
+        )
+        self._plans = make.counter(
+            "serfer_plan_queries", "Queries that functions answered, by plan.", ["model", "plan"]
+        )
+        self._restarts = Counter(
+            "serfer_restarts", "Queries restarted after lost or altered pieces.", registry=registry
+        )
         build = Gauge(
             "serfer_build_info",
             "Version, model and plan digest; always 1.",
             ["version", "model", "plan"],
-            registry=self.registry,
+            registry=registry,
         )
         for model, plan in plans.items():
             build.labels(__version__, model, plan).set(1)
-
-    def answered(self, model: str, answered: ServiceResult) -> None:
-        self._queries.answered(model, answered)
-
-    def failed(self, model: str, error: BaseException) -> None:
-        self._queries.failed(model, error)
 
     def request(self, route: str | None, method: str, status: int, seconds: float, bytes_in: int) -> None:
         """Count a request; `route` is its template, None where no route took it."""
@@ -103,57 +132,20 @@ class Metrics:
         self.over_quota += problem.slug == "quota"
         self.overloaded += problem.slug == OVERLOADED
 
-
-class _Queries:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        make = _Maker(registry)
-        stage = ["model", "stage"]
-        self.queries = make.counter("serfer_queries", "Queries that ended.", ["model", "target", "outcome"])
-        self.seconds = make.histogram("serfer_query_seconds", "Seconds from decoding to the answer.", ["model"])
-        self.queue = Histogram(
-            "serfer_queue_seconds", "Seconds that queries waited for their turn.", registry=registry, buckets=_SECONDS
-        )
-        self.stages = make.histogram("serfer_stage_seconds", "Wall time of stages, seconds.", stage)
-        self.tasks = make.counter("serfer_tasks", "Tasks that answered queries.", stage)
-        self.cold = make.counter("serfer_cold_starts", "Tasks that waited for a new environment.", stage)
-        self.exchanged = make.counter(
-            "serfer_exchanged_bytes", "Bytes of halos that members of gangs received from one another.", stage
-        )
-        self.waited = make.counter(
-            "serfer_gang_wait_seconds", "Seconds that members of gangs waited for halos, all together.", stage
-        )
-        self.bytes = make.counter(
-            "serfer_store_bytes", "Bytes written to and read from the store.", ["model", "direction"]
-        )
-        self.operations = make.counter("serfer_store_operations", "Store operations.", ["model", "operation"])
-        self.usd = make.counter("serfer_usd", "Dollars that Lambda charges, or would charge.", ["model"])
-        self.retries = Counter("serfer_retries", "Tasks tried again.", registry=registry)
-        self.hedges = Counter("serfer_hedges", "Late tasks that got a duplicate.", registry=registry)
-        self.disbanded = Counter(
-            "serfer_gangs_disbanded", "Gangs that were aborted and ran stage by stage.", registry=registry
-        )
-        self.warm_ups = Counter(
-            "serfer_warm_ups",
-            "Requests that warmed functions of later stages or the other plan.",
-            registry=registry,
-        )
-        self.plans = make.counter("serfer_plan_queries", "Queries that functions answered, by plan.", ["model", "plan"])
-        self.restarts = Counter("serfer_restarts", "Queries restarted after lost or altered pieces.", registry=registry)
-
     def answered(self, model: str, answered: ServiceResult) -> None:
         report = answered.result.report
-        self.queries[model, report.target, "answered"].inc()
-        self.seconds[(model,)].observe(report.latency_ms / 1000)
-        self.queue.observe(answered.queued_s)
-        self.usd[(model,)].inc(report.cost_usd)
+        self._queries[model, report.target, "answered"].inc()
+        self._query_seconds[(model,)].observe(report.latency_ms / 1000)
+        self._queue.observe(answered.queued_s)
+        self._usd[(model,)].inc(report.cost_usd)
         if report.stages:
-            self.plans[model, report.plan].inc()
+            self._plans[model, report.plan].inc()
         for total, count in (
-            (self.retries, report.retries),
-            (self.hedges, report.hedges),
-            (self.restarts, report.restarts),
-            (self.disbanded, report.disbanded),
-            (self.warm_ups, report.warm_ups),
+            (self._task_retries, report.retries),
+            (self._hedges, report.hedges),
+            (self._restarts, report.restarts),
+            (self._disbanded, report.disbanded),
+            (self._warm_ups, report.warm_ups),
         ):
             if count:
                 total.inc(count)
@@ -162,25 +154,25 @@ class _Queries:
         self._store(model, report)
 
     def _stage(self, model: str, stage: StageReport) -> None:
-        self.stages[model, stage.name].observe(stage.ms / 1000)
-        self.tasks[model, stage.name].inc(stage.tasks)
+        self._stages[model, stage.name].observe(stage.ms / 1000)
+        self._tasks[model, stage.name].inc(stage.tasks)
         if stage.cold:
-            self.cold[model, stage.name].inc(stage.cold)
+            self._cold[model, stage.name].inc(stage.cold)
         if stage.gang is not None:
-            self.exchanged[model, stage.name].inc(stage.bytes_exchanged)
-            self.waited[model, stage.name].inc(stage.wait_ms / 1000)
+            self._exchanged[model, stage.name].inc(stage.bytes_exchanged)
+            self._waited[model, stage.name].inc(stage.wait_ms / 1000)
 
     def _store(self, model: str, report: QueryReport) -> None:
         store = report.store
         for direction, count in (("put", store.bytes_put), ("get", store.bytes_get)):
             if count:
-                self.bytes[model, direction].inc(count)
+                self._store_bytes[model, direction].inc(count)
         for operation, count in (("put", store.puts), ("get", store.gets), ("exists", store.exists)):
             if count:
-                self.operations[model, operation].inc(count)
+                self._operations[model, operation].inc(count)
 
     def failed(self, model: str, error: BaseException) -> None:
-        self.queries[model, "none", outcome(error)].inc()
+        self._queries[model, "none", outcome(error)].inc()
 
 
 def outcome(error: BaseException) -> str:

@@ -359,16 +359,6 @@ async def test_what_is_promoted_answers_after_the_next_look_and_what_is_gone_dra
     assert [*driver.served] == [served_name("faces", "new")]
 
 
-def test_an_application_without_a_usable_variant_is_unavailable(registry, store):
-    register(registry, "others", version("net", 1, variant("only", place=Place.INSTANCE, kind="g6.xlarge")))
-    driver = Driver(registry, store)
-    driver.applications.releases.served["others"] = type(driver.applications.releases.find("faces"))(
-        "others", FunctionsPlace(1, 1.0), lambda: 0.0
-    )
-    with pytest.raises(UnavailableError, match="others"):
-        asyncio.run(driver.applications.open())
-
-
 async def test_a_look_that_began_before_a_change_does_not_undo_it(driver, registry, monkeypatch):
     register(registry, "faces", version("net", 2, NEW))
     await driver.applications.open()

@@ -181,15 +181,7 @@ def test_service_times_follow_the_machine_and_ignore_single_outliers():
     assert times.seconds(72) == pytest.approx(2 * times.seconds(32) + times.seconds(8))
 
 
-def test_busy_window_counts_what_ran_within_it():
-    window = BusyWindow(0.0, 10.0)
-    assert window.share(0.0) == 0.0
-    window.add(1.0, 2.0)
-    assert window.share(2.0) == pytest.approx(0.5)  # it has been open for two seconds
-    window.add(12.0, 14.0)
-    assert window.share(14.0) == pytest.approx(0.2)
-    assert window.share(23.0) == pytest.approx(0.1)
-    assert window.share(40.0) == 0.0
+def test_busy_window_counts_what_still_runs():
     window = BusyWindow(0.0, 10.0)
     assert window.share(20.0, running_since=15.0) == pytest.approx(0.5)
     assert window.share(99.0, running_since=15.0) == 1.0
@@ -206,24 +198,6 @@ def test_the_share_equals_what_adding_up_all_times_gives(steps, later):
     begin = max(now - 10.0, 0.0)
     busy_s = sum(max(0.0, min(ended, now) - max(began, begin)) for began, ended in spans)
     assert window.share(now) == pytest.approx(busy_s / (now - begin) if now > begin else 0.0, abs=1e-6)
-
-
-def occupants_of(*rows):
-    return [Occupant(name, size, last_used, busy) for name, size, last_used, busy in rows]
-
-
-@pytest.mark.parametrize(
-    ("size", "bound", "expected"),
-    [
-        (10, 100, ()),
-        (40, 100, ("old",)),
-        (70, 100, ("old", "new")),
-        (71, 100, None),  # the busy one stays, so nobody goes in vain
-    ],
-)
-def test_the_least_recently_used_go_first_and_busy_ones_stay(size, bound, expected):
-    there = occupants_of(("new", 30, 9.0, False), ("busy", 30, 0.0, True), ("old", 30, 1.0, False))
-    assert victims(size, there, bound) == expected
 
 
 ROOMS = st.lists(

@@ -154,14 +154,6 @@ def test_a_burst_that_comes_a_tick_early_is_served_from_its_first_tick_on():
     assert windows.serves
 
 
-def test_instances_are_off_in_long_gaps():
-    windows = KeepAlivePredictor()
-    predictions(periodic(10), windows)
-    quiet = predictions(periodic(1, before=0), windows)[25:]
-    assert quiet.count(True) <= BOOT_TICKS + 4
-    assert quiet == sorted(quiet)  # off, and then on for good
-
-
 def test_short_gaps_are_idled_through():
     windows = KeepAlivePredictor()
     load = periodic(30, burst=10, period=15)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import tomllib
 
 import numpy as np
 
@@ -23,28 +24,25 @@ from tests.support.hand_clock import Clock
 
 CLASSES = 7
 GPU = Purchase("gpu")
-SCENARIO = {
-    "slo_ms": 200,
-    "lambda": {
-        "usd_per_query": 1e-4,
-        "latency_ms": 100,
-        "cold_ms": 400,
-        "concurrency": 100,
-        "memory_gb": 1,
-        "keep_alive_s": 600,
-    },
-    "instance": [
-        {
-            "name": "gpu",
-            "usd_per_hour": 3.6,
-            "spot_usd_per_hour": 0,
-            "boot_s": 10,
-            "min_billing_s": 0,
-            "qps": 100,
-            "batches": [[1, 10], [8, 40]],
-        }
-    ],
-}
+TEXT = """
+slo_ms = 200
+[lambda]
+usd_per_query = 1e-4
+latency_ms = 100
+cold_ms = 400
+concurrency = 100
+memory_gb = 1
+keep_alive_s = 600
+[[instance]]
+name = "gpu"
+usd_per_hour = 3.6
+spot_usd_per_hour = 0
+boot_s = 10
+min_billing_s = 0
+qps = 100
+batches = [[1, 10], [8, 40]]
+"""
+SCENARIO = tomllib.loads(TEXT)
 TWO_TYPES = {
     **SCENARIO,
     "instance": [

@@ -13,26 +13,7 @@ from serfer.fleet.open_pool import _label, choose_routing, instance_command, rou
 from serfer.fleet.purchase import Purchase
 from serfer.settings import Settings
 from serfer_bench.study.policies.mark.lstm import LstmWeights
-from tests.fleet.fakes import SCENARIO
-
-TEXT = """
-slo_ms = 200
-[lambda]
-usd_per_query = 1e-4
-latency_ms = 100
-cold_ms = 400
-concurrency = 100
-memory_gb = 1
-keep_alive_s = 600
-[[instance]]
-name = "gpu"
-usd_per_hour = 3.6
-spot_usd_per_hour = 0
-boot_s = 10
-min_billing_s = 0
-qps = 100
-batches = [[1, 10], [8, 40]]
-"""
+from tests.fleet.fakes import SCENARIO, TEXT
 
 
 @pytest.fixture

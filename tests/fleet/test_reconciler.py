@@ -53,6 +53,14 @@ class World:
         self.ready = dict.fromkeys(self.ready, True)
 
 
+def serving_world(count=1, **given):
+    """Return a world of so many instances that serve."""
+    world = World(**given)
+    world.step(count)
+    world.boot()
+    return world
+
+
 def test_missing_instances_are_started_once_and_serve_when_ready():
     world = World()
     assert world.step(2, 5) == {"i-1": "booting", "i-2": "booting"}
@@ -62,9 +70,7 @@ def test_missing_instances_are_started_once_and_serve_when_ready():
 
 
 def test_booting_instances_are_stopped_first_then_the_youngest():
-    world = World()
-    world.step(2)
-    world.boot()
+    world = serving_world(2)
     world.step(3, 2)
     assert world.step(2, 1) == {"i-1": "serving", "i-2": "serving", "i-3": "draining"}
     assert list(world.ready) == ["i-1", "i-2"]  # nobody ever sent the third one a query
@@ -75,26 +81,20 @@ def test_booting_instances_are_stopped_first_then_the_youngest():
 
 
 def test_instance_that_owes_answers_is_stopped_late_but_is_stopped():
-    world = World()
-    world.step(1)
-    world.boot()
+    world = serving_world()
     world.busy = {"i-1"}
     assert world.step(0, 60) == {"i-1": "draining"}
     world.busy = set()
     world.step(0)
     assert world.ready == {}
-    world = World()
-    world.step(1)
-    world.boot()
+    world = serving_world()
     world.busy = {"i-1"}
     world.step(0, 200)
     assert world.ready == {}
 
 
 def test_leaving_members_are_kept_before_new_ones_start():
-    world = World()
-    world.step(2)
-    world.boot()
+    world = serving_world(2)
     world.step(1, 2)
     assert world.step(2) == {"i-1": "serving", "i-2": "serving"}
     assert world.started == 2
@@ -102,9 +102,7 @@ def test_leaving_members_are_kept_before_new_ones_start():
 
 @pytest.mark.who_may
 def test_an_instance_that_its_owner_keeps_can_be_used_again():
-    world = World(obeys=False)
-    world.step(1)
-    world.boot()
+    world = serving_world(1, obeys=False)
     world.step(0, 110)
     assert 1 < world.stops < 6  # it is asked again, but not every second
     assert world.step(1) == {"i-1": "serving"}
@@ -112,9 +110,7 @@ def test_an_instance_that_its_owner_keeps_can_be_used_again():
 
 
 def test_instance_that_is_not_ready_is_replaced():
-    world = World()
-    world.step(1)
-    world.boot()
+    world = serving_world()
     world.step(1)
     world.ready["i-1"] = False
     world.busy = {"i-1"}  # nobody waits for what does not answer
@@ -130,9 +126,7 @@ def test_instance_that_is_not_ready_is_replaced():
 
 @pytest.mark.killed
 def test_an_instance_that_dies_is_replaced_at_once():
-    world = World()
-    world.step(1)
-    world.boot()
+    world = serving_world()
     world.step(1, 5)
     world.ready.clear()
     world.step(1)
@@ -145,9 +139,7 @@ def test_starts_that_bring_no_instance_become_rare():
         world.step(1)
         world.ready.clear()
     assert 5 < world.started < 15
-    world = World(most=1)
-    world.step(3)
-    world.boot()
+    world = serving_world(3, most=1)
     world.step(3, 300)
     assert list(world.ready) == ["i-1"]
     assert 5 < world.started < 40
@@ -178,9 +170,7 @@ def test_an_instance_that_ends_by_itself_gets_no_queries():
 
 def spot_world():
     """Return a world of two spot instances that serve."""
-    world = World(Reconciler(BOOT_S, SPOT))
-    world.step(2)
-    world.boot()
+    world = serving_world(2, reconciler=Reconciler(BOOT_S, SPOT))
     world.step(2)
     return world
 
@@ -229,9 +219,7 @@ def test_a_spot_instance_that_was_stopped_or_never_served_is_not_an_interruption
 
 
 def test_instances_on_demand_are_never_interrupted():
-    world = World()
-    world.step(1)
-    world.boot()
+    world = serving_world()
     world.step(1)
     world.ending = {"i-1"}
     assert world.step(1, 2)["i-1"] == "draining"

@@ -223,18 +223,14 @@ def stored(key, clock, **record):
         {"busy": ["with space"]},
         {"driver": ""},
         {"driver": "x" * 301},
+        *({"beats": beats} for beats in (-1, "x", None, True, 1.5, 10**40)),
     ],
 )
-def test_an_invalid_load_is_left_out(key, change):
+def test_an_invalid_load_or_count_is_left_out(key, change):
     good = {"load": unstructure(DriverLoad("c")), "beats": 1}
-    bad = {"load": {**unstructure(DriverLoad("b")), **change}, "beats": 1}
+    bad = {"beats": change.get("beats", 1), "load": {**unstructure(DriverLoad("b")), **change}}
+    bad["load"].pop("beats", None)
     assert tick(stored(key, Clock(), drivers=[bad, good])) == PoolView((DriverLoad("c"),))
-
-
-@pytest.mark.parametrize("beats", [-1, "x", None, True, 1.5, 10**40])
-def test_an_entry_without_a_valid_count_is_left_out(key, beats):
-    entry = {"load": unstructure(DriverLoad("b")), "beats": beats}
-    assert tick(stored(key, Clock(), drivers=[entry])) == PoolView()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from serfer.core.exactness import difference
 from tests.e2e.dense import split_dense
 from tests.e2e.small import CLASSES, batch
-from tests.fleet.test_open_pool import TEXT as SCENARIO
+from tests.fleet.fakes import TEXT as SCENARIO
 from tests.instance.conftest import PATIENCE, pixels
 
 

@@ -36,7 +36,7 @@ from serfer.settings import Settings
 from tests.api.conftest import running_made
 from tests.e2e.conftest import eventually
 from tests.e2e.small import CLASSES, batch, split_small
-from tests.fleet.test_open_pool import TEXT as SCENARIO
+from tests.fleet.fakes import TEXT as SCENARIO
 from tests.instance.conftest import PATIENCE
 from tests.instance.heavy import WEIGHTS, split_heavy
 

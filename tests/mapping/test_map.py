@@ -88,19 +88,6 @@ def test_pixels_without_data_have_none_in_the_result_and_their_windows_are_not_c
     assert_equal(read(out), expected(values))
 
 
-def test_a_dry_run_says_what_it_takes_and_writes_nothing(serfer, command, tmp_path):
-    done = serfer(*command, "--dry-run")
-    assert done.code == 0
-    assert "64 x 80 pixels, 20 windows" in done.out
-    assert "$0.0000" in done.out
-    estimate = json.loads(serfer(*command, "--dry-run", "--json").out)
-    assert estimate["missing"] == 20
-    assert 0 < estimate["overlap"] < 0.5
-    assert estimate["usd"] > 0
-    assert estimate["seconds"] > 0
-    assert [path.name for path in tmp_path.iterdir()] == ["image.tif"]
-
-
 def test_a_window_that_fails_is_listed_and_computed_when_it_is_run_again(serfer, command, tmp_path, monkeypatch):
     submit, calls = Pipeline.submit, []
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 
 import pytest
 import rasterio
@@ -155,45 +154,6 @@ def test_a_full_disk_keeps_what_is_done(serfer, command, begun, tmp_path):
     assert begun.err.count("7 of 20") == 1
     assert not (tmp_path / "result.tif").exists()
     assert json.loads(serfer(*command, "--json").out)["resumed"] == 7
-
-
-@pytest.fixture
-def disk(tmp_path):
-    """A disk of its own, of eight megabytes."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place]
-    if os.geteuid() or subprocess.run(mount, check=False).returncode:
-        pytest.skip("a file system cannot be mounted here")
-    yield place
-    subprocess.run(["/bin/umount", place], check=True)
-
-
-def test_full_disk_at_nine_tenths_keeps_windows_and_the_map_goes_on(serfer, report_of, command, disk, monkeypatch):
-    put, out = ResultParts.put, disk / "result.tif"
-
-    def filling(parts, number, values):
-        if number == 18:
-            with (disk / "others").open("wb", buffering=0) as others, suppress(OSError):
-                while True:
-                    others.write(bytes(1 << 12))
-        put(parts, number, values)
-
-    monkeypatch.setattr(ResultParts, "put", filling)
-    stopped = serfer(*command, "--out", out, "--set", "concurrency=1")
-    assert stopped.code == 4
-    assert "18 of 20" in stopped.err
-    monkeypatch.undo()
-    monkeypatch.setenv("COLUMNS", "400")
-    assert sorted(path.name for path in disk.iterdir()) == ["others", "result.tif.parts"]
-    again = serfer(*command, "--out", out)
-    assert again.code == 4
-    assert not out.exists()
-    (disk / "others").unlink()
-    report = report_of(*command, "--out", out)
-    assert (report["resumed"], report["computed"]) == (18, 2)
-    assert_equal(read(out), expected(pixels(HEIGHT, WIDTH)))
-    assert [path.name for path in disk.iterdir()] == ["result.tif"]
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut"])

@@ -18,11 +18,16 @@ from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 
-def test_dollars_of_a_megapixel_and_a_square_kilometre_are_said_before_a_map_starts(serfer, command):
+def test_work_and_dollars_are_said_before_a_map_starts_and_a_dry_run_writes_nothing(serfer, command, tmp_path):
     done = serfer(*command, "--dry-run")
+    assert "64 x 80 pixels, 20 windows" in done.out
     assert "a megapixel, $" in done.out
     assert "a km²)" in done.out
     estimate = json.loads(serfer(*command, "--dry-run", "--json").out)
+    assert estimate["missing"] == 20
+    assert 0 < estimate["overlap"] < 0.5
+    assert estimate["seconds"] > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["image.tif"]
     assert estimate["usd_per_megapixel"] == pytest.approx(estimate["usd"] * 1e6 / (HEIGHT * WIDTH))
     assert estimate["usd_per_km2"] == pytest.approx(4 * estimate["usd_per_megapixel"]), "pixels of half a metre"
     started = serfer(*command)

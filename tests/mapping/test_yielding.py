@@ -5,14 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import Future
 
 import pytest
 
-import serfer as package
 from serfer.core.errors import LambdaThrottledError
-from serfer.local.server import free_port
 from serfer.pipeline.blocking import Pipeline
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.offline.services import serving
@@ -40,35 +37,6 @@ def asked(service, times):
 
 
 class TestYielding:
-    def test_nothing_starts_beside_online_load_and_everything_is_done_after_it(
-        self, service, image, plan, tmp_path, monkeypatch
-    ):
-        submitted = []
-        submit = Pipeline.submit
-
-        def counted(self, *arguments, **options):
-            submitted.append(1)
-            return submit(self, *arguments, **options)
-
-        monkeypatch.setattr(Pipeline, "submit", counted)
-        service.replies = [load(0.9)]
-        done = []
-
-        def job():
-            done.append(package.map(image, plan, tmp_path / "result.tif", workers="inprocess", yield_to=[service.url]))
-
-        thread = threading.Thread(target=job)
-        thread.start()
-        asked(service, 20)
-        assert submitted == []
-        assert thread.is_alive()
-        service.replies = [load(0.1)]
-        thread.join(60)
-        [report] = done
-        assert (report.computed, len(submitted)) == (WINDOWS, WINDOWS)
-        assert report.paused_s > 0
-        assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
-
     def test_a_pause_is_named_and_its_time_reported(self, service, serfer, command):
         service.replies = [*[load(0.0)] * 2, *[load(0.0, latency=1.5)] * 40, load(0.2)]
         done = serfer(*command, "--yield-to", service.url, "--set", "concurrency=1")
@@ -110,10 +78,6 @@ class TestYielding:
         refused = serfer(*command, "--yield-to", service.url)
         assert (refused.code, "--yield-to 127.0.0.1" in refused.err) == (code, True)
         assert not (tmp_path / "result.tif.parts").exists()
-
-    def test_a_service_that_is_not_there_is_unavailable(self, serfer, command):
-        refused = serfer(*command, "--yield-to", f"http://127.0.0.1:{free_port()}")
-        assert (refused.code, "cannot be reached" in refused.err) == (4, True)
 
     def test_a_dry_run_asks_nobody(self, service, serfer, command):
         assert serfer(*command, "--dry-run", "--yield-to", service.url).code == 0

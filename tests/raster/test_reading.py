@@ -152,13 +152,6 @@ def test_ground_control_points_are_named_as_not_kept(tmp_path):
         assert source.georeference.not_kept == ("its ground control points",)
 
 
-def test_further_pages_are_noted(tmp_path):
-    page = Image.fromarray(pixels(40, 50, 1)[0])
-    page.save(tmp_path / "a.tif", save_all=True, append_images=[page, page])
-    with open_raster(tmp_path / "a.tif") as source:
-        assert source.notes == ("it has 3 pages: the first is read",)
-
-
 def test_files_beside_an_image_change_nothing(tmp_path):
     path = write(tmp_path / "a.tif", values := pixels(20, 30))
     (tmp_path / "a.tfw").write_text("1\n0\n0\n-1\n5\n6\n")

@@ -61,6 +61,22 @@ class MotoServer(LocalServer):
         with self.client("cloudformation") as client:
             client.create_stack(StackName=name, TemplateBody=json.dumps(template))
 
+    def auto_scaling_groups(self, sizes):
+        """Create groups of these least and most sizes."""
+        with self.client("ec2") as ec2:
+            subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
+            data = {"ImageId": "ami-12c6146b", "InstanceType": "g6.xlarge"}
+            ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData=data)
+        with self.client("autoscaling") as client:
+            for name, (least, most) in sizes.items():
+                client.create_auto_scaling_group(
+                    AutoScalingGroupName=name,
+                    MinSize=least,
+                    MaxSize=most,
+                    VPCZoneIdentifier=subnet,
+                    LaunchTemplate={"LaunchTemplateName": "gpu"},
+                )
+
     def check_permissions(self):
         """Create a user who may do nothing, have permissions checked from now on, and return the user's access."""
         with self.client("iam") as client:

@@ -18,6 +18,15 @@ from tests.fleet.fakes import GPU, Drivers, Wants
 ONE = np.zeros((1, 4, 4, 3), np.uint8)
 
 
+async def serving(count, names="a"):
+    """Return drivers whose instances serve, the world of all of them first."""
+    made = Drivers(ends=[GPU])
+    drivers = [made.add(name) for name in names]
+    made.want(count)
+    await made.step(20)
+    return made, *drivers
+
+
 async def test_a_pool_grows_serves_and_shrinks_to_nothing():
     made = Drivers(ends=[GPU])
     one = made.add("a")
@@ -74,11 +83,7 @@ async def test_every_driver_decides_on_the_load_of_all_and_uses_the_same_instanc
 
 @pytest.mark.killed
 async def test_another_driver_leads_when_the_leader_dies_and_adopts_its_instances():
-    made = Drivers(ends=[GPU])
-    for name in "abc":
-        made.add(name)
-    made.want(2)
-    await made.step(20)
+    made, *_ = await serving(2, "abc")
     there = dict(made.provisioner.there)
     made.kill(made.leader)
     await made.step(9)  # two ticks, the lease and a second
@@ -94,11 +99,7 @@ async def test_another_driver_leads_when_the_leader_dies_and_adopts_its_instance
 
 @pytest.mark.killed
 async def test_a_leader_that_died_while_one_drained_is_followed_by_one_that_stops_it():
-    made = Drivers(ends=[GPU])
-    for name in "ab":
-        made.add(name)
-    made.want(2)
-    await made.step(20)
+    made, *_ = await serving(2, "ab")
     made.want(1)
     await made.step(2)
     assert len(made.provisioner.there) == 2
@@ -122,10 +123,7 @@ async def test_a_later_driver_learns_of_running_instances():
 
 @pytest.mark.killed
 async def test_an_instance_that_dies_is_replaced():
-    made = Drivers(ends=[GPU])
-    one = made.add("a")
-    made.want(1)
-    await made.step(15)
+    made, one = await serving(1)
     made.net.up.clear()
     made.provisioner.there.clear()
     await made.step(3)
@@ -136,10 +134,7 @@ async def test_an_instance_that_dies_is_replaced():
 
 
 async def test_an_instance_that_did_not_answer_gets_queries_again_when_it_is_ready():
-    made = Drivers(ends=[GPU])
-    one = made.add("a")
-    made.want(1)
-    await made.step(15)
+    made, one = await serving(1)
     (name,) = made.provisioner.there
     made.net.fail(f"http://{name}")
     assert await one.pool.run(ONE, 30) is None
@@ -168,10 +163,7 @@ async def test_a_failing_provisioner_is_tried_again_and_logged_once(caplog):
 
 
 async def test_without_the_store_instances_go_on_serving_and_none_is_started_or_stopped():
-    made = Drivers(ends=[GPU])
-    drivers = [made.add(name) for name in "ab"]
-    made.want(1)
-    await made.step(15)
+    made, *drivers = await serving(1, "ab")
     made.coordination.gone = True
     made.want(0)
     await made.step(60)
@@ -186,10 +178,7 @@ async def test_without_the_store_instances_go_on_serving_and_none_is_started_or_
 
 
 async def test_a_store_that_fails_once_costs_a_leader_neither_its_lease_nor_an_instance():
-    made = Drivers(ends=[GPU])
-    one = made.add("a")
-    made.want(2)
-    await made.step(15)
+    made, one = await serving(2)
     made.coordination.gone = True
     made.want(1)
     await made.step(1)
@@ -305,11 +294,7 @@ async def test_changes_are_logged_with_the_policys_reason(caplog):
 
 
 async def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
-    made = Drivers(ends=[GPU])
-    for name in "ab":
-        made.add(name)
-    made.want(2)
-    await made.step(15)
+    made, *_ = await serving(2, "ab")
     first = made.kill("a")
     await first.close()
     assert len(made.provisioner.there) == 2

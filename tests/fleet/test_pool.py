@@ -35,6 +35,14 @@ class Made:
     async def ask(self, batch=ONE, deadline_s=30.0):
         return await self.pool.run(batch, deadline_s)
 
+    async def begin(self, count, **given):
+        """Begin so many queries, which instances do not answer until the gate opens."""
+        self.net.gate.clear()
+        pending = [asyncio.create_task(self.ask(**given)) for _ in range(count)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return pending
+
 
 async def test_without_instances_everything_goes_through_the_functions():
     made = Made(members=())
@@ -56,10 +64,7 @@ async def test_an_instance_answers_at_its_own_price_and_is_paid_for_by_the_hour(
 
 async def test_queries_go_to_the_instance_with_the_least_to_do_and_to_the_functions_when_all_would_be_late():
     made = Made(members=("a", "b"))
-    made.net.gate.clear()
-    pending = [asyncio.create_task(made.ask()) for _ in range(200)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    pending = await made.begin(200)
     sent = [url for url, *_ in made.net.requests]
     assert sent[:4] == [A, B, A, B]
     assert abs(sent.count(A) - sent.count(B)) <= 1
@@ -75,10 +80,7 @@ async def test_other_drivers_are_taken_to_send_as_much():
     for drivers in (1, 4):
         made = Made()
         made.pool.drivers = drivers
-        made.net.gate.clear()
-        pending = [asyncio.create_task(made.ask()) for _ in range(200)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        pending = await made.begin(200)
         sent.append(len(made.net.requests))
         made.net.gate.set()
         await asyncio.gather(*pending)
@@ -150,10 +152,7 @@ async def test_an_instance_is_given_as_long_as_leaves_the_functions_their_time()
 async def test_where_the_functions_are_full_an_instance_is_given_all_the_time():
     made = Made()
     made.pool.elsewhere = 100
-    made.net.gate.clear()
-    pending = [asyncio.create_task(made.ask()) for _ in range(100)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
+    pending = await made.begin(100)
     assert len(made.net.requests) == 100
     assert made.net.requests[-1][2:] == (30.0, 30.0)
     made.net.gate.set()
@@ -193,9 +192,7 @@ async def test_ceiling_refuses_and_says_when_there_is_money_again():
 async def test_a_query_past_its_deadline_is_not_sent_again():
     made = Made()
     made.net.fail(A, FaultKind.NO_RESPONSE)
-    made.net.gate.clear()
-    pending = asyncio.create_task(made.ask(deadline_s=5.0))
-    await asyncio.sleep(0)
+    [pending] = await made.begin(1, deadline_s=5.0)
     made.clock.now += 6
     made.net.gate.set()
     with pytest.raises(DeadlineError):
@@ -204,9 +201,7 @@ async def test_a_query_past_its_deadline_is_not_sent_again():
 
 async def test_a_removed_instance_still_answers_its_queries():
     made = Made()
-    made.net.gate.clear()
-    pending = asyncio.create_task(made.ask())
-    await asyncio.sleep(0)
+    [pending] = await made.begin(1)
     made.pool.use([])
     assert await made.ask() is None
     assert made.pool.take_stats().busy == ("a",)
@@ -219,9 +214,7 @@ async def test_a_removed_instance_still_answers_its_queries():
 
 async def test_a_cancelled_query_leaves_no_trace():
     made = Made()
-    made.net.gate.clear()
-    pending = asyncio.create_task(made.ask())
-    await asyncio.sleep(0)
+    [pending] = await made.begin(1)
     pending.cancel()
     await asyncio.gather(pending, return_exceptions=True)
     assert made.pool.take_stats().busy == ()
@@ -267,9 +260,7 @@ def two_types(**more):
 async def test_an_answer_costs_the_share_of_its_instances_type_and_market():
     prices = {"a": 3.6 / 100, "b": 1.2 / 100, "c": 0.36 / 10}
     made = two_types()
-    made.net.gate.clear()
-    pending = [asyncio.create_task(made.ask()) for _ in range(20)]
-    await asyncio.sleep(0)
+    pending = await made.begin(20)
     made.net.gate.set()
     result = {answer.instance: answer.cost_usd for answer in await asyncio.gather(*pending)}
     assert result == {name: pytest.approx(usd / 3600) for name, usd in prices.items()}

@@ -23,21 +23,7 @@ GROUP = "shop-gpu"
 @pytest.fixture(scope="module")
 def moto():
     with MotoServer() as server:
-        with server.client("ec2") as ec2:
-            subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
-            ec2.create_launch_template(
-                LaunchTemplateName="gpu",
-                LaunchTemplateData={"ImageId": "ami-12c6146b", "InstanceType": "g6.xlarge"},
-            )
-        for name, least, most in ((GROUP, 0, 3), ("other", 2, 5)):
-            with server.client("autoscaling") as client:
-                client.create_auto_scaling_group(
-                    AutoScalingGroupName=name,
-                    MinSize=least,
-                    MaxSize=most,
-                    VPCZoneIdentifier=subnet,
-                    LaunchTemplate={"LaunchTemplateName": "gpu"},
-                )
+        server.auto_scaling_groups({GROUP: (0, 3), "other": (2, 5)})
         yield server
 
 

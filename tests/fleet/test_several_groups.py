@@ -17,20 +17,7 @@ def moto(monkeypatch):
     with MotoServer() as server:
         for name, value in {**ACCESS, "AWS_ENDPOINT_URL": server.url}.items():
             monkeypatch.setenv(name, value)
-        with server.client("ec2") as ec2:
-            subnet = ec2.describe_subnets()["Subnets"][0]["SubnetId"]
-            ec2.create_launch_template(
-                LaunchTemplateName="gpu", LaunchTemplateData={"ImageId": "ami-12c6146b", "InstanceType": "g6.xlarge"}
-            )
-        with server.client("autoscaling") as client:
-            for name in GROUPS.values():
-                client.create_auto_scaling_group(
-                    AutoScalingGroupName=name,
-                    MinSize=0,
-                    MaxSize=4,
-                    VPCZoneIdentifier=subnet,
-                    LaunchTemplate={"LaunchTemplateName": "gpu"},
-                )
+        server.auto_scaling_groups(dict.fromkeys(GROUPS.values(), (0, 4)))
         yield server
 
 

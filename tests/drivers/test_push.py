@@ -22,7 +22,6 @@ from serfer.core.wire import Crop, Report
 from serfer.drivers.clock import LOOP_CLOCK
 from serfer.drivers.driver import TTL_MARGIN_S, RequestContext
 from serfer.drivers.push import PushDriver
-from serfer.storage.memory import MemoryStore
 from tests.core.plans import small_plan
 from tests.drivers.conftest import AwayStore, WatchedStore
 from tests.drivers.fake_clock import FakeClock
@@ -374,14 +373,6 @@ def test_calls_to_a_store_that_is_away_are_made_again(store):
     assert store.keys == set()
 
 
-def test_a_plan_of_one_stage_leaves_the_store_alone():
-    class Untouchable(MemoryStore):
-        def delete(self, keys):
-            raise AssertionError(keys)
-
-    assert ask(Workers(MemoryStore(), tiles=(1,)), Untouchable(), crops=CROPS[:1], tiles=(1,)).overheads.retries == 0
-
-
 class TestInline:
     """What the driver carries itself, from answers into later payloads."""
 
@@ -396,20 +387,6 @@ class TestInline:
             assert list(task.parts) == [part for source in range(4) for part in read(task, source)]
         assert workers.sent[6].parts == (None,) * 4
         assert answer.payload_bytes == [40, 2 * 4 * 12, 0]
-
-    def test_a_plan_that_is_all_inline_needs_no_store(self):
-        class Untouchable(MemoryStore):
-            def put(self, key, value, ttl):
-                raise AssertionError(key, value, ttl)
-
-            def delete(self, keys):
-                raise AssertionError(keys)
-
-        workers = Workers(Untouchable())
-        answer = ask(workers, workers.store, inline={0, 1}, batch=3)
-        assert answer.outputs == [(written(workers.sent[-1]),)]
-        assert list(workers.sent[-1].parts) == [part for source in range(2) for part in read(workers.sent[-1], source)]
-        assert answer.payload_bytes == [40, 3 * 2 * 4 * 12, 3 * 2 * 12]
 
     def test_parts_are_views_of_the_answers(self, store):
         sent = {}

@@ -128,10 +128,6 @@ class TestDeployed:
         result = serfer_here(*common, **{**service, "AWS_ENDPOINT_URL_LAMBDA": "garbage"})
         result.complains(2, "AWS_ENDPOINT_URL_LAMBDA")
 
-    def test_missing_functions_are_named(self, serfer_here, single, service, redis, examples):
-        common = ("classify", examples / "rocket.jpg", "--plan", single, "--workers", "aws", "--store", redis)
-        serfer_here(*common, **service).complains(4, "Function not found")
-
 
 class TestPluggedIn:
     """A store of the user's own, installed beside SerFer, reaches workers that are processes too."""

@@ -240,16 +240,6 @@ class TestChaos:
             invocations.idle()
             store.delete([key.decode() for key in keys(redis)])
 
-    @pytest.mark.slow
-    def test_members_that_all_freeze_are_ended_by_their_functions_time_limit(
-        self, monkeypatch, opened, rows, invocations
-    ):
-        for name in ("_COLD_START_S", "_REPORT_S"):
-            monkeypatch.setattr(f"serfer.core.plan.gang_times.{name}", 1.0)
-        pipeline = opened(rows)
-        invocations.stop()
-        assert check(pipeline, rows, start(pipeline)).retries == 2
-
     @pytest.mark.parametrize("behind", [pytest.param("from the start", marks=pytest.mark.weekly), "later"])
     def test_a_late_member_gets_a_duplicate_and_the_answer_is_the_same(
         self, opened, rows, invocations, monkeypatch, behind
@@ -273,17 +263,6 @@ class TestChaos:
         os.kill(pids[1], signal.SIGCONT)
         assert check(pipeline, rows, query).hedges >= 1  # on a busy machine also for other tasks
         assert [task.tile for task in invocations.seen if task and task.query == late.query].count(0) == 2
-
-    @pytest.mark.slow
-    def test_a_member_that_is_cold_by_two_seconds_is_waited_for(self, settings, rows, redis, invocations):
-        with serfer.open(rows, store=redis, workers="local", settings=settings) as pipeline:
-            query = start(pipeline)
-            _, pids = invocations.members(2)
-            os.kill(pids[1], signal.SIGSTOP)
-            timer = threading.Timer(2, os.kill, [pids[1], signal.SIGCONT])
-            timer.start()
-            assert check(pipeline, rows, query).retries == 0
-            timer.join()
 
     def test_a_member_for_which_there_is_no_room_has_the_others_stop(self, opened, rows, throttled):
         pipeline = opened(rows)

@@ -86,17 +86,6 @@ def test_png_holds_masks_and_maps_of_one_channel(run, answer, examples, tmp_path
     assert np.abs(read_depth(tmp_path / "maps" / "rocket.head_depth.png") - depth).max() <= np.ptp(depth) / 130_000
 
 
-def test_tiff_holds_every_channel_in_float32(run, answer, examples, tmp_path):
-    assert run(examples / "rocket.jpg", "--out", tmp_path, "--format", "tiff").code == 0
-    with Image.open(tmp_path / "rocket.scores.tiff") as pages:
-        read = []
-        for page in range(pages.n_frames):
-            pages.seek(page)
-            read.append(np.asarray(pages))
-    assert np.array_equal(np.stack(read), answer["scores"][0])
-    assert (tmp_path / "rocket.embedding.npy").exists()
-
-
 def test_an_array_is_the_input_itself(run, dense, tmp_path):
     batch = np.random.default_rng(0).standard_normal((3, 3, SIZE, SIZE), dtype=np.float32)
     np.save(tmp_path / "input.npy", batch)
@@ -188,3 +177,80 @@ def test_reductions_are_options_of_split(serfer_here, run, examples, tmp_path):
         assert (mask.mode, mask.size) == ("P", (51, 68))
     serfer_here("split", path, "--out", tmp_path / "no", "--reduce", "max").complains(2, "--reduce is argmax")
     serfer_here("split", path, "--out", tmp_path / "no", "--resize-output", "9").complains(2, "--resize-output '9'")
+
+
+@pytest.fixture
+def keep(serfer_here, dense, tmp_path):
+    def command(*arguments, **variables):
+        given = {"SERFER_RESULTS": f"file://{tmp_path}/results", **variables}
+        return serfer_here("run", "--plan", dense, "--workers", "inprocess", *arguments, **given)
+
+    return command
+
+
+@pytest.fixture
+def result(serfer_here, tmp_path):
+    url = f"file://{tmp_path}/results"
+    return lambda *arguments: serfer_here("result", *arguments, "--results", url)
+
+
+def test_kept_outputs_are_shown_fetched_and_deleted_by_id(keep, result, dense, examples, tmp_path):
+    kept = keep(examples / "rocket.jpg", examples / "coffee.png", "--keep", "--json")
+    assert (kept.code, kept.err) == (0, "")
+    first, second = map(json.loads, kept.lines)
+    assert first["image"] == str(examples / "rocket.jpg")
+    assert first["result"] != second["result"]
+    assert first["expires"] - first["created"] == 86_400
+    assert [(each["name"], each["dtype"], each["shape"]) for each in first["outputs"]] == [
+        (name, dtype, [1, *dims]) for name, (dtype, dims) in OUTPUTS.items()
+    ]
+    assert {"stages", "store", "cost_usd", "latency_ms"} <= first.keys()
+    shown = result("show", first["result"], "--json")
+    assert json.loads(shown.out) == {key: first[key] for key in json.loads(shown.out)}
+    fetched = result("get", first["result"], "--out", tmp_path / "maps")
+    assert fetched.lines == [str(tmp_path / "maps" / f"{first['result']}.{name}.npy") for name in FILES.values()]
+    with serfer.open(dense) as pipeline:
+        answer = pipeline.run(pipeline.pixels([examples / "rocket.jpg"]))
+    for path, name in zip(fetched.lines, OUTPUTS, strict=True):
+        assert np.array_equal(np.load(path), answer[name])
+    result("get", first["result"], "--out", tmp_path / "maps").complains(3, "exists")
+    assert result("delete", first["result"]).code == 0
+    result("show", first["result"]).complains(3, f"there is no result {first['result']}")
+    assert result("show", second["result"]).code == 0
+
+
+def test_the_text_says_what_is_kept_where_and_how_long(keep, examples, tmp_path):
+    kept = keep(examples / "rocket.jpg", "--keep", "--out", tmp_path / "maps")
+    assert (kept.code, kept.err) == (0, "")
+    for words in ("1x5x34x34", "int64", "result ", "until 20", "rocket.head_depth.npy", "stage-0", "$"):
+        assert words in kept.out
+    assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == sorted(
+        f"rocket.{name}.npy" for name in FILES.values()
+    )
+
+
+def test_without_a_store_of_results_they_lie_in_the_users_cache(keep, serfer_here, examples, cache):
+    kept = keep(examples / "rocket.jpg", "--keep", "--json", SERFER_RESULTS="")
+    name = json.loads(kept.out)["result"]
+    assert (cache / "results").stat().st_mode & 0o777 == 0o700
+    assert serfer_here("result", "show", name).code == 0
+    assert serfer_here("result", "delete", name).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "--out, the folder for outputs, or --keep"),
+        (("--out", "maps", "--results", "file:///tmp/x"), "give --keep too"),
+        (("--keep", "--compare"), "--keep goes without"),
+        (("--keep", "--format", "png"), "--keep goes without"),
+        (("--keep", "--results", "memory://"), "ends with this command"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(keep, examples, arguments, words):
+    keep(examples / "rocket.jpg", *arguments).complains(2, words)
+
+
+@pytest.mark.parametrize("name", ["x", "0" * 31, "../" + "0" * 29])
+def test_what_is_no_id_is_refused(result, name):
+    result("show", name).complains(3, "32 hex digits")

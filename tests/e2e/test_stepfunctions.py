@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from botocore.credentials import Credentials
 
-from serfer.core.errors import TaskFailedError
 from serfer.core.exactness import difference
 from serfer.core.run_machine import Retry
 from serfer.core.wire import Crop
@@ -152,21 +151,6 @@ def test_a_failed_attempt_is_retried(stack, ask):
     assert difference(logits, unsplit(stack.plan, stack.directory)(batch())).exact
     assert answer.overheads.retries == 2
     assert [[len(tile.attempts) for tile in stage.tiles] for stage in answer.stages] == [[1, 2], [2]]
-
-
-@pytest.mark.parametrize(("stage", "tile"), [(0, 1), (1, 0)])
-def test_a_permanent_failure_reports_the_functions_error(stack, ask, stage, tile):
-    fail(stack, "OSError", "ArithmeticError", stage=stage, tile=tile)
-    with pytest.raises(TaskFailedError) as raised:
-        ask("standard", batch())
-    assert str(raised.value) == f"failed in code: stage {stage}, tile {tile}: ArithmeticError: on purpose"
-
-
-def test_lost_pieces_restart_the_query(stack, ask):
-    fail(stack, "MissingKeyError", stage=1)
-    logits, answer = ask("standard", batch())
-    assert difference(logits, unsplit(stack.plan, stack.directory)(batch())).exact
-    assert (answer.overheads.restarts, answer.overheads.retries) == (1, 0)
 
 
 @pytest.mark.slow

@@ -256,14 +256,6 @@ def in_worker(monkeypatch):
 
 @pytest.mark.usefixtures("in_worker")
 class TestRedisOfWorkers(RedisContract):
-    def test_redis_py_is_not_imported(self, server):
-        code = (
-            "import sys; from serfer import storage; storage.in_worker = True;"
-            "storage.open_store(sys.argv[1]).exists(['k']); print('redis.connection' in sys.modules)"
-        )
-        run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
-        assert run.stdout == "False\n"
-
     def test_an_idle_connection_serves_the_next_call_unless_the_server_closed_it(self, store, server, key):
         first = _connections(store)
         store.put(key, b"x", 60)

@@ -1,16 +1,21 @@
 import os
 import queue
+import re
 import time
 from itertools import count
 
+import httpx
 import numpy as np
 import pytest
 from botocore.session import Session
 
-from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
+from serfer.core.errors import StoreError, StoreUnavailableError, UsageError, ValueTooLargeError
 from serfer.storage import Range, open_store
 from serfer.storage.contract import CoordinationContract, StoreContract
+from serfer.storage.faults import wrapped_url
+from serfer.storage.memory import MemoryStore
 from serfer.storage.s3.store import Limits, S3Store
+from serfer.storage.wrapping import WrapperStore
 from serfer_bench.core.s3_server import S3Server
 from tests.storage.s3_stub import refused, stub
 
@@ -269,3 +274,70 @@ def test_an_idle_connection_that_the_server_closed_is_renewed_and_no_request_is_
                 pass
     assert [request.path for request in seen] == ["/bucket/p/a", "/bucket/p/b", "/bucket/p/c"]
     assert len({request.port for request in seen}) == 3
+
+
+KEY = "serfer:results/one:part{0}"
+VALUE = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def linked(server, monkeypatch):
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    with S3Store(server.url) as store:
+        store.put(KEY, VALUE, 60)
+        yield store
+
+
+@pytest.mark.who_may
+def test_a_link_reads_the_value_and_its_ranges_without_credentials(linked):
+    url = linked.link(KEY, 60)
+    assert httpx.get(url).content == VALUE
+    part = httpx.get(url, headers={"Range": "bytes=100-355"})
+    assert (part.status_code, part.content) == (206, VALUE[100:356])
+
+
+def test_a_link_is_for_reading_that_value_alone(linked):
+    url = linked.link(KEY, 60)
+    linked.put("serfer:results/two", b"secret", 60)
+    other = linked.link("serfer:results/two", 60)
+    path = httpx.URL(other).raw_path.partition(b"?")[0]
+    assert httpx.get(httpx.URL(url).copy_with(raw_path=path + b"?" + httpx.URL(url).query)).status_code == 403
+    assert httpx.put(url, content=b"mine").status_code == 403
+    assert httpx.delete(url).status_code == 403
+    assert linked.get(KEY) == VALUE
+    assert httpx.get(url.partition("?")[0]).status_code == 403
+
+
+def test_a_link_has_an_end(linked):
+    later = re.sub(r"X-Amz-Expires=\d+", "X-Amz-Expires=604800", linked.link(KEY, 60))
+    assert httpx.get(later).status_code == 403
+    assert "X-Amz-Expires=604800&" in linked.link(KEY, 10**9)
+    assert "X-Amz-Expires=1&" in linked.link(KEY, 0)
+
+
+@pytest.mark.who_may
+def test_bad_keys_and_missing_credentials_are_refused(linked, monkeypatch, server):
+    with pytest.raises(UsageError, match="not allowed"):
+        linked.link("../x", 60)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with S3Store(server.url) as other, pytest.raises(StoreUnavailableError, match="no AWS credentials"):
+        other.link(KEY, 60)
+
+
+def test_other_stores_have_none_and_wrappers_pass_it_on(linked, server, tmp_path):
+    assert MemoryStore().link(KEY, 60) is None
+    with open_store(tmp_path.as_uri()) as files:
+        assert files.link(KEY, 60) is None
+    with open_store(wrapped_url("delay", server.url, {"get_ms": 0})) as wrapped:
+        assert httpx.get(wrapped.link(KEY, 60)).content == VALUE
+    assert httpx.get(WrapperStore(linked).link(KEY, 60)).content == VALUE
+
+
+def test_a_directory_bucket_has_none(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKOWN")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "own secret")
+    with S3Store("s3://name--usw2-az1--x-s3/p?region=us-west-2") as store:
+        assert store.link(KEY, 60) is None

@@ -11,8 +11,10 @@ import serfer
 import serfer.lambdas.worker
 from serfer.core.errors import MissingKeyError, PlanError, QueryError, UsageError
 from serfer.core.units import MIB
+from serfer.drivers.inprocess import InProcessInvoker
 from serfer.lambdas.artefacts import IN_LAYER
 from serfer.packaging.bundle import WEIGHTS, keep_weights
+from serfer.pipeline.event_loop import LoopThread
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
@@ -150,3 +152,23 @@ def test_a_service_of_workers_in_its_process_imports_no_client_of_others():
     code = "import sys, serfer.cli.serve; print({'aiohttp', 'botocore', 'torch'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "set()\n", "15 MB of a service's memory"
+
+
+def test_a_pipeline_that_is_complete_but_was_not_returned_is_closed(tmp_path, monkeypatch):
+    plan = split_small(tmp_path, grids=[(1, 1)])
+    closed, close, wait = [], InProcessInvoker.close, LoopThread.wait
+
+    async def watched(invoker):
+        closed.append(invoker)
+        await close(invoker)
+
+    def interrupted(loop, coroutine):
+        monkeypatch.setattr(LoopThread, "wait", wait)
+        loop.wait(coroutine)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(InProcessInvoker, "close", watched)
+    monkeypatch.setattr(LoopThread, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_pipeline(plan, workers="inprocess", settings=Settings())
+    assert len(closed) == 1

@@ -244,33 +244,22 @@ def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:
             (
                 f"`{field.validation_alias or f'SERFER_{name.upper()}'}`",
                 options.get(name, ""),
-                f"{_type(field.annotation)} {', '.join(bounds)}",
-                unit,
+                " ".join(f"{_type(field.annotation)} {', '.join(bounds)} {unit}".split()),
                 default,
                 meanings[name],
             )
         )
-    yield _table(("variable", "option", "type", "unit", "default", "meaning"), rows)
+    yield _table(("variable", "option", "type", "default", "meaning"), rows)
 
 
 def _options_of_settings() -> dict[str, str]:
-    """Return the option that stands for each setting, with the commands that have it."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for command, context in walk():
-        path = context.command_path.removeprefix("serfer ")
+    """Return the options that stand for each setting."""
+    found: dict[str, dict[str, None]] = {}
+    for command, _ in walk():
         for param in () if hasattr(command, "list_commands") else command.params:
             if name := setting_of(param):
-                found.setdefault(name, {}).setdefault(param.opts[0], []).append(path)
-    return {
-        name: "; ".join(f"`{option}` of {_listed(paths)}" for option, paths in options.items())
-        for name, options in found.items()
-    }
-
-
-def _listed(paths: Sequence[str]) -> str:
-    """Return commands, several of a group together, such as `app`."""
-    groups = Counter(path.split()[0] for path in paths)
-    return ", ".join(dict.fromkeys(path.split()[0] if groups[path.split()[0]] >= _SEVERAL else path for path in paths))
+                found.setdefault(name, {})[f"`{param.opts[0]}`"] = None
+    return {name: ", ".join(options) for name, options in found.items()}
 
 
 def problem_types() -> Iterator[str]:
@@ -375,11 +364,12 @@ def records() -> Iterator[str]:
     for path in sorted((DOCS / "adr").glob("0*.md")):
         text = path.read_text(encoding="utf-8")
         number, title = text.splitlines()[0].removeprefix("# ").split(". ", 1)
-        found = re.search(r"^Date: (\S+)\. Status: ((?:.+\n)+)", text, re.MULTILINE)
+        found = re.search(r"^Date: \S+\. Status: ((?:.+\n)+)", text, re.MULTILINE)
         if found is None:
             raise ValueError(f"{path} lacks its line 'Date: YYYY-MM-DD. Status: ...'")
-        rows.append((f"[{number}]({path.name})", title, found[1], " ".join(found[2].split()).removesuffix(".")))
-    yield _table(("", "decision", "date", "status"), rows)
+        status = " ".join(found[1].split()).removeprefix("accepted").strip(".,; ")
+        rows.append(f"- [{number}]({path.name}): {title}{status and f' ({status})'}")
+    yield "\n".join(rows) + "\n"
 
 
 def _class(name: str, described: type) -> Iterator[str]:

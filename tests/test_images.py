@@ -340,6 +340,30 @@ class TestGrey:
         assert np.array_equal(got, colour[..., :1])
 
 
+WITHIN = """
+import resource, sys
+from serfer.core.errors import ImageError
+from serfer.core.plan import ImageLimits, Preprocess, Shape
+from serfer.images import decode_image
+recipe, shape = Preprocess(None, "nearest", "RGB", 1, (0,) * 3, (1,) * 3), Shape(3, 8, 8, flat=False)
+data = sys.stdin.buffer.read()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]),) * 2)
+try:
+    print(decode_image(data, "picture", recipe, shape, ImageLimits()).shape)
+except ImageError as error:
+    print(error)
+"""
+
+
+def decoded_within(memory, data):
+    """Return what a process says that may have so many bytes besides its libraries."""
+    command = [sys.executable, "-c", WITHIN, str(memory)]
+    run = subprocess.run(command, input=data, capture_output=True, check=False)
+    assert not run.returncode, run.stderr.decode()
+    return run.stdout
+
+
 class TestRefused:
     def refused(self, data, words, limits=LIMITS):
         with pytest.raises(ImageError, match=words) as caught:
@@ -396,24 +420,9 @@ class TestRefused:
     @pytest.mark.hostile
     def test_a_bomb_takes_no_memory(self):
         """A process that may have 300 MB besides its libraries refuses 400 million real pixels in 50 kB."""
-        code = """
-import resource, sys
-from serfer.core.errors import ImageError
-from serfer.core.plan import ImageLimits
-from serfer.images import decode_image
-from serfer.core.plan import Preprocess, Shape
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 300_000_000,) * 2)
-try:
-    decode_image(sys.stdin.buffer.read(), "bomb", Preprocess(None, "nearest", "RGB", 1, (0,) * 3, (1,) * 3),
-                 Shape(3, 8, 8, flat=False), ImageLimits())
-except ImageError as error:
-    print(error)
-"""
         bomb = png(20_000, 20_000, 1, 0, bytes(20_000 * 2501))
         assert len(bomb) < 60_000
-        run = subprocess.run([sys.executable, "-c", code], input=bomb, capture_output=True, check=False)
-        assert run.stdout.startswith(b"bomb has too many pixels"), run.stderr.decode()
+        assert decoded_within(300_000_000, bomb).startswith(b"picture has too many pixels")
 
 
 def exif(*entries):
@@ -466,22 +475,10 @@ class TestMalformedFiles:
 
     def test_decoding_takes_no_more_than_its_documented_bytes_a_pixel(self):
         """The worst measured: WebP with alpha and EXIF orientation, of which the decoder keeps three copies."""
-        code = """
-import resource, sys
-from serfer.core.plan import Preprocess, Shape
-from serfer.core.plan import ImageLimits
-from serfer.images import BYTES_PER_PIXEL, decode_image
-recipe, shape = Preprocess(None, "nearest", "RGB", 1, (0,) * 3, (1,) * 3), Shape(3, 8, 8, flat=False)
-data = sys.stdin.buffer.read()
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + BYTES_PER_PIXEL * 2000 * 2000 + 2**24,) * 2)
-print(decode_image(data, "large", recipe, shape, ImageLimits()).shape)
-"""
         large = encode(
             Image.new("RGBA", (2000, 2000), (1, 2, 3, 100)), "WEBP", lossless=True, method=0, exif=JPEG_TURNED
         )
-        run = subprocess.run([sys.executable, "-c", code], input=large, capture_output=True, check=False)
-        assert run.stdout == b"(8, 8, 3)\n", run.stderr.decode()
+        assert decoded_within(images.BYTES_PER_PIXEL * 2000 * 2000 + 2**24, large) == b"(8, 8, 3)\n"
 
 
 class TestFiles:

@@ -1,12 +1,16 @@
-"""Checksums of stored values: any alteration is detected, and a value is bound to its key and its place."""
+"""Checksums: of values, and of chunks against Google's own."""
 
+import subprocess
+import sys
 import zlib
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.checksum import checksum, protect, verified
+from serfer.core.crc32c import crc32c, crc32c_joined, crc32c_with_zeros
 from serfer.core.errors import AlteredPieceError
 
 KEY = "serfer:" + "0" * 32 + ":1:2"
@@ -43,3 +47,37 @@ def test_a_checksum_is_bound_to_its_key_and_cell(value):
 def test_the_checksum_is_the_crc_of_key_cell_and_value():
     """The layout is part of the plan's format: this number may change with FORMAT only."""
     assert checksum(b"value", KEY, 7) == zlib.crc32(KEY.encode() + b"#7" + b"value")
+
+
+RANDOM = bytes((7 * number * number) & 0xFF for number in range(70_001)) * 16
+
+
+@pytest.mark.parametrize(
+    ("data", "crc"), [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43)]
+)
+def test_values_of_the_rfc(data, crc):
+    assert crc32c(data) == crc
+
+
+@given(st.sampled_from([0, 1, 3, 2047, 2048, 2049, 4096, 100_000, 1 << 20, (1 << 20) + 9]), st.integers(0, 20))
+def test_any_length_is_googles(length, start):
+    data = RANDOM[start : start + length]
+    assert crc32c(data) == google_crc32c.value(data)
+    assert crc32c(memoryview(data)[length // 3 :], crc32c(data[: length // 3])) == google_crc32c.value(data)
+
+
+@given(st.sampled_from([0, 1, 3, 2048, 4099, 100_000]), st.sampled_from([0, 1, 3, 4, 2049, 70_000]))
+def test_checksums_of_two_parts_make_that_of_both(first, second):
+    one, other = RANDOM[:first], RANDOM[first : first + second]
+    assert crc32c_joined(crc32c(one), crc32c(other), second) == google_crc32c.value(one + other)
+    assert crc32c_with_zeros(crc32c(one), second) == google_crc32c.value(one + bytes(second))
+
+
+def test_it_needs_no_numpy():
+    code = (
+        "import sys; sys.modules['numpy'] = None\n"
+        "from serfer.core.crc32c import crc32c\n"
+        "assert crc32c(bytes(range(256)) * 40) == int(sys.argv[1])"
+    )
+    expected = google_crc32c.value(bytes(range(256)) * 40)
+    subprocess.run([sys.executable, "-c", code, str(expected)], check=True, timeout=60)

@@ -2,12 +2,16 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
+import onnxruntime as ort
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.core.costs.operator_costs import Kind, Work, dump_profiles, parse_profiles, shipped_profiles
+from serfer.core.costs.sessions import run_within
 from serfer.core.errors import InputError
+from tests.core.loops import SIZE, loop
 
 PROFILES = shipped_profiles()
 TEXT = dump_profiles(PROFILES)
@@ -115,3 +119,19 @@ def test_bad_profiles_are_refused_by_name(text, named):
         parse_profiles(text)
     with pytest.raises(InputError, match="safety"):
         parse_profiles(TEXT, safety=-0.1)
+
+
+IMAGE = np.ones((1, *SIZE), np.float32)
+
+
+def test_a_loop_without_end_is_ended_and_the_session_computes_again():
+    session = ort.InferenceSession(loop(2**62))
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="one run takes more than"):
+            run_within(ort, session, {"x": IMAGE}, 0.05)
+
+
+def test_a_run_in_time_is_what_it_is_without_a_bound():
+    session = ort.InferenceSession(loop(3))
+    [bounded], [free] = run_within(ort, session, {"x": IMAGE}), session.run(None, {"x": IMAGE})
+    assert np.array_equal(bounded, free)

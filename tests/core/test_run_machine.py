@@ -23,6 +23,7 @@ from serfer.core.errors import (
     TaskFailedError,
     UnavailableError,
 )
+from serfer.core.hedging import LearntHedging
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import (
     GANG_TRANSITIONS,
@@ -648,3 +649,36 @@ def test_every_transition_of_a_gang_is_taken_by_some_run_and_aborts_what_may_sti
         driver = GangDriver([3, 3, 1], {0: 2}, 50.0, seed, (0.1, 0, 0.02), Late(0.3)).drive()
         assert driver.run.stages[0].gang.state.name == "DONE" or driver.aborted == [0]
     assert taken == {(state, change) for state, row in GANG_TRANSITIONS.items() for change in row}
+
+
+def learnt(times, stage=0):
+    hedging = LearntHedging()
+    for seconds in times:
+        hedging.learn(stage, seconds)
+    return hedging
+
+
+def test_no_task_is_late_before_durations_are_known():
+    assert LearntHedging().late_after(0) is None
+    assert learnt([1.0] * 19).late_after(0) is None
+    assert learnt([1.0] * 100).late_after(1) is None
+
+
+@given(st.lists(st.floats(0.05, 10), min_size=20, max_size=200))
+def test_late_is_twice_the_ninth_decile(times):
+    late = learnt(times).late_after(0)
+    assert late == 2 * sorted(times)[int(0.9 * len(times))]
+    hedging = learnt(times)
+    for _ in range(256):
+        hedging.learn(0, 1.0)
+    assert hedging.late_after(0) == 2.0, "it follows the load"
+
+
+def test_duplicates_are_one_in_twenty_at_most_after_a_handful():
+    hedging = LearntHedging()
+    spent = sum(hedging.spend() for _ in range(100))
+    assert spent == 4
+    for _ in range(2000):
+        hedging.learn(0, 1.0)
+        spent += hedging.spend()
+    assert spent <= 4 + 0.05 * 2000

@@ -98,11 +98,6 @@ class TestPreprocess:
         assert read_preprocess(write('pad = "corner"\npad_value = 0')).pad == Pad("corner", 0)
         assert read_preprocess(ROOT / "examples/preprocess.toml") == IMAGENET
 
-    def test_whole_numbers_are_accepted_as_floats(self, write):
-        read = read_preprocess(write("resize = 9\nscale = 1\nmean = [104, 117, 123]\nstd = [1, 1, 1]"))
-        assert (read.scale, read.mean) == (1.0, (104.0, 117.0, 123.0))
-        assert all(isinstance(value, float) for value in (read.scale, *read.mean, *read.std))
-
     @pytest.mark.parametrize(
         ("text", "words"),
         [
@@ -116,33 +111,23 @@ class TestPreprocess:
             ('pad = "centre"\ncrop = "none"', "leave crop or pad out"),
             ('pad = "centre"\npad_value = 256', "0 to 255, not 256"),
             ('pad = "centre"\npad_value = 0.5', "pad_value should be a whole number"),
-            ("pad = true", "pad should be a text"),
             ('crop = "none"\npad_value = 0', "give pad, too"),
             ('pad = "square"\ninterpolation = "bilinear"', "needs the interpolation opencv-bilinear"),
             ("resize = 0", "resize"),
             ("resize = 65_537", "resize"),
-            ("resize = 256.0", "resize should be a whole number"),
             ("resize = true", "resize should be a whole number"),
-            ("resize = [256, 256]", "resize should be a whole number"),
             ("resize = 9\nmeans = [1]", "'means'.*the keys are resize, crop"),
             ("[preprocess]\nresize = 9", "unknown key 'preprocess'"),
             ('resize = 9\ninterpolation = "area"', "interpolation.*nearest, bilinear.*'area'"),
-            ("resize = 9\ninterpolation = 2", "interpolation should be a text"),
             ('resize = 9\nchannels = "RGBA"\nmean = [1, 2, 3, 4]', "channels.*'RGBA'"),
             ('resize = 9\nchannels = "rgb"', "channels.*RGB, BGR, L"),
-            ("resize = 9\nchannels = 3", "channels should be a text"),
             ("resize = 9\nscale = 0", "scale"),
             ("resize = 9\nscale = nan", "scale"),
             ("resize = 9\nscale = inf", "scale"),
-            ("resize = 9\nscale = false", "scale should be a number"),
-            ('resize = 9\nscale = "1/255"', "scale should be a number, not str"),
-            ("resize = 9\nscale = 1" + "0" * 400, "scale.*too large"),
-            ("resize = 9\nmean = 0.5", "mean should be a list"),
             ("resize = 9\nmean = [0.5]", "mean of the preprocessing has 1 numbers, RGB needs 3"),
             ('resize = 9\nchannels = "L"\nstd = [1, 1, 1]', "std of the preprocessing has 3 numbers, L needs 1"),
             ("resize = 9\nmean = [0.5, nan, 0.5]", r"mean\[1\]"),
             ("resize = 9\nmean = [0.5, 0.5, -inf]", r"mean\[2\]"),
-            ('resize = 9\nmean = [0.5, "a", 0.5]', r"mean\[1\] should be a number"),
             ("resize = 9\nstd = [1, 1, 0]", r"std\[2\]"),
             ("resize = 9\nstd = [1, -1, 1]", r"std\[1\]"),
             ("resize = 9\nstd = [1e-300, 1, 1]", r"std\[0\]"),
@@ -154,7 +139,7 @@ class TestPreprocess:
             (b"resize = 9 # \xff", "not text in UTF-8"),
             ("#" * 70_000, "larger than 65,536 bytes"),
         ],
-        ids=range(47),
+        ids=range(37),
     )
     def test_mistakes_are_named_in_one_line(self, write, text, words):
         with pytest.raises(InputError, match=words) as caught:

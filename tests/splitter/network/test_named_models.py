@@ -34,7 +34,6 @@ from serfer.splitter.network import named_models
 from serfer.splitter.network.named_models import NamedModel, build, describe
 from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import imagenet_labels, with_torchvision
-from serfer.variants.register import _network_name
 from serfer.wiring.network_file import of_name, plan_of_file
 
 with_torchvision(lambda: import_module("torchvision"))
@@ -289,11 +288,6 @@ def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypa
         load_plan(network)
     with pytest.raises(UsageError, match="there are 2: split all but one before"):
         served_models(None, ["timm:tiny"], ["torchvision:resnet18"], random)
-
-
-def test_a_registered_network_is_named_after_its_architecture():
-    assert _network_name(NamedModel("timm:resnet18.a1_in1k", "random"), None) == "resnet18.a1_in1k"
-    assert _network_name("torchvision:resnet18", None) == "resnet18"
 
 
 def test_torchvisions_own_transforms_and_categories_are_the_plans():

@@ -1,13 +1,33 @@
 """Plans whose stages pass on several tensors: every piece is at its stated place, and every answer is exact."""
 
+import shutil
+from dataclasses import replace
+
+import numpy as np
 import pytest
+from onnx import TensorProto
+from onnx.external_data_helper import load_external_data_for_tensor
 
 from serfer.core.checksum import CHECKSUM_BYTES
+from serfer.core.errors import ModelError
+from serfer.core.geometry import Span
 from serfer.core.plan import IMAGE
-from serfer.splitter.plan_dir.check import run_tiles
+from serfer.splitter.network.graph import INLINE_BYTES
+from serfer.splitter.network.source import load
+from serfer.splitter.plan_dir.check import check_exact, run_tiles
+from serfer.splitter.plan_dir.weights import WeightsFile
 from serfer.splitter.split import split
+from serfer.splitter.tiling.onnx_builder import Slice
 from tests.once import one_each
-from tests.splitter.models import Net, check_every_answer, cut, relative_error, through_the_store, unsplit
+from tests.splitter.models import (
+    Net,
+    check_every_answer,
+    cut,
+    relative_error,
+    split_two_stages,
+    through_the_store,
+    unsplit,
+)
 
 SAME = {"pads": [1, 1, 1, 1]}
 SIZE = (13, 10)
@@ -136,3 +156,112 @@ def test_the_network_in_a_plan_directory_can_be_split_itself(tmp_path):
         path = tmp_path / directory / plan.unsplit.path
     batch = net.batch_of(2)
     assert relative_error(run_tiles(plan, tmp_path / "third", batch), unsplit(model, batch)) < 1e-6
+
+
+BATCH = np.random.default_rng(4).standard_normal((2, 3, 8, 8), dtype=np.float32)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory):
+    home = tmp_path_factory.mktemp("net")
+    plan, directory = split_two_stages(home)
+    return plan, directory, load(home / "net.onnx", BATCH)[0]
+
+
+def complaint(plan, directory, source, rounding=0.0):
+    with pytest.raises(ModelError) as caught:
+        check_exact(plan, directory, source, BATCH, rounding)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("exported", "words"), [(True, "as exported to ONNX"), (False, "as read from the ONNX file")])
+@pytest.mark.parametrize("rounding", [0.0, 1e-2])
+def test_only_modules_exported_by_split_are_reported_as_exported(parts, exported, words, rounding):
+    plan, directory, source = parts
+    other = replace(source, run=lambda batch: source.run(batch * 2), exported=exported)
+    message = complaint(plan, directory, other, rounding)
+    assert words in message
+    assert exported == ("export" in message)
+
+
+def test_a_model_that_mixes_images_or_takes_one_is_told_from_a_misread_one(parts):
+    plan, directory, source = parts
+
+    def run(batch):
+        if len(batch) > 1:
+            raise ValueError("one image, please\nat most")
+        return source.run(batch)
+
+    mixing = replace(source, run=lambda batch: source.run(batch + 0 * batch) + 3 * (len(batch) - 1))
+    assert "mixes the images of a batch or depends on their number" in complaint(plan, directory, mixing)
+    text = complaint(plan, directory, replace(source, run=run))
+    assert "does not run on a batch of 2 images: ValueError: one image" in text
+
+
+def test_a_part_that_cannot_run_is_not_attributed_to_the_batch_size(parts, tmp_path):
+    plan, directory, source = parts
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    (tmp_path / plan.stages[0].tiles[0].graph).write_bytes(b"\x08\x0a")
+    message = complaint(plan, tmp_path, source)
+    assert "a part of the split network does not run in ONNX Runtime" in message
+    assert "images" not in message
+
+
+RANDOM = np.random.default_rng(0)
+CONSTANTS = {
+    "large": RANDOM.standard_normal((30, 41), dtype=np.float32),
+    "small": RANDOM.standard_normal(INLINE_BYTES // 4, dtype=np.float32),
+    "just": RANDOM.standard_normal(INLINE_BYTES // 4 + 1, dtype=np.float32),
+    "whole": np.arange(500),
+    "turned": RANDOM.standard_normal((50, 20), dtype=np.float32).T,
+}
+
+
+@pytest.fixture
+def file():
+    return WeightsFile("weights-3.bin", CONSTANTS, frozenset({"large", "small"}))
+
+
+def test_references_point_to_the_written_weights(file, tmp_path):
+    (tmp_path / "stage-1").mkdir()
+    file.write(tmp_path / "stage-1" / file.name)
+    assert (tmp_path / "stage-1" / file.name).stat().st_size == file.bytes
+    for key in ("large", "just", "whole", "turned"):
+        tensor = file.reference(key, "name", "stage-1/weights-3.bin")
+        assert tensor.name == "name"
+        offset = next(int(entry.value) for entry in tensor.external_data if entry.key == "offset")
+        assert offset % 64 == 0
+        load_external_data_for_tensor(tensor, str(tmp_path))
+        kind = {"large": np.float16, "whole": np.int64}.get(key, np.float32)
+        stored = np.frombuffer(tensor.raw_data, kind).reshape(tensor.dims)
+        assert np.array_equal(stored, CONSTANTS[key].astype(kind))
+        assert (tensor.data_type == TensorProto.FLOAT16) == (key == "large") == file.is_half(key)
+    assert "small" not in file  # it stays in the graph
+    assert not file.is_half("small")
+    values = {"w": np.ones(1024, np.float32)}
+    assert [WeightsFile("w", values, frozenset(half)).bytes for half in ((), ("w",))] == [4096, 2048]
+    empty = WeightsFile("weights-0.bin", {}, frozenset())
+    empty.write(tmp_path / empty.name)
+    assert (tmp_path / empty.name).stat().st_size == empty.bytes == 0
+
+
+def test_a_file_knows_which_parts_of_a_constant_it_holds():
+    parts = [Slice("w", 1, Span(0, 20)), Slice("w", 1, Span(20, 41))]
+    values = {part.name: part.of(CONSTANTS["large"]) for part in parts}
+    other = {Slice("v", 0, Span(0, 300)).name: np.ones(300, np.float32)}
+    file = WeightsFile("weights-0.bin", {**values, **other}, frozenset())
+    assert file.slices_of("w") == parts
+    assert file.slices_of("v") == [Slice("v", 0, Span(0, 300))]
+    assert file.slices_of("x") == []
+    assert "w" not in file
+
+
+def test_a_slice_is_parsed_from_its_name():
+    part = Slice("a|b", 1, Span(3, 7))
+    assert Slice.parse(part.name) == part
+    for name in ("plain", "a|b|c|d", "|||", "1|2|3", "a|0|1|-2"):
+        assert Slice.parse(name) is None
+    value = np.arange(80).reshape(8, 10)
+    assert np.array_equal(part.of(value), value[:, 3:7])
+    assert np.array_equal(Slice("a", 0, Span(3, 7)).of(value), value[3:7])

@@ -27,9 +27,9 @@ def test_every_setting_has_a_default(monkeypatch):
 
 
 NUMBERS = """
-max_image_bytes max_image_pixels drivers api_max_body_bytes api_max_pixels api_max_request_pixels api_decoders
-api_max_images api_max_answer_bytes api_max_result_bytes api_downloads api_held_bytes throttled_attempts
-api_in_flight api_deadline_ms local_concurrency local_port session_threads port
+max_image_bytes throttled_attempts max_image_pixels drivers api_max_body_bytes api_max_pixels
+api_max_request_pixels api_decoders api_max_images api_max_answer_bytes api_max_result_bytes api_downloads
+api_held_bytes api_in_flight api_deadline_ms local_concurrency local_port session_threads port
 """
 FRACTIONS = """
 api_decode_cpu_s api_body_timeout_s api_header_timeout_s api_drain_s api_result_ttl_s max_usd_per_hour

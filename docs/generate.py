@@ -28,10 +28,9 @@ from serfer.api.http.problems import PROBLEM_TYPES, problem_of
 from serfer.api.observability.metrics import Metrics, ServiceMetrics
 from serfer.api.observability.pool_metrics import InstanceMetrics, KeepWarmMetrics, PoolMetrics, VariantMetrics
 from serfer.cli.main import COMMANDS, app
-from serfer.cli.shared.setting_options import setting_of
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.http_messages import EngineSignals, InstanceState, ModelState
-from serfer.core.options import Option, Options, in_words, is_on_line, options_of, types_of
+from serfer.core.options import Option, Options, flag_of, in_words, is_on_line, options_of, types_of
 from serfer.core.run_machine import GANG_TRANSITIONS, TRANSITIONS
 from serfer.core.variants import Place
 from serfer.drivers.instance.client import FaultKind
@@ -256,9 +255,10 @@ def _options_of_settings() -> dict[str, str]:
     """Return the options that stand for each setting."""
     found: dict[str, dict[str, None]] = {}
     for command, _ in walk():
-        for param in () if hasattr(command, "list_commands") else command.params:
-            if name := setting_of(param):
-                found.setdefault(name, {})[f"`{param.opts[0]}`"] = None
+        kind = getattr(command.callback, "options", None)
+        for item, described in options_of(kind) if kind else ():
+            if described.setting and is_on_line(kind, item):
+                found.setdefault(described.setting, {})[f"`{flag_of(item, described)}`"] = None
     return {name: ", ".join(options) for name, options in found.items()}
 
 

@@ -84,10 +84,13 @@ if TYPE_CHECKING:
     from serfer.splitter.map_plan import map_plan as map_plan
     from serfer.splitter.map_plan_options import MapPlanOptions as MapPlanOptions
     from serfer.splitter.network.named_models import NamedModel as NamedModel
+    from serfer.splitter.planning.split_options import FunctionOptions as FunctionOptions
+    from serfer.splitter.planning.split_options import SplitOptions as SplitOptions
     from serfer.splitter.split import split as split
     from serfer.splitter.whole import whole_plan as whole_plan
     from serfer.variants.register import Registered as Registered
     from serfer.variants.register import register as register
+    from serfer.variants.register_options import RegisterOptions as RegisterOptions
     from serfer.wiring.map_network import MapNetwork as MapNetwork
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
 
@@ -104,6 +107,7 @@ __all__ = [
     "CeilingError",
     "Client",
     "DeadlineError",
+    "FunctionOptions",
     "GangAbortedError",
     "GangStalledError",
     "ImageError",
@@ -138,6 +142,7 @@ __all__ = [
     "Preprocess",
     "QueryError",
     "QueryReport",
+    "RegisterOptions",
     "Registered",
     "RegistrationLostError",
     "RequestRefusedError",
@@ -156,6 +161,7 @@ __all__ = [
     "ServiceError",
     "ServiceUnavailableError",
     "SideLimit",
+    "SplitOptions",
     "StoreError",
     "StoreUnavailableError",
     "StoredResult",
@@ -181,6 +187,7 @@ _HOMES = {
     "AsyncJob": ("serfer.client.async_client", "AsyncJob"),
     "AsyncServedResult": ("serfer.client.results", "AsyncServedResult"),
     "Client": ("serfer.client.sync_client", "Client"),
+    "FunctionOptions": ("serfer.splitter.planning.split_options", "FunctionOptions"),
     "ImageNormalisation": ("serfer.core.plan.image_normalisation", "ImageNormalisation"),
     "ImageStatistics": ("serfer.core.plan.image_normalisation", "ImageStatistics"),
     "Job": ("serfer.client.sync_client", "Job"),
@@ -198,6 +205,7 @@ _HOMES = {
     "Preprocess": ("serfer.core.plan", "Preprocess"),
     "SideLimit": ("serfer.core.plan", "SideLimit"),
     "QueryReport": ("serfer.core.report", "QueryReport"),
+    "RegisterOptions": ("serfer.variants.register_options", "RegisterOptions"),
     "Registered": ("serfer.variants.register", "Registered"),
     "Result": ("serfer.pipeline.result", "Result"),
     "ResultManifest": ("serfer.results.manifest", "ResultManifest"),
@@ -207,6 +215,7 @@ _HOMES = {
     "ServedReport": ("serfer.core.http_messages", "ServedReport"),
     "ServedResult": ("serfer.client.results", "ServedResult"),
     "ServedTensor": ("serfer.core.inference_protocol", "ServedTensor"),
+    "SplitOptions": ("serfer.splitter.planning.split_options", "SplitOptions"),
     "StoredResult": ("serfer.results.stored", "StoredResult"),
     "map": ("serfer.mapping.map", "map_image"),
     "map_many": ("serfer.mapping.map", "map_many"),

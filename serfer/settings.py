@@ -40,7 +40,10 @@ _FILE_VARIABLE = "SERFER_CONFIG"
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 _LISTED = "without it, serfer serve --show-config lists all there are"
-TABLES = ("serve", "instance", "classify", "predict", "run", "map-plan", "map")
+TABLES = (
+    *("serve", "instance", "classify", "predict", "run", "map-plan", "map", "split", "explain", "verify", "cost"),
+    *("app-register", "deploy-package", "deploy-warm"),
+)
 """Tables of the file: those of commands, each with the keys that are its options."""
 _KEYS_LISTED = "its --help lists all there are"
 NONE = "none"
@@ -147,21 +150,21 @@ class Settings(BaseSettings):
     most.
     """
     api_in_flight: int = Field(default=16, gt=0, le=10_000)
-    """Queries that a driver runs at once (`--in-flight`)."""
+    """Queries that a driver runs at once (`in_flight`)."""
     api_queue: int = Field(default=128, ge=0, le=10_000)
-    """Queries that wait in a driver, for a decoder or their turn (`--queue`)."""
+    """Queries that wait in a driver, for a decoder or their turn (`queue`)."""
     api_deadline_ms: int = Field(default=30_000, gt=0, le=86_340_000)
     """The deadline of a query that names none."""
     api_drain_s: float = Field(default=5.0, ge=0, le=900)
-    """How long a driver still takes requests after SIGTERM (`--drain-s`); one of several (`--drivers`) has 2 s."""
+    """How long a driver still takes requests after SIGTERM (`drain_s`); one of several (`--drivers`) has 2 s."""
     api_result_ttl_s: float = Field(default=600.0, gt=0, le=MAX_TTL)
     """How long asynchronous results and answers by idempotency key are kept."""
     keys_file: Path | None = None
     """The file of API keys (`--keys`); `none` asks for none."""
     allow_hosts: Annotated[tuple[str, ...], NoDecode] = ()
-    """Host names, separated by commas, that requests without API keys may be for (`--allow-host`)."""
+    """Host names, separated by commas, that requests without API keys may be for (`allow_host`)."""
     open_registry: bool = False
-    """Whether a service without API keys lets anyone change its registry's applications (`--open-registry`)."""
+    """Whether a service without API keys lets anyone change its registry's applications (`open_registry`)."""
     route: str = Field(default="serverless", max_length=300)
     """Where queries run: `serverless`, `auto`, `gpu`, or a policy by name or as `MODULE:Class` (`--route`)."""
     instances: str | None = None
@@ -173,7 +176,7 @@ class Settings(BaseSettings):
     max_usd_per_hour: float | None = Field(default=None, gt=0)
     """What any hour may cost (`--max-usd-per-hour`)."""
     keep_warm: str | None = Field(default=None, max_length=300)
-    """The windows by which a driver keeps functions warm: `lsth`, `hybrid`, or seconds (`--keep-warm`)."""
+    """The windows by which a driver keeps functions warm: `lsth`, `hybrid`, or seconds (`keep_warm`)."""
     instance_key: SecretStr = SecretStr("")
     """The API key that a pool's instances are asked with."""
     yield_key: SecretStr = SecretStr("")

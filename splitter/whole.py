@@ -11,22 +11,16 @@ import numpy as np
 
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, shipped_aws
-from serfer.core.costs.operator_costs import Profiles, shipped_profiles
+from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import PlanWarning, UsageError
+from serfer.core.options import with_values
 from serfer.core.plan import InputSizes, Plan, Preprocess
 from serfer.extras import named_extras
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.named_models import NamedModel
 from serfer.splitter.plan_dir.output_directory import place_for
-from serfer.splitter.planning.split_options import (
-    DEFAULT_WEIGHTS,
-    Budget,
-    account_of,
-    memory_choices,
-    package_limit,
-    places_of,
-)
+from serfer.splitter.planning.split_options import Budget, FunctionOptions, account_of, places_of
 
 _RGB = 3  # channels, where a file does not say
 
@@ -40,47 +34,36 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     assume_preprocess: bool = False,
     labels: Sequence[str] | Path | str = (),
     activation: str | None = None,
-    name: str | None = None,
     sizes: str | None = None,
-    store: str = "redis",
-    weights: str = DEFAULT_WEIGHTS,
-    memory_mb: int | Sequence[int] | None = None,
-    limit_mb: int | None = None,
     account: AccountQuotas | str = NEW,
     facts: AwsFacts | None = None,
     profiles: Profiles | None = None,
     progress: Callable[[str], None] | None = None,
+    options: FunctionOptions | None = None,
+    **values: Any,  # noqa: ANN401 - of FunctionOptions
 ) -> Plan:
     """Write the plan of one task that runs a network as it is: any with one image input that ONNX Runtime runs.
 
     Nothing of the network is rewritten, and nothing is searched: that takes seconds, where `split` may take minutes.
-    The plan is run against the model before it appears. Arguments and errors are those of `split`.
+    The plan is run against the model before it appears. Arguments and errors are those of `split`; `values` are fields
+    of `serfer.FunctionOptions`.
 
     With `sizes`, such as "32..2016x32..2016,multiple=32,pixels=1048576", a file whose rows and columns are open takes
     images of all of these; an example then has the largest. Each query has one size.
     """
+    options = with_values(options or FunctionOptions(), values)
     read = model.weights_from if isinstance(model, NamedModel) else model
     place = place_for(Path(out), [Path(read)] if isinstance(read, Path | str) else [])
-    description = Description.of(preprocess, labels, activation, name=name)
+    description = Description.of(preprocess, labels, activation, name=options.name)
     facts = facts or shipped_aws()
-    facts.stores(store)  # refuses an unknown store
-    places = places_of(weights)
-    account = account_of(account, facts)
-    memory = memory_choices(memory_mb, (facts if memory_mb is not None else account.within(facts)).functions)
-    budget = Budget(
-        limit=package_limit(limit_mb, DEPENDENCY_ALLOWANCE, facts.functions),
-        facts=account.within(facts),
-        memory_mb=memory,
-        store=store,
-        profiles=profiles or shipped_profiles(),
-        account=account,
-    )
+    facts.stores(options.store)  # refuses an unknown store
+    budget = Budget.of(options, account_of(account, facts), facts, DEPENDENCY_ALLOWANCE, profiles)
     with named_extras():
         from serfer.splitter.build import Network, whole  # noqa: PLC0415 - imports onnx, over a second
 
         many = InputSizes.of(sizes) if sizes is not None else None
         network = Network(model, _example(model, example, many), description, None, assume_preprocess)
-        plan, notes = whole(network, place, budget, places, progress or (lambda _step: None), many)
+        plan, notes = whole(network, place, budget, places_of(options.weights), progress or (lambda _step: None), many)
     for note in notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     return plan

@@ -105,7 +105,7 @@ NEEDING = {
     ],
     "local": [
         ["serve", "--drivers", "2", "--plan", "PLAN", "--port", "0"],
-        ["classify", IMAGE, "--plan", "PLAN", "--workers", "local", "--engine", "stepfunctions"],
+        ["classify", IMAGE, "--plan", "PLAN", "--workers", "local", "--set", "engine=stepfunctions"],
     ],
     "deploy": [["deploy", "package", "PLAN", "--out", "OUT"], ["deploy", "check", "PLAN"], ["doctor", "--aws"]],
 }

@@ -327,7 +327,7 @@ def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
     assert not {"torch", "matplotlib"} & installed_in(programs)
     with served(programs, ["serve", "--plan", plan, "--drivers", "1"], tmp_path) as url:
         assert run([client / "python", "-c", ASK, url, IMAGE], tmp_path)
-    run([programs / "serfer", "classify", IMAGE, "--plan", plan, "--engine", "stepfunctions"], tmp_path)
+    run([programs / "serfer", "classify", IMAGE, "--plan", plan, "--set", "engine=stepfunctions"], tmp_path)
 
 
 @pytest.mark.deploy

@@ -28,7 +28,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from serfer.cli.shared.options import JsonOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError, UsageError
 from serfer.drivers.driver import TTL_MARGIN_S
 from serfer.pipeline.reference import unsplit
@@ -43,7 +43,7 @@ from serfer_bench.chaos.testbed import Conditions, Testbed
 from serfer_bench.chaos.verdict import Observations, Outcome, PassCriteria, judge, skipped
 from serfer_bench.core import arrivals
 from serfer_bench.core.faults import Faults
-from serfer_bench.core.options import NetworkOption, RowsOption
+from serfer_bench.core.options import NetworkOption, PlanOption, RowsOption
 from serfer_bench.core.results import publish_rows
 from serfer_bench.load.queries import Example, run_queries
 

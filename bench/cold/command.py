@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.shared.options import JsonOption, PlanOption, StoreOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.cold_starts import ColdStart, cold_start
 from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
@@ -34,7 +34,7 @@ from serfer_bench.cold.functions import (
 )
 from serfer_bench.cold.pairs import Pairs, alone, measure_pairs, other_plan, paired_plan
 from serfer_bench.cold.query import DRIVER, OVERLAPPED, FirstAnswer, measure_first_answer
-from serfer_bench.core.options import RowsOption, network
+from serfer_bench.core.options import PlanOption, RowsOption, StoreOption, network
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.tables import Table
 

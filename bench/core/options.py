@@ -13,6 +13,7 @@ from serfer.core.errors import UsageError
 from serfer.core.plan import Plan
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
+from serfer.splitter.network.zoo import ZOO
 from serfer_bench.core.plans import PLANS, Progress, bench_plan, tiled_plan
 from serfer_bench.core.results import check_directory
 
@@ -31,6 +32,13 @@ def _known(store: str) -> str:
     return store
 
 
+PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
+StoreOption = Annotated[str | None, typer.Option("--store", help="A store's URL; by default a new Redis server.")]
+ProfilesOption = Annotated[
+    Path | None,
+    typer.Option("--profiles", help="Operator profiles to predict by (serfer study profile). [SERFER_PROFILES_FILE]"),
+]
 NetworkOption = Annotated[
     str | None, typer.Option("--model", help="A fixed plan of bench/core/plans.py, or else a model of the zoo.")
 ]

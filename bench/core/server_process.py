@@ -19,7 +19,7 @@ _END_S = 60.0
 @contextmanager
 def serving(command: str, directory: Path, options: Sequence[str]) -> Iterator[dict[str, Any]]:
     words = [sys.executable, "-m", "serfer", command, "--plan", str(directory), "--port", "0", "--json"]
-    quiet = ["--log-level", "error", "--drain-s", "0"]
+    quiet = ["--set", "log_level=error", "--set", "drain_s=0"]
     with subprocess.Popen([*words, *quiet, *options], stdout=subprocess.PIPE) as process:  # noqa: S603 - our own
         try:
             assert process.stdout is not None  # noqa: S101 - it is a pipe

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.shared.options import JsonOption, PlanOption
+from serfer.cli.shared.options import JsonOption
 from serfer.core.errors import UsageError
 from serfer_bench.core import arrivals
 from serfer_bench.core.charts import Chart, Curve, order_chart, share_chart, time_chart
-from serfer_bench.core.options import NetworkOption, QueriesOption
+from serfer_bench.core.options import NetworkOption, PlanOption, QueriesOption
 from serfer_bench.load.measure import (
     ConcurrencyOption,
     DeadlineOption,

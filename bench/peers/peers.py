@@ -147,7 +147,7 @@ def _of_protocol(body: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def _uvicorn(app: str, launch: Launch) -> list[str]:
-    options = ["--workers", str(launch.workers), "--port", str(launch.ports[0]), "--log-level", "warning"]
+    options = ["--workers", str(launch.workers), "--port", str(launch.ports[0]), "--set", "log_level=warning"]
     quiet = ["--lifespan", "off", "--no-access-log", "--backlog", "2048"]
     return [str(launch.python), "-m", "uvicorn", f"{APPS}.{app}:app", *options, *quiet]
 
@@ -187,7 +187,7 @@ def _function(launch: Launch) -> list[str]:
 
 
 def _serfer(workers: str, launch: Launch) -> list[str]:
-    where = ["--port", str(launch.ports[0]), "--workers", workers, "--log-level", "error", "--drain-s", "0"]
+    where = ["--port", str(launch.ports[0]), "--workers", workers, "--set", "log_level=error", "--set", "drain_s=0"]
     return [sys.executable, "-m", "serfer", "serve", str(launch.network), "--output", "softmax", *where]
 
 

@@ -21,7 +21,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.errors import UsageError
 from serfer.core.keys import StoreCounts
@@ -30,7 +30,7 @@ from serfer.pipeline.blocking import Pipeline
 from serfer.settings import Settings, load_settings
 from serfer.storage.faults import delayed
 from serfer.wiring.open_pipeline import open_pipeline
-from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, plan_of
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.s3_server import S3Server
 from serfer_bench.core.tables import Column, Measurement

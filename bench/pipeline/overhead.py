@@ -22,11 +22,12 @@ import psutil
 import typer
 from numpy.typing import NDArray
 
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, opened, status_line
+from serfer.cli.shared.options import JsonOption, opened, status_line
 from serfer.pipeline.blocking import Pipeline
 from serfer.pipeline.reference import unsplit
 from serfer.system import processor_name
-from serfer_bench.core.options import AtMostOption, plan_of
+from serfer.wiring.pipeline_options import PipelineOptions
+from serfer_bench.core.options import AtMostOption, ModelOption, PlanOption, plan_of
 from serfer_bench.core.processes import descendants, used_s
 from serfer_bench.core.results import require_at_most
 from serfer_bench.core.tables import Results, Table, publish
@@ -137,7 +138,7 @@ def command(
 ) -> None:
     """Processor time of the warm pipeline (driver, Lambda service, Redis, workers) against the unsplit forward pass."""
     directory = plan_of(model, plan)
-    with opened(directory, None, "local") as pipeline, status_line() as progress:
+    with opened(directory, PipelineOptions(), "local") as pipeline, status_line() as progress:
         result = measure(pipeline, unsplit(pipeline.plan, directory), rounds, queries, progress)
     publish(results(result), as_json=as_json)
     require_at_most(result.ratio, at_most, f"the pipeline takes {result.ratio:.2f} times the unsplit pass")

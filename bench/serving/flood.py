@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError, UnavailableError
 from serfer.local.servers.redis import RedisServer
-from serfer_bench.core.options import plan_of
+from serfer_bench.core.options import ModelOption, PlanOption, plan_of
 from serfer_bench.core.photographs import photograph
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.server_process import serving

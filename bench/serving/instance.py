@@ -21,14 +21,14 @@ import aiohttp
 import numpy as np
 import typer
 
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.exactness import difference
 from serfer.core.inference_protocol import HEADER
 from serfer.core.plan import Plan
 from serfer.drivers.instance.open_inference import decode_answer, encode_request
 from serfer.pipeline.reference import unsplit
 from serfer_bench.core.arrivals import burst, poisson
-from serfer_bench.core.options import RowsOption, image_plan, plan_of
+from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, image_plan, plan_of
 from serfer_bench.core.quantiles import holds, percentiles
 from serfer_bench.core.results import publish_rows, require_answers
 from serfer_bench.core.server_process import serving
@@ -255,7 +255,13 @@ def command(
     as_json: JsonOption = False,
 ) -> None:
     """Send bursts, or steady loads, of single images to an instance over HTTP, with batching and without."""
-    common = ["--device", device, "--precision", precision, *([] if threads is None else ["--threads", str(threads)])]
+    common = [
+        "--device",
+        device,
+        "--precision",
+        precision,
+        *([] if threads is None else ["--set", f"threads={threads}"]),
+    ]
     options = {name: [*common, *more] for name, more in systems(max_batch, window_ms).items()}
     workload = Workload(queries or (() if rps else BURSTS), rps or (), seconds, rounds, deadline_ms, precision)
     plan_directory = plan_of(model, plan)

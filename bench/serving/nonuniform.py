@@ -20,13 +20,13 @@ import aiohttp
 import psutil
 import typer
 
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.control.policy import InstanceCount, InstanceGroup, Observation, ProvisioningPlan
 from serfer.control.scenario import Market, Scenario, read_scenario, scenario_file
 from serfer.core.errors import UnavailableError
 from serfer.settings import load_settings
 from serfer_bench.core.arrivals import poisson
-from serfer_bench.core.options import RowsOption, image_plan, plan_of
+from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, image_plan, plan_of
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows, require_answers
 from serfer_bench.core.server_process import serving
@@ -127,7 +127,7 @@ def measure(directory: Path, experiment: Experiment, progress: Progress) -> Iter
         read_scenario(experiment.scenario),
         examples_of(image_plan(directory), directory, load_settings()),
     )
-    options = ["--threads", "1", "--max-batch", str(scenario.instance.max_batch)]
+    options = ["--set", "threads=1", "--max-batch", str(scenario.instance.max_batch)]
     with ExitStack() as stack:
         reports = [stack.enter_context(serving("instance", directory, options)) for _ in range(2)]
         instances = _Instances([str(one["url"]) for one in reports], [psutil.Process(one["pid"]) for one in reports])
@@ -162,7 +162,7 @@ def _burst(
     turn: tuple[str, _Fixed, float, int],
 ) -> Row:
     options = ["--route", f"{_HERE}:{type(turn[1]).__name__}", "--instances", f"static:{','.join(instances.urls)}"]
-    options += ["--scenario", str(experiment.scenario), "--workers", "inprocess", "--store", "memory://"]
+    options += ["--set", f"scenario={experiment.scenario}", "--workers", "inprocess", "--store", "memory://"]
     with serving("serve", directory, options) as report:
         return asyncio.run(_send(str(report["url"]), experiment, instances, examples, turn))
 

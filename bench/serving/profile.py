@@ -97,11 +97,11 @@ def counted(workers: str, queries: int, total_s: float, calls: Sequence[tuple[st
 def measure(network: Path, workers: str, queries: int, home: Path, progress: Progress) -> QueryCounts:
     progress(f"serfer serve --workers {workers}")
     [port], file = free_ports(1), home / f"{workers}.json"
-    options = ["--output", "softmax", "--workers", workers, "--port", str(port), "--log-level", "error"]
+    options = ["--output", "softmax", "--workers", workers, "--port", str(port), "--set", "log_level=error"]
     with (
         (home / _LOG).open("wb") as log,
         subprocess.Popen(  # noqa: S603 - our own program
-            [sys.executable, "-m", _PROGRAM, str(file), "serve", str(network), *options, "--drain-s", "0"],
+            [sys.executable, "-m", _PROGRAM, str(file), "serve", str(network), *options, "--set", "drain_s=0"],
             stdout=log,
             stderr=log,
             env=os.environ | {"SERFER_LOCAL_CONCURRENCY": "1"},

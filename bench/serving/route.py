@@ -23,14 +23,14 @@ from typing import Annotated
 import aiohttp
 import typer
 
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.control.scenario import scenario_file
 from serfer.core.plan import Plan
 from serfer.images import decode_image
 from serfer.pipeline.reference import unsplit
 from serfer.settings import Settings, load_settings
 from serfer_bench.core.arrivals import poisson
-from serfer_bench.core.options import RowsOption, image_plan, plan_of
+from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, image_plan, plan_of
 from serfer_bench.core.photographs import photograph
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows, require_answers
@@ -255,8 +255,8 @@ def command(
 ) -> None:
     """Send a sustained burst to a driver with a pool, and show second by second where its queries ran."""
     options = ["--route", policy, "--instances", instances, "--workers", workers]
-    options += ["--scenario", str(scenario_file(scenario))]
-    options += [] if max_usd_per_hour is None else ["--max-usd-per-hour", str(max_usd_per_hour)]
+    options += ["--set", f"scenario={scenario_file(scenario)}"]
+    options += [] if max_usd_per_hour is None else ["--set", f"max_usd_per_hour={max_usd_per_hour}"]
     experiment = Experiment(rps, seconds, after_s, step_s, kill_s, warm, options)
     plan_directory = plan_of(model, plan)
     with status_lines() as progress:

@@ -10,14 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from serfer.cli.shared.options import (
-    JsonOption,
-    ModelOption,
-    PlanOption,
-    plan_directory,
-    print_json,
-    status_line,
-)
+from serfer.cli.shared.options import JsonOption, plan_directory, print_json, status_line
 from serfer.cli.shared.terminal import out
 from serfer.control.batching import Profile
 from serfer.core.errors import UsageError
@@ -26,6 +19,7 @@ from serfer.files import check_place, write_whole
 from serfer.instance.measuring import compare, expected, profile
 from serfer.instance.network import Hardware, load_whole, open_network
 from serfer.settings import load_settings
+from serfer_bench.core.options import ModelOption, PlanOption
 from serfer_bench.study.policies.tuning import Tuning, check_objective, tune
 
 DeviceOption = Annotated[str, typer.Option(help="cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")]

@@ -24,8 +24,8 @@ from serfer.api.observability.background_log import BackgroundHandler
 from serfer.api.observability.logs import JsonFormatter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.shared.options import print_json, status_line
+from serfer.cli.shared.schema import given_settings, is_given
 from serfer.cli.shared.service_options import ARGUMENTS, as_plans, least_concurrency, plans_of
-from serfer.cli.shared.setting_options import is_given
 from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
@@ -42,7 +42,7 @@ _DRIVER = "serfer.balanced_driver"
 _OWN = {
     *("network", "model", "plan", "demo", "size", "channels", "preprocess", "labels", "output", "weights_file"),
     *("random", "download", "show_config", "drivers", "host", "port", "store", "object_store", "workers", "results"),
-    *("allow_host", "log_format", "as_json"),
+    *("allow_host", "allow_hosts", "drain_s", "api_drain_s", "log_format", "as_json"),
 }
 """Options that drivers do not have as they were given: they get plans, addresses and stores that follow from these."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -53,7 +53,7 @@ def check_balanced(context: typer.Context, choices: Choices, address: Address, s
 
     Raises UsageError that names the option, UnavailableError for a port that is taken.
     """
-    if is_given(context, "drain_s"):
+    if "api_drain_s" in given_settings(context):
         raise UsageError(
             "--drain-s is for one driver, as the balancer knows how long several take requests: leave out --drivers"
         )
@@ -80,9 +80,8 @@ def serve_balanced(
 ) -> None:
     """Run so many drivers, each a `serfer serve` with this command's options, behind a load balancer until a signal."""
     choices, applications = opening.choices, opening.applications
-    options = [f"--workers={choices.workers}", *_passed_on(context), *as_plans(models)]  # drivers make no plans
-    hosts = (address.host.partition("%")[0], *settings.allow_hosts)
-    options += [f"--allow-host={each}" for each in hosts]  # they listen at loopback alone
+    hosts = ",".join((address.host.partition("%")[0], *settings.allow_hosts))  # they listen at loopback alone
+    options = [f"--workers={choices.workers}", f"--set=allow_hosts={hosts}", *_passed_on(context), *as_plans(models)]
     lines = _Lines()
     if (limit := raise_limit()) < FEW:
         lines.say(
@@ -124,22 +123,24 @@ def _driver_command(options: list[str], urls: tuple[str | None, str | None]) -> 
     """Return a driver's command line and variables; the stores' URLs, with passwords, are among the latter."""
     form = "text" if err.is_terminal else "json"
     command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
-    command += ["--json", f"--drain-s={DRAIN_S}", f"--log-format={form}", *options]
-    named = zip(("--store", "--object-store"), urls, strict=True)
-    return command, {**os.environ, ARGUMENTS: json.dumps([f"{option}={url}" for option, url in named if url])}
+    command += ["--json", f"--set=drain_s={DRAIN_S}", f"--set=log_format={form}", *options]
+    named = zip(("--store=", "--set=object_store="), urls, strict=True)
+    own = {f"SERFER_SERVE_{name.upper()}" for name in _OWN}
+    variables = {name: value for name, value in os.environ.items() if name not in own}
+    return command, {**variables, ARGUMENTS: json.dumps([f"{option}{url}" for option, url in named if url])}
 
 
 def _passed_on(context: typer.Context) -> Iterator[str]:
-    """Yield the options of this command's line that each driver has, too."""
+    """Yield the options and keys of this command's line that each driver has, too."""
     for parameter in context.command.params:
-        name = parameter.name or ""
+        name, value = parameter.name or "", context.params.get(parameter.name or "")
         if name in _OWN or not is_given(context, name):
             continue
-        value = context.params[name]
         if value is True:
             yield parameter.opts[0]
         else:
-            yield from (f"{parameter.opts[0]}={each}" for each in (value if isinstance(value, list) else [value]))
+            values = value if isinstance(value, list) else [value]
+            yield from (f"{parameter.opts[0]}={item}" for item in values if str(item).partition("=")[0] not in _OWN)
 
 
 def found_applications(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from serfer.cli.explain import print_cold_choice, print_cold_starts, print_months, print_starting_ways
 from serfer.cli.shared.display import byte_size, columns, plain
-from serfer.cli.shared.load_costs import (
-    InstanceOption,
-    LoadOptions,
-    LogOption,
-    PathOption,
-    QpsOption,
-    ScenarioOption,
-    SloOption,
-    plan_directory_of,
-    show_load_costs,
-)
-from serfer.cli.shared.network_options import ChannelsOption, SizeOption
-from serfer.cli.shared.options import JsonOption, PerMonthOption, print_json, share
+from serfer.cli.shared.load_costs import check_load, plan_directory_of, show_load_costs
+from serfer.cli.shared.options import print_json
+from serfer.cli.shared.plan_commands import CostCommand
 from serfer.cli.shared.terminal import out
 from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
 from serfer.core.costs.pricing import Circumstances, Prices, price, uses_store
@@ -40,112 +29,66 @@ if TYPE_CHECKING:
 _THOUSAND, _MILLION = 1_000, 1_000_000
 
 
-def cost(
-    context: typer.Context,
-    directory: Annotated[
-        Path,
-        typer.Argument(
-            metavar="NETWORK_OR_DIR",
-            help="A plan directory, a BUILD directory of serfer deploy package; or an .onnx file, timm:NAME or "
-            "torchvision:NAME, priced as one function.",
-        ),
-    ],
-    log: LogOption = None,
-    qps: QpsOption = None,
-    path: PathOption = None,
-    instance: InstanceOption = None,
-    slo_ms: SloOption = None,
-    scenario: ScenarioOption = None,
-    size: SizeOption = None,
-    channels: ChannelsOption = None,
-    burst: Annotated[int, typer.Option(min=1, max=10**12, help="How many queries come at once.")] = 1000,
-    store: Annotated[
-        str | None, typer.Option(help="redis, s3, valkey, redis+s3 or valkey+s3; by default the plan's own.")
-    ] = None,
-    cold_share: Annotated[
-        float | None,
-        typer.Option(
-            help="The share of queries that find nothing warm, 0 to 1; by default what the plan was chosen for (0.02 "
-            "is assumed), with BUILD the share of queries that come at random."
-        ),
-    ] = None,
-    memory: Annotated[int | None, typer.Option(help="MB of every function; by default each stage's own.")] = None,
-    per_month: PerMonthOption = None,
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="With BUILD: a parameter of its template, such as AlarmEmail=x."),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="With BUILD: a table of all drivers, stores and engines, in Markdown.")
-    ] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Price a network, a plan or a deployment on AWS, as predicted: queries, a burst, months, the load of a log."""
+def cost(options: CostCommand, _context: typer.Context) -> None:
+    """Print what a plan, a deployment or a load costs."""
     from serfer.sam.options import is_build  # noqa: PLC0415 - the command line starts fast
 
-    load = LoadOptions(log, qps, path, scenario, instance, slo_ms, store)
-    load.check(context, is_built=is_build(directory))
-    directory = plan_directory_of(directory, size, channels)
-    cold = None if cold_share is None else share("--cold-share", cold_share, 1)
-    if is_build(directory):
-        if store is not None or memory is not None:
+    built = is_build(options.directory)
+    check_load(options, is_built=built)
+    directory = plan_directory_of(options.directory, options.size, options.channels)
+    if built:
+        if options.store is not None or options.memory is not None:
             raise UsageError(f"{directory} has its store and memory: package it with others, or give a plan directory")
-        if compare:
-            _compare_costs(directory, per_month, as_json)
+        if options.compare:
+            _compare_costs(options)
         else:
-            _cost_of_build(directory, burst, cold, per_month, parameter, as_json)
+            _cost_of_build(options)
         return
-    if compare or parameter:
+    if options.compare or options.parameter:
         raise UsageError(f"--compare and --parameter want a BUILD directory, not {directory}")
-
     plan = load_plan(directory)
-    if load.given:
-        show_load_costs(directory, plan, load, as_json=as_json)
+    if options.has_load:
+        show_load_costs(directory, plan, options)
         return
-    given = Circumstances(store, memory, cold, burst)
+    given = Circumstances(options.store, options.memory, options.cold_share, options.burst)
     prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
-    if as_json:
-        print_json(prices.as_dict() | prices.months(per_month or ()))
+    if options.as_json:
+        print_json(prices.as_dict() | prices.months(options.per_month))
     else:
         _print_prices(prices)
-        print_months(prices, per_month or ())
+        print_months(prices, options.per_month)
 
 
-def _cost_of_build(
-    build: Path,
-    burst: int,
-    cold_share: float | None,
-    loads: list[int] | None,
-    parameters: list[str] | None,
-    as_json: bool,  # noqa: FBT001 - a command's flag, passed on
-) -> None:
+def _cost_of_build(options: CostCommand) -> None:
     from serfer.sam.cost.bill import price_build  # noqa: PLC0415 - the command line starts fast
 
-    pairs = [text.partition("=") for text in parameters or ()]
+    pairs = [text.partition("=") for text in options.parameter]
     if (wrong := next((name for name, sign, _ in pairs if not (name and sign)), None)) is not None:
         raise UsageError(f"--parameter is NAME=VALUE, not {wrong!r}")
-    given = {name: value for name, _, value in pairs}
-    facts = load_settings().facts()
-    bill = price_build(build, facts, burst=burst, loads=loads, cold_share=cold_share, parameters=given)
-    if as_json:
+    bill = price_build(
+        options.directory,
+        load_settings().facts(),
+        burst=options.burst,
+        loads=options.per_month or None,
+        cold_share=options.cold_share,
+        parameters={name: value for name, _, value in pairs},
+    )
+    if options.as_json:
         print_json(bill.as_dict())
     else:
         _print_bill(bill)
 
 
-def _compare_costs(build: Path, loads: list[int] | None, as_json: bool) -> None:  # noqa: FBT001 - same
-    from serfer.sam.cost.bill import (  # noqa: PLC0415 - same
-        LOADS,
-        compare_build,
-        markdown,
-    )
+def _compare_costs(options: CostCommand) -> None:
+    from serfer.sam.cost.bill import LOADS, compare_build, markdown  # noqa: PLC0415 - the command line starts fast
 
-    rows = compare_build(build, load_settings().facts(), loads)
-    if as_json:
+    loads = options.per_month or LOADS
+    rows = compare_build(options.directory, load_settings().facts(), loads)
+    if options.as_json:
         for row in rows:
             print_json(asdict(row))
     else:
-        print(markdown(rows, loads or LOADS))  # noqa: T201 - Markdown goes out as it is
+        print(markdown(rows, loads))  # noqa: T201 - Markdown goes out as it is
 
 
 def _print_prices(prices: Prices) -> None:

@@ -12,21 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.options import (
-    JsonOption,
-    ModelOption,
-    PlanOption,
-    StackOption,
-    StoreOption,
-    opened,
-    plan_directory,
-    print_json,
-    status_line,
-)
-from serfer.cli.shared.setting_options import setting
+from serfer.cli.shared.options import JsonOption, opened, plan_directory, print_json, status_line
+from serfer.cli.shared.plan_commands import WarmCommand
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.settings import load_settings
+from serfer.wiring.pipeline_options import PipelineOptions
 
 if TYPE_CHECKING:
     from serfer.doctor.machine import Check
@@ -89,43 +80,28 @@ def _print_policy(build: Path | None) -> None:
     print(json.dumps(deployer_policies(build), indent=2))  # noqa: T201 - goes out as it is
 
 
-def warm(
-    plan: PlanOption = None,
-    model: ModelOption = None,
-    stack: StackOption = None,
-    store: StoreOption = None,
-    queries: Annotated[int, typer.Option(min=1, max=1000, help="For how many queries at once.")] = 1,
-    hold_s: Annotated[
-        float,
-        typer.Option(min=0.0, max=60.0, help="Seconds that each request keeps its environment, so that others start."),
-    ] = 0.5,
-    every_s: Annotated[
-        float | None,
-        typer.Option(min=1.0, max=86_400.0, help="Do it again and again, so many seconds apart, until interrupted."),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Warm a plan's deployed functions up: start environments for so many queries at once, and build their sessions."""
-    directory = plan_directory(plan, model, stack, workers="aws")
-    with opened(directory, store, "aws", stack=stack) as pipeline:
+def warm(options: WarmCommand, _context: typer.Context) -> None:
+    """Warm functions up, and print what that started."""
+    directory = plan_directory(options.plan, options.model, options.stack, workers="aws")
+    with opened(directory, PipelineOptions(store=options.store, stack=options.stack), "aws") as pipeline:
         while True:
             with status_line() as progress:
                 progress("warming up")
-                warmths = pipeline.warm(queries, hold_s)
-            if as_json:
+                warmths = pipeline.warm(options.queries, options.hold_s)
+            if options.as_json:
                 for function in warmths:
                     print_json(function.as_dict())
             else:
                 _print_warmth(warmths)
-            if every_s is None:
+            if options.every_s is None:
                 break
-            time.sleep(every_s)
+            time.sleep(options.every_s)
     if any(function.problem for function in warmths):
         raise UnavailableError("some requests failed: see the lines above")
 
 
 def sweep(
-    store: Annotated[str | None, setting("store", help="The bucket and prefix: s3://BUCKET/PREFIX.")] = None,
+    store: Annotated[str | None, typer.Option(help="The bucket and prefix: s3://BUCKET/PREFIX. [SERFER_STORE]")] = None,
     rule: Annotated[
         bool, typer.Option("--rule", help="Also give the bucket a lifecycle rule that does this once a day.")
     ] = False,
@@ -135,6 +111,7 @@ def sweep(
     from serfer.storage import open_store  # noqa: PLC0415 - the command line starts fast
     from serfer.storage.s3.store import S3Store  # noqa: PLC0415 - same
 
+    store = store or load_settings().store
     if store is None:
         raise UsageError("which store? Give --store s3://BUCKET/PREFIX, or set SERFER_STORE")
     with open_store(store) as opened_store, status_line() as progress:

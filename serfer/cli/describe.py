@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.options import JsonOption, PlanArgument, print_json
+from serfer.cli.shared.options import JsonOption, print_json
 from serfer.cli.shared.terminal import err, out
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.plan import Plan
@@ -27,7 +27,7 @@ _MEASURED = (
 
 
 def describe(
-    directory: PlanArgument,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")],
     preprocess: Annotated[
         Path | None, typer.Option(help="A TOML file: how an image becomes the input (docs/how-to/preprocess.md).")
     ] = None,

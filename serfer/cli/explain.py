@@ -6,14 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
 import typer
 
 from serfer.cli.describe import described
 from serfer.cli.shared.display import byte_size, columns, counted, plain
-from serfer.cli.shared.options import JsonOption, PerMonthOption, PlanArgument, print_json
+from serfer.cli.shared.options import print_json
+from serfer.cli.shared.plan_commands import ExplainCommand
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, StartingWay, price_cold, starting_ways
@@ -34,38 +35,22 @@ if TYPE_CHECKING:
 _MILLION = 1_000_000
 
 
-def explain(
-    directory: PlanArgument,
-    operators: Annotated[bool, typer.Option("--operators", help="List every operator, by stage.")] = False,
-    pareto: Annotated[
-        bool, typer.Option("--pareto", help="Show latency against dollars: this plan, and what it competed with.")
-    ] = False,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw the network with its cuts, and tiles with their halos, to this file.")
-    ] = None,
-    image: Annotated[Path | None, typer.Option(help="The image that tiles are drawn over, with --picture.")] = None,
-    burst: Annotated[
-        int, typer.Option(min=1, max=10**12, help="Queries at once that find nothing warm, where there is a cold plan.")
-    ] = 1,
-    per_month: PerMonthOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show a plan: its stages, grids, halos, package sizes, what it lost, what it costs, and what it beat."""
+def explain(options: ExplainCommand, _context: typer.Context) -> None:
+    """Print a plan, or draw it."""
+    directory, picture, image = options.directory, options.picture, options.image
     if image is not None and picture is None:
         raise UsageError("--image is what --picture draws over: give both")
     plan = load_plan(directory)
-    if pareto:
-        _show_pareto(plan, as_json=as_json)
+    if options.pareto:
+        _show_pareto(plan, as_json=options.as_json)
+    elif options.as_json:
+        print_plan_json(plan, options.per_month)
     else:
-        if as_json:
-            print_plan_json(plan, per_month or ())
-        else:
-            _print_plan(plan, load_settings().facts().functions, per_month or ())
-        cold = load_cold_plan(directory, plan)
-        if cold and not as_json:
-            facts = load_settings().facts()
-            print_cold_choice(cold, ColdChoice.of(plan, cold, Platform.over(facts, plan.store)), burst)
-    if operators:
+        facts = load_settings().facts()
+        _print_plan(plan, facts.functions, options.per_month)
+        if cold := load_cold_plan(directory, plan):
+            print_cold_choice(cold, ColdChoice.of(plan, cold, Platform.over(facts, plan.store)), options.burst)
+    if options.operators:
         _print_operators(plan)
     if picture is not None:
         _draw(priced_query(plan), picture, image)

@@ -15,9 +15,9 @@ from serfer.api.entrypoints.serving import Address
 from serfer.api.observability.logs import configure_logs
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import BY_OPTION, print_json, status_line
+from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.service_commands import InstanceCommand
-from serfer.cli.shared.service_options import LOOPBACK, applications_of, check_logs, served_models
-from serfer.cli.shared.setting_options import settings_of
+from serfer.cli.shared.service_options import LOOPBACK, applications_of, served_models
 from serfer.cli.shared.terminal import err
 from serfer.core.errors import UsageError
 from serfer.core.units import MIB
@@ -31,7 +31,6 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
     """Serve whole networks in batches."""
     hardware = Hardware(options.device, options.precision, options.threads)
     choices = InstanceChoices(hardware, options.max_batch, options.window_ms, options.memory_mb, options.preload)
-    check_logs(options.log_level, options.log_format)
     if options.auto_scaling_release and options.exit_when_idle_s is None:
         raise UsageError("--auto-scaling-release says what to do before ending idle: give --exit-when-idle-s")
     settings, named = settings_of(context), bool(options.model or options.plan)

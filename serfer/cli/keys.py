@@ -9,16 +9,16 @@ import typer
 
 from serfer.api.auth.clients import Scope
 from serfer.api.auth.keys import add_key, read_keys, remove_key
-from serfer.cli.shared.setting_options import setting
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
+from serfer.settings import load_settings
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="API keys of the HTTP service."
 )
 _DIGITS = 9
 
-_FileOption = Annotated[Path | None, setting("keys_file", "--file", help="The file of keys.")]
+_FileOption = Annotated[Path | None, typer.Option("--file", help="The file of keys. [SERFER_KEYS_FILE]")]
 _Name = Annotated[str, typer.Argument(help="Whose key it is: letters, digits, '.', '_' and '-'.")]
 
 
@@ -86,6 +86,7 @@ def _application(text: str) -> tuple[str, int | None]:
 
 
 def _file(chosen: Path | None) -> Path:
+    chosen = chosen or load_settings().keys_file
     if chosen is None:
         raise UsageError("which file of keys? Give --file, or set SERFER_KEYS_FILE")
     return chosen

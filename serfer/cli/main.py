@@ -12,49 +12,34 @@ from serfer import __version__
 from serfer.cli.shared.lazy import INSTALLED, group, lazy_group
 from serfer.cli.shared.terminal import out, run
 
+# The modules of classes of options, which help imports.
+_PLAN = "serfer.cli.shared.plan_commands:"
+_ASK = "serfer.cli.shared.ask_commands:"
+_SERVICE = "serfer.cli.shared.service_commands:"
+_MAP = "serfer.cli.maps.options:"
 COMMANDS = {
-    "serve": (
-        "serfer.cli.serve:serve",
-        "Serve networks over HTTP.",
-        "serfer.cli.shared.service_commands:ServeCommand",
-    ),
+    "serve": ("serfer.cli.serve:serve", "Serve networks over HTTP.", _SERVICE + "ServeCommand"),
     "instance": (
         "serfer.cli.instance:instance",
-        "Run one GPU instance's server: the network whole, in batches.",
-        "serfer.cli.shared.service_commands:InstanceCommand",
+        "Serve whole networks in batches, on one instance.",
+        _SERVICE + "InstanceCommand",
     ),
     "keys": ("serfer.cli.keys:app", "Add, list and remove API keys of the HTTP service."),
-    "split": ("serfer.cli.split:split", "Split a network into stages and tiles; write a plan directory."),
-    "explain": ("serfer.cli.explain:explain", "Show a plan, what it costs, and what it competed with."),
+    "split": ("serfer.cli.split:split", "Split a network into stages and tiles: a plan.", _PLAN + "SplitCommand"),
+    "explain": ("serfer.cli.explain:explain", "Show a plan, its costs and its competitors.", _PLAN + "ExplainCommand"),
     "describe": ("serfer.cli.describe:describe", "Show or change how a plan treats images, its labels and scores."),
-    "verify": ("serfer.cli.verify:verify", "Compare a plan's answers with the unsplit network's."),
-    "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted."),
-    "classify": (
-        "serfer.cli.classify:classify",
-        "Classify images, each as one query through a network.",
-        "serfer.cli.shared.ask_commands:ClassifyCommand",
-    ),
+    "verify": ("serfer.cli.verify:verify", "Compare a plan with the unsplit network.", _PLAN + "VerifyCommand"),
+    "cost": ("serfer.cli.costs:cost", "Price a plan or a deployment on AWS, as predicted.", _PLAN + "CostCommand"),
+    "classify": ("serfer.cli.predict:predict", "Classify images, one query each.", _ASK + "ClassifyCommand"),
     "predict": (
         "serfer.cli.predict:predict",
         "Find classes, or a detector's boxes, in images.",
-        "serfer.cli.shared.ask_commands:PredictCommand",
+        _ASK + "PredictCommand",
     ),
-    "run": (
-        "serfer.cli.run:run",
-        "Run images through a network; write its outputs to files.",
-        "serfer.cli.shared.ask_commands:RunCommand",
-    ),
+    "run": ("serfer.cli.run:run", "Write a network's outputs of images to files.", _ASK + "RunCommand"),
     "result": ("serfer.cli.result:app", "Show, get and delete results that were kept."),
-    "map-plan": (
-        "serfer.cli.maps.map_plan:map_plan",
-        "Make a plan for images that no function holds.",
-        "serfer.cli.maps.options:MapPlanCommand",
-    ),
-    "map": (
-        "serfer.cli.maps.map:map_images",
-        "Run a network over an image that no memory holds, by windows.",
-        "serfer.cli.maps.options:MapCommand",
-    ),
+    "map-plan": ("serfer.cli.maps.map_plan:map_plan", "Make a plan for huge images.", _MAP + "MapPlanCommand"),
+    "map": ("serfer.cli.maps.map:map_images", "Run a network over a huge image, by windows.", _MAP + "MapCommand"),
     "doctor": ("serfer.cli.deployed:doctor", "Check what this machine, or an AWS account, lacks."),
     "app": ("serfer.cli.main:app_group", "Applications: register variants of networks, and release them."),
     "deploy": ("serfer.cli.main:deploy_group", "AWS: package a plan, deploy it, go back, delete it."),
@@ -73,7 +58,11 @@ PANELS = {
 app_group = group(
     "Register variants of networks as applications, release them, and look after their registry.",
     {
-        "register": ("serfer.cli.registry.register:register", "Make, measure and register variants of a network."),
+        "register": (
+            "serfer.cli.registry.register:register",
+            "Make, measure and register variants.",
+            "serfer.cli.registry.options:RegisterCommand",
+        ),
         "list": ("serfer.cli.registry.variants:variants", "Show variants: accuracy, latency, dollars."),
         "promote": ("serfer.cli.registry.releases:promote", "Let network versions answer an application's queries."),
         "canary": ("serfer.cli.registry.releases:canary", "Let a network version answer a share of the queries."),
@@ -90,13 +79,13 @@ app_group = group(
 deploy_group = group(
     "Deploy a plan to AWS by SAM CLI, and look after what is deployed.",
     {
-        "package": ("serfer.cli.package:package", "Write what SAM deploys to AWS."),
+        "package": ("serfer.cli.package:package", "Write what SAM deploys to AWS.", _PLAN + "PackageCommand"),
         "check": ("serfer.cli.deploy:check", "Refuse an update that would delete what a stack serves."),
         "apply": ("serfer.cli.deploy:apply", "Check, build and deploy what was packaged."),
         "smoke": ("serfer.cli.deploy:smoke", "Deploy a stack of its own, query it, measure AWS, delete it."),
         "rollback": ("serfer.cli.deploy:rollback", "Let a stack's drivers serve the plan before."),
         "destroy": ("serfer.cli.deploy:destroy", "Delete a stack and all that it holds."),
-        "warm": ("serfer.cli.deployed:warm", "Start environments of deployed functions ahead of queries."),
+        "warm": ("serfer.cli.deployed:warm", "Start environments ahead of queries.", _PLAN + "WarmCommand"),
         "sweep": ("serfer.cli.deployed:sweep", "Delete what has expired from a store in S3."),
     },
 )

@@ -1,92 +1,165 @@
-"""`serfer predict`."""
+"""`serfer predict`, and `serfer classify`, which answers with classes alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from serfer.cli.classify import data_of, names_of
-from serfer.cli.shared.ask_commands import PredictCommand
+from serfer.cli.shared.ask_commands import ClassifyCommand, PredictCommand
+from serfer.cli.shared.asking import check_some, data_of, names_of, query_images, yielding
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import FileOptions
-from serfer.cli.shared.options import (
-    BY_ARGUMENT,
-    network_among,
-    opened,
-    plan_directory,
-    print_json,
-)
-from serfer.cli.shared.report import print_report
-from serfer.cli.shared.terminal import complain, out
+from serfer.cli.shared.options import BY_ARGUMENT, demo_model, network_among, opened, plan_directory, print_json
+from serfer.cli.shared.report import print_difference, print_report
+from serfer.cli.shared.schema import settings_of
+from serfer.cli.shared.terminal import err, out
+from serfer.control.throttle import Thresholds
 from serfer.core.detections import coco
-from serfer.core.errors import InputError, SerferError, UsageError
-from serfer.core.report import BOXES, CLASSES
+from serfer.core.errors import InputError, UsageError
+from serfer.core.exactness import difference
+from serfer.core.plan.answers import as_answer
+from serfer.core.report import BOXES, CLASSES, ImageAnswer, PredictedImage
 from serfer.files import write_whole
 from serfer.images import read_image, upright_image
+from serfer.offline.load_source import service_loads
 from serfer.pictures.boxes import PICTURES, drawn
 from serfer.pipeline.prediction import kind_of
-from serfer.plan_directory import load_plan
-from serfer.settings import load_settings
+from serfer.pipeline.reference import original
+from serfer.pipeline.result import Result
+from serfer.pipeline.trace import check_trace, write_trace
+from serfer.plan_directory import is_network, load_plan
+from serfer.splitter.network.zoo import ZOO
 from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:
+    from serfer.core.exactness import Difference
     from serfer.core.plan import ImageLimits, Plan
-    from serfer.core.report import PredictedImage, PredictedOutput
+    from serfer.core.report import PredictedOutput
     from serfer.pipeline.blocking import Pipeline
+    from serfer.pipeline.reference import Run
 
 _SHOWN = 8  # values of a vector
 
 
-def predict(options: PredictCommand, _context: typer.Context) -> None:
+def predict(options: PredictCommand, context: typer.Context) -> None:
     """Ask a network about images, and print or write what it answers."""
-    images, plan = network_among(options.images, options.plan)
-    names = names_of(images)
+    images, given = network_among(options.images, options.plan)
+    names, model = names_of(images), demo_model(options.demo, options.model, given) or options.model
     if options.as_coco and options.as_json:
         raise UsageError("--coco and --json are two forms of one answer: give one of them")
-    file = FileOptions.read(options)
-    directory = plan_directory(plan, options.model, options.stack, file, options.workers, choices=BY_ARGUMENT)
-    _check_boxes(
-        load_plan(directory), options.draw, "--coco" if options.as_coco else "--options.draw" if options.draw else ""
+    file, settings = FileOptions.read(options), settings_of(context)
+    sources = service_loads(options.yield_to, settings.yield_key.get_secret_value())
+    if options.trace is not None:
+        check_trace(options.trace)
+    if model is not None or (given is not None and is_network(given)):
+        check_some(names, settings)  # a plan is made first: what is wrong with images is said before that
+    ways = f"{BY_ARGUMENT}; or --demo"
+    directory = plan_directory(given, model, options.stack, file, options.workers, choices=ways)
+    _check_boxes(load_plan(directory), options.draw, "--coco" if options.as_coco else "--draw" if options.draw else "")
+    drawings = _Drawings(options.draw, len(names), settings.image_limits()) if options.draw else None
+    workers, limits = (
+        workers_of(options.workers, options.stack, "local"),
+        Thresholds(options.yield_utilisation, options.yield_latency),
     )
-    target = _Drawings(options.draw, len(names), load_settings().image_limits()) if options.draw else None
-    found: list[PredictedImage] = []
-    failures: list[SerferError] = []
-    with opened(
-        directory, options.store, options.workers, options.driver, options.object_store, 0.0, options.stack
-    ) as pipeline:
-        kind = kind_of(pipeline.plan)
-        for name in names:
-            try:
-                data = data_of(name)
-                [image] = pipeline.predict(
-                    [data],
-                    names=[name],
-                    top_k=options.top_k,
-                    min_score=options.min_score,
-                    deadline_s=options.deadline_ms / 1000,
-                )
-                drawing = target.write(data, image) if target else None
-            except SerferError as error:
-                complain(error)
-                failures.append(error)
-                if options.as_json:
-                    print_json({"kind": kind, "images": [{"name": name}], "error": str(error)})
-                continue
-            found.append(image)
-            if options.as_json:
-                print_json(_object(pipeline, image, kind))
-            elif not options.as_coco:
-                _print_answer(pipeline, image, kind, workers_of(options.workers, options.stack, "local"))
-                if drawing:
-                    out.print(f"wrote {plain(str(drawing))}\n", soft_wrap=True)
-        if options.as_coco:
-            print_json(asdict(coco(found, pipeline.plan.labels)))
-    if failures:
-        raise typer.Exit(failures[0].exit_code)
+    with opened(directory, options, workers, options.cache_s) as pipeline, yielding(pipeline, sources, limits) as turn:
+        whole = original(pipeline.plan, directory) if options.compare else None
+        questions = _Questions(options, pipeline, workers, turn, drawings, whole)
+        code = query_images(names, questions.ask, questions.failed if options.as_json else None)
+    if options.as_coco:
+        print_json(asdict(coco(questions.boxes, pipeline.plan.labels)))
+    if options.demo and not options.as_json:
+        _print_demo(pipeline.plan)
+    if options.trace is not None and questions.traced:
+        write_trace(options.trace, questions.traced)
+        place = plain(str(options.trace))
+        err.print(f"wrote {place}: open it in chrome://tracing or at https://ui.perfetto.dev", soft_wrap=True)
+    if code:
+        raise typer.Exit(code)
+
+
+@dataclass(frozen=True)
+class _Questions:
+    """Queries of an image each, and what is printed of their answers."""
+
+    options: PredictCommand
+    pipeline: Pipeline
+    workers: str
+    turn: Callable[[], AbstractContextManager[None]]
+    drawings: _Drawings | None
+    whole: Run | None
+    boxes: list[PredictedImage] = field(default_factory=list)
+    traced: list[tuple[str, Result]] = field(default_factory=list)
+
+    @property
+    def classifies(self) -> bool:
+        return isinstance(self.options, ClassifyCommand)
+
+    @property
+    def kind(self) -> str:
+        return CLASSES if self.classifies else kind_of(self.pipeline.plan)
+
+    def ask(self, name: str) -> None:
+        data, options, pipeline = data_of(name), self.options, self.pipeline
+        with self.turn():
+            image = self._answer(name, data)
+        drawing = None
+        if isinstance(image, PredictedImage):
+            drawing = self.drawings.write(data, image) if self.drawings else None
+            self.boxes.append(image)
+        if options.trace is not None:
+            self.traced.append((name, pipeline.last))
+        if options.as_json:
+            print_json(self._object(image))
+        elif not options.as_coco:
+            answer = as_answer(pipeline.last.outputs)
+            self._print(image, difference(answer, self.whole(pipeline.pixels([data]))) if self.whole else None)
+            if drawing:
+                out.print(f"wrote {plain(str(drawing))}\n", soft_wrap=True)
+
+    def failed(self, name: str) -> dict[str, Any]:
+        if self.classifies:
+            return {"images": [{"name": name, "predictions": []}]}
+        return {"kind": self.kind, "images": [{"name": name}]}
+
+    def _answer(self, name: str, data: bytes | Path) -> ImageAnswer:
+        options, deadline_s = self.options, self.options.deadline_ms / 1000
+        if self.classifies:
+            return self.pipeline.classify([data], names=[name], top_k=options.top_k, deadline_s=deadline_s)[0]
+        [image] = self.pipeline.predict(
+            [data], names=[name], top_k=options.top_k, min_score=options.min_score, deadline_s=deadline_s
+        )
+        return image
+
+    def _object(self, image: ImageAnswer) -> dict[str, Any]:
+        report = self.pipeline.last_report.as_dict()
+        if not isinstance(image, PredictedImage):
+            return report
+        return {"kind": self.kind, **report, "images": [image.as_dict(self.kind)]}
+
+    def _print(self, image: ImageAnswer, delta: Difference | None) -> None:
+        plan = self.pipeline.plan
+        out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+        for line in _lines(image, self.kind):
+            out.print(line, soft_wrap=True)
+        print_report(self.pipeline.last_report, plan, self.workers)
+        print_difference(delta)
+        out.print()
+
+
+def _print_demo(plan: Plan) -> None:
+    """Say how to see the demo's network in tiles, where the planner has left it whole."""
+    if plan.tasks == 1:
+        out.print(
+            f"{plain(plan.model)} is whole, as serfer split advises: tiles are slower at this size "
+            f"(docs/explanation/when-to-split.md). To see them: serfer split {plain(plan.model)} --grids "
+            f"{','.join(ZOO[plan.model].grids)} --out tiles, then serfer classify tiles IMAGE --compare",
+            soft_wrap=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -135,23 +208,11 @@ def _check_boxes(plan: Plan, draw: Path | None, option: str) -> None:
         raise UsageError(f"--draw {draw} is not a picture's name: it should end in {', '.join(PICTURES)}")
 
 
-def _object(pipeline: Pipeline, image: PredictedImage, kind: str) -> dict[str, Any]:
-    report = pipeline.last_report.as_dict()
-    return {"kind": kind, **report, "images": [image.as_dict(kind)]}
-
-
-def _print_answer(pipeline: Pipeline, image: PredictedImage, kind: str, workers: str) -> None:
-    plan = pipeline.plan
-    out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
-    for line in _lines(image, kind):
-        out.print(line, soft_wrap=True)
-    print_report(pipeline.last_report, plan, workers)
-    out.print()
-
-
-def _lines(image: PredictedImage, kind: str) -> Sequence[str]:
-    if kind == CLASSES:
-        return [f"  {prediction.score:8.2%}  {plain(prediction.label)}" for prediction in image.predictions]
+def _lines(image: ImageAnswer, kind: str) -> Sequence[str]:
+    if kind == CLASSES or not isinstance(image, PredictedImage):
+        shares = all(0 <= prediction.score <= 1 for prediction in image.predictions)  # else the network's own numbers
+        form = "8.2%" if shares else "8.4g"
+        return [f"  {prediction.score:{form}}  {plain(prediction.label)}" for prediction in image.predictions]
     if kind == BOXES:
         lines = [f"  {box.score:8.2%}  {plain(box.label)}  {_place(box.box)}" for box in image.boxes]
         return lines or ["  no boxes"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serfer.cli.shared.display import byte_size, columns, plain
-from serfer.cli.shared.options import JsonOption, KeptOption, kept_url, print_json
+from serfer.cli.shared.options import JsonOption, kept_url, print_json
 from serfer.cli.shared.terminal import out
 from serfer.core.keys import LOCAL_OWNER
 from serfer.settings import load_settings
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, rich_markup_mode=None, help="Results that serfer run --keep has left."
 )
+KeptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--results",
+        metavar="URL",
+        help="The store of results: file:///, redis://, s3://; by default a folder of the cache. [SERFER_RESULTS]",
+    ),
+]
 _Id = Annotated[str, typer.Argument(metavar="ID", help="The result's id, 32 hex digits.")]
 
 

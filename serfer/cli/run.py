@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from serfer.arrays import FORMATS, NPY, Array, encode, file_names, holds, read_npy
-from serfer.cli.classify import standard_input
 from serfer.cli.shared.ask_commands import RunCommand
+from serfer.cli.shared.asking import STANDARD_INPUT, data_of, query_images
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.options import (
@@ -23,9 +23,9 @@ from serfer.cli.shared.options import (
     plan_directory,
     print_json,
 )
-from serfer.cli.shared.report import print_report
-from serfer.cli.shared.terminal import complain, out
-from serfer.core.errors import InputError, SerferError, UsageError
+from serfer.cli.shared.report import print_difference, print_report
+from serfer.cli.shared.terminal import out
+from serfer.core.errors import InputError, UsageError
 from serfer.core.exactness import difference
 from serfer.core.units import FLOAT_BYTES
 from serfer.core.wire import MAX_BATCH
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from serfer.core.plan import Plan
     from serfer.pipeline.blocking import Pipeline
 
-_STANDARD_INPUT = "-"
 _HEAD = 64 * 1024  # bytes of a .npy file before its values
 
 
@@ -65,7 +64,7 @@ class _Files:
     overwrite: bool
 
     def of(self, name: str, plan: Plan) -> list[Path]:
-        stem = "stdin" if name == _STANDARD_INPUT else PurePath(name).stem
+        stem = "stdin" if name == STANDARD_INPUT else PurePath(name).stem
         return [self.folder / file for file in file_names(stem, plan.output_tensors, self.kind)]
 
     def check(self, paths: Sequence[Path]) -> None:
@@ -89,38 +88,32 @@ def run(options: RunCommand, _context: typer.Context) -> None:
     at = plan_directory(plan, options.model, options.stack, file, options.workers, choices=BY_ARGUMENT)
     url = _results_url(options.results, options.workers, options.stack) if options.keep else None
     workers = workers_of(options.workers, options.stack, "local")
-    failures = []
-    with opened(
-        at, options.store, workers, options.driver, options.object_store, options.cache_s, options.stack, url
-    ) as pipeline:
+    deadline_s = options.deadline_ms / 1000
+    with opened(at, options, workers, options.cache_s, url) as pipeline:
         _check_format(pipeline.plan, options.kind)
         files = _Files(_made(options.out), options.kind, options.overwrite) if options.out else None
         whole = original(pipeline.plan, at) if options.compare else None
-        for name in images:
-            try:
-                if options.keep or files is None:
-                    _keep(pipeline, name, files, options.deadline_ms / 1000, workers, as_json=options.as_json)
-                    continue
-                written, delta = _run(pipeline, name, files, options.deadline_ms / 1000, whole)
-            except SerferError as error:
-                complain(f"{name}: {error}" if name not in str(error) else error)
-                failures.append(error)
-                if options.as_json:
-                    print_json({"image": name, "outputs": [], "error": str(error)})
-                continue
+
+        def query(name: str) -> None:
+            if options.keep or files is None:
+                _keep(pipeline, name, files, deadline_s, workers, as_json=options.as_json)
+                return
+            written, delta = _run(pipeline, name, files, deadline_s, whole)
             if options.as_json:
                 _print_json(pipeline, name, written, delta)
             else:
                 _print(pipeline, name, written, delta, workers)
-    if failures:
-        raise typer.Exit(failures[0].exit_code)
+
+        code = query_images(images, query, (lambda name: {"image": name, "outputs": []}) if options.as_json else None)
+    if code:
+        raise typer.Exit(code)
 
 
 def _check(images: Sequence[str], kind: str) -> None:
     """Raise UsageError for what could not be done with any plan."""
     if kind not in FORMATS:
         raise UsageError(f"--format is {', '.join(FORMATS)}, not {kind!r}")
-    if images.count(_STANDARD_INPUT) > 1:
+    if images.count(STANDARD_INPUT) > 1:
         raise UsageError("standard input can be read only once")
     [(stem, count)] = Counter(PurePath(name).stem for name in images).most_common(1)
     if count > 1:
@@ -156,7 +149,7 @@ def _keep(
     if files:
         files.check(files.of(name, pipeline.plan))
     kept = pipeline.run_to_result(_input(pipeline, name), deadline_s=deadline_s)
-    stem = "stdin" if name == _STANDARD_INPUT else PurePath(name).stem
+    stem = "stdin" if name == STANDARD_INPUT else PurePath(name).stem
     paths = [str(path) for path in kept.save(files.folder, stem, overwrite=files.overwrite)] if files else []
     if as_json:
         report = pipeline.last_report.as_dict()
@@ -217,7 +210,7 @@ def _input(pipeline: Pipeline, name: str) -> Array:
     """Return what a query is run on: the array of a .npy file, or an image's pixels."""
     if PurePath(name).suffix.lower() == f".{NPY}":
         return read_npy(Path(name), _HEAD + MAX_BATCH * pipeline.plan.input.elements * FLOAT_BYTES)
-    return pipeline.pixels([standard_input() if name == _STANDARD_INPUT else Path(name)], [name])
+    return pipeline.pixels([data_of(name)], [name])
 
 
 def _print_json(pipeline: Pipeline, name: str, written: Sequence[WrittenOutput], delta: Difference | None) -> None:
@@ -242,9 +235,7 @@ def _print(
         )
     out.print(table)
     print_report(pipeline.last_report, pipeline.plan, workers)
-    if delta is not None:
-        same = "same" if delta.same_top else "OTHER"
-        out.print(f"difference from the unsplit model: {delta.error:.1e} of the outputs' range, {same} first classes")
+    print_difference(delta)
     out.print()
 
 

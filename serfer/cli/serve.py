@@ -16,20 +16,19 @@ from serfer.cli.balanced import check_balanced, found_applications, serve_balanc
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.options import check_named, demo_model, print_json, status_line
+from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.service_commands import ServeCommand
 from serfer.cli.shared.service_options import (
     LOOPBACK,
     applications_of,
     ask_line,
     ceiling_of_route,
-    check_logs,
     least_concurrency,
     print_config,
     served_models,
     with_keep_warm,
     with_results,
 )
-from serfer.cli.shared.setting_options import settings_of
 from serfer.cli.shared.terminal import err
 from serfer.fleet.open_pool import routing_of
 from serfer.pipeline.event_loop import run
@@ -52,7 +51,6 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
     demo = demo_model(options.demo, *named)
     workers, address = workers_of(options.workers, options.stack, "local"), Address(options.host, options.port)
     settings = with_keep_warm(settings, options.keep_warm, workers)
-    check_logs(options.log_level, options.log_format)
     check_named(options.stack, *named, demo)
     choices = Choices(
         options.store, workers, options.driver, options.object_store, cache_s=options.cache_s, stack=options.stack

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.options import (
-    EngineOption,
-    JsonOption,
-    ObjectStoreOption,
-    PlanArgument,
-    StackOption,
-    StoreOption,
-    VerifyWorkersOption,
-    opened,
-    print_json,
-    status_line,
-)
+from serfer.cli.shared.options import opened, print_json, status_line
+from serfer.cli.shared.plan_commands import VerifyCommand
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError, WrongAnswerError
 from serfer.core.exactness import TOLERANCE, Difference
@@ -34,48 +23,18 @@ from serfer.wiring.options import workers_of
 _MAX_ROWS = 40
 
 
-def verify(
-    directory: PlanArgument,
-    more: Annotated[
-        list[Path] | None, typer.Argument(metavar="[IMAGE]...", help="Images, or folders of them.", show_default=False)
-    ] = None,
-    images: Annotated[
-        list[Path] | None, typer.Option("--images", help="The same: one or several images or folders.")
-    ] = None,
-    random: Annotated[
-        int | None, typer.Option(min=0, help="How many random inputs to compare on: 2, unless there are images.")
-    ] = None,
-    validation: Annotated[
-        Path | None,
-        typer.Option(
-            help="Labelled images, to report the accuracy on: a folder for each class, or a labels.csv (file,label) "
-            "next to the images."
-        ),
-    ] = None,
-    workers: VerifyWorkersOption = None,
-    stack: StackOption = None,
-    store: StoreOption = None,
-    object_store: ObjectStoreOption = None,
-    engine: EngineOption = "push",
-    as_json: JsonOption = False,
-) -> None:
-    """Compare a plan with its unsplit model; exit code 1 if an answer differs.
-
-    A plan that stores weights in fp16, or has another head, is compared with the network that it computes, and what it
-    lost against the model as it was given is reported as well. On labelled images, so are the shares of right answers
-    of the plan and of the model as it was given, with their 95% intervals (Wilson's).
-    """
-    images = [*(images or ()), *(more or ())]
-    count = random if random is not None else (0 if images else 2)
+def verify(options: VerifyCommand, _context: typer.Context) -> None:
+    """Compare answers, and print how far they are apart."""
+    directory, images = options.directory, [Path(name) for name in (*options.images, *options.more)]
+    count = options.random if options.random is not None else (0 if images else 2)
     if not images and not count:
         raise UsageError("nothing to compare on: give --images or --random")
     load_plan(directory)  # a network's file is refused: it is what a plan is compared with
-    workers = workers_of(workers, stack)
-    with opened(directory, store, workers, engine, object_store, stack=stack) as pipeline, status_line() as progress:
-        labelled = read_labelled(validation, pipeline.plan) if validation else None
+    with opened(directory, options, workers_of(options.workers, options.stack)) as pipeline, status_line() as progress:
+        labelled = read_labelled(options.validation, pipeline.plan) if options.validation else None
         verification = compare(pipeline, directory, images, count, progress)
         accuracies = measure_accuracy(pipeline, directory, labelled, progress) if labelled else None
-    if as_json:
+    if options.as_json:
         for row in verification.rows:
             print_json(row.as_dict())
         print_json(verification.summary())

@@ -102,11 +102,23 @@ _Some = TypeVar("_Some", bound=Options)
 
 def with_values(options: _Some, values: Mapping[str, Any]) -> _Some:
     """Return options with other values of some fields; raises UsageError for those that there are not."""
-    known = {item.name for item in fields(options)}
+    known: dict[str, Option | None] = {item.name: item.metadata.get(_METADATA) for item in fields(options)}
     if unknown := sorted(values.keys() - known):
         raise UsageError(f"{type(options).__name__} has no {', '.join(unknown)}: it has {', '.join(sorted(known))}")
-    changed = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    changed = {
+        name: tuple(value) if isinstance(value, list) and not getattr(known[name], "read", None) else value
+        for name, value in values.items()
+    }
     return replace(options, **changed)
+
+
+def changed(options: Options, unsaid: Options) -> list[str]:
+    """Return the flags of the options that have other values than `unsaid`, which is of a base of their class."""
+    return [
+        flag_of(item, described)
+        for item, described in options_of(type(unsaid))
+        if getattr(options, item.name) != getattr(unsaid, item.name)
+    ]
 
 
 def flag_of(item: Field[Any], described: Option) -> str:
@@ -116,14 +128,23 @@ def flag_of(item: Field[Any], described: Option) -> str:
     return described.flag or f"--{item.name.replace('_', '-')}"
 
 
+def key_of(kind: type[Options], flag: str) -> str | None:
+    """Return the key that an option of this flag would be, None where there is none or it is on the line."""
+    keys = (item for item, described in options_of(kind) if flag_of(item, described) == flag)
+    return next((item.name for item in keys if not is_on_line(kind, item)), None)
+
+
 def is_on_line(kind: type[Options], item: Field[Any]) -> bool:
     """Return whether a command's line has an option, or an argument."""
     return item.metadata[_METADATA].is_argument or item.name in kind.line.split()
 
 
 def check_bounds(name: str, described: Option, value: object) -> None:
-    """Refuse a number beyond an option's bounds; raises UsageError with its `name`."""
-    if value is None or isinstance(value, bool) or not isinstance(value, int | float):
+    """Refuse a number, or one of a list, beyond an option's bounds; raises UsageError with its `name`."""
+    if isinstance(value, tuple):
+        for item in value:
+            check_bounds(name, described, item)
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return
     least, most = described.least, described.most
     if (least is None or value >= least) and (most is None or value <= most):

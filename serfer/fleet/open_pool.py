@@ -277,9 +277,12 @@ def instance_command(model: str, directory: Path, max_batch: int) -> list[str]:
 
 def local_instance(*options: str) -> list[str]:
     """Return the command of an instance on this machine, which ends by itself when no driver asks it for anything."""
-    serve = ["instance", *options, "--host=127.0.0.1", "--port=0", "--json", "--log-format=json"]
-    serve += [f"--keys={NONE}", "--log-level=warning"]  # drivers' keys do not open it, and not a line for each request
-    ends = ["--drain-s=0", f"--exit-when-idle-s={_IDLE_S:g}"]  # one that is stopped gets no more requests
+    serve = ["instance", *options, "--host=127.0.0.1", "--port=0", "--json", "--set=log_format=json"]
+    serve += [
+        f"--keys={NONE}",
+        "--set=log_level=warning",
+    ]  # drivers' keys do not open it, and not a line for each request
+    ends = ["--set=drain_s=0", f"--set=exit_when_idle_s={_IDLE_S:g}"]  # one that is stopped gets no more requests
     return [sys.executable, "-P", "-m", "serfer", *serve, *ends]
 
 

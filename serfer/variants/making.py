@@ -34,6 +34,7 @@ from serfer.variants.images import ImageFiles, ValidationFiles
 from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import BaseNetwork, Progress, make_plan, short_name
 from serfer.variants.quantising import with_quantised
+from serfer.variants.register_options import RegisterOptions
 from serfer.variants.steps import Steps
 from serfer.wiring.open_pipeline import open_pipeline
 
@@ -82,16 +83,10 @@ _NO_INSTANCES: Final = "there are no variants on instances, which answer with a 
 _FIRST: Final = 1  # a placeholder: the registry sets versions
 
 
-@dataclass(frozen=True, slots=True)
-class MakingOptions:
+@dataclass(frozen=True, kw_only=True)
+class MakingOptions(RegisterOptions):
     """What decides which variants there are; `settings` has prices and places."""
 
-    most: int
-    max_loss: float
-    latency_ms: float | None
-    device: str
-    instance: str | None
-    usd_per_hour: float | None
     settings: Settings
 
     @property

@@ -8,14 +8,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, RegistrationLostError, SerferError, UsageError
+from serfer.core.options import with_values
 from serfer.core.plan import Plan, Preprocess
-from serfer.core.variants import CUDA, MAX_VARIANTS, NAME, Application, NetworkVersion, caution
+from serfer.core.variants import CUDA, NAME, Application, NetworkVersion, caution
 from serfer.extras import named_extras
 from serfer.images import Recipe
 from serfer.instance.network import instruction_sets
@@ -30,10 +31,9 @@ from serfer.settings import Settings, load_settings
 from serfer.variants.images import write_images
 from serfer.variants.making import Making, MakingOptions
 from serfer.variants.plans import NetworkOptions, read_network
+from serfer.variants.register_options import RegisterOptions
 from serfer.variants.steps import Steps, alone, claimed, heartbeats, owner_name
 
-DEFAULT_MOST: Final = 12
-DEFAULT_MAX_LOSS: Final = 0.01
 _LONGEST_NETWORK: Final = 32  # of 64 characters of a variant's name
 _UNNAMED: Final = "network"
 
@@ -62,18 +62,14 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     name: str | None = None,
     registry: str | None = None,
     by: str = "Python",
-    most: int = DEFAULT_MOST,
-    max_loss: float = DEFAULT_MAX_LOSS,
-    latency_ms: float | None = None,
-    device: str = "auto",
-    instance: str | None = None,
-    usd_per_hour: float | None = None,
     example: Any | None = None,  # noqa: ANN401 - an array or tensor
     preprocess: Preprocess | None = None,
     labels: Sequence[str] = (),
     activation: str | None = None,
     settings: Settings | None = None,
     progress: Callable[[str], None] | None = None,
+    options: RegisterOptions | None = None,
+    **values: Any,  # noqa: ANN401 - of RegisterOptions
 ) -> Registered:
     """Make variants of a network, measure them, and register them under an application, all at once or not at all.
 
@@ -82,6 +78,8 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     (file,label) next to the images. Without it, as for a detector, accuracy is not known, and variants are those that
     answer as the network does. `name` is the network's in the application, by default what its file is called;
     `registry` a directory or URL, SERFER_REGISTRY unless given; `by` says who does it, for the record.
+
+    `values` are fields of `serfer.RegisterOptions` by name, in place of those of `options`.
 
     At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
     dollars (and the cheapest within `latency_ms`), and of the whole network on `device` by precision and batch size.
@@ -96,8 +94,13 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     say = progress or _report_no_progress
     settings = settings or load_settings()
     network_name = _network_name(network, name)
-    options = MakingOptions(most, max_loss, latency_ms, device, instance, usd_per_hour, settings)
-    check_options(app, options)
+    given = with_values(options or RegisterOptions(), values)
+    making = MakingOptions(
+        **{item.name: getattr(given, item.name) for item in fields(RegisterOptions)}, settings=settings
+    )
+    if not NAME.fullmatch(app):
+        raise UsageError(f"--app {app!r:.80} cannot name an application: 1 to 64 letters, digits and ._-")
+    making.priced("cpu")  # refuses a type without a price
     url = registry or settings.registry
     if url is None:
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
@@ -105,7 +108,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     with _work_folder(settings) as (folder, work):
         kept, directory = open_registry(url), Path(validation) if validation is not None else None
         listing = listed(directory) if directory else []  # what is wrong with it is said before the network is read
-        base = read_network(network, network_name, described, options.facts, work, say, labelled=directory is not None)
+        base = read_network(network, network_name, described, making.facts, work, say, labelled=directory is not None)
         if base.assumed:
             say(base.assumed)
         images = resolved(directory, listing, base.plan) if directory else None
@@ -114,7 +117,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         say("reading validation images")
         recorded = images.validation() if images else None
         seen = recorded.digest if recorded else ""
-        request = RegistrationRequest(app, network_name, base.digest, seen, _settings(options, base.plan))
+        request = RegistrationRequest(app, network_name, base.digest, seen, _settings(making, base.plan))
         registrations = Registrations(kept, owner_name(folder))
         request = _measured_here(registrations, request, instruction_sets("cpu"))
         with alone(folder, request.id, say):
@@ -125,7 +128,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
                 recipe = Recipe(preprocess_of(base.plan), base.plan.input, settings.image_limits())
                 files = write_images(images, recipe, work / "images", say) if images else None
                 steps = Steps(registrations, found, say)
-                remarks = Making(base, files, options, kept, steps, work, say).run()
+                remarks = Making(base, files, making, kept, steps, work, say).run()
                 registrations.finish(
                     found.id,
                     classes=_classes(base.plan),
@@ -202,19 +205,6 @@ def _network_name(network: Any, name: str | None) -> str:  # noqa: ANN401 - as r
             f"{given!r:.80} cannot name a network: give --name, 1 to {_LONGEST_NETWORK} letters, digits and ._-"
         )
     return given
-
-
-def check_options(app: str, options: MakingOptions) -> None:
-    """Refuse options that cannot be before anything is read; raises UsageError."""
-    if not NAME.fullmatch(app):
-        raise UsageError(f"--app {app!r:.80} cannot name an application: 1 to 64 letters, digits and ._-")
-    if not 1 <= options.most <= MAX_VARIANTS:
-        raise UsageError(f"--most is 1 to {MAX_VARIANTS}, not {options.most}")
-    if not 0 <= options.max_loss <= 1:
-        raise UsageError(f"--max-loss is a share of the images from 0 to 1, not {options.max_loss:g}")
-    if options.latency_ms is not None and not options.latency_ms > 0:
-        raise UsageError(f"--latency-ms must be more than 0, not {options.latency_ms:g}")
-    options.priced("cpu")  # refuses a type without a price
 
 
 def _settings(options: MakingOptions, plan: Plan) -> str:

@@ -2,64 +2,163 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Literal
 
 from serfer.core.costs.account import NEW, AccountQuotas
 from serfer.core.costs.aws import AwsFacts, LambdaFacts
+from serfer.core.costs.cold_starts import COLD_SHARE
 from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform
 from serfer.core.costs.operator_costs import Profiles, shipped_profiles
 from serfer.core.errors import UsageError
-from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP, PackageLimit
+from serfer.core.options import Options, option
+from serfer.core.plan import FETCHED, ZIP, PackageLimit
 from serfer.core.units import MIB, MS_PER_S
+from serfer.splitter.map_plan_options import memory_in
 from serfer.splitter.planning.search import BALANCED, COST, LATENCY, Goal
-from serfer.splitter.tiling.grids import GridChoice
+from serfer.splitter.tiling.grids import GridChoice, parse_grids
 
 OBJECTIVES = {"latency": LATENCY, "cost": COST, "balanced": BALANCED, "work": LATENCY}
-PRECISIONS = ("auto", "fp32", "fp16")
-GAP_MODES = ("auto", "never", "always")
-GANG_MODES = ("auto", "never", "always")
-WEIGHT_MODES = (*WEIGHT_PLACES, "auto")
 DEFAULT_WEIGHTS = "auto"
-COLD_PLAN_MODES = ("never", "auto", "always")
-DEFAULT_COLD_ENVIRONMENTS = 8
 MOST_COLD_ENVIRONMENTS = 32
 _VCPU_SIZES = 4
+WeightsMode = Literal["auto", "zip", "fetched", "image"]
+When = Literal["auto", "never", "always"]
 
 
-@dataclass(frozen=True)
-class SplitOptions:
-    """Grids, a number of stages, cuts after operators, the goal, and which optimisations are allowed.
+def size_in(option: str, size: str) -> tuple[int, int]:
+    """Read an option's HEIGHTxWIDTH; raises UsageError."""
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
+    if match is None:
+        raise UsageError(f"{option} {size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
+    return int(match[1]), int(match[2])
 
-    `cold_plan` says whether there is a second plan for queries that find nothing warm, and `cold_environments` how many
-    such a query may start at most.
+
+def stage_count(stages: int | str | None) -> int | None:
+    """Read the number of stages, None for "auto"; raises UsageError."""
+    if stages in ("auto", None):
+        return None
+    if isinstance(stages, bool) or not (isinstance(stages, int) or str(stages).isdecimal()):
+        raise UsageError(f'stages must be "auto" or a number, not {stages!r}')
+    return int(stages)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names):
+        raise UsageError(f"--cuts {text!r} lacks a name: write operators with commas between them")
+    return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionOptions(Options):
+    """What a plan's functions have, and what they are priced for."""
+
+    weights: WeightsMode = option(
+        DEFAULT_WEIGHTS,
+        "Where functions have their weights: zip; fetched, from the deployment's bucket, by each new environment; "
+        "image, in container images; or auto: in zips where those hold them, else fetched.",
+    )
+    memory_mb: int | Sequence[int] | None = option(
+        None,
+        "MB of each function, several to choose from, or auto: 1 to 4 vCPUs or all there are.",
+        "--memory",
+        read=memory_in,
+        shown="auto",
+    )
+    store: str = option("redis", "What predictions are for: redis, s3, valkey, or redis+s3, valkey+s3.")
+    limit_mb: int | None = option(
+        None, "MB that a function's package may have; AWS allows 250, workers on this machine any."
+    )
+    name: str | None = option(
+        None, "The network's name in the plan and in services; by default its file's, or its own."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitOptions(FunctionOptions):
+    """How a network is split: grids, stages or cuts, the goal, and what may be changed for it.
+
     Raises UsageError for options that are unknown or contradict each other.
     """
 
-    grids: GridChoice
-    stages: int | None
-    cuts: tuple[str, ...] = ()
-    objective: str = "balanced"
-    slo_ms: float | None = None
-    max_cost_usd: float | None = None
-    precision: str = "auto"
-    gap: str = "auto"
-    gang: str = "auto"
-    weights: str = DEFAULT_WEIGHTS
-    max_loss: float | None = None
-    cold_plan: str = "never"
-    cold_environments: int = DEFAULT_COLD_ENVIRONMENTS
+    grids: GridChoice = option(
+        "auto",
+        "auto; one grid for every stage that can be spread like that; or one for each, as 2x2,2x2,col4,1. RxC: tiles "
+        "of a map; colN: columns of a fully connected layer.",
+        read=parse_grids,
+    )
+    stages: int | None = option("auto", "How many stages, or auto.", read=stage_count)
+    cuts: tuple[str, ...] = option((), "Cut after these operators (see explain --operators).", read=_names)
+    objective: Literal["latency", "cost", "balanced", "work"] = option(
+        "balanced",
+        "What to have least of, as predicted: latency, cost, balanced (their product), or work: multiply-accumulates "
+        "over all tiles.",
+    )
+    slo_ms: float | None = option(None, "Milliseconds that a warm query may take, as predicted.")
+    max_cost_usd: float | None = option(None, "Dollars that a query may cost, as predicted, cold ones in their share.")
+    max_tiles: int | None = option(None, "Tasks that a stage may have at most.", least=1)
+    precision: Literal["auto", "fp32", "fp16"] = option(
+        "auto",
+        "Storage of weights: fp32, fp16, or auto (fp16 where max_loss allows it, or a stage would not fit).",
+    )
+    max_loss: float | None = option(
+        None,
+        "What storing weights in fp16 may lose, as a share of the outputs' range, predicted and measured; without it, "
+        "weights stay in fp32 unless nothing else fits.",
+    )
+    gap: When = option(
+        "auto",
+        "Global average pooling in place of a fully connected head: never, always, or auto (where the head does not "
+        "fit even in fp16, and there are calibration images to fit it to).",
+    )
+    gang: When = option(
+        "auto",
+        "Consecutive stages as one function, whose tiles stay and exchange halos while they run: never, always, or "
+        "auto, where that is predicted to win. With cuts, stages or several grids, auto has none and always makes one "
+        "of every run of stages that can be one. Not over S3.",
+    )
+    gang_width: int = option(
+        MEASURED_MEMBERS,
+        "Members of a gang at most, where the planner chooses its grid. Predictions agreed with measurements for "
+        "gangs of two; wider ones are marked as simulated.",
+        least=MEASURED_MEMBERS,
+    )
+    cold_share: float = option(
+        COLD_SHARE,
+        "The share of queries that find nothing warm, 0 to 1: what the objective has least of are latency and dollars "
+        "of a warm query and of such a one, in their shares. The default is assumed.",
+        least=0,
+        most=1,
+    )
+    cold_plan: When = option(
+        "never",
+        "A second plan, in DIR/cold, for queries that find nothing warm: never; always; or auto, where its first "
+        "answer is predicted to come at least a fifth earlier.",
+    )
+    cold_environments: int = option(
+        8, "Environments that a query on the cold plan may start, at most.", least=1, most=MOST_COLD_ENVIRONMENTS
+    )
+    reduce: str | None = option(
+        None,
+        "Make answers small, in the last stage's tiles: of the first output that is a map, argmax, the class of each "
+        "position; softmax, over channels; or sigmoid.",
+    )
+    resize_output: tuple[int, int] | None = option(
+        None,
+        "Resize that output first, linearly, to so many rows x columns.",
+        metavar="HxW",
+        read=partial(size_in, "--resize-output"),
+    )
 
     def __post_init__(self) -> None:
-        _check_name("objective", self.objective, tuple(OBJECTIVES))
-        _check_name("precision", self.precision, PRECISIONS)
-        _check_name("gap", self.gap, GAP_MODES)
-        _check_name("gang", self.gang, GANG_MODES)
-        _check_name("weights", self.weights, WEIGHT_MODES)
-        _check_name("cold_plan", self.cold_plan, COLD_PLAN_MODES)
-        if not 1 <= self.cold_environments <= MOST_COLD_ENVIRONMENTS:
-            raise UsageError(f"--cold-environments is from 1 to {MOST_COLD_ENVIRONMENTS}, not {self.cold_environments}")
+        super().__post_init__()
+        object.__setattr__(self, "grids", parse_grids(self.grids))
+        object.__setattr__(self, "stages", stage_count(self.stages))
         if self.max_loss is not None and not 0 <= self.max_loss < 1:
             raise UsageError(f"--max-loss is a share of the outputs' range from 0 to 1, not {self.max_loss:g}")
         if self.max_loss is not None and self.precision == "fp32":
@@ -108,6 +207,26 @@ class Budget:
     account: AccountQuotas | None = None
     gang_width: int | None = None
 
+    @classmethod
+    def of(
+        cls,
+        options: FunctionOptions,
+        account: AccountQuotas,
+        facts: AwsFacts,
+        dependency_bytes: int,
+        profiles: Profiles | None,
+    ) -> Budget:
+        """Return the limits of an account's functions; raises UsageError for sizes that they cannot have."""
+        within = account.within(facts)
+        return cls(
+            limit=package_limit(options.limit_mb, dependency_bytes, facts.functions),
+            facts=within,
+            memory_mb=memory_choices(options.memory_mb, (facts if options.memory_mb is not None else within).functions),
+            store=options.store,
+            profiles=profiles or shipped_profiles(),
+            account=account,
+        )
+
     def most_tiles(self, *, chosen: bool) -> int:
         """Return how many tasks a stage may have at most, of a grid that the planner chooses or the user did."""
         most = self.max_tiles or sys.maxsize
@@ -119,8 +238,7 @@ class Budget:
 
 
 def places_of(weights: str) -> tuple[str, ...]:
-    """Return where functions may have their weights, the preferred place first; raises UsageError."""
-    _check_name("weights", weights, WEIGHT_MODES)
+    """Return where functions may have their weights, the preferred place first."""
     return (ZIP, FETCHED) if weights == "auto" else (weights,)
 
 
@@ -133,15 +251,6 @@ def check_gang(gang: str, store: str) -> None:
 def exchanges(store: str) -> bool:
     """Return whether functions can exchange messages through a kind of store: S3 does not wake who waits."""
     return not store.startswith("s3")
-
-
-def stage_count(stages: int | str) -> int | None:
-    """Read the `stages` argument: a number, or None for "auto"; raises UsageError."""
-    if stages == "auto":
-        return None
-    if isinstance(stages, bool) or not (isinstance(stages, int) or str(stages).isdecimal()):
-        raise UsageError(f'stages must be "auto" or a number, not {stages!r}')
-    return int(stages)
 
 
 def account_of(account: AccountQuotas | str, facts: AwsFacts) -> AccountQuotas:
@@ -180,29 +289,3 @@ def package_limit(limit_mb: int | None, dependency_bytes: int, functions: Lambda
             f"least {least} MB, not {limit // MIB}"
         )
     return PackageLimit(limit, dependency_bytes)
-
-
-def check_cold_share(share: float) -> float:
-    """Return the share of queries that find nothing warm; raises UsageError for what is not one."""
-    if not 0 <= share <= 1:
-        raise UsageError(f"--cold-share is a share from 0 to 1, not {share:g}")
-    return share
-
-
-def check_gang_width(width: int) -> int:
-    """Return the most members of a gang; raises UsageError for fewer than two."""
-    if width < MEASURED_MEMBERS:
-        raise UsageError(f"--gang-width is {MEASURED_MEMBERS} or more, not {width}: --gang never has no gangs")
-    return width
-
-
-def check_max_tiles(tiles: int | None) -> int | None:
-    """Return the most tiles of a stage; raises UsageError for fewer than one."""
-    if tiles is not None and tiles < 1:
-        raise UsageError(f"a stage has at least 1 tile, not {tiles}")
-    return tiles
-
-
-def _check_name(option: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{option} is {', '.join(known)}, not {value!r}")

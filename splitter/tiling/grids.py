@@ -56,8 +56,10 @@ def parse_grid(grid: GridLike) -> Grid:
     )
 
 
-def parse_grids(grids: GridLike | Sequence[GridLike]) -> GridChoice:
-    """Read the `grids` argument: "auto", one grid, a list or tuple of them, or a list as text with commas."""
+def parse_grids(grids: GridLike | Sequence[GridLike] | GridChoice) -> GridChoice:
+    """Read the option `grids`: "auto", one grid, a list or tuple of them, or a list as text with commas."""
+    if isinstance(grids, GridChoice):
+        return grids
     if grids == "auto":
         return GridChoice()
     if isinstance(grids, str) and "," in grids:

@@ -348,7 +348,7 @@ def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_thos
     words = [*local._command]
     at = words.index("instance")
     assert words[at : at + 3] == ["instance", f"--registry={tmp_path}/registry", "--app=faces"]
-    assert words[-1] == "--instance-type=cpu"
+    assert words[-1] == "--set=instance_type=cpu"
     assert (local._most, fleet._pools.ends, fleet._pools.max_usd_per_hour) == (3, (Purchase("cpu"),), 2.0)
     assert fleet._provisioning.admits(Purchase("cpu"), "http://127.0.0.1:4711")
     assert not fleet._provisioning.admits(Purchase("cpu"), "http://10.0.0.7:8000")

@@ -1,23 +1,81 @@
-"""Commands whose line is made of a dataclass: `--set`, variables and a table of the file say the rest."""
+"""Commands made of a dataclass: a line wins over `--set`, this over variables, and these over the file."""
 
+import json
 import re
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
+import typer
 
 from serfer.cli.main import COMMANDS, app
+from serfer.cli.shared import schema
+from serfer.cli.shared.schema import given_settings, settings_of
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.core.errors import InputError, UsageError
 from serfer.core.options import is_on_line, options_of
-from serfer.settings import TABLES
+from serfer.fleet.open_pool import local_instance
+from serfer.settings import TABLES, Settings, origins
+from tests.core.plans import write_plan
 
-CLASSES = {name: place[2] for name, place in COMMANDS.items() if len(place) > 2}
+GROUPS = {
+    "app register": "serfer.cli.registry.options:RegisterCommand",
+    "deploy package": "serfer.cli.shared.plan_commands:PackageCommand",
+    "deploy warm": "serfer.cli.shared.plan_commands:WarmCommand",
+}
+CLASSES = {name: place[2] for name, place in COMMANDS.items() if len(place) > 2} | GROUPS
 MOST_ON_LINE = 17
+_NUMBERS = ("port", "drivers", "api_in_flight", "api_queue", "api_drain_s", "max_usd_per_hour")
+VALUES = {
+    **dict.fromkeys(_NUMBERS, (1, 2, 3)),
+    "open_registry": (False, True, True),
+    "allow_hosts": (["a"], ["b"], ["c"]),
+    "workers": ("local", "aws", "inprocess"),
+    "engine": ("poll", "push", "poll"),
+    "log_level": ("error", "debug", "warning"),
+    "log_format": ("json", "text", "auto"),
+}
+"""Values of the file, of the variable and of the option, for settings that do not take any text."""
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def class_of(name):
+    module, _, attribute = CLASSES[name].partition(":")
+    return getattr(import_module(module), attribute)
 
 
 @pytest.fixture
-def refusal(capsys, tmp_path, monkeypatch):
+def called(monkeypatch):
+    """Parse a line of a command, with what it takes at least: its options and settings; nothing runs."""
+
+    def call(name, *arguments):
+        got = SimpleNamespace()
+
+        def run(options, context):
+            got.options, got.settings, got.context = options, settings_of(context), context
+
+        monkeypatch.setattr(schema, "import_module", lambda _module: SimpleNamespace(run=run))
+        least = []
+        for item, described in options_of(class_of(name)):
+            if item.default is not item.default_factory:  # both are MISSING where there is none
+                continue
+            least += ["1"] if described.is_argument else [described.flag or f"--{item.name}", "1"]
+        command = typer.main.get_command(schema.make_command(name, class_of(name), "nowhere:run"))
+        with command.make_context("x", [*least, *arguments]) as context:
+            command.invoke(context)
+        return got
+
+    return call
+
+
+@pytest.fixture
+def refusal(capsys):
     """What `serfer map` refuses, and its exit code."""
-    monkeypatch.chdir(tmp_path)
 
     def run(*arguments):
         code = _exit_code(app, ["map", "x.tif", "--plan", "none", "--out", "y.tif", *arguments], _Interrupt())
@@ -27,26 +85,30 @@ def refusal(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_a_line_has_about_a_dozen_options_and_help_names_every_key(name, capsys):
-    module, _, attribute = CLASSES[name].partition(":")
-    kind = getattr(import_module(module), attribute)
+def test_line_has_about_a_dozen_options_and_help_names_every_key(name, capsys):
+    kind = class_of(name)
     assert (kind.command, name.replace(" ", "-") in TABLES) == (name, True)
     described = {item.name: is_on_line(kind, item) for item, _ in options_of(kind)}
     assert set(kind.line.split()) <= set(described)
-    assert len(kind.line.split()) <= MOST_ON_LINE or not name.startswith("map")
+    assert len(kind.line.split()) <= MOST_ON_LINE
     assert _exit_code(app, [*name.split(), "--help"], _Interrupt()) == 0
     text = " ".join(capsys.readouterr().out.split())
     keys = re.search(r"Keys: ([^.]*)\.", text)
     assert (keys[1].split(", ") if keys else []) == [key for key, on_line in described.items() if not on_line]
 
 
-def test_set_wins_over_variable_and_this_over_table(refusal, monkeypatch, tmp_path):
-    (tmp_path / "serfer.toml").write_text("[map]\nconcurrency = 0\n")
+def test_set_wins_over_variable_and_this_over_table(refusal, called, monkeypatch, folder):
+    (folder / "serfer.toml").write_text("[map]\nconcurrency = 0\n[explain]\nburst = 2\n")
     assert refusal() == (2, "serfer: serfer.toml: [map] concurrency is at least 1, not 0")
     monkeypatch.setenv("SERFER_MAP_CONCURRENCY", "-1")
     assert refusal() == (2, "serfer: SERFER_MAP_CONCURRENCY is at least 1, not -1")
     assert refusal("--set", "concurrency=-2") == (2, "serfer: --set concurrency is at least 1, not -2")
     assert "none is not a plan directory" in refusal("--set", "concurrency=2")[1]
+    assert called("explain").options.burst == 2
+    monkeypatch.setenv("SERFER_EXPLAIN_BURST", "3")
+    assert called("explain").options.burst == 3
+    assert called("explain", "--set", "burst=4").options.burst == 4
+    assert called("explain", "--set", "burst=4", "--burst", "5").options.burst == 5
 
 
 @pytest.mark.parametrize(
@@ -55,11 +117,127 @@ def test_set_wins_over_variable_and_this_over_table(refusal, monkeypatch, tmp_pa
         ("[map]\nconcurency = 2\n", "[map] 'concurency' is not a key of the command: did you mean concurrency?"),
         ("[map]\nstore = 'redis://me:secret@host'\n", "store has a password"),
         ("[map]\nconcurrency = true\n", "concurrency is a whole number, not 'True'"),
-        ("[map]\nwindow = 'wide'\n", "window is a whole number or auto, not 'wide'"),
-        ("[map]\ncompression = 'gzip'\n", "compression is deflate, zstd or none, not 'gzip'"),
-        ("[map]\nmin_score = 1.5\n", "min_score is from 0 to 1, not 1.5"),
     ],
 )
-def test_wrong_table_is_refused_by_name(refusal, tmp_path, text, why):
-    (tmp_path / "serfer.toml").write_text(text)
+def test_wrong_table_is_refused_by_name(refusal, folder, text, why):
+    (folder / "serfer.toml").write_text(text)
     assert why in refusal()[1]
+
+
+def test_option_that_is_a_key_is_refused_with_the_key(refusal):
+    assert refusal("--concurrency", "2") == (
+        2,
+        "serfer: No such option: --concurrency: it is a key, --set concurrency=VALUE (see serfer map --help)",
+    )
+
+
+SETTINGS = [
+    pytest.param(name, described.setting, item.name, id=f"{name}-{item.name}")
+    for name in CLASSES
+    for item, described in options_of(class_of(name))
+    if described.setting
+]
+
+
+@pytest.mark.parametrize(("name", "setting", "key"), SETTINGS)
+def test_option_of_a_setting_wins_over_the_variable_and_this_over_the_file(
+    called, name, setting, key, monkeypatch, folder
+):
+    in_file, in_variable, given = VALUES.get(setting, ("a", "b", "c"))
+    described = {item.name: option for item, option in options_of(class_of(name))}[key]
+
+    def check(value, *arguments):
+        got = called(name, *arguments)
+        expected = getattr(Settings(**{setting: value}), setting)
+        assert getattr(got.settings, setting) == expected
+        if described.own_default and not arguments:  # the command takes it from the settings itself
+            assert getattr(got.options, key) is None
+        else:
+            found = getattr(got.options, key)
+            assert [*found] == [*expected] if isinstance(found, tuple) else str(found) in (str(expected), str(value))
+
+    (folder / "serfer.toml").write_text(f"{setting} = {json.dumps(in_file)}\n")
+    check(in_file)
+    text = [value[0] if isinstance(value, list) else value for value in (in_variable, given)]
+    monkeypatch.setenv(f"SERFER_{setting.upper()}", str(text[0]))
+    check(in_variable)
+    check(given, "--set", f"{key}={text[1]}")
+
+
+@pytest.mark.parametrize(("name", "setting"), [("serve", "results"), ("serve", "keys_file"), ("instance", "keys_file")])
+def test_none_takes_back_what_is_set_below_it(called, name, setting, monkeypatch, folder):
+    key = {"keys_file": "keys"}.get(setting, setting)
+    (folder / "serfer.toml").write_text(f'{setting} = "file:///somewhere"\n')
+    assert getattr(called(name).settings, setting)
+    assert getattr(called(name, "--set", f"{key}=none").settings, setting) is None
+    monkeypatch.setenv(f"SERFER_{setting.upper()}", "none")
+    assert getattr(called(name).settings, setting) is None
+
+
+def test_instances_that_drivers_start_here_do_not_ask_for_the_keys_of_drivers(called, folder):
+    (folder / "serfer.toml").write_text('keys_file = "keys.json"\n')
+    words = local_instance("--plan=plan")
+    got = called("instance", *words[words.index("instance") + 1 :])
+    assert (got.settings.keys_file, got.options.host, got.options.drain_s) == (None, "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "file", "left"),
+    [
+        (["--stack", "prod"], {"STORE": "file:///s", "WORKERS": "local"}, 'object_store = "s3://b/p"', ["stack"]),
+        (["--stack", "prod", "--store", "s3://b/p"], {"STORE": "file:///s"}, "", ["store", "stack"]),
+        ([], {"STACK": "prod", "STORE": "s3://b/p"}, 'workers = "local"', ["store", "stack"]),
+        (["--workers", "inprocess"], {"STACK": "prod", "STORE": "file:///s"}, "", ["store", "workers"]),
+        ([], {"WORKERS": "local"}, 'stack = "prod"\nobject_store = "file:///o"', ["object_store", "workers"]),
+        (["--workers", "aws"], {"STACK": "prod"}, 'store = "s3://b/p"', ["workers", "stack"]),
+        (["--store", "s3://b/p"], {}, 'stack = "prod"', ["store", "stack"]),
+        (["--set", "stack=prod"], {"STORE": "file:///s"}, "", ["stack"]),
+    ],
+)
+def test_stack_replaces_workers_and_stores_below_it_and_they_replace_a_stack(
+    called, arguments, variables, file, left, monkeypatch, folder
+):
+    (folder / "serfer.toml").write_text(file)
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SERFER_{name}", value)
+    options = called("verify", *arguments).options
+    names = ("store", "object_store", "workers", "stack")
+    assert [name for name in names if getattr(options, name) is not None] == left
+
+
+def test_what_a_stack_replaces_is_shown_as_not_set(called, monkeypatch):
+    monkeypatch.setenv("SERFER_STORE", "file:///s")
+    got = called("serve", "--stack", "prod")
+    shown = {name: origin for name, _, origin in origins(got.settings, given_settings(got.context))}
+    assert (shown["store"], shown["stack"]) == ("default", "--stack")
+
+
+def test_wrong_setting_is_refused_by_the_name_of_what_has_it(called, monkeypatch, folder):
+    with pytest.raises(UsageError, match=r"^--set allow_host: .*'http://a' is not a host name"):
+        called("serve", "--set", "allow_host=http://a")
+    (folder / "serfer.toml").write_text("port = 70000\n")
+    with pytest.raises(InputError, match=r"^serfer.toml: port: "):
+        called("instance")
+    monkeypatch.setenv("SERFER_PORT", "80000")
+    with pytest.raises(UsageError, match=r"^SERFER_PORT: "):
+        called("instance")
+    assert called("instance", "--port", "1").options.port == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "(--store is from serfer.toml; --workers is from SERFER_WORKERS)"),
+        (["--workers", "local"], "(--store is from serfer.toml)"),
+        (["--workers", "local", "--store", "memory://"], ""),
+        (["--workers", "local", "--set", "store=memory://"], "(--store is from --set store)"),
+    ],
+)
+def test_error_says_where_an_option_is_from_that_was_not_given(arguments, told, monkeypatch, folder, capsys):
+    (folder / "serfer.toml").write_text('store = "memory://"\n')
+    monkeypatch.setenv("SERFER_WORKERS", "local")
+    plan = write_plan(folder / "plan")
+    assert _exit_code(app, ["verify", str(plan), *arguments], _Interrupt()) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("serfer: --store memory:// cannot be shared with local workers (--workers local)")
+    assert line.endswith(told or "use redis:// or file://")

@@ -30,11 +30,11 @@ def shown(monkeypatch, tmp_path, capsys):
 
 
 def test_options_win_over_variables_and_these_over_the_file(shown):
-    held = shown("--json", "--queue", "3", "--route", "auto", "--keys", "mine.json")
+    held = shown("--json", "--set", "queue=3", "--route", "auto", "--keys", "mine.json")
     assert {*held} == {*Settings.model_fields}
     assert held["port"] == (9000, "serfer.toml")
     assert held["engine"] == ("push", "SERFER_ENGINE")
-    assert held["api_queue"] == (3, "--queue")
+    assert held["api_queue"] == (3, "--set queue")
     assert held["route"] == ("auto", "--route")
     assert held["keys_file"] == ("mine.json", "--keys")
     assert held["host"] == ("127.0.0.1", "default")

@@ -72,8 +72,8 @@ def test_a_selector_of_the_users_own_chooses_the_variants(start, redis, tmp_path
     dear = plan_variant(found, tmp_path / "tiles", "net.tiles", usd=3e-5)
     register(found, "faces", version("net", 1, cheap, dear))
     (tmp_path / "dearest.py").write_text(SELECTOR, encoding="utf-8")
-    arguments = ("--registry", str(found), "--store", redis, "--port", "0", "--json", "--drain-s", "0")
-    command = start("serve", *arguments, "--selector", f"{tmp_path}/dearest.py:Dearest")
+    arguments = ("--registry", str(found), "--store", redis, "--port", "0", "--json", "--set", "drain_s=0")
+    command = start("serve", *arguments, "--set", f"selector={tmp_path}/dearest.py:Dearest")
     assert classify(command.said()["url"]).json()["selected"]["variant"] == "net.tiles"
     command.interrupt(signal.SIGTERM)
     assert command.end().code == 0

@@ -52,12 +52,22 @@ def registry(tmp_path_factory):
 def url(start, registry):
     """A driver with workers in its process, and an instance beside it, as processes."""
     instance = start(
-        "instance", "--registry", registry, "--app", "digits", "--port", "0", "--json", "--log-level", "error"
+        "instance", "--registry", registry, "--app", "digits", "--port", "0", "--json", "--set", "log_level=error"
     )
     place = instance.said()["url"]
     driver = start(
         *("serve", "--registry", registry, "--app", "digits", "--workers", "inprocess", "--store", "memory://"),
-        *("--variant-instances", f"static:{place}", "--port", "0", "--json", "--drain-s", "0", "--log-level", "error"),
+        *(
+            "--set",
+            f"variant_instances=static:{place}",
+            "--port",
+            "0",
+            "--json",
+            "--set",
+            "drain_s=0",
+            "--set",
+            "log_level=error",
+        ),
     )
     yield driver.said()["url"]
     for command in (driver, instance):

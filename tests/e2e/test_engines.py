@@ -68,10 +68,10 @@ class TestCache:
     def test_from_the_command_line(self, serfer_here, plan, examples, tmp_path):
         picture = examples / "rocket.jpg"
         common = ("classify", picture, picture, "--plan", plan, "--workers", "inprocess", "--json")
-        first, second = (json.loads(line) for line in serfer_here(*common, "--cache-s", "60").lines)
+        first, second = (json.loads(line) for line in serfer_here(*common, "--set", "cache_s=60").lines)
         assert (first["target"], second["target"]) == ("serverless", "cache")
         assert second["images"] == first["images"]
-        result = serfer_here(*common[:-1], "--cache-s", "60", "--trace", "kept.json")
+        result = serfer_here(*common[:-1], "--set", "cache_s=60", "--trace", "kept.json")
         assert "from the cache" in result.out
         events = json.loads((tmp_path / "kept.json").read_text())["traceEvents"]
         assert [event["name"] for event in events if event["ph"] == "X"].count(str(picture)) == 2
@@ -113,7 +113,7 @@ class TestDeployed:
         assert [json.loads(line)["started"] for line in warmed.lines] == [2, 1]
         common = ("classify", examples / "rocket.jpg", "--plan", lean, "--workers", "aws", "--store", redis, "--json")
         for driver in ("push", "poll"):
-            report = json.loads(serfer_here(*common, "--engine", driver, own_service=True, **service).out)
+            report = json.loads(serfer_here(*common, "--set", f"engine={driver}", own_service=True, **service).out)
             assert sum(stage["cold"] for stage in report["stages"]) == 0
 
     @pytest.mark.who_may
@@ -164,7 +164,9 @@ class TestPluggedIn:
     def test_every_engine_works_on_a_third_party_store(self, serfer_here, lean, examples, tmp_path):
         picture, url = examples / "rocket.jpg", f"mine://{tmp_path / 'kept'}"
         for driver in ("push", "poll"):
-            result = serfer_here("classify", picture, "--plan", lean, "--store", url, "--engine", driver, "--json")
+            result = serfer_here(
+                "classify", picture, "--plan", lean, "--store", url, "--set", f"engine={driver}", "--json"
+            )
             report = json.loads(result.out)
             assert report["store"]["puts"] > 0
         assert [path.name for path in (tmp_path / "kept").iterdir()] == ["#lock"]

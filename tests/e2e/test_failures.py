@@ -85,9 +85,9 @@ class TestUsage:
             ("--plan {plan} --workers inprocess --store ftp://x:hush@y", "no store is known for 'ftp://'"),
             ("--plan {plan} --store redis:/:hush@x", "no store is known for what has no scheme"),
             ("--plan {plan} --store=", "--store is empty"),
-            ("--plan {plan} --workers inprocess --object-store bogus://hush", "no store is known for 'bogus://'"),
+            ("--plan {plan} --workers inprocess --set object_store=bogus://hush", "no store is known for 'bogus://'"),
             ("--top-k 0", "--top-k"),
-            ("--deadline-ms 0", "--deadline-ms"),
+            ("--set deadline_ms=0", "deadline_ms"),
             ("--modle alexnet", "No such option: --modle"),
             ("- -", "standard input can be read only once"),
         ],
@@ -108,9 +108,9 @@ class TestUsage:
             ("--stages many", 'stages must be "auto" or a number'),
             ("--memory 5", "memory must be 128 to 10240 MB, not 5"),
             ("--size 99999x99999", "--size 99999x99999 is too large: an image may have 268,435,456 values"),
-            ("--channels 5", "--channels says more about --size: give both"),
-            ("--cuts relu1,,relu2", "--cuts 'relu1,,relu2' lacks a name"),
-            ("--cuts fc", "'fc' is the network's last operator"),
+            ("--set channels=5", "--set channels=says more about --size: give both"),
+            ("--set cuts=relu1,,relu2", "--set cuts='relu1,,relu2' lacks a name"),
+            ("--set cuts=fc", "'fc' is the network's last operator"),
         ],
     )
     def test_a_split_that_cannot_be(self, serfer_here, plan, tmp_path, arguments, words):
@@ -133,9 +133,9 @@ class TestUsage:
         result.complains(0, "bands takes 4 channels of numbers that image files do not have: give it arrays")
 
     def test_a_limit_that_aws_does_not_allow_is_told(self, serfer_here, plan, tmp_path):
-        result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--limit-mb", "251")
+        result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--set", "limit_mb=251")
         assert result.code == 0
-        told = "serfer: with --limit-mb 251, more than AWS allows, this plan runs on this machine only"
+        told = "serfer: with --set limit_mb=251, more than AWS allows, this plan runs on this machine only"
         assert told in result.err.splitlines()
 
 
@@ -257,7 +257,7 @@ class TestQueries:
         command.end().complains(1, "failed in code: stage 0", "signal: killed")
 
     def test_the_deadline(self, serfer_here, lean, picture, redis):
-        result = serfer_here("classify", "--plan", lean, picture, "--store", redis, "--deadline-ms", "1")
+        result = serfer_here("classify", "--plan", lean, picture, "--store", redis, "--set", "deadline_ms=1")
         result.complains(1, "no answer by the deadline of 1 ms")
 
     @pytest.mark.killed

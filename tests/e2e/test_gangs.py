@@ -383,6 +383,6 @@ class TestRefused:
             check(pipeline, three, start(pipeline), gang=False)
 
     def test_always_over_a_store_that_wakes_nobody(self, serfer_here, rows, tmp_path):
-        common = ("split", rows.parent / "net.onnx", "--out", tmp_path / "out", "--gang", "always")
+        common = ("split", rows.parent / "net.onnx", "--out", tmp_path / "out", "--set", "gang=always")
         serfer_here(*common, "--store", "s3").complains(2, "in s3: use --gang never")
         assert not (tmp_path / "out").exists()

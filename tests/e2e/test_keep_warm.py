@@ -119,8 +119,8 @@ def test_the_variants_of_applications_are_kept_warm_too(start, redis, tmp_path):
         plan_variant(registry, tmp_path / f"{seed}", f"net.{seed}", seed=seed, grids=[(1, 1)]) for seed in (0, 1)
     ]
     register(registry, "faces", version("net", 1, *variants))
-    options = ["--store", redis, "--port", "0", "--json", "--drain-s", "0"]
-    serving = start("serve", "--registry", str(registry), "--app", "faces", "--keep-warm", "300", *options)
+    options = ["--store", redis, "--port", "0", "--json", "--set", "drain_s=0"]
+    serving = start("serve", "--registry", str(registry), "--app", "faces", "--set", "keep_warm=300", *options)
     url = serving.said()["url"]
     for each in variants:
         asked = f"{url}/v1/classify?variant={each.name}"

@@ -130,8 +130,12 @@ def test_a_plan_directory_among_the_images_is_the_network(serfer_here, tmp_path,
         (["cat.png", "--plan", "plan", "--random"], 2, "--random says where the weights of timm:NAME"),
         (["small.onnx", "rocket.jpg", "--random"], 2, "torchvision:NAME are from, not small.onnx's"),
         (["timm:resnet18", "small.onnx", "cat.png"], 2, "timm:resnet18 and small.onnx are several networks"),
-        (["timm:resnet18", "rocket.jpg", "--random", "--download"], 2, "--random and --download contradict each other"),
-        (["timm:resnet18", "rocket.jpg", "--weights-file", "no.pth"], 3, "'no.pth' cannot be read: No such file"),
+        (
+            ["timm:resnet18", "rocket.jpg", "--random", "--set", "download=true"],
+            2,
+            "--random and --download contradict each other",
+        ),
+        (["timm:resnet18", "rocket.jpg", "--set", "weights_file=no.pth"], 3, "'no.pth' cannot be read: No such file"),
         (["no.onnx", "rocket.jpg"], 3, "no.onnx does not exist"),
         (["small.onnx", "rocket.jpg", "--size", "32"], 2, "write HEIGHTxWIDTH"),
         (["small.onnx", "rocket.jpg", "--size", "99x99"], 3, "fixed to 34 on axis 2, not 99, 34 on axis 3, not 99"),
@@ -162,10 +166,10 @@ def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples
 
 def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_parts(serfer_here, file, labels, examples):
     chosen = ("--out", "plan", "--whole")
-    serfer_here("split", file, *chosen, "--grids", "2x2", "--max-tiles", "2").complains(
+    serfer_here("split", file, *chosen, "--grids", "2x2", "--set", "max_tiles=2").complains(
         2, "--whole splits nothing", "leave out --grids, --max-tiles"
     )
-    written = serfer_here("split", file, *chosen, "--labels", labels, "--memory", "1769", "--weights", "zip")
+    written = serfer_here("split", file, *chosen, "--labels", labels, "--memory", "1769", "--set", "weights=zip")
     assert (written.code, "small is kept whole: one function of 1,769 MB" in written.out) == (0, True), written.err
     compared = serfer_here("run", examples / "rocket.jpg", "--plan", "plan", "--out", "out", "--compare", *HERE)
     assert (compared.code, compared.err) == (0, ""), compared.err
@@ -194,7 +198,7 @@ def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monk
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("serve",), ("serve", "--drivers", "1")])
 def test_a_file_is_served(start, file, labels, command):
-    running = start(*command, f"net={file}", "--labels", labels, "--port", "0", "--json")
+    running = start(*command, f"net={file}", "--set", f"labels={labels}", "--port", "0", "--json")
     url = running.said()["url"]
     with httpx.Client(base_url=url, timeout=PATIENCE) as http:
         [model] = http.get("/v1/models").json()["models"]

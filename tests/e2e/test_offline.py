@@ -77,8 +77,8 @@ class Map:
 
 @pytest.fixture
 def service(start, single):
-    quietly = ("--log-level", "error")  # nobody reads its log, and a full pipe would stop it
-    arguments = ("--plan", single, "--port", "0", "--json", "--drain-s", "0", *quietly)
+    quietly = ("--set", "log_level=error")  # nobody reads its log, and a full pipe would stop it
+    arguments = ("--plan", single, "--port", "0", "--json", "--set", "drain_s=0", *quietly)
     command = start("serve", *arguments, SERFER_LOCAL_CONCURRENCY="1")
     url = command.said()["url"]
     assert httpx.post(f"{url}/v1/classify", files={"image": png()}, timeout=PATIENCE).status_code == 200

@@ -133,8 +133,8 @@ def test_prices_from_the_users_file_are_used(serfer_here, plan, tmp_path):
     [
         (["--burst", "0"], "--burst"),
         (["--burst", "many"], "--burst"),
-        (["--cold-share", "1.5"], "--cold-share is a share from 0 to 1, not 1.5"),
-        (["--cold-share", "nan"], "--cold-share is a share from 0 to 1, not nan"),
+        (["--cold-share", "1.5"], "--cold-share is from 0 to 1, not 1.5"),
+        (["--cold-share", "nan"], "--cold-share is from 0 to 1, not nan"),
         (["--store", "tape"], "redis+s3 and valkey+s3, not 'tape'"),
         (["--memory", "64"], "memory must be 128 to 10240 MB, not 64"),
     ],
@@ -159,7 +159,7 @@ def test_a_plans_network_becomes_a_profile_of_a_clusters_scenario(serfer_here, p
     assert shipped_profiles().machine in (tmp_path / "small.toml").read_text()
     one = Configuration(4, 2, 0)
     operators = sum(each.ms(one) for each in shipped.operators[1:])
-    for given in ({"options": ("--profiles", slow)}, {"variables": {"SERFER_PROFILES_FILE": str(slow)}}):
+    for given in ({"options": ("--set", f"profiles={slow}")}, {"variables": {"SERFER_PROFILES_FILE": str(slow)}}):
         own = cluster_profile(
             serfer_here, plan, tmp_path / "small.toml", *given.get("options", ()), **given.get("variables", {})
         )
@@ -198,20 +198,22 @@ def compute(result):
 
 
 def test_split_predicts_by_the_users_profiles(serfer_here, plan, slow, tmp_path):
-    command = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--cuts", "relu2,pool", "--json", "--out")
+    command = ("split", plan.parent / "small.onnx", "--grids", "2x2", "--set", "cuts=relu2,pool", "--json", "--out")
     plain = compute(serfer_here(*command, tmp_path / "plain"))
-    assert compute(serfer_here(*command, tmp_path / "a", "--profiles", slow)) == pytest.approx(100 * plain, rel=0.01)
+    assert compute(serfer_here(*command, tmp_path / "a", "--set", f"profiles={slow}")) == pytest.approx(
+        100 * plain, rel=0.01
+    )
     assert compute(serfer_here(*command, tmp_path / "b", SERFER_PROFILES_FILE=str(slow))) == pytest.approx(
         100 * plain, rel=0.01
     )
-    assert compute(serfer_here(*command, tmp_path / "c", "--safety", "0.1")) == pytest.approx(1.1 * plain, rel=0.01)
+    assert compute(serfer_here(*command, tmp_path / "c", "--set", "safety=0.1")) == pytest.approx(1.1 * plain, rel=0.01)
     checks = map(json.loads, serfer_here("doctor", "--json", SERFER_PROFILES_FILE=str(slow)).lines)
     assert "a slow one" in next(check["found"] for check in checks if check["name"] == "profiles")
 
 
 def test_a_negative_safety_is_refused(serfer_here, plan, tmp_path):
-    result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "new", "--safety", "-1")
-    result.complains(2, "--safety")
+    result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "new", "--set", "safety=-1")
+    result.complains(2, "safety")
 
 
 def test_profiles_that_could_not_be_written_are_not_measured(serfer_here):

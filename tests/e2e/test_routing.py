@@ -50,10 +50,10 @@ def serve(start, plan, scenario):
     """Start a driver with a pool of processes; returns the command and its URL."""
 
     def launch(*arguments, **variables):
-        pool = ("--route", "auto", "--instances", "local", "--scenario", scenario)
+        pool = ("--route", "auto", "--instances", "local", "--set", f"scenario={scenario}")
         command = start(
-            *("serve", "--plan", plan, "--port", "0", "--workers", "inprocess", "--drain-s", "0", "--json"),
-            *("--log-level", "warning"),  # its output is read only at its end
+            *("serve", "--plan", plan, "--port", "0", "--workers", "inprocess", "--set", "drain_s=0", "--json"),
+            *("--set", "log_level=warning"),  # its output is read only at its end
             *(*pool, *arguments),
             SERFER_API_DEADLINE_MS="60000",
             **variables,
@@ -193,7 +193,7 @@ class Warm:
 @pytest.mark.slow
 def test_functions_that_a_policy_wants_warm_are_pinged_before_the_first_query(serve, tmp_path):
     (tmp_path / "warm.py").write_text(WARM)
-    options = ("--workers", "local", "--route", f"{tmp_path}/warm.py:Warm", "--log-level", "info")
+    options = ("--workers", "local", "--route", f"{tmp_path}/warm.py:Warm", "--set", "log_level=info")
     command, url = serve(*options, SERFER_LOCAL_CONCURRENCY="16")
     usd = 'serfer_pool_hour_usd{target="serverless"}'
     assert eventually(lambda: metric(url, usd), "the pings are paid for", every=0.1) == pytest.approx(0.01)
@@ -283,14 +283,14 @@ def test_a_pool_of_two_types_and_markets_serves_from_each_at_its_own_price(serve
 
 def test_mark_spot_says_what_it_has_no_instances_for(serfer_here, scenario):
     scenario.write_text(SEVERAL)
-    options = ("--route", "mark-spot", "--instances", "here=local", "--scenario", scenario)
+    options = ("--route", "mark-spot", "--instances", "here=local", "--set", f"scenario={scenario}")
     serfer_here("serve", *options).complains(2, "--route mark-spot buys here/spot, there", "--instances")
 
 
 def test_an_invalid_scenario_is_named_with_file_and_key(serfer_here, tmp_path):
     path = tmp_path / "wrong.toml"
     path.write_text(SCENARIO.replace("slo_ms = 2000", ""))
-    arguments = ("serve", "--route", "auto", "--instances", "local", "--scenario", path)
+    arguments = ("serve", "--route", "auto", "--instances", "local", "--set", f"scenario={path}")
     serfer_here(*arguments).complains(3, str(path), "slo_ms")
 
 
@@ -322,7 +322,7 @@ async def shared(url, store):
 def test_two_instances_share_a_burst_by_the_rates_of_their_batch_sizes(serve, scenario, tmp_path):
     text = SCENARIO.replace("slo_ms = 2000", "slo_ms = 1000").replace("qps = 200", "qps = 28")
     scenario.write_text(re.sub(r"batches = .*", "batches = [[1, 100], [2, 120], [4, 160], [8, 250]]", text))
-    options = ("--route", "nonuniform", "--instances", "local", "--scenario", scenario)
+    options = ("--route", "nonuniform", "--instances", "local", "--set", f"scenario={scenario}")
     command, url = serve("--store", f"file://{tmp_path}/store", *options)
     asyncio.run(shared(url, tmp_path / "store"))
     command.interrupt(signal.SIGTERM)

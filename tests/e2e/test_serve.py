@@ -31,7 +31,7 @@ def logged(result, event="request"):
 def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_signal(serve, serfer_here, tmp_path):
     file = tmp_path / "keys.toml"
     key = serfer_here("keys", "add", "alice", "--file", file).out.strip()
-    command, status = serve("--drain-s", "0", "--keys", str(file))
+    command, status = serve("--set", "drain_s=0", "--keys", str(file))
     assert (status["pid"], status["models"]) == (command.pid, ["small"])
     headers = {"Authorization": f"Bearer {key}"}
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
@@ -63,7 +63,7 @@ def test_a_service_answers_who_has_a_key_replaces_killed_workers_and_ends_on_a_s
 
 @pytest.mark.slow
 def test_a_draining_service_is_not_ready_but_still_answers(serve):
-    command, status = serve("--drain-s", "600")
+    command, status = serve("--set", "drain_s=600")
     with httpx.Client(base_url=status["url"], timeout=PATIENCE) as http:
         assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 403
         command.interrupt(signal.SIGTERM)

@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.conftest import PATIENCE, eventually
 
-QUIET = ("--log-level", "warning", "--json")
+QUIET = ("--set", "log_level=warning", "--json")
 
 
 class System:
@@ -74,7 +74,7 @@ def up(start):
 
 
 def test_answers_over_http_shows_no_password_and_leaves_nothing_behind(up, lean, image, redis):
-    system = up("--plan", lean, "--store", redis, "--allow-host", "photos.example")
+    system = up("--plan", lean, "--store", redis, "--set", "allow_host=photos.example")
     status, answer = system.classify(image)
     assert (status, answer["model"], len(answer["images"][0]["predictions"])) == (200, "small", 3)
     assert system.classify(image, Host="photos.example", Origin="https://photos.example")[0] == 200
@@ -182,19 +182,19 @@ def test_drivers_of_a_settings_file_compute_themselves_and_start_no_drivers_of_t
 
 
 def test_impossible_options_are_refused_by_name(serfer_here, lean, tmp_path):
-    serfer_here("serve", "--drivers", "2", "--engine", "stepfunctions").complains(
-        2, "--engine stepfunctions", "--drivers"
+    serfer_here("serve", "--drivers", "2", "--set", "engine=stepfunctions").complains(
+        2, "--set engine=stepfunctions", "--drivers"
     )
     serfer_here("serve", "--drivers", "2", "--plan", tmp_path / "none").complains(3, "none")
     up = partial(serfer_here, "serve", "--drivers", "2", "--plan", lean)
-    up("--drain-s", "1").complains(2, "--drain-s is for one driver")
+    up("--set", "drain_s=1").complains(2, "--set drain_s=is for one driver")
     up("--store", "memory://").complains(2, "--store memory://")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         up("--port", port).complains(4, f"--port {port} is taken")
     up("--keys", tmp_path / "none").complains(2, "SERFER_KEYS_FILE", "none does not exist")
-    up("--log-level", "loud").complains(2, "--log-level is debug, info, warning or error")
-    up("--allow-host", "http://a").complains(2, "--allow-host", "'http://a'")
+    up("--set", "log_level=loud").complains(2, "log_level is debug, info, warning or error")
+    up("--set", "allow_host=http://a").complains(2, "--set allow_host", "'http://a'")
     # An error that only drivers detect is reported once.
     result = up("--port", 0, "--store", "redis://:hush@127.0.0.1:1/0")
     assert "hush" not in result.complains(4, "driver ", "Redis at 127.0.0.1:1")

@@ -141,7 +141,7 @@ def test_warm_lists_functions_by_their_deployed_names(serfer_here, variables, pl
         (["--stack", "demo"], 2, ["--stack demo: say which plan it serves: --plan DIR"]),
         (["--stack", "demo", "--plan", "PLAN", "--workers", "local"], 2, ["--stack names functions in AWS"]),
         (["--stack", "older", "--plan", "PLAN"], 3, ["--stack older serves the plan 0123456789ab, this one is "]),
-        (["--stack", "demo", "--plan", "PLAN", "--engine", "stepfunctions"], 2, ["was packaged for push"]),
+        (["--stack", "demo", "--plan", "PLAN", "--set", "engine=stepfunctions"], 2, ["was packaged for push"]),
         (["--stack", "nowhere", "--plan", "PLAN"], 4, ["there is no such stack in us-east-1"]),
         (["--workers", "aws", "--plan", "PLAN"], 2, ["--workers aws needs --store", "or --stack"]),
     ],

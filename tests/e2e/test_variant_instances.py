@@ -75,7 +75,17 @@ async def rise(url):
 def test_instances_and_variants_follow_the_load_and_no_query_is_lost(start, registry):
     driver = start(
         *("serve", "--registry", registry, "--app", APP, "--workers", "inprocess", "--store", "memory://"),
-        *("--variant-instances", "local:1", "--port", "0", "--json", "--drain-s", "0", "--log-level", "warning"),
+        *(
+            "--set",
+            "variant_instances=local:1",
+            "--port",
+            "0",
+            "--json",
+            "--set",
+            "drain_s=0",
+            "--set",
+            "log_level=warning",
+        ),
     )
     url = driver.said()["url"]
     answers = asyncio.run(rise(url))

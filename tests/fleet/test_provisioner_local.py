@@ -248,7 +248,7 @@ async def test_an_invalid_record_is_skipped_and_logged_once(registry, text, capl
 async def test_a_real_instance_is_started_answers_and_ends(registry, tmp_path):
     directory = split_small(tmp_path / "plan")
     command = [sys.executable, "-m", "serfer", "instance", "--plan", str(directory), "--port", "0", "--json"]
-    command += ["--device", "cpu", "--exit-when-idle-s", "600", "--log-level", "warning", "--drain-s", "0"]
+    command += ["--device", "cpu", "--set", "exit_when_idle_s=600", "--set", "log_level=warning", "--set", "drain_s=0"]
     pool = LocalProvisioner(command, registry)
     await pool.start(1)
     try:

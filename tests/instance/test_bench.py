@@ -66,7 +66,7 @@ def test_an_instance_start_failure_is_reported(directory, capfd):
 
 
 def test_an_instance_is_started_with_its_options_and_ended(directory):
-    with child.serving("instance", directory, ["--max-batch", "1", "--threads", "1"]) as ready:
+    with child.serving("instance", directory, ["--max-batch", "1", "--set", "threads=1"]) as ready:
         assert (ready["max_batch"], ready["device"]) == (1, "cpu")
     with pytest.raises(httpx.ConnectError):
         httpx.get(ready["url"])

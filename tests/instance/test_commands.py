@@ -35,7 +35,7 @@ def tensor(array, name):
 
 
 def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_queries_on_shutdown_too(launch, whole):
-    command, ready = launch("--max-batch", "8", "--threads", "1", "--drain-s", "0", "--window-ms", "700")
+    command, ready = launch("--max-batch", "8", "--set", "threads=1", "--set", "drain_s=0", "--window-ms", "700")
     assert (ready["pid"], ready["model"], ready["device"], ready["precision"]) == (command.pid, "small", "cpu", "fp32")
     assert (ready["max_batch"], ready["window_ms"]) == (8, 700.0)
     queries = [(batch(1, seed), "input") for seed in range(12)] + [(pixels(2, seed), "image") for seed in range(12)]
@@ -65,7 +65,7 @@ def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_qu
 @pytest.mark.two_at_once
 @pytest.mark.slow
 def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_every_drivers(launch, examples):
-    command, ready = launch("--window-ms", "60000", "--max-batch", "4", "--drain-s", "0")
+    command, ready = launch("--window-ms", "60000", "--max-batch", "4", "--set", "drain_s=0")
     with httpx.Client(base_url=ready["url"], timeout=PATIENCE) as http, ThreadPoolExecutor(4) as pool:
         given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
         replies = list(
@@ -85,7 +85,7 @@ def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_e
 
 @pytest.mark.slow
 def test_half_precision_reports_its_loss_and_an_instance_exits_when_idle(launch, whole):
-    command, ready = launch("--precision", "fp16", "--exit-when-idle-s", "1", "--drain-s", "0")
+    command, ready = launch("--precision", "fp16", "--set", "exit_when_idle_s=1", "--set", "drain_s=0")
     assert (ready["precision"], 0 < ready["loss"] < 0.01) == ("fp16", True)
     with InferenceServerClient(ready["url"].removeprefix("http://"), network_timeout=PATIENCE) as triton:
         logits = triton.infer("small", tensor(batch(3), "input")).as_numpy("logits")
@@ -114,8 +114,8 @@ def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
     [
         (("instance", "--device", "cuda"), 4, ("--device cuda", "onnxruntime-gpu")),
         (("instance", "--max-batch", "0"), 2, ("--max-batch is 1 to 1024",)),
-        (("instance", "--memory-mb", "0"), 2, ("--memory-mb is 1 to",)),
-        (("instance", "--auto-scaling-release"), 2, ("--exit-when-idle-s",)),
+        (("instance", "--set", "memory_mb=0"), 2, ("--set memory_mb=is 1 to",)),
+        (("instance", "--set", "auto_scaling_release=true"), 2, ("--exit-when-idle-s",)),
         (("study", "tune", "--slo-ms", "1e-9", "--most", "1"), 3, ("one image takes", "--slo-ms")),
         (("study", "tune", "--slo-ms", "0"), 2, ("--slo-ms is a number",)),
     ],
@@ -134,6 +134,13 @@ def test_an_invalid_plan_is_reported_in_one_line(serfer_here, tmp_path):
 def test_a_plan_that_does_not_classify_is_refused_at_the_start(serfer_here, tmp_path, command):
     dense = split_dense(tmp_path / "dense", ["classes"])
     (tmp_path / "scenario.toml").write_text(SCENARIO)
-    pool = ["--route", "gpu", "--instances", "static:http://127.0.0.1:1", "--scenario", tmp_path / "scenario.toml"]
+    pool = [
+        "--route",
+        "gpu",
+        "--instances",
+        "static:http://127.0.0.1:1",
+        "--set",
+        f"scenario={tmp_path / 'scenario.toml'}",
+    ]
     result = serfer_here(*command, "--plan", dense, *(pool if command[0] == "serve" else ()))
     result.complains(3, "score for each class", "classes [34, 34]", "--route serverless")

@@ -287,8 +287,8 @@ def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, wo
 @pytest.mark.slow
 def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, shared_url, directory, other, tmp_path):
     (tmp_path / "scenario.toml").write_text(SCENARIO)
-    pool = ["--route", "gpu", "--instances", f"static:{shared_url}", "--scenario", tmp_path / "scenario.toml"]
-    common = ["--store", "memory://", "--workers", "inprocess", "--port", 0, "--json", "--drain-s", 0, *pool]
+    pool = ["--route", "gpu", "--instances", f"static:{shared_url}", "--set", f"scenario={tmp_path / 'scenario.toml'}"]
+    common = ["--store", "memory://", "--workers", "inprocess", "--port", 0, "--json", "--set", "drain_s=0", *pool]
     plans = {"small": directory, "other": other}
     drivers = {name: start("serve", f"--plan={name}={place}", *common) for name, place in plans.items()}
     for name, place in plans.items():
@@ -308,7 +308,9 @@ def test_two_drivers_share_an_instance_by_the_names_of_their_models(start, share
 @pytest.mark.slow
 def test_the_memory_bound_holds_in_the_process(start, heavy):
     arguments = [f"--plan={name}={heavy}" for name in "abc"]
-    command = start("instance", *arguments, "--memory-mb", 68, "--port", 0, "--json", "--drain-s", 0, "--max-batch", 4)
+    command = start(
+        "instance", *arguments, "--set", "memory_mb=68", "--port", 0, "--json", "--set", "drain_s=0", "--max-batch", 4
+    )
     ready = command.said()
     assert [(one["name"], one["status"]) for one in ready["models"]] == [
         ("a", "loaded"),

@@ -61,7 +61,7 @@ class Deployed:
 
     def classify(self, plan, image, *options):
         """Ask the stack's functions; where they start, it takes as long as it takes, unlike by the REST API."""
-        patience = ("--deadline-ms", str(int(1000 * PATIENCE_S)))
+        patience = ("--set", f"deadline_ms={int(1000 * PATIENCE_S)}")
         words = ("classify", image, "--plan", plan, "--stack", self.stack, "--json", *patience, *options)
         return json.loads(self.run(sys.executable, "-m", "serfer", *words))
 

@@ -85,7 +85,7 @@ def test_a_state_machine_takes_a_query_through_the_stack_it_came_with(
     stack.package(plans[0], "--engine", "stepfunctions")
     stack.make("apply")
     check_permissions(stack, {"DriverRole", "WorkerRole", "MachineRole"})
-    report = stack.classify(plans[0], image, "--engine", "stepfunctions")
+    report = stack.classify(plans[0], image, "--set", "engine=stepfunctions")
     assert predictions(report) == expected
     machines = account.client("stepfunctions")
     (run,) = machines.list_executions(stateMachineArn=stack.outputs["StateMachine"])["executions"]

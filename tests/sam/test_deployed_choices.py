@@ -76,7 +76,7 @@ def keeping(account, tmp_path_factory):
     root = tmp_path_factory.mktemp("keeping")
     directory = split_dense(root, MAPS, grids=["2x2", "1x2"], cuts=["relu1"])
     stack = Deployed(account, root / "build", "keeping")
-    stack.package(directory, "--results-days", "1")
+    stack.package(directory, "--set", "results_days=1")
     stack.make("apply")
     yield stack, directory
     shutil.rmtree(stack.build)
@@ -196,7 +196,7 @@ def pair(account, plans, tmp_path_factory):
     directory = split_small(root, grids=[(1, 1)])
     shutil.copytree(plans[0], directory / COLD_DIRECTORY)
     stack = Deployed(account, root / "build", "pair")
-    stack.package(directory, "--ping-every", "5")
+    stack.package(directory, "--set", "ping_every=5")
     stack.make("apply")
     yield stack, directory
     shutil.rmtree(stack.build)

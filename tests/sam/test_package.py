@@ -392,8 +392,8 @@ def test_the_command_packages_a_pool(plans, tmp_path):
         '[[instance]]\nname = "g6.xlarge"\n# usd_per_hour is not known\nspot_usd_per_hour = 0\nboot_s = 180\n'
         "min_billing_s = 60\nqps = 100\nbatches = [[1, 5], [8, 30]]\n"
     )
-    given = ["--gpu-instance-type", "g6.xlarge", "--gpu-max", "3", "--gpu-warm-pool", "1"]
-    given += ["--gpu-profile", str(profile), "--gpu-slo-ms", "200"]
+    given = ["--gpu-instance-type", "g6.xlarge", "--set", "gpu_max=3", "--set", "gpu_warm_pool=1"]
+    given += ["--set", f"gpu_profile={profile}", "--set", "gpu_slo_ms=200"]
     build = tmp_path / "build"
     words = ["deploy", "package", str(plans[0]), "--out", str(build), "--region", "us-east-1", "--json"]
     done = CliRunner().invoke(app, [*words, "--drivers", "fleet", *given])
@@ -403,9 +403,9 @@ def test_the_command_packages_a_pool(plans, tmp_path):
     assert scenario(build, digest).instance.usd_per_hour == shipped_aws().instances["g6.xlarge"]
     for wrong in (
         given,
-        ["--gpu-max", "3"],
-        ["--gpu-spot"],
-        [*given, "--gpu-spot"],
+        ["--set", "gpu_max=3"],
+        ["--set", "gpu_spot=true"],
+        [*given, "--set", "gpu_spot=true"],
         given[:-2],
         given[:-4] + given[-2:],
         given[-4:],
@@ -431,9 +431,9 @@ def test_the_command_deploys_the_store_that_the_plan_was_made_for_and_says_for_w
     assert (store, f"store {own}" in said) == (own, True)
     assert "checked for a new AWS account of 3,008 MB a function and 10 environments at once" in said
     burst = Build.load(tmp_path / "build").template["Parameters"]["ThrottleBurst"]["Default"]
-    assert packaged("other", "--store", "valkey", "--account", "default")[0] == "valkey"
+    assert packaged("other", "--store", "valkey", "--set", "account=default")[0] == "valkey"
     assert burst <= 10 < Build.load(tmp_path / "other").template["Parameters"]["ThrottleBurst"]["Default"]
-    store, said = packaged("other", "--account", "default")
+    store, said = packaged("other", "--set", "account=default")
     assert (store, "checked for an AWS account of 10,240 MB" in said) == ("valkey", True)
 
 

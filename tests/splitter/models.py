@@ -28,7 +28,6 @@ from serfer.splitter.planning.search import LATENCY
 from serfer.splitter.planning.split_options import Budget, SplitOptions
 from serfer.splitter.split import split
 from serfer.splitter.tiling.from_onnx import from_onnx
-from serfer.splitter.tiling.grids import parse_grids
 
 FACTS = shipped_aws()
 LIMIT = PackageLimit(1000 * 1024 * 1024, DEPENDENCY_ALLOWANCE)
@@ -110,7 +109,7 @@ def cut(model, size, directory, grids="auto", stages=None, *, limit=LIMIT, **opt
     graph = from_onnx(model, *size)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
     budget = replace(BUDGET, limit=limit)
-    decision = fit(graph, SplitOptions(parse_grids(grids), stages, **options), budget, None, lambda _: None)
+    decision = fit(graph, SplitOptions(grids=grids, stages=stages, **options), budget, None, lambda _: None)
     for note in decision.notes:
         warnings.warn(note, PlanWarning, stacklevel=2)
     directory.mkdir(exist_ok=True)

@@ -76,11 +76,11 @@ def test_twice_at_once_one_does_the_work_and_both_say_the_same(start, kept):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--most", "0"), 2, "--most is 1 to 200, not 0"),
-        (("--max-loss", "2"), 2, "--max-loss is a share"),
+        (("--most", "0"), 2, "--most is from 1 to 200, not 0"),
+        (("--set", "max_loss=2"), 2, "max_loss is from 0 to 1, not 2"),
         (("--instance", "x1.huge"), 2, "the price of 'x1.huge' is not known: give --usd-per-hour"),
         (("--name", "a/b"), 2, "cannot name a network: give --name"),
-        (("--latency-ms", "0"), 2, "--latency-ms must be more than 0"),
+        (("--set", "latency_ms=0"), 2, "--latency-ms must be more than 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(files, tmp_path, monkeypatch, capsys, arguments, code, message):

@@ -12,6 +12,7 @@ study_app = group(
         "replay": (
             "serfer_bench.study.cli.replay:replay",
             "Run a load's busiest minutes on this machine, beside what is simulated for them.",
+            "serfer_bench.study.cli.replay:ReplayCommand",
         ),
         "policy": (
             "serfer_bench.study.cli.policy_suite:policy",

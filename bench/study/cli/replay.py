@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
 from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.load_costs import (
-    InstanceOption,
-    LoadOptions,
-    LogOption,
-    PathOption,
-    QpsOption,
-    ScenarioOption,
-    SloOption,
-    plan_directory_of,
-    whole_plan,
-)
-from serfer.cli.shared.options import JsonOption, print_json, status_line
+from serfer.cli.shared.load_costs import plan_directory_of, read_load_of, scenario_of, whole_plan
+from serfer.cli.shared.option_groups import JsonOptions
+from serfer.cli.shared.options import print_json, status_line
+from serfer.cli.shared.plan_commands import LoadOptions
 from serfer.cli.shared.terminal import complain, out
 from serfer.core.errors import UsageError
+from serfer.core.options import REQUIRED, argument, option
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 
@@ -33,41 +27,35 @@ if TYPE_CHECKING:
 _FEW = 300  # queries of which the slowest 1% are three or fewer
 
 
-def replay(
-    context: typer.Context,
-    directory: Annotated[
-        Path, typer.Argument(metavar="NETWORK_OR_DIR", help="An .onnx file, or a plan directory of one.")
-    ],
-    log: LogOption = None,
-    qps: QpsOption = None,
-    path: PathOption = None,
-    instance: InstanceOption = None,
-    slo_ms: SloOption = None,
-    scenario: ScenarioOption = None,
-    minutes: Annotated[
-        float, typer.Option(min=0.05, max=10, help="How many minutes; two ways are run for so long each.")
-    ] = 10.0,
-    as_json: JsonOption = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ReplayCommand(LoadOptions, JsonOptions):
     """Run a load's busiest minutes for real, through functions and an instance of this machine.
 
     Shows what is simulated for them, as serfer cost does, beside what is measured.
     """
+
+    command: ClassVar[str] = "study replay"
+    line: ClassVar[str] = "log qps path instance slo_ms scenario minutes as_json"
+
+    directory: Path = argument(REQUIRED, "An .onnx file, or a plan directory of one.", metavar="NETWORK_OR_DIR")
+    minutes: float = option(10.0, "How many minutes; two ways are run for so long each.", least=0.05, most=10)
+
+
+def replay(options: ReplayCommand, _context: typer.Context) -> None:
+    """Run a load, and print what was simulated and measured."""
     from serfer_bench.study.sim.local_replay import LocalReplay, check_replay  # noqa: PLC0415 - the command starts fast
 
-    load = LoadOptions(log, qps, path, scenario, instance, slo_ms)
-    load.check(context, is_built=False)
-    if not load.given:
+    if not options.has_load:
         raise UsageError("give the load: --log FILE or --qps NUMBER")
-    directory = plan_directory_of(directory, None, None)
+    directory = plan_directory_of(options.directory, None, None)
     settings = load_settings()
     facts = settings.facts()
     with status_line() as progress:
         whole, place = whole_plan(load_plan(directory), directory, progress)
         check_replay(whole, place)
-        local = LocalReplay(whole, place, load.scenario_of(whole, facts), facts, settings, progress)
-        replayed = local.run(load.load(progress), minutes)
-    if as_json:
+        local = LocalReplay(whole, place, scenario_of(options, whole, facts), facts, settings, progress)
+        replayed = local.run(read_load_of(options, progress), options.minutes)
+    if options.as_json:
         print_json({"model": whole.model, "plan": whole.digest, **replayed.as_dict()})
     else:
         print_replay(replayed)

@@ -32,6 +32,7 @@ from serfer.pictures import check_suffix
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from serfer.system import processors
+from serfer.wiring.pipeline_options import PipelineOptions
 from serfer_bench.study.cli.cluster import ClusterRequest, check_cluster_options, simulate_cluster
 from serfer_bench.study.cli.comparison import print_comparison
 from serfer_bench.study.loads.generators import describe_generators
@@ -391,7 +392,7 @@ def _calibrate(load: str | None, plan: Path | None, file: Path | None, queries: 
     if load is not None or plan is None or file is None:
         raise UsageError("to calibrate give --calibrate DIR and --out FILE, and no LOAD")
     check_place(file)
-    with opened(plan, None, "local") as pipeline, status_line() as progress:
+    with opened(plan, PipelineOptions(), "local") as pipeline, status_line() as progress:
         run = LocalRun(pipeline)
         run.take(queries, progress)
         made = run.calibration(str(this_machine()), datetime.now(UTC).date().isoformat())

@@ -29,7 +29,6 @@ from serfer.splitter.package_fit import fit
 from serfer.splitter.planning.cold.plan import cold_figures
 from serfer.splitter.planning.split_options import Budget, SplitOptions, memory_sizes
 from serfer.splitter.tiling.from_onnx import from_onnx
-from serfer.splitter.tiling.grids import GridChoice
 from serfer_bench.core.options import MarkdownOption
 from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
 
@@ -64,7 +63,7 @@ def choices(name: str, graph: Graph, size: int, facts: AwsFacts) -> Iterator[Cho
     memory = memory_sizes(within.functions)
     for chosen_for, (share, width) in _DEFAULTS.items():
         budget = Budget(limit, within, memory, cold_share=share, account=account, gang_width=width)
-        decision = fit(graph, SplitOptions(GridChoice(), None), budget, None, lambda _step: None)
+        decision = fit(graph, SplitOptions(), budget, None, lambda _step: None)
         seconds, usd = (sum(getattr(each, figure) for each in decision.choices) for figure in ("seconds", "usd"))
         cold = cold_figures(decision, budget)
         yield Choice(

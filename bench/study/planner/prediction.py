@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import SerferError, UnavailableError
@@ -31,6 +31,7 @@ from serfer.splitter.tiling.cuts import Cut, cut_points
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import ONE, parse_grids
+from serfer_bench.core.options import ProfilesOption
 from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.profiling.profile import Meter, Repetitions, Task, given_to, stage_tasks, timed, worker_session
 

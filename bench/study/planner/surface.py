@@ -25,7 +25,7 @@ from serfer.core.units import MS_PER_S
 from serfer.files import read_text
 from serfer.pictures import check_suffix
 from serfer.settings import Settings, load_settings
-from serfer.splitter.planning.split_options import check_cold_share, check_gang_width, memory_sizes
+from serfer.splitter.planning.split_options import memory_sizes
 from serfer_bench.core.options import MarkdownOption, StoreKindOption
 from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.planner.planner import Progress, read_network
@@ -167,13 +167,16 @@ def command(
     size: Annotated[list[int] | None, typer.Option(min=32, help="Height and width; may be repeated.")] = None,
     burst: Annotated[list[int] | None, typer.Option(min=1, help="Queries at once; may be repeated.")] = None,
     cold_share: Annotated[
-        list[float] | None, typer.Option(help="Share of the queries that find nothing warm; may be repeated.")
+        list[float] | None,
+        typer.Option(min=0, max=1, help="Share of the queries that find nothing warm; may be repeated."),
     ] = None,
     slo_ms: Annotated[
         list[float] | None, typer.Option(min=1, help="Milliseconds for a query; may be repeated.")
     ] = None,
     per_hour: Annotated[float, typer.Option(min=0.01, help="Queries an hour that share what stands.")] = PER_HOUR,
-    gang_width: Annotated[int, typer.Option(help="Members of a gang at most.")] = MEASURED_MEMBERS,
+    gang_width: Annotated[
+        int, typer.Option(min=MEASURED_MEMBERS, help="Members of a gang at most.")
+    ] = MEASURED_MEMBERS,
     gpus: Annotated[
         Path | None,
         typer.Option(metavar="FILE.toml", help="Serverless GPUs, as examples/serverless-gpus.toml has them."),
@@ -190,14 +193,14 @@ def command(
     if picture is not None:
         check_suffix(picture)
     questions = [
-        Question(many, check_cold_share(share), ms / MS_PER_S, per_hour)
+        Question(many, share, ms / MS_PER_S, per_hour)
         for ms, share, many in product(slo_ms or OBJECTIVES_MS, cold_share or SHARES, burst or BURSTS)
     ]
-    settings, width, known = load_settings(), check_gang_width(gang_width), read_gpus(gpus)
+    settings, known = load_settings(), read_gpus(gpus)
     with status_line() as progress:
-        cells = measure(settings, model or NETWORKS, size or SIZES, questions, known, store, width, progress)
+        cells = measure(settings, model or NETWORKS, size or SIZES, questions, known, store, gang_width, progress)
     profiles = settings.profiles()
-    said = [*notes(cells, width, f"{profiles.machine}; {profiles.date}")]
+    said = [*notes(cells, gang_width, f"{profiles.machine}; {profiles.date}")]
     records = [cell.as_dict() for cell in cells]
     publish(Results(records, [winners(cells), details(cells)], said), as_json=as_json, as_markdown=as_markdown)
     if picture is not None:

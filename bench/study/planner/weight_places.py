@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.core.plan import FETCHED, WEIGHT_PLACES, ZIP
+from serfer.core.plan import WEIGHT_PLACES, ZIP
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
 from serfer.splitter.planning.cold.plan import find_cold_plan
@@ -26,7 +26,7 @@ from serfer.splitter.planning.limits import WeightStorage
 from serfer.splitter.planning.planner import prepare
 from serfer.splitter.planning.precision import predicted_loss, storable
 from serfer.splitter.planning.search import BALANCED
-from serfer.splitter.planning.split_options import SplitOptions, memory_sizes
+from serfer.splitter.planning.split_options import SplitOptions, WeightsMode, memory_sizes
 from serfer.splitter.tiling.cuts import Cut, cut_points
 from serfer.splitter.tiling.grids import COLUMNS, ONE, GridChoice
 from serfer_bench.core.options import MarkdownOption
@@ -37,6 +37,7 @@ CONVNEXT_BASE = f"{Path(__file__).with_name('convnext.py')}:convnext_base"
 NETWORKS = ("alexnet", "vgg16", "resnet152", CONVNEXT_BASE)
 _SIZE = 224
 _ENVIRONMENTS = 4, 8
+_PLACES: tuple[tuple[str, WeightsMode], ...] = (("fetched", "fetched"), ("auto", "auto"))
 _MILLION = 1_000_000
 
 
@@ -96,8 +97,8 @@ _NOTE = "all predicted, for --account default: nothing ran"
 
 
 def cold_ways(network: Network) -> Iterator[Way]:
-    for (what, weights), most in product((("fetched", FETCHED), ("auto", "auto")), _ENVIRONMENTS):
-        options = SplitOptions(GridChoice(), None, weights=weights, cold_environments=most)
+    for (what, weights), most in product(_PLACES, _ENVIRONMENTS):
+        options = SplitOptions(weights=weights, cold_environments=most)
         found = find_cold_plan(network.graph, options, network.budget)
         if found:
             chain = found.chain

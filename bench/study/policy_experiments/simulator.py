@@ -16,7 +16,7 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_lines
+from serfer.cli.shared.options import JsonOption, status_lines
 from serfer.control.policies import make_policy
 from serfer.control.policy import fleet_of
 from serfer.control.router import Endpoint, Router
@@ -31,7 +31,7 @@ from serfer.cost.windows import Window
 from serfer.doctor.machine import this_machine
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
-from serfer_bench.core.options import MarkdownOption, plan_of
+from serfer_bench.core.options import MarkdownOption, ModelOption, PlanOption, plan_of
 from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.policies import NAMES
 from serfer_bench.study.sim.calibration import Calibration, LocalRun

@@ -73,7 +73,7 @@ def _provisioner(pool: InstancePool, command: Sequence[str], directory: Path, mo
     from serfer.fleet.provisioners.local import LocalProvisioner  # noqa: PLC0415 - Linux only, and only this one needs it
 
     if pool.kind:
-        command = [*command, f"--instance-type={pool.kind}"]
+        command = [*command, f"--set=instance_type={pool.kind}"]
     label = hashlib.sha256(pool.kind.encode()).hexdigest()[:8] if pool.kind else LOCAL
     return LocalProvisioner(command, directory, label=label, most=most)
 

@@ -13,7 +13,7 @@ from serfer.cli.maps.options import MapCommand
 from serfer.cli.shared.map_display import MapDisplay, print_estimate, print_many, print_report, watching
 from serfer.cli.shared.options import status_lines
 from serfer.cli.shared.plan_summary import chosen_line
-from serfer.cli.shared.setting_options import settings_of
+from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.terminal import complain, uninterrupted
 from serfer.core.errors import IncompleteMapError, SerferError, UsageError
 from serfer.core.options import flag_of, options_of

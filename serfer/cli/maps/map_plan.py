@@ -16,7 +16,7 @@ from serfer.cli.shared.display import counted, plain
 from serfer.cli.shared.map_display import dollars, duration, passes_lines
 from serfer.cli.shared.options import status_line
 from serfer.cli.shared.plan_summary import chosen_line
-from serfer.cli.shared.setting_options import settings_of
+from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.terminal import complain, out
 from serfer.cli.split import dependency_bytes
 from serfer.core.costs.aws import AwsFacts

@@ -6,26 +6,26 @@ import os
 import pwd
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from serfer.cli.shared.setting_options import setting
+from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions
 from serfer.core.errors import UsageError
+from serfer.core.options import REQUIRED, argument, option
 from serfer.settings import load_settings
+from serfer.variants.register_options import RegisterOptions
 
 if TYPE_CHECKING:
     from serfer.registry import Registry
 
 RegistryOption = Annotated[
     str | None,
-    setting(
-        "registry",
-        "--registry",
-        metavar="URL",
-        help="The registry: a directory, or s3://BUCKET/PREFIX.",
-        as_given=True,
+    typer.Option(
+        "--registry", metavar="URL", help="The registry: a directory, or s3://BUCKET/PREFIX. [SERFER_REGISTRY]"
     ),
 ]
 ByOption = Annotated[
@@ -42,6 +42,42 @@ VersionArgument = Annotated[
 ]
 _VERSION: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})@([1-9][0-9]{0,8})", re.ASCII)
 _MAX_TEXT: Final = 300
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterCommand(RegisterOptions, NetworkFileOptions, JsonOptions):
+    """Make variants of a network, measure them, and register them under an application.
+
+    Interrupted or killed, it goes on where it was when it is run again; run twice at once, one does the work and both
+    end with the same result. Nothing of it answers queries before all is done.
+    """
+
+    command: ClassVar[str] = "app register"
+    line: ClassVar[str] = (
+        "app validation name registry by most instance usd_per_hour size preprocess labels output random as_json"
+    )
+
+    network: str = argument(
+        REQUIRED,
+        "As serfer split takes it (zoo name, timm:NAME, torchvision:NAME, .onnx, module.py:factory), or a plan "
+        "directory.",
+        metavar="NETWORK",
+    )
+    app: str = option(REQUIRED, "The application whose queries it shall answer.", metavar="NAME")
+    validation: Path | None = option(
+        None,
+        "Labelled images: a folder for each class, or a labels.csv (file,label) next to the images. Without them, as "
+        "for a detector, accuracy is not known, and variants are those that answer as the network does.",
+    )
+    name: str | None = option(None, "The network's name in the application; by default its file's.")
+    registry: str | None = option(
+        None,
+        "The registry: a directory, or s3://BUCKET/PREFIX.",
+        metavar="URL",
+        setting="registry",
+        own_default=True,
+    )
+    by: str | None = option(None, "Who does it, for the record; by default the user's name.", metavar="NAME")
 
 
 def opened(url: str | None) -> Registry:

@@ -4,106 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from serfer.cli.registry.options import ByOption, RegistryOption, who
+from serfer.cli.registry.options import RegisterCommand, who
 from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.named_model import DownloadOption, RandomOption, WeightsFileOption
 from serfer.cli.shared.network_options import example_of
-from serfer.cli.shared.option_groups import WeightsOptions
-from serfer.cli.shared.options import JsonOption, print_json, share, status_line
+from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.variants import Figure, Source, Variant
-from serfer.variants.register import DEFAULT_MAX_LOSS, DEFAULT_MOST, Registered
+from serfer.splitter.network.description import read_labels, read_preprocess
+from serfer.variants.register import Registered
 from serfer.variants.register import register as register_network
 
 _MILLION = 1_000_000
 
 
-def register(
-    network: Annotated[
-        str,
-        typer.Argument(
-            metavar="NETWORK",
-            help="As serfer split takes it (zoo name, timm:NAME, torchvision:NAME, .onnx, module.py:factory), or a "
-            "plan directory.",
-        ),
-    ],
-    app: Annotated[str, typer.Option("--app", help="The application whose queries it shall answer.")],
-    validation: Annotated[
-        Path | None,
-        typer.Option(
-            help="Labelled images: a folder for each class, or a labels.csv (file,label) next to the images. Without "
-            "them, as for a detector, accuracy is not known, and variants are those that answer as the network does."
-        ),
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="The network's name in the application; by default its file's.")
-    ] = None,
-    weights_file: WeightsFileOption = None,
-    random: RandomOption = False,
-    download: DownloadOption = False,
-    registry: RegistryOption = None,
-    by: ByOption = None,
-    most: Annotated[int, typer.Option(help="How many variants to register at most.")] = DEFAULT_MOST,
-    max_loss: Annotated[
-        float, typer.Option(help="The share of the images that a variant may get wrong in addition.")
-    ] = DEFAULT_MAX_LOSS,
-    latency_ms: Annotated[
-        float | None, typer.Option(help="A latency that queries will ask for: the cheapest plan within it is made too.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Of instances: cuda, cpu, or auto.")] = "auto",
-    instance: Annotated[
-        str | None,
-        typer.Option(metavar="TYPE", help="What this machine is as an instance, for its price; else a like one's."),
-    ] = None,
-    usd_per_hour: Annotated[
-        float | None, typer.Option(min=0, help="An instance's price, in place of the data's.")
-    ] = None,
-    size: Annotated[str | None, typer.Option(help="The input's HEIGHTxWIDTH, as for serfer split.")] = None,
-    channels: Annotated[int | None, typer.Option(min=1, max=4096, help="The input's channels, with --size.")] = None,
-    preprocess: Annotated[Path | None, typer.Option(help="A TOML file: how an image becomes the input.")] = None,
-    labels: Annotated[Path | None, typer.Option(help="A text file with a class's name in each line.")] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            help="What turns the network's output into scores, softmax, sigmoid or none; boxes for a detector."
-        ),
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Make variants of a network, measure them, and register them under an application.
-
-    Interrupted or killed, it goes on where it was when it is run again; run twice at once, one does the work and both
-    end with the same result. Nothing of it answers queries before all is done.
-    """
-    from serfer.splitter.network.description import read_labels, read_preprocess  # noqa: PLC0415 - the command line starts fast
-
+def register(options: RegisterCommand, _context: typer.Context) -> None:
+    """Register a network, and print its variants."""
     with _progress() as progress:
         registered = register_network(
-            WeightsOptions(weights_file=weights_file, random=random, download=download).model_with_weights(network),
-            app,
-            validation,
-            name=name,
-            registry=registry,
-            by=who(by),
-            most=most,
-            max_loss=share("--max-loss", max_loss, 1.0),
-            latency_ms=latency_ms,
-            device=device,
-            instance=instance,
-            usd_per_hour=usd_per_hour,
-            example=example_of(size, channels, network),
-            preprocess=read_preprocess(preprocess) if preprocess else None,
-            labels=read_labels(labels) if labels else (),
-            activation=output,
+            options.model_with_weights(options.network),
+            options.app,
+            options.validation,
+            name=options.name,
+            registry=options.registry,
+            by=who(options.by),
+            example=example_of(options.size, options.channels, options.network),
+            preprocess=read_preprocess(options.preprocess) if options.preprocess else None,
+            labels=read_labels(options.labels) if options.labels else (),
+            activation=options.output,
             progress=progress,
+            options=options,
         )
-    if as_json:
+    if options.as_json:
         print_json(as_dict(registered))
     else:
         _print(registered)

@@ -11,8 +11,8 @@ from serfer.core.options import REQUIRED, argument, option
 from serfer.offline.options import YieldOptions
 from serfer.wiring.pipeline_options import PipelineOptions
 
-_FILE = "size channels preprocess labels output weights_file random download"
-_PIPELINE = "store object_store workers stack driver"
+_NETWORK = "model plan size preprocess labels output random"
+_PIPELINE = "store workers stack"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,15 +36,16 @@ class AskOptions(PipelineOptions, NetworkFileOptions, JsonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictCommand(AskOptions):
+class PredictCommand(AskOptions, YieldOptions):
     """Say what a network finds in images: classes, boxes of a detector, or values of vectors and tables.
 
     Each image is one query. Maps and masks are written to files by serfer run.
     """
 
     command: ClassVar[str] = "predict"
-    line: ClassVar[str] = f"model plan {_FILE} {_PIPELINE} deadline_ms top_k min_score draw as_coco as_json"
+    line: ClassVar[str] = f"{_NETWORK} demo {_PIPELINE} top_k min_score draw as_coco as_json"
 
+    demo: bool = option(False, "Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; planned once.")
     top_k: int = option(5, "Of a classifier: how many classes to print at most.", least=1)
     min_score: float | None = option(
         None, "Of a detector: the least score of a box, in place of the plan's.", least=0, most=1
@@ -55,23 +56,17 @@ class PredictCommand(AskOptions):
         metavar="PATH",
     )
     as_coco: bool = option(False, "Print the boxes of all images as one COCO data set, with scores.", "--coco")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifyCommand(AskOptions, YieldOptions):
-    """Classify images, each as one query through a network, split or whole."""
-
-    command: ClassVar[str] = "classify"
-    line: ClassVar[str] = (
-        f"model plan {_FILE} demo {_PIPELINE} deadline_ms top_k compare cache_s trace yield_to yield_utilisation "
-        "yield_latency as_json"
-    )
-
-    demo: bool = option(False, "Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; planned once.")
-    top_k: int = option(5, "How many classes to print at most.", least=1)
     trace: Path | None = option(
         None, "Write where time went, for chrome://tracing and ui.perfetto.dev.", metavar="FILE"
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyCommand(PredictCommand):
+    """Classify images, each as one query through a network, split or whole: predict, of classes alone."""
+
+    command: ClassVar[str] = "classify"
+    line: ClassVar[str] = f"{_NETWORK} demo {_PIPELINE} top_k compare trace as_json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +78,7 @@ class RunCommand(AskOptions):
     """
 
     command: ClassVar[str] = "run"
-    line: ClassVar[str] = (
-        f"out model plan {_FILE} kind overwrite {_PIPELINE} deadline_ms compare cache_s keep results as_json"
-    )
+    line: ClassVar[str] = f"out {_NETWORK} kind overwrite {_PIPELINE} compare keep results as_json"
 
     out: Path | None = option(None, "Where outputs are written; it is made if it is not there.", metavar="FOLDER")
     kind: str = option(

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from serfer.cli.shared.display import columns, plain
 from serfer.cli.shared.network_options import FileOptions, plan_of
 from serfer.cli.shared.option_groups import WeightsOptions
 from serfer.cli.shared.options import print_json, status_line
+from serfer.cli.shared.plan_commands import CostCommand, LoadOptions, PriceOptions
 from serfer.cli.shared.terminal import complain, out
 from serfer.control.scenario import read_scenario
 from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.errors import InputError, UsageError
+from serfer.core.options import changed
 from serfer.core.plan.layout import UNSPLIT
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.plan_directory import is_network, is_network_file, load_plan
@@ -31,40 +31,6 @@ if TYPE_CHECKING:
     from serfer.cost.loads.trace import Trace
     from serfer.cost.ways import Comparison, ServingWay
 
-LogOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="Price a month of the load in an access log, each way to serve it (docs/how-to/bill.md): nginx's, "
-        "Apache's, a load balancer's, CloudFront's, CSV with a time in each row, a load of simulate; plain or .gz."
-    ),
-]
-QpsOption = Annotated[
-    float | None,
-    typer.Option(min=1e-6, max=1e4, help="Without a log: a load of so many queries a second, at random."),
-]
-PathOption = Annotated[
-    str | None, typer.Option(metavar="PREFIX", help="With --log: count requests whose URL's path begins with this.")
-]
-InstanceOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TYPE",
-        help="With --log or --qps: the instance to compare with, whose speed is predicted. [default: c7i.large]",
-    ),
-]
-SloOption = Annotated[
-    float | None,
-    typer.Option(min=1, help="With --log or --qps: in how many ms an instance has to answer. [default: 1000, or more]"),
-]
-ScenarioOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="With --log or --qps: a TOML file with an instance as it was measured (serfer study tune), and slo_ms.",
-    ),
-]
-_WITHOUT_LOAD = (*("burst", "cold_share", "memory", "queries_a_month", "parameter", "compare"),)
-_WITH_LOAD = ("path", "scenario", "instance", "slo_ms")
 _S_PER_HOUR = 3600.0
 _QUERIES = 2000  # of a load of --qps, at least, if a month has as many
 _LEAST_HOURS = 24.0
@@ -72,65 +38,41 @@ _SHORT_S = 6 * _S_PER_HOUR  # a shorter log does not stand for a month
 _DIGITS = 100  # dollars from which on cents are left out
 
 
-@dataclass(frozen=True)
-class LoadOptions:
-    """What the options of `serfer cost` say of a load, and of the instance that is compared."""
+def check_load(options: CostCommand, *, is_built: bool) -> None:
+    """Refuse options that contradict each other, or that a load does not go with; raises UsageError."""
+    if options.has_load and (wrong := changed(options, PriceOptions())):
+        raise UsageError(f"--log and --qps price the load of a month: leave out {', '.join(wrong)}")
+    if not options.has_load and (wrong := changed(options, LoadOptions())):
+        raise UsageError(f"{', '.join(wrong)}: give --log FILE or --qps NUMBER, too")
+    if options.has_load and is_built:
+        raise UsageError("--log and --qps want a network or a plan directory, not a BUILD directory")
 
-    log: Path | None
-    qps: float | None
-    path: str | None
-    scenario: Path | None
-    instance: str | None
-    slo_ms: float | None
-    store: str | None = None
 
-    @property
-    def given(self) -> bool:
-        """Whether there is a load."""
-        return self.log is not None or self.qps is not None
+def scenario_of(options: LoadOptions, whole: Plan, facts: AwsFacts) -> Scenario:
+    """Return a scenario with the instance to compare with; raises UsageError and InputError."""
+    from serfer.cost.instances import predicted_instance  # noqa: PLC0415 - the command line starts fast
 
-    def check(self, context: typer.Context, *, is_built: bool) -> None:
-        """Refuse options that contradict each other, or that a load does not go with; raises UsageError."""
-        names = {parameter.name or "": parameter.opts[0] for parameter in context.command.params}
-        sources = {name: context.get_parameter_source(name) for name in names}
-        named = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
-        if self.given and (wrong := [names[name] for name in named if name in _WITHOUT_LOAD]):
-            raise UsageError(f"--log and --qps price the load of a month: leave out {', '.join(wrong)}")
-        if not self.given and (wrong := [names[name] for name in named if name in _WITH_LOAD]):
-            raise UsageError(f"{', '.join(wrong)}: give --log FILE or --qps NUMBER, too")
-        if self.given and is_built:
-            raise UsageError("--log and --qps want a network or a plan directory, not a BUILD directory")
-        if self.log is not None and self.qps is not None:
-            raise UsageError("--log and --qps both say what the load is: give one of them")
-        if self.path is not None and (self.log is None or not self.path.startswith("/")):
-            raise UsageError("--path is the beginning of URLs of a --log, such as /v1/classify")
-        if self.scenario is not None and (self.instance is not None or self.slo_ms is not None):
-            raise UsageError("--scenario has an instance and slo_ms of its own: leave out --instance and --slo-ms")
+    if options.scenario is not None:
+        return read_scenario(options.scenario)
+    return predicted_instance(whole, options.instance or next(iter(facts.vcpus)), facts, options.slo_ms)
 
-    def scenario_of(self, whole: Plan, facts: AwsFacts) -> Scenario:
-        """Return a scenario with the instance to compare with; raises UsageError and InputError."""
-        from serfer.cost.instances import predicted_instance  # noqa: PLC0415 - the command line starts fast
 
-        if self.scenario is not None:
-            return read_scenario(self.scenario)
-        return predicted_instance(whole, self.instance or next(iter(facts.vcpus)), facts, self.slo_ms)
+def read_load_of(options: LoadOptions, progress: Callable[[str], None]) -> Trace:
+    """Return the load; raises InputError for a file that is not one."""
+    from serfer.cost.loads.reading import read_load  # noqa: PLC0415 - the command line starts fast
+    from serfer.cost.loads.trace import Trace  # noqa: PLC0415 - same
 
-    def load(self, progress: Callable[[str], None]) -> Trace:
-        """Return the load; raises InputError for a file that is not one."""
-        from serfer.cost.loads.reading import read_load  # noqa: PLC0415 - the command line starts fast
-        from serfer.cost.loads.trace import Trace  # noqa: PLC0415 - same
-
-        if self.log is not None:
-            load = read_load(self.log, progress, self.path)
-            if len(load.rates) == load.queries == 1:
-                raise InputError(
-                    f"{self.log} has one request, from which does not follow how many a month has: give a log of more, "
-                    "or --qps"
-                )
-            return load
-        qps = self.qps or 0.0
-        hours = min(max(_LEAST_HOURS, _QUERIES / qps / _S_PER_HOUR), HOURS_A_MONTH)
-        return Trace.steady(f"{qps:g} queries/s at random", hours * _S_PER_HOUR, qps)
+    if options.log is not None:
+        load = read_load(options.log, progress, options.path)
+        if len(load.rates) == load.queries == 1:
+            raise InputError(
+                f"{options.log} has one request, from which does not follow how many a month has: give a log of more, "
+                "or --qps"
+            )
+        return load
+    qps = options.qps or 0.0
+    hours = min(max(_LEAST_HOURS, _QUERIES / qps / _S_PER_HOUR), HOURS_A_MONTH)
+    return Trace.steady(f"{qps:g} queries/s at random", hours * _S_PER_HOUR, qps)
 
 
 def plan_directory_of(place: Path, size: str | None, channels: int | None) -> Path:
@@ -147,7 +89,7 @@ def plan_directory_of(place: Path, size: str | None, channels: int | None) -> Pa
         return plan_of(place, FileOptions(size, channels, Description(), weights), progress, deployed=False, says=False)
 
 
-def show_load_costs(directory: Path, plan: Plan, options: LoadOptions, *, as_json: bool) -> None:
+def show_load_costs(directory: Path, plan: Plan, options: CostCommand) -> None:
     """Print what a load costs, served in each way, with a plan of one task or of several."""
     from serfer.cost.ways import compare_ways  # noqa: PLC0415 - same
     from serfer.sam.cost.driver_runs import DRIVER_MB  # noqa: PLC0415 - the command line starts fast
@@ -158,14 +100,14 @@ def show_load_costs(directory: Path, plan: Plan, options: LoadOptions, *, as_jso
     settings = load_settings()
     facts = settings.facts()
     with status_line() as progress:
-        load = options.load(progress)
+        load = read_load_of(options, progress)
         whole = whole_plan(plan, directory, progress)[0]
-        scenario = options.scenario_of(whole, facts)
+        scenario = scenario_of(options, whole, facts)
         split = None if plan is whole else plan
         compared = compare_ways(load, whole, split, scenario, facts, DRIVER_MB, progress)
     for remark in load.remarks:
         complain(f"{options.log}: {remark}")
-    if not as_json:
+    if not options.as_json:
         _print(plan, options, compared)
     else:
         print_json({"model": plan.model, "plan": plan.digest, **compared.as_dict()})
@@ -181,7 +123,7 @@ def whole_plan(plan: Plan, directory: Path, progress: Callable[[str], None]) -> 
     return load_plan(place), place
 
 
-def _print(plan: Plan, options: LoadOptions, compared: Comparison) -> None:
+def _print(plan: Plan, options: CostCommand, compared: Comparison) -> None:
     load = compared.load
     out.print(
         plain(
@@ -238,7 +180,7 @@ def _named(way: ServingWay) -> str:
     return f"{way.name.strip()}, ${_dollars(way.month_usd)}"
 
 
-def _assumed(options: LoadOptions, compared: Comparison) -> list[str]:
+def _assumed(options: CostCommand, compared: Comparison) -> list[str]:
     """Return what is simulated, predicted, assumed and left out, a line each."""
     load, kind = compared.load, compared.instance
     names = " and the ".join(f"{one.name} {_time(one.end_s - one.begin_s)}" for one in compared.windows)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
 from numpy.typing import NDArray
 
 from serfer.cli.shared.option_groups import NetworkFileOptions, WeightsOptions
@@ -22,21 +19,8 @@ from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import load_settings
 from serfer.splitter.network.description import Description
 from serfer.splitter.network.named_models import NamedModel
+from serfer.splitter.planning.split_options import size_in
 
-SizeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--size",
-        help="Of an .onnx file that does not fix it: the input's HEIGHTxWIDTH; or a range, such as "
-        "32..2016x32..2016,multiple=32, for images of many sizes.",
-    ),
-]
-ChannelsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--channels", min=1, max=4096, help="The input's channels, with --size; the file's, or 3, by default."
-    ),
-]
 _FROM_CACHE = WeightsOptions()
 _RGB = 3  # channels by default
 
@@ -51,24 +35,12 @@ class FileOptions:
     weights: WeightsOptions = _FROM_CACHE
 
     @classmethod
-    def of(
-        cls,
-        size: str | None,
-        channels: int | None,
-        preprocess: Path | None,
-        labels: Path | None,
-        output: str | None,
-        weights: WeightsOptions = _FROM_CACHE,
-    ) -> FileOptions:
-        """Read the options; raises UsageError and InputError."""
-        example_of(size, channels, ranges=True)  # refuses what no file has
-        return cls(size, channels, Description.of(preprocess, labels or (), output), weights)
-
-    @classmethod
     def read(cls, options: NetworkFileOptions) -> FileOptions:
         """Read the options of a command; raises UsageError and InputError."""
+        example_of(options.size, options.channels, ranges=True)  # refuses what no file has
+        described = Description.of(options.preprocess, options.labels or (), options.output)
         weights = WeightsOptions(weights_file=options.weights_file, random=options.random, download=options.download)
-        return cls.of(options.size, options.channels, options.preprocess, options.labels, options.output, weights)
+        return cls(options.size, options.channels, described, weights)
 
     def check(self, networks: Sequence[Path | str]) -> None:
         """Refuse options that describe a network where there is none, or several; raises UsageError."""
@@ -151,11 +123,3 @@ def example_of(
     if prod(shape) > MAX_ELEMENTS:
         raise UsageError(f"--size {size} is too large: an image may have {MAX_ELEMENTS:,} values, not {prod(shape):,}")
     return np.random.default_rng(0).standard_normal((1, *shape), dtype=np.float32)
-
-
-def size_in(option: str, size: str) -> tuple[int, int]:
-    """Read an option's HEIGHTxWIDTH; raises UsageError."""
-    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", size)
-    if match is None:
-        raise UsageError(f"{option} {size!r} is not a size: write HEIGHTxWIDTH such as 224x224")
-    return int(match[1]), int(match[2])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,103 +14,15 @@ import typer
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
 from serfer.cli.shared.plan_summary import in_cache
-from serfer.cli.shared.setting_options import setting
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.plan_directory import is_network, is_plan_directory
 from serfer.settings import Settings, load_settings
-from serfer.splitter.network.zoo import ZOO
 
 if TYPE_CHECKING:
     from serfer.pipeline.blocking import Pipeline
+    from serfer.wiring.pipeline_options import PipelineOptions
 
-PlanArgument = Annotated[Path, typer.Argument(metavar="DIR", help="A plan directory, from serfer split.")]
-PlanOption = Annotated[Path | None, typer.Option("--plan", help="A plan directory, from serfer split.")]
-ModelOption = Annotated[str | None, typer.Option("--model", help=f"A model of the zoo: {', '.join(ZOO)}.")]
-
-
-def _workers(default: str) -> Any:  # noqa: ANN401 - typer's
-    return setting(
-        "workers",
-        help="local: the local Lambda service, a process for each environment; inprocess: threads here; "
-        "aws: the plan's functions as deployed.",
-        show_default=f"{default}, or aws with --stack",
-    )
-
-
-WorkersOption = Annotated[str | None, _workers("local")]
-VerifyWorkersOption = Annotated[str | None, _workers("inprocess")]
-StackOption = Annotated[
-    str | None,
-    setting(
-        "stack",
-        "--stack",
-        metavar="NAME",
-        help="The stack of a deployment (serfer deploy package): it says where its functions, store and state machine "
-        "are.",
-    ),
-]
-StoreOption = Annotated[
-    str | None,
-    setting(
-        "store",
-        help="A store's URL: redis://, s3://, file:///, ... (docs/reference/stores.md); by default the stack's, or a "
-        "new one.",
-    ),
-]
-ObjectStoreOption = Annotated[
-    str | None,
-    setting("object_store", "--object-store", help="A second store's URL, for the stages that the plan sends to S3."),
-]
-EngineOption = Annotated[
-    str,
-    setting(
-        "engine",
-        "--engine",
-        help="push: an invoke's own return says that a tile is done; poll: events, and looks into the store; "
-        "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md).",
-    ),
-]
-ProfilesOption = Annotated[
-    Path | None,
-    setting(
-        "profiles_file",
-        help="Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md).",
-        as_given=True,
-    ),
-]
-KeptOption = Annotated[
-    str | None,
-    setting(
-        "results",
-        "--results",
-        metavar="URL",
-        help="The store of results: file:///, redis://, s3://; by default a folder of the cache.",
-        as_given=True,
-    ),
-]
-AccountOption = Annotated[
-    str | None,
-    typer.Option(
-        help="The AWS account to plan for: new (3,008 MB a function, 10 environments at once), default (all that "
-        "AWS documents), or MB,ENVIRONMENTS.",
-        show_default="what serfer doctor --aws found, or new",
-    ),
-]
-NameOption = Annotated[
-    str | None,
-    typer.Option("--name", help="The network's name in the plan and in services; by default its file's, or its own."),
-]
-PerMonthOption = Annotated[
-    list[int] | None,
-    typer.Option(
-        "--per-month",
-        metavar="QUERIES",
-        min=1,
-        max=10**12,
-        help="Also the dollars of a month of so many queries; may be given several times.",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 
 _PRIVATE = 0o700
@@ -123,15 +33,6 @@ BY_ARGUMENT = (
     "an .onnx file, a plan directory from serfer split, timm:NAME, torchvision:NAME, or --model NAME of the zoo"
 )
 """Those of a command that also takes it among its arguments."""
-
-
-def memory_in(text: str) -> list[int] | None:
-    """Read --memory: auto, a number or several."""
-    if text == "auto":
-        return None
-    if not re.fullmatch(r"\d{1,6}(,\d{1,6})*", text):
-        raise UsageError(f"--memory is auto or MB such as 1769 or 1769,3538, not {text!r}")
-    return [int(size) for size in text.split(",")]
 
 
 @contextmanager
@@ -217,14 +118,7 @@ def network_among(images: Sequence[str], plan: Path | None) -> tuple[list[str], 
 
 @contextmanager
 def opened(
-    directory: Path,
-    store: str | None,
-    workers: str | None,
-    driver: str = "push",
-    object_store: str | None = None,
-    cache_s: float = 0.0,
-    stack: str | None = None,
-    results: str | None = None,
+    directory: Path, options: PipelineOptions, workers: str | None, cache_s: float = 0.0, results: str | None = None
 ) -> Iterator[Pipeline]:
     """Open a plan directory for a command, and close it however the command ends; workers of None are the stack's."""
     from serfer.wiring.open_pipeline import open_pipeline  # noqa: PLC0415 - the command line starts fast
@@ -233,12 +127,12 @@ def opened(
         progress("starting workers and store")
         pipeline = open_pipeline(
             directory,
-            store=store,
+            store=options.store,
             workers=workers,
-            driver=driver,
-            object_store=object_store,
+            driver=options.driver,
+            object_store=options.object_store,
             cache_s=cache_s,
-            stack=stack,
+            stack=options.stack,
             results=results,
         )
     try:
@@ -266,10 +160,3 @@ def own_results(settings: Settings) -> str:
 def print_json(value: Any) -> None:  # noqa: ANN401 - any JSON value
     """Print a value as one line, at once: a server's reader waits for it, and the server does not end."""
     print(json.dumps(value, allow_nan=False), flush=True)  # noqa: T201 - JSON lines go out as they are, not wrapped for a terminal
-
-
-def share(name: str, value: float, most: float = inf) -> float:
-    """Return an option's value; raises UsageError for what is not a share."""
-    if not (0 <= value <= most and value < inf):
-        raise UsageError(f"{name} is a share from 0 {f'to {most:g}' if most < inf else 'up'}, not {value:g}")
-    return value

@@ -8,6 +8,7 @@ from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.terminal import out
 
 if TYPE_CHECKING:
+    from serfer.core.exactness import Difference
     from serfer.core.plan import Plan
     from serfer.core.report import QueryReport, StageReport
 
@@ -24,6 +25,13 @@ def print_report(report: QueryReport, plan: Plan, workers: str) -> None:
         _print_stages(report)
         _print_sums(report)
         out.print(_dollars(report, plan, workers))
+
+
+def print_difference(delta: Difference | None) -> None:
+    """Print how far an answer is from the unsplit model's, where it was compared."""
+    if delta is not None:
+        same = "same first class" if delta.same_top else "ANOTHER first class"
+        out.print(f"difference from the unsplit model: {delta.error:.1e} of the outputs' range, {same}")
 
 
 def _print_stages(report: QueryReport) -> None:

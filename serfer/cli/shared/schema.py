@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any, Final, get_origin
 
 import typer
 
-from serfer.cli.shared.setting_options import SET_SETTINGS, is_given, setting, settings_of
 from serfer.cli.shared.terminal import ORIGINS
 from serfer.core.errors import UsageError
 from serfer.core.options import Option, Options, flag_of, is_on_line, options_of, types_of, value_of
 
-_SET = "set_keys"
+if TYPE_CHECKING:
+    from serfer.settings import Given, Settings
+
+_GIVEN: Final = "serfer.given"  # of a context's meta, as the next
+_SETTINGS: Final = "serfer.settings"
+_SET: Final = "set_keys"
 _SET_HELP = "A key of the command, or a setting, for this run (docs/reference/settings.md); may be repeated."
+_SIMPLE = (bool, int, float, Path)
 
 
 def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
@@ -53,76 +58,103 @@ def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
 
 def _parameter(kind: type[Options], item: Field[Any], described: Option) -> tuple[Any, Any]:
     """Return the type and the default, as typer has them, of an option."""
-    hint = _line_type(types_of(kind)[item.name], described)
-    required = item.default is MISSING
-    bounds = {"min": described.least, "max": described.most} if hint in (int, float) else {}
-    how: dict[str, Any] = {"help": described.help, "metavar": described.metavar, **bounds}
+    hint, required = _line_type(types_of(kind)[item.name], described), item.default is MISSING
+    meaning = f"{described.help} [SERFER_{described.setting.upper()}]" if described.setting else described.help
+    how: dict[str, Any] = {"help": meaning, "metavar": described.metavar}
+    if hint in (int, float):
+        how |= {"min": described.least, "max": described.most}
     if described.is_argument:
         return (hint, typer.Argument(..., **how)) if required else (hint | None, typer.Argument(None, **how))
     flags = [flag_of(item, described)]
-    if hint is bool and item.default is True:
-        flags = [f"{flags[0]}/--no-{flags[0].removeprefix('--')}"]
-    if described.setting:
-        stands_for = setting(described.setting, *flags, as_given=True, show_default=described.shown, **how)
-        return Annotated[hint if hint is bool else hint | None, stands_for], None
     if required:
         return hint, typer.Option(..., *flags, **how)
     if hint is bool:
-        return bool, typer.Option(item.default, *flags, help=described.help, show_default=False)
-    default = None if item.default in (None, (), "") else hint(item.default)
+        flags = [f"{flags[0]}/--no-{flags[0].removeprefix('--')}"] if item.default is True else flags
+        return bool, typer.Option(item.default, *flags, help=meaning, show_default=False)
+    default = None if described.setting or item.default in (None, (), "") else hint(item.default)
     return hint | None, typer.Option(default, *flags, show_default=described.shown or default is not None, **how)
 
 
 def _line_type(hint: Any, described: Option) -> Any:  # noqa: ANN401 - a type
     """Return a field's type on the command line; what typer does not know is a text that `value_of` reads."""
-    text = str(hint)
-    if text.startswith(("tuple[str", "tuple[pathlib.Path")):
+    if described.read is None and get_origin(hint) is tuple:
         return list[str]
-    for simple in (bool, int, float, Path):
-        if described.read is None and hint in (simple, simple | None):
-            return simple
-    return str
+    simple = (kind for kind in _SIMPLE if described.read is None and hint in (kind, kind | None))
+    return next(simple, str)
 
 
 def read_options(kind: type[Options], context: typer.Context, line: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the class
     """Return a command's options: those of its line win over `--set`, variables, and its table of the file."""
+    from serfer.settings import Given  # noqa: PLC0415 - help needs no settings
+
     described = {item.name: (item, option) for item, option in options_of(kind)}
+    said = dict(_keys(kind, described, line[_SET] or (), context.meta.setdefault(_GIVEN, {})))
+    said |= {name: (line[name], flag_of(*described[name])) for name in described if is_given(context, name)}
     values, origins = {}, context.meta.setdefault(ORIGINS, {})
-    for name, (raw, origin) in _keys(kind, context, described, line[_SET] or ()).items():
+    for name, (raw, origin) in said.items():
         item, option = described[name]
         values[name] = value_of(kind, item, raw, origin)
-        origins[flag_of(item, option)] = origin
-    for name, (item, option) in described.items():
-        flag = flag_of(item, option)
-        if name in line and is_given(context, name):
-            values[name] = value_of(kind, item, line[name], flag)
-            origins.pop(flag, None)
-        elif option.setting and name not in values and not option.own_default:
-            values[name] = getattr(settings_of(context), option.setting)
+        if option.setting:
+            context.meta[_GIVEN][option.setting] = Given(origin, values[name])
+        if (flag := flag_of(item, option)) != origin:
+            origins[flag] = origin
+    for name, (_, option) in described.items():
+        if option.setting and name not in values and not option.own_default:
+            values[name] = getattr(_settings_of(kind, context), option.setting)
     return kind(**values)
 
 
 def _keys(
-    kind: type[Options], context: typer.Context, described: Mapping[str, object], given: Sequence[str]
-) -> dict[str, tuple[Any, str]]:
-    """Return what `--set`, variables and the file say of a command's keys; settings among the first are kept aside."""
+    kind: type[Options], described: Mapping[str, object], given: Sequence[str], settings: dict[str, Given]
+) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """Yield what the file, variables and `--set` say of a command's keys; `settings` gets those among the last."""
     from serfer.settings import Given, Settings, command_keys, is_secret, unknown_key  # noqa: PLC0415 - help needs no settings
 
-    keys = command_keys(table_of(kind), described)
-    settings = context.meta.setdefault(SET_SETTINGS, {})
+    yield from command_keys(table_of(kind), described).items()
     for text in given:
         key, is_pair, value = text.partition("=")
         if not is_pair:
             raise UsageError(f"--set {text!r:.80}: give KEY=VALUE, such as {next(iter(described))}=...")
         if key in described:
-            keys[key] = value, f"--set {key}"
+            yield key, (value, f"--set {key}")
         elif key in Settings.model_fields and not is_secret(key):
             settings[key] = Given(f"--set {key}", value)
         else:
             raise UsageError(f"--set: {unknown_key(key, described)}")
-    return keys
 
 
 def table_of(kind: type[Options]) -> str:
     """Return the name of a command's table in the file."""
     return kind.command.replace(" ", "-")
+
+
+def is_given(context: typer.Context, option: str) -> bool:
+    """Return whether an option of a command was given on its line."""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def given_settings(context: typer.Context) -> Mapping[str, Given]:
+    """Return what a command's line and keys say of settings, by setting."""
+    given: Mapping[str, Given] = context.meta.get(_GIVEN, {})
+    return given
+
+
+def settings_of(context: typer.Context) -> Settings:
+    """Return the settings with the options and keys of a command; raises UsageError and InputError."""
+    return _settings_of(context.command.callback.options, context)  # type: ignore[union-attr]
+
+
+def _settings_of(kind: type[Options], context: typer.Context) -> Settings:
+    from serfer.settings import load_settings, origins  # noqa: PLC0415 - help needs no settings
+
+    meta = context.meta
+    if _SETTINGS not in meta:
+        given = given_settings(context)
+        meta[_SETTINGS] = loaded = load_settings(given)
+        flags = {option.setting: flag_of(item, option) for item, option in options_of(kind) if option.setting}
+        for name, _, origin in origins(loaded, given):
+            if name not in given and origin != "default":
+                meta[ORIGINS].setdefault(flags.get(name, f"--{name.replace('_', '-')}"), origin)
+    found: Settings = meta[_SETTINGS]
+    return found

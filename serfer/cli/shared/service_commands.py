@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions
 from serfer.core.options import argument, option
@@ -57,8 +57,12 @@ class ServiceOptions(JsonOptions):
         metavar="NAME",
         setting="allow_hosts",
     )
-    log_level: str = option("info", "debug, info, warning or error.", setting="log_level")
-    log_format: str = option("auto", "json, text, or auto: text on a terminal.", setting="log_format")
+    log_level: Literal["debug", "info", "warning", "error"] = option(
+        "info", "debug, info, warning or error.", setting="log_level"
+    )
+    log_format: Literal["json", "text", "auto"] = option(
+        "auto", "json, text, or auto: text on a terminal.", setting="log_format"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +76,8 @@ class ServeCommand(ServiceOptions, PipelineOptions, NetworkFileOptions):
 
     command: ClassVar[str] = "serve"
     line: ClassVar[str] = (
-        "model plan size channels preprocess labels output weights_file random download demo drivers host port store "
-        "object_store workers stack driver cache_s in_flight queue drain_s keys results registry app variant_instances "
-        "selector open_registry allow_host route instances scenario max_usd_per_hour keep_warm log_level log_format "
-        "show_config as_json"
+        "model plan output demo host port drivers store workers stack keys registry app route instances show_config "
+        "as_json"
     )
 
     network: tuple[str, ...] = argument(
@@ -172,10 +174,7 @@ class InstanceCommand(ServiceOptions):
     """
 
     command: ClassVar[str] = "instance"
-    line: ClassVar[str] = (
-        "model plan host port device precision max_batch window_ms threads memory_mb preload registry app "
-        "instance_type exit_when_idle_s auto_scaling_release drain_s keys allow_host log_level log_format as_json"
-    )
+    line: ClassVar[str] = "model plan host port keys registry app device precision max_batch window_ms as_json"
 
     device: str = option("auto", "cuda, cpu, or auto: a GPU where ONNX Runtime can use one.")
     precision: str = option(

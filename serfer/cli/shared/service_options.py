@@ -22,7 +22,7 @@ from serfer.cli.shared.options import (
     print_json,
     status_lines,
 )
-from serfer.cli.shared.setting_options import given_settings
+from serfer.cli.shared.schema import given_settings
 from serfer.cli.shared.terminal import out
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
@@ -215,11 +215,3 @@ def with_results(settings: Settings, drivers: int) -> Settings:
     elif drivers and "results" not in settings.model_fields_set:
         return settings.model_copy(update={"results": own_results(settings)})  # which all of them read
     return settings
-
-
-def check_logs(level: str, form: str) -> None:
-    """Refuse what is not a level or format of logs; raises UsageError."""
-    if level not in ("debug", "info", "warning", "error"):
-        raise UsageError(f"--log-level is debug, info, warning or error, not {level!r}")
-    if form not in ("json", "text", "auto"):
-        raise UsageError(f"--log-format is json, text or auto, not {form!r}")

@@ -22,6 +22,7 @@ from rich.console import Console
 from typer.exceptions import TyperException
 
 from serfer.core.errors import MissingExtraError, PlanWarning, SerferError, UnavailableError, UsageError
+from serfer.core.options import key_of
 from serfer.extras import missing_extra, pip_command
 
 _TERMINATED = 128 + signal.SIGTERM
@@ -246,6 +247,9 @@ def _place(error: Exception) -> str:
 def _misused(error: TyperException) -> int:
     """Print a usage error; where there were no arguments at all, the message is the whole help."""
     message, context = error.format_message(), getattr(error, "ctx", None)
+    kind = getattr(context and context.command.callback, "options", None)
+    if kind and (key := key_of(kind, getattr(error, "option_name", ""))):
+        message = f"{message.partition(' (')[0].rstrip('.')}: it is a key, --set {key}=VALUE"
     if "\n" in message:
         err.print(message, soft_wrap=True, markup=False)
     else:

@@ -32,7 +32,7 @@ from tests.splitter.planning.test_weight_places import NETWORKS, SIZE
 AWS = shipped_aws()
 SLOW = replace(AWS, functions=replace(AWS.functions, bandwidth=2e4, load_rate=1e6, init=0.1))
 """Small networks take as long to fetch as large ones on Lambda."""
-FREE = SplitOptions(parse_grids("auto"), None, weights=FETCHED)
+FREE = SplitOptions(weights=FETCHED)
 
 
 def graph_of(network):

@@ -19,7 +19,6 @@ from serfer.splitter.package_fit import fit
 from serfer.splitter.planning.cold.plan import cold_offer
 from serfer.splitter.planning.split_options import OBJECTIVES, Budget, SplitOptions, memory_sizes
 from serfer.splitter.tiling.from_onnx import from_onnx
-from serfer.splitter.tiling.grids import parse_grids
 from tests.splitter.models import Net
 from tests.splitter.planning.test_weight_places import NETWORKS, ROOM, SIZE
 
@@ -39,7 +38,7 @@ RULED_OUT = ("--weights zip rules it out", "with fp16 allowed (--max-loss", "bec
 
 def checked(graph, budget, **options):
     """Choose a plan, and check it against every other one that it names; return what it lost to, and its paragraph."""
-    options = SplitOptions(parse_grids(options.pop("grids", "auto")), options.pop("stages", None), **options)
+    options = SplitOptions(**options)
     decision = fit(graph, options, budget, None, lambda _: None)
     text = decision.why + cold_offer(decision, options, budget, lambda _: None).sentence
     (chosen,) = [each for each in decision.alternatives if each.chosen]

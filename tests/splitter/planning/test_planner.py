@@ -91,7 +91,7 @@ def test_impossible_number_of_stages_is_refused(chain, grids, stages, words):
 
 
 def fitted(graph, grids="auto", room=None, stages=None, **options):
-    return fit(graph, SplitOptions(parse_grids(grids), stages, **options), budget(room=room), None, lambda _: None)
+    return fit(graph, SplitOptions(grids=grids, stages=stages, **options), budget(room=room), None, lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from serfer.splitter.package_fit import fit
 from serfer.splitter.plan_dir.assemble import assemble
 from serfer.splitter.planning.split_options import Budget, SplitOptions
 from serfer.splitter.tiling.from_onnx import from_onnx
-from serfer.splitter.tiling.grids import parse_grids
 from tests.once import one_each
 from tests.splitter.models import FACTS, LIMIT, Net, unsplit
 from tests.splitter.planning.test_planner import chain_model
@@ -67,7 +66,7 @@ def split(case, store, directory, objective="balanced", **changes):
     model, size = build()
     budget = replace(Budget(LIMIT, FACTS, (1769, 3538), store), **changes)
     graph = from_onnx(model, *size)
-    decision = fit(graph, SplitOptions(parse_grids(grids), stages, objective=objective), budget, None, lambda _: None)
+    decision = fit(graph, SplitOptions(grids=grids, stages=stages, objective=objective), budget, None, lambda _: None)
     source = Source("net", "random", model, lambda batch: unsplit(model, batch))
     return assemble(decision, source, graph, budget, directory, lambda _: None)
 

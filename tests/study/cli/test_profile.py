@@ -1,14 +1,12 @@
 """`serfer study profile`, with the measuring itself (tests/study/profiling/test_profile.py) left out."""
 
 import json
-import math
 import os
 
 import pytest
 
-from serfer.cli.shared.options import share
 from serfer.core.costs.operator_costs import dump_profiles, parse_profiles, shipped_profiles
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import InputError
 from serfer.files import check_place, write_whole
 from serfer_bench.study.cli import profile as command
 from serfer_bench.study.profiling import profile
@@ -65,18 +63,6 @@ def test_a_file_replaces_an_earlier_one(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         write_whole(tmp_path / f"a{chr(0)}b", b"")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
-@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
-def test_a_safety_outside_0_to_1_is_refused(value):
-    with pytest.raises(UsageError, match="--safety is a share from 0 up"):
-        share("--safety", value)
-
-
-def test_shares():
-    assert (share("x", 0.1), share("x", 7), share("x", 1, 1)) == (0.1, 7, 1)
-    with pytest.raises(UsageError, match=r"x is a share from 0 to 1, not 1\.5"):
-        share("x", 1.5, 1)
 
 
 def test_a_device_is_never_replaced_by_a_file(tmp_path):

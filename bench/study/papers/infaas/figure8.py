@@ -27,11 +27,11 @@ import aiohttp
 import numpy as np
 import typer
 
-from serfer.cli.shared.options import JsonOption, ModelOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.throttle import Thresholds
 from serfer.core.errors import UnavailableError
 from serfer_bench.core.arrivals import poisson
-from serfer_bench.core.options import RowsOption, plan_of
+from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, plan_of
 from serfer_bench.core.photographs import photograph
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows

@@ -18,7 +18,7 @@ from typing import Annotated, Final
 import onnxruntime as ort
 import typer
 
-from serfer.cli.shared.options import JsonOption, ProfilesOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.costs.operator_costs import Profiles
 from serfer.core.errors import UnavailableError
 from serfer.core.units import MS_PER_S
@@ -27,6 +27,7 @@ from serfer.splitter.network.source import load
 from serfer.splitter.network.zoo import find
 from serfer.splitter.plan_dir.emit import in_one_piece
 from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer_bench.core.options import ProfilesOption
 from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.planner.prediction import ErrorOption, check_error
 from serfer_bench.study.policies.infless.measured import measured_profile

@@ -18,13 +18,13 @@ from typing import Annotated, Final
 import numpy as np
 import typer
 
-from serfer.cli.shared.options import JsonOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import QueryError, UsageError
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.null_workers import null_pipeline
-from serfer_bench.core.options import NetworkOption, network
+from serfer_bench.core.options import NetworkOption, PlanOption, network
 from serfer_bench.core.plans import Progress
 from serfer_bench.core.results import stamp_now
 from serfer_bench.core.tables import Results, publish, table_of

@@ -17,10 +17,10 @@ from typing import Annotated, Final
 
 import typer
 
-from serfer.cli.shared.options import JsonOption, PlanOption, status_line
+from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import QueryError, UsageError
 from serfer.settings import load_settings
-from serfer_bench.core.options import NetworkOption, network
+from serfer_bench.core.options import NetworkOption, PlanOption, network
 from serfer_bench.core.part_times import LAYER, MERGE, MISS, POLL, READ, SPLIT, WRITE
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import stamp_now

@@ -155,7 +155,6 @@ def worthwhile_batches(ms_of: Mapping[int, float]) -> list[int]:
 
 
 def gains(ms_of: Mapping[int, float], others: Mapping[int, float]) -> bool:
-    """Return whether a precision's batches take at least GAIN less time than another's, at some size of both."""
     return any(ms_of[size] <= (1 - GAIN) * others[size] for size in ms_of.keys() & others.keys())
 
 

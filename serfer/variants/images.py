@@ -47,7 +47,6 @@ class ValidationFiles:
 
 
 def calibration_images(labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers of the images to calibrate with, evenly over the classes; none of a small set."""
     count = len(labels)
     if count < _LEAST_IMAGES:
         return np.zeros(0, dtype=np.int64)

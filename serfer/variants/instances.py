@@ -53,7 +53,6 @@ def instance_type(
 
 
 def why_not(measured: InstanceMeasurement, whole: InstanceFigures, max_loss: float) -> str:
-    """Return why a precision is not worth variants beside the network in fp32, empty where it is."""
     figures = measured.figures
     lost = loss(figures.accuracy, whole.accuracy) if figures.accuracy and whole.accuracy else 0.0
     if lost > max_loss:
@@ -64,7 +63,6 @@ def why_not(measured: InstanceMeasurement, whole: InstanceFigures, max_loss: flo
 
 
 def busy(figures: InstanceFigures, here: int) -> str:
-    """Return a remark where more ran on the `here` processors than they can run at once; empty otherwise."""
     if figures.busy <= here:
         return ""
     return (

@@ -326,7 +326,6 @@ class Making:
 
 
 def _named(made: Sequence[tuple[PlanRequest, PlanOutcome]]) -> list[NamedPlan]:
-    """Return the plans that there are, each shape once, with names that no two of them share."""
     plans: list[NamedPlan] = []
     for request, each in made:
         if each.figures is None or each.shape in {plan.made.shape for plan in plans}:

@@ -126,7 +126,6 @@ def _is_named(network: object) -> bool:
 
 
 def network_digest(path: Path) -> str:
-    """Return the SHA-256 of an ONNX file's graph and weights, wherever in which files the weights are."""
     import onnx  # noqa: PLC0415 - it takes a while to load
 
     model = onnx.load(path)

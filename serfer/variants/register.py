@@ -79,12 +79,8 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     answer as the network does. `name` is the network's in the application, by default what its file is called;
     `registry` a directory or URL, SERFER_REGISTRY unless given; `by` says who does it, for the record.
 
-    `values` are fields of `serfer.RegisterOptions` by name, in place of those of `options`.
-
-    At most `most` variants are registered, of plans that the cost model predicts to be on the frontier of latency and
-    dollars (and the cheapest within `latency_ms`), and of the whole network on `device` by precision and batch size.
-    One that loses more than `max_loss` of the images, against the network as given, is left out. Instances are priced
-    as `instance`, a type of the price data, or by `usd_per_hour`.
+    `values` are fields of `serfer.RegisterOptions` by name, in place of those of `options`. Variants are plans on the
+    predicted frontier of latency and dollars, and the whole network on a device by precision and batch size.
 
     The same network with the same images and options is one registration: where another process is at it, this waits;
     what was done before a process was killed is not done again. Where it is done, and a variant in 8 bits was measured
@@ -195,7 +191,6 @@ def _work_folder(settings: Settings) -> Iterator[tuple[Path, Path]]:
 
 
 def _network_name(network: Any, name: str | None) -> str:  # noqa: ANN401 - as register takes it
-    """Return the network's name: the one given, or what its file, factory, directory or class is called."""
     from serfer.splitter.network.named_models import is_named  # noqa: PLC0415 - the base is installed without it
 
     text = str(network) if isinstance(network, Path | str) or is_named(network) else type(network).__name__.lower()
@@ -218,7 +213,6 @@ def _classes(plan: Plan) -> int:
 
 
 def _labels_digest(plan: Plan) -> str:
-    """Return a digest of what an application's networks share: classes' names, and outputs that are not classes."""
     outputs = [] if plan.classifies else unstructure([plan.output_tensors, plan.detection])
     return hashlib.sha256(json.dumps([*plan.labels, *outputs]).encode()).hexdigest()
 

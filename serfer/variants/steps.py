@@ -87,7 +87,6 @@ class Steps:
 
 
 def owner_name(folder: Path) -> str:
-    """Return the name of this user's processes on this machine, as those that share `folder` have chosen it."""
     path = folder / "owner"
     with locked(folder / "owner.lock"):
         if not path.exists():

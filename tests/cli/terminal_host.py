@@ -14,10 +14,7 @@ from serfer.cli.shared.lazy import INSTALLED
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 
 END = "\x1e"
-IMPORTED = (
-    *("serfer.pictures", "serfer.wiring.open_pipeline", "serfer.registry"),
-    *("serfer_bench.cli", "serfer_bench.study.cli", "serfer_bench.study.sim.simulate"),
-)
+IMPORTED = ("serfer.pictures", "serfer.wiring.open_pipeline", "serfer.registry", "serfer_bench.study.sim.simulate")
 
 
 def main(queue):

@@ -121,6 +121,7 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
         ),
         ("split . --out x", 3, ". is a directory: give an .onnx file, module.py:factory, or a name"),
         ("split no.py:make --size 8x8 --out x", 3, "no.py does not exist: give the Python file that has make()"),
+        ("explain gone.onnx", 3, "gone.onnx is not a plan directory: it does not exist; make one with serfer split"),
         ("explain plan/plan.json", 3, "plan/plan.json is a file of a plan: give its directory, plan"),
         (
             "serve restnet50",

@@ -158,7 +158,7 @@ def test_what_was_measured_before_the_money_ran_out_is_kept(allowed):
         assert found.missing == []
 
 
-def test_a_step_that_costs_more_than_it_was_estimated_at_stops_before_the_next_invocation():
+def test_a_step_that_costs_more_stops_and_starts_that_lambda_has_no_room_for_are_missing():
     budget = Budget(17.05)
 
     def allow(step):
@@ -169,6 +169,9 @@ def test_a_step_that_costs_more_than_it_was_estimated_at_stops_before_the_next_i
     assert (budget.spent_usd, function.sent) == (17, 17)
     assert "the rest of warm invocations" in found.missing[-1]
     assert len(found.small) == 2
+    found = probed(Function(fails={1: THROTTLED}.get))
+    assert found.missing == ["1 of 2 starts at once: Lambda had no room for them"]
+    assert len(found.groups[2]) == 1
 
 
 @pytest.mark.parametrize(("line", "billed"), [(REPORT, 700), ("no report", None)])
@@ -180,9 +183,3 @@ def test_an_invocation_that_fails_is_paid_for_and_one_that_is_throttled_is_not(l
     assert [memory for memory, _ in spent] == [MEMORY_MB] * 5  # of two and four at once
     assert billed is None or {ms for _, ms in spent} == {billed}
     assert median(ms for _, ms in spent) > 0
-
-
-def test_starts_that_lambda_has_no_room_for_are_missing():
-    found = probed(Function(fails={1: THROTTLED}.get))
-    assert found.missing == ["1 of 2 starts at once: Lambda had no room for them"]
-    assert len(found.groups[2]) == 1

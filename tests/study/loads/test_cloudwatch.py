@@ -70,13 +70,10 @@ def test_a_written_export_is_read_as_its_counts_in_any_order(tmp_path_factory, c
     assert (load.begin_s, load.seconds, load.name) == (NOON, 60 * (max(counts) + 1), "requests")
 
 
-def test_a_single_line_may_be_long(tmp_path):
+def test_a_single_line_may_be_long_and_times_are_those_of_their_zones(tmp_path):
     path = tmp_path / "long.json"
     path.write_text(one_line([(NOON + 60 * n, 1) for n in range(5000)]))
     assert read(path).queries == pytest.approx(5000)
-
-
-def test_times_with_zones_are_those_of_their_zones(tmp_path):
     path = tmp_path / "zones.csv"
     path.write_text("Timestamp,Sum\n2026-11-25T13:00:00+01:00,60\n2026-11-25T12:05:00Z,30\n2026-11-25 12:10:00,\n")
     load = read(path)

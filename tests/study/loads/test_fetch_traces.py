@@ -168,15 +168,12 @@ def test_wrong_options_are_refused(monkeypatch, tmp_path, arguments, message):
     assert [*tmp_path.iterdir()] == []
 
 
-def test_counts_of_seconds_become_counts_of_whole_minutes():
+def test_counts_and_times_become_counts_of_whole_rows(tmp_path):
     seconds = np.arange(150) % 7
     source = packed(" ".join(map(str, seconds)).encode())
     made = trace(form="counts", step_s=60).converted(source)
     assert made.decode() == f"minute,requests\n0,{seconds[:60].sum()}\n1,{seconds[60:120].sum()}\n"
     assert trace(form="counts", step_s=1, rows=2).converted(source) == b"t_seconds,rps\n0,0\n1,1\n"
-
-
-def test_times_become_counts_of_seconds_from_the_first_one_on(tmp_path):
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", "2023-11-16 18:15:46.6805900,374,44"]
     lines += ["2023-11-16 18:15:47.6000000,1,1", "2023-11-16 18:15:48.7000000,1,1"]
     made = trace(form="times", step_s=1).converted("\r\n".join(lines).encode())

@@ -22,42 +22,49 @@ def test_another_seed_gives_another_load(name):
     assert not np.array_equal(generate(f"{name}:seed=1").rates, generate(f"{name}:seed=2").rates)
 
 
-def test_a_poisson_load_has_its_rate_and_its_spread():
+def test_poisson_has_its_rate_and_spread_and_mmpp_alternates_between_its_rates():
     load = generate("poisson:rate=40,hours=10")
     assert load.mean == pytest.approx(40, rel=0.02)
     assert load.rates.var() == pytest.approx(40, rel=0.05)
-
-
-def test_an_mmpp_alternates_between_its_rates():
     load = generate("mmpp:low=10,high=1000,low_s=300,high_s=100,hours=200")
     high = load.rates > 500
     assert high.mean() == pytest.approx(0.25, abs=0.04)
     assert np.flatnonzero(np.diff(high)).size == pytest.approx(200 * 3600 / 200, rel=0.2)
-
-
-def test_rates_that_change_with_every_row_are_generated_in_one_pass():
     load = generate("mmpp:low=0,high=1000,low_s=0.001,high_s=0.001,hours=40")
     high = load.rates > 500
     assert np.array_equal(high, np.arange(high.size) % 2 == 1)
 
 
-def test_a_diurnal_load_has_its_peak_and_trough():
+def test_daily_loads_have_their_peak_and_trough_and_crowds_reach_theirs():
     load = generate("diurnal:mean=100,swing=0.5,peak_hour=12,hours=24")
     hours = load.rates.reshape(24, 60).mean(axis=1)
     assert 11 <= hours.argmax() <= 12
     assert (hours.max(), hours.min()) == (pytest.approx(150, rel=0.05), pytest.approx(50, rel=0.08))
-
-
-def test_flash_crowds_reach_their_peak_and_fade():
     load = generate("flash:base=10,peak=1000,crowds=2,rise_s=60,fade_s=60,hours=10")
     assert load.peak > 800
     assert np.median(load.rates) == pytest.approx(10, abs=1)
+    load = generate("bursty-days:mean=100,swing=0.5,peak_hour=12,factor=3")
+    hours = load.rates.reshape(14, 24, 60).mean(axis=(0, 2))
+    assert 8 <= hours.argmax() <= 16
+    steps = load.rates[1:] / np.maximum(load.rates[:-1], 1)
+    assert (steps > 5).sum() > 100
+    assert (steps < 1 / 5).sum() > 100
 
 
-def test_bursts_have_the_given_size_and_interval():
+def test_bursts_sporadic_and_periodic_queries_keep_their_intervals():
     load = generate("bursts:queries=8,every_s=150,hours=1")
     assert load.queries == 8 * 24
     assert np.flatnonzero(load.rates).tolist() == [150 * number for number in range(24)]
+    load = generate("sporadic:gap_s=600,spread=1,row_s=1,hours=1000")
+    gaps = np.diff(np.flatnonzero(load.rates))
+    assert np.median(gaps) == pytest.approx(600, rel=0.1)
+    assert np.log(gaps).std() == pytest.approx(1, rel=0.1)
+    load = generate("periodic:queries=3,every_s=1800,jitter_s=20,row_s=1")
+    come = np.flatnonzero(load.rates)
+    late = come - 1800 * np.arange(1, come.size + 1)
+    assert set(load.rates[come]) == {3}
+    assert late.std() == pytest.approx(20, rel=0.15)
+    assert abs(late.mean()) < 3
 
 
 @pytest.mark.parametrize(
@@ -85,31 +92,6 @@ def test_the_help_lists_every_generator_with_a_valid_example():
     assert all(generate(line.partition("  ")[0]).queries > 0 for line in lines)
     assert is_generator("mmpp:seed=1")
     assert not is_generator("mmpp.csv")
-
-
-def test_sporadic_queries_come_after_gaps_with_a_heavy_tail():
-    load = generate("sporadic:gap_s=600,spread=1,row_s=1,hours=1000")
-    gaps = np.diff(np.flatnonzero(load.rates))
-    assert np.median(gaps) == pytest.approx(600, rel=0.1)
-    assert np.log(gaps).std() == pytest.approx(1, rel=0.1)
-
-
-def test_periodic_queries_keep_their_beat_for_weeks():
-    load = generate("periodic:queries=3,every_s=1800,jitter_s=20,row_s=1")
-    come = np.flatnonzero(load.rates)
-    late = come - 1800 * np.arange(1, come.size + 1)
-    assert set(load.rates[come]) == {3}
-    assert late.std() == pytest.approx(20, rel=0.15)
-    assert abs(late.mean()) < 3
-
-
-def test_bursty_days_rise_and_fall_at_once_and_have_the_days_peak():
-    load = generate("bursty-days:mean=100,swing=0.5,peak_hour=12,factor=3")
-    hours = load.rates.reshape(14, 24, 60).mean(axis=(0, 2))
-    assert 8 <= hours.argmax() <= 16
-    steps = load.rates[1:] / np.maximum(load.rates[:-1], 1)
-    assert (steps > 5).sum() > 100
-    assert (steps < 1 / 5).sum() > 100
 
 
 def test_long_idle_periods_are_removed_and_short_ones_kept():

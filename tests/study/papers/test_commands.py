@@ -86,22 +86,16 @@ def test_equation_2_over_table_2_gives_what_the_paper_prints():
     assert WAYS[0].usd(QUERIES_AN_HOUR) == pytest.approx(3.829, abs=5e-4)
 
 
-def test_the_papers_gpu_costs_what_its_own_price_and_throughput_say():
+def test_the_papers_gpu_and_started_hundreds_of_milliseconds_cost_what_its_figures_say():
     assert gpu_usd(QUERIES_AN_HOUR) == pytest.approx(24_000 / 130 / 3600 * 0.9)
-
-
-def test_started_hundreds_of_milliseconds_cost_more_than_equation_2():
     assert equation_2(TABLE_2, billed_in_100_ms=True) > equation_2(TABLE_2)
+    assert Way("functions", "modelled", 2e-5, 1.0).moves_at(0.9) == 0
 
 
 @pytest.mark.parametrize("usd_an_hour", [0.0, 0.3])
 def test_from_where_an_instance_costs_less_both_cost_the_same(usd_an_hour):
     way = Way("functions", "modelled", 2e-5, usd_an_hour)
     assert way.usd(way.moves_at(0.9)) == pytest.approx(0.9)
-
-
-def test_an_instance_is_cheaper_at_once_than_functions_whose_driver_and_store_cost_more():
-    assert Way("functions", "modelled", 2e-5, 1.0).moves_at(0.9) == 0
 
 
 def test_each_row_says_where_its_figures_come_from():

@@ -123,7 +123,9 @@ def test_windows_count_as_above_that_ended_between_two_such_seconds(seen, above)
     assert _Seen(seen).above(0.40) == above
 
 
-def test_a_query_is_late_after_the_objective_or_without_an_answer(monkeypatch, tmp_path):
+def test_a_query_is_late_after_the_objective_or_without_an_answer_and_what_was_not_there_has_no_figures(
+    monkeypatch, tmp_path
+):
     ends = [
         Sent(0, 0.0, 0.0, 0.2, result=200),
         Sent(1, 0.0, 0.0, 0.6, result=200),
@@ -140,9 +142,6 @@ def test_a_query_is_late_after_the_objective_or_without_an_answer(monkeypatch, t
     assert (row.queries, row.answered, row.late, row.windows, row.windows_per_s) == (4, 2, 0.75, 80, 2.0)
     assert row.p50_ms == pytest.approx(400.0)
     assert row.shown["late"] == "75.0%"
-
-
-def test_what_was_not_there_has_no_figures():
     shown = Together("offline alone", 0, 0, 0.0, 0.0, 0.0, 0.0, 7, 0, 0.7).shown
     assert (shown["p50 ms"], shown["late"], shown["windows"]) == ("", "", "7")
 
@@ -160,7 +159,7 @@ def test_the_heuristic_is_compared_with_the_programme_for_each_number_of_network
 COMMAND = ("study", "paper", "infaas", "--table", "7", "--queries", "100")
 
 
-def test_selections_are_timed_for_every_mix_of_states_beside_infaas():
+def test_selections_are_timed_for_every_mix_of_states_beside_infaas_and_may_be_bounded():
     rows = running.rows(*COMMAND)
     assert len(rows) == 15
     assert {row["variants"] for row in rows} == {200}
@@ -169,7 +168,4 @@ def test_selections_are_timed_for_every_mix_of_states_beside_infaas():
     assert published["active", "asked"] == pytest.approx(2.2)
     assert published["overloaded", "asked"] == pytest.approx(3.5)
     assert published["mixed", "any"] is None
-
-
-def test_a_bound_that_is_broken_is_a_wrong_answer():
     assert CliRunner().invoke(app, [*COMMAND, "--at-most", "0.0001"]).exit_code == 1

@@ -41,13 +41,10 @@ def capacities():
     return {system: highest(SCARCE.application(OSVT), make).rps for system, make in SYSTEMS.items()}
 
 
-def test_each_part_of_infless_raises_the_highest_load_by_constructed_profiles(capacities):
+def test_infless_takes_more_than_without_its_parts_and_than_its_baselines_by_constructed_profiles(capacities):
     for part in ("without BB", "without RS", "OP1.5", "OP2"):
         assert capacities[part] < capacities["infless"]
     assert capacities["OP2"] < capacities["OP1.5"]
-
-
-def test_infless_takes_more_than_its_baselines_by_constructed_profiles(capacities):
     assert capacities["openfaas-plus"] < capacities["batch"] < capacities["infless"]
 
 
@@ -58,19 +55,13 @@ def test_a_beta_by_scarcity_leaves_no_gpus_idle_for_want_of_cores():
         assert scarce.rps > 1.1 * by_flops.rps
 
 
-def test_a_load_that_has_no_room_is_not_placed():
+def test_the_highest_load_is_what_has_room_and_more_servers_take_more():
     scenario = SCARCE.application(OSVT)
     best = highest(scenario, SYSTEMS["infless"])
     assert placed(scenario, SYSTEMS["infless"], 1.05 * best.rps) is None
     assert placed(scenario, SYSTEMS["infless"], 0.5 * best.rps).units < best.units
-
-
-def test_a_function_that_nothing_serves_has_no_capacity():
     scenario = World(AUTHORS).application(OSVT, 50.0)
     assert highest(scenario, SYSTEMS["infless"]).rps == 0
-
-
-def test_more_servers_take_more():
     scenario = SCARCE.application(OSVT)
     kind = scenario.servers[0]
     twice = replace(scenario, servers=(replace(kind, count=2 * kind.count),))
@@ -86,15 +77,12 @@ def test_keep_alive_and_windows_are_what_a_system_s_name_says():
     assert (facts["infless, 300 s"].reserve_s, facts["infless, 60 s"].reserve_s) == (300.0, 60.0)
 
 
-def test_loads_have_rows_for_each_figure():
+def test_loads_and_provisioning_have_rows_for_each_figure():
     rows = [*under_loads(0, silent, 0.1)]
     assert {one.figure for one in rows} == {"12a", "15a", "T4", "-"}
     assert {one.setting for one in rows} == {"sporadic", "periodic", "bursty", OSVT}
     assert {one.system for one in rows} == {*COMPARED}
     assert all(one.value >= 0 for one in rows)
-
-
-def test_batches_occupied_resources_and_parts_of_latency_have_rows_for_each_figure():
     rows = [*provisioning(0, silent, 0.1)]
     assert {one.figure for one in rows} == {"13", "14", "15b", "15c"}
     shares = [one.value for one in rows if (one.figure, one.profiles, one.system) == ("13", BY_FLOPS, "infless")]

@@ -73,7 +73,7 @@ def test_a_rate_is_a_share_of_the_unsplit_networks_in_the_same_round_of_the_same
     assert load_rows([measured("a", 10, 2.0)])[0].of_unsplit == ()
 
 
-def test_bursts_that_a_system_was_not_given_are_extrapolated_from_its_largest_and_say_so():
+def test_bursts_that_a_system_was_not_given_are_extrapolated_from_its_largest_and_uniform_traffic_is_not():
     rows = load_rows([measured("slow", 10, 4.0), measured("slow", 20, 10.0), measured("fast", 100, 2.0)])
     slow = [row for row in rows if row.system == "slow"]
     assert [(row.images, row.figures, row.a_second) for row in slow] == [
@@ -83,6 +83,8 @@ def test_bursts_that_a_system_was_not_given_are_extrapolated_from_its_largest_an
     ]
     assert slow[2].latency_ms == tuple(5 * ms for ms in slow[1].latency_ms)
     assert [row.figures for row in rows if row.system == "fast"] == ["measured"]
+    rows = load_rows([measured("a", 10, 4.0, gap_s=1.0), measured("b", 50, 4.0, gap_s=1.0)])
+    assert [row.figures for row in rows] == ["measured", "measured"]
 
 
 def test_quantiles_that_the_queries_of_all_rounds_do_not_hold_are_left_empty():
@@ -92,11 +94,6 @@ def test_quantiles_that_the_queries_of_all_rounds_do_not_hold_are_left_empty():
     assert holds(100, 99)
     assert not holds(99, 99)
     assert not holds(0, 100)
-
-
-def test_uniform_traffic_is_not_extrapolated():
-    rows = load_rows([measured("a", 10, 4.0, gap_s=1.0), measured("b", 50, 4.0, gap_s=1.0)])
-    assert [row.figures for row in rows] == ["measured", "measured"]
 
 
 def test_parts_are_those_of_the_largest_burst_that_all_who_time_them_were_given():
@@ -117,14 +114,11 @@ def test_parts_are_those_of_the_largest_burst_that_all_who_time_them_were_given(
     assert [*part_rows([])] == []
 
 
-def test_times_are_taken_once():
+def test_times_are_taken_once_and_stages_beyond_table_2_are_parts_of_its_last_function():
     times = PartTimes()
     times.add(READ, [1.0, 2.0])
     assert {part: [*ms] for part, ms in times.take().items()} == {READ: [1.0, 2.0]}
     assert times.take() == {}
-
-
-def test_stages_beyond_table_2_are_parts_of_its_last_function():
     ms = [layer.ms for layer in TABLE_2]
     assert paper_ms(4) == [*ms, 0.0]
     with pytest.raises(UsageError, match="Table 2 has 3 functions, this plan 2 stages"):

@@ -160,16 +160,12 @@ def test_a_fork_by_hand():
     assert (forks[True].held, forks[False].held) == (weight_bytes(graph, 0, forks[True].stop), 0)
 
 
-def test_memory_bounds_the_parts_of_master_and_workers():
+def test_memory_bounds_parts_and_payloads_are_bounded():
     graph = chain()
     weights = sum(weight.nbytes for weight in graph.weights.values())
     assert weights < 2**20
     assert planner(graph, options=Options((ONE,), (119,))).best() is None
     assert planner(graph, options=Options((ONE,), (200,))).best()
-
-
-def test_payloads_are_bounded():
-    graph = chain()
     most = planner(graph).offers
     few = planner(graph, sync_payload_limit=1000).offers
     assert len(few) < len(most)

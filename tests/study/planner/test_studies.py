@@ -56,17 +56,13 @@ def by_way(network):
     return {(way.weights, way.precision): way for way in ways(network)}
 
 
-def test_every_place_and_precision_is_priced(by_way):
+def test_every_place_and_precision_is_priced_and_a_cold_answer_waits_for_what_is_fetched(by_way):
     split, whole = by_way["split, zips", "fp32"], by_way["one function, fetched", "fp32"]
     assert len(by_way) == 8
     assert by_way["one function, zip", "fp32"].ms is None
     assert whole.ms < split.ms
     assert whole.usd < split.usd
     assert whole.predicted_loss == 0 < by_way["one function, zip", "fp16"].predicted_loss
-
-
-def test_a_cold_answer_waits_for_weights_that_are_fetched(by_way):
-    """And for fewer bytes in fp16, and for none that are in zips."""
     cold = {precision: by_way["one function, fetched", precision].cold_ms for precision in ("fp32", "fp16")}
     assert by_way["one function, zip", "fp16"].cold_ms < cold["fp16"] < cold["fp32"]
     assert by_way["one function, fetched", "fp32"].ms == by_way["one function, image", "fp32"].ms
@@ -100,9 +96,6 @@ def test_a_disturbed_stage_is_listed_but_does_not_count():
     assert result.errors == {"lenet": pytest.approx(0.15)}
     assert "15.0% of 2 stages; 1 disturbed" in results(result).text()
     assert "-50.0%" in results(result).text()
-
-
-def test_without_an_undisturbed_stage_there_is_no_answer():
     with pytest.raises(UnavailableError, match="quiet"):
         _ = Prediction((stage(11, 10, 0),), "a machine").mean_error
 
@@ -111,14 +104,11 @@ def measured(one, two, split):
     return Measured("lenet", 224, one, two, split, "1x2, 1", 0.25)
 
 
-def test_ratios_say_how_many_times_faster_the_split_is():
+def test_ratios_say_how_many_times_faster_the_split_is_and_tables_name_their_spread():
     result = measured(100.0, 60.0, 50.0)
     assert result.speedup == pytest.approx(2.0)
     assert result.against_large == pytest.approx(1.2)
     assert result.as_dict()["speedup"] == result.speedup
-
-
-def test_tables_name_the_measurements_and_their_spread():
     measurements = [measured(100.0, 60.0, 50.0), measured(10.0, 6.0, 20.0)]
     for text in (breakeven_here.results(measurements).text(), breakeven_here.results(measurements).markdown()):
         assert "2.00x" in text

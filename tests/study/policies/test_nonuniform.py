@@ -24,26 +24,20 @@ GPU = InstanceType("gpu", 3.6, 0.0, 30.0, 0.0, 200.0, ((1, 10.0), (4, 20.0), (16
 SLO_MS = 200.0
 
 
-def test_the_range_of_a_size_is_equation_1_with_a_tenth_on_the_time():
+def test_the_range_of_a_size_is_equation_1_and_of_one_that_nobody_set_what_its_type_sustains():
     four = size_of(GPU, 4, SLO_MS)
     assert (four.low, four.up) == pytest.approx((4 / (0.2 - 0.022), 4 / 0.022))
+    own = size_of(GPU, OWN, SLO_MS)
+    assert (own.low, own.up) == pytest.approx((0.0, GPU.sustained_qps(SLO_MS) / 1.1))
 
 
-def test_sizes_are_powers_of_two_and_measured_ones_that_two_batches_of_fit_into_the_slo():
+def test_sizes_are_those_of_use_that_two_batches_of_fit_into_the_slo():
     assert [size.batch for size in sizes_of(GPU, SLO_MS)] == [16, 8, 4, 2, 1]
     assert [size.batch for size in sizes_of(GPU, 100.0)] == [8, 4, 2, 1]
     assert [size.batch for size in sizes_of(GPU, 15.0)] == [1]
     assert sizes_of(GPU, 10.0) == ()
-
-
-def test_a_size_that_takes_no_more_than_a_smaller_one_is_left_out():
     linear = dataclasses.replace(GPU, batches=((1, 10.0), (2, 20.0), (4, 30.0)))
     assert [size.batch for size in sizes_of(linear, SLO_MS)] == [4, 1]
-
-
-def test_an_instance_that_nobody_has_set_takes_what_its_type_sustains_from_the_first_query_on():
-    own = size_of(GPU, OWN, SLO_MS)
-    assert (own.low, own.up) == pytest.approx((0.0, GPU.sustained_qps(SLO_MS) / 1.1))
 
 
 def test_windows_end_so_early_that_the_batch_half_of_its_time_and_a_tenth_of_the_slo_are_left():
@@ -67,15 +61,12 @@ def batches(rate, least=0.0):
     return [size.batch for size in mix(rate, SIZES, least)]
 
 
-def test_the_bulk_has_the_largest_batch_and_the_rest_the_largest_whose_range_holds_it():
+def test_the_bulk_has_the_largest_batch_the_rest_what_holds_it_and_lambda_what_is_cheaper_there():
     assert batches(2 * UP) == [16, 16]
     assert batches(2 * UP + 5.0) == [16, 16, 1]
     assert batches(2 * UP + 30.0) == [16, 16, 4]
     assert batches(30.0) == [4]
     assert batches(0.0) == []
-
-
-def test_what_is_cheaper_on_lambda_gets_no_instance():
     assert batches(UP + 29.0, least=30.0) == [16]
     assert batches(UP + 31.0, least=30.0) == [16, 4]
     assert batches(3 * UP, least=UP + 1.0) == []
@@ -183,9 +174,6 @@ def test_an_instance_that_would_be_late_passes_its_turn_on_and_lambda_has_what_n
     targets = [Place("a", 0, 8), Place("b", 0, 8)]
     assert dispatched(100.0, targets, 50, admits=lambda place: place == 1) == {"b": 50}
     assert dispatched(100.0, targets, 50, admits=lambda _place: False) == {"": 50}
-
-
-def test_without_instances_all_is_lambdas():
     assert dispatched(100.0, [], 10) == {"": 10}
     assert dispatched(0.0, [], 10) == {"": 10}
 
@@ -255,13 +243,10 @@ def test_what_a_steady_load_leaves_to_lambda_in_the_end_is_not_worth_an_instance
     assert rate - sum(ups[batch] for batch in policy.at(rate, 200)) < LEAST + 1e-3
 
 
-def test_instances_that_are_on_are_gone_on_with():
+def test_instances_that_are_on_are_gone_on_with_and_routers_know_the_dispatcher():
     policy = make_policy("nonuniform", PRICED)
     policy.resume((InstanceGroup("gpu", Market.ON_DEMAND, InstanceState.SERVING, 3, 8),))
     assert policy.observe(seen(1.0, 2.5 * UP)).total == 3
-
-
-def test_routers_know_that_it_dispatches_by_rates():
     assert callable(make_policy("nonuniform", PRICED).dispatcher)
     assert not hasattr(make_policy("break-even", PRICED), "dispatcher")
 

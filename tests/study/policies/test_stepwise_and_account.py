@@ -63,13 +63,10 @@ def test_the_last_minute_counts_and_nothing_before_it():
     assert "10.0 queries/s" in steady.observe(seen(10.0, QPS)).reason
 
 
-def test_a_late_observation_counts_for_its_whole_duration():
+def test_a_late_observation_counts_for_its_whole_duration_and_running_instances_stay():
     policy = StepwiseTargetTracking(scenario())
     assert policy.observe(seen(600.0, 0.75 * QPS)).total == 2
     assert policy.observe(seen(600.0, 0.0)).total == 1
-
-
-def test_a_policy_resumes_with_running_instances():
     policy = StepwiseTargetTracking(scenario())
     policy.resume(fleet(4))
     assert desired([(600, 2 * QPS)], policy) == [4] * 60
@@ -133,16 +130,13 @@ def test_a_policy_sees_no_interruptions_of_a_fleet_that_is_not_its_own():
     assert lost == [(), interrupted.interruptions]
 
 
-def test_types_and_markets_have_their_own_prices():
+def test_types_and_markets_have_their_own_prices_and_an_unknown_type_changes_nothing():
     kind = SCENARIO["instance"][0]
     world = parse_scenario({**SCENARIO, "instance": [kind, {**kind, "name": "b", "spot_usd_per_hour": 1.8}]})
     account = RateAccount(world)
     account.want(ProvisioningPlan((InstanceCount("gpu", Market.ON_DEMAND, 1), InstanceCount("b", Market.SPOT, 2)), "x"))
     account.pass_time(3600.0, 0.0)
     assert account.instances_usd == pytest.approx(3.6 + 2 * 1.8)
-
-
-def test_a_plan_of_an_unknown_type_changes_nothing():
     account = RateAccount(scenario())
     account.want(on_demand(scenario().instance, 1, "x"))
     with pytest.raises(KeyError):

@@ -146,14 +146,11 @@ def test_the_table_can_be_pasted_into_a_scenario_as_it_is():
     assert [kind.batch_ms(size) for size in (1, 8, 27)] == pytest.approx([6.0, 20.0, 59.583])
 
 
-def test_an_unknown_price_is_left_out():
+def test_an_unknown_price_is_left_out_and_remarks_show_the_profile_and_its_rates():
     text = TUNED.as_toml(Machine("here", None, 0.0, 180.0))
     assert "--usd-per-hour" in text
     with pytest.raises(InputError, match="lacks 'usd_per_hour'"):
         parse_scenario({"slo_ms": 60, "lambda": LAMBDA, **tomllib.loads(text)})
-
-
-def test_remarks_show_the_profile_and_its_rates():
     assert TUNED.table()[2].split() == ["8", "20.0", "400.0"]
     text = "\n".join(TUNED.remarks())
     assert "N_batch 27 images, W_batch 0.4 ms" in text

@@ -128,14 +128,11 @@ def test_seeds_of_a_load_are_one_row_from_the_least_to_the_largest():
 STAGE = Stage(0.05, 1, 0.3)
 
 
-def test_a_task_starts_at_once_while_a_slot_is_free_and_what_waits_goes_together():
+def test_tasks_start_at_once_while_a_slot_is_free_or_when_a_window_ends():
     passed, sizes, billed = simulate(STAGE, [0.0, 0.01, 0.02, 1.0], 16, 0.0)
     assert sizes == [1, 2, 1]
     assert passed == pytest.approx([0.05, 0.04 + 0.0525, 0.03 + 0.0525, 0.05])
     assert billed == pytest.approx(0.05 + 0.0525 + 0.05)
-
-
-def test_a_window_ends_when_the_batch_is_full_or_its_time_is_over():
     passed, sizes, _ = simulate(Stage(0.05, 10, 0.3), [0.0, 0.1, 0.5, 1.0], 2, 0.2)
     assert sizes == [2, 1, 1]
     assert passed == pytest.approx([0.1 + 0.0525, 0.0525, 0.25, 0.25])

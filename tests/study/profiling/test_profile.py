@@ -116,14 +116,11 @@ def test_profiles_are_measured_fitted_and_read_again(monkeypatch):
     assert "drawn" in progress[0]
 
 
-def test_a_meter_repeats_until_an_undisturbed_run_or_the_time_limit():
+def test_a_meter_repeats_until_an_undisturbed_run_or_the_time_limit(monkeypatch):
     meter = Meter()
     repeated = meter.repeat(lambda: 1.0, most_s=0.0)
     assert len(repeated.times) == profile._LEAST_ROUNDS
     assert repeated.best == 1.0
-
-
-def test_a_repetition_that_waited_for_a_processor_is_not_undisturbed(monkeypatch):
     monkeypatch.setattr(profile, "_DISTURBED", 100.0)
 
     def wait():

@@ -135,7 +135,7 @@ def test_what_is_not_used_does_not_add_up():
     assert growth.take(1e6 + 1.0)
 
 
-def test_known_hedging_is_what_drivers_arrive_at():
+def test_known_hedging_is_what_drivers_arrive_at_and_a_task_in_time_needs_no_timer():
     learnt, answered = LearntHedging(), 0
     known = KnownHedging([0.1, math.inf], lambda: answered)
     for _ in range(100):
@@ -147,17 +147,11 @@ def test_known_hedging_is_what_drivers_arrive_at():
     assert spent == [9, 9]  # a handful, and one in twenty
     answered += 100
     assert sum(known.spend() for _ in range(200)) == 5
-
-
-def test_a_task_that_will_be_in_time_needs_no_timer():
     known = KnownHedging([0.1], lambda: 0)
     known.ends_in_s = 0.15
     assert known.late_after(0) is None
     known.ends_in_s = 0.3
     assert known.late_after(0) == pytest.approx(0.2)
-
-
-def test_drivers_have_the_accounts_concurrency_unless_they_are_given_slots():
     assert DriverLimits().slots_of_each(1000) == 1000
     assert DriverLimits(slots=16).slots_of_each(1000) == 16
 
@@ -208,16 +202,13 @@ def simulated(rate, *batches, seconds=120):
     return router, run.over(steps, 0.0, Window("busiest", 0.0, float(seconds)))
 
 
-def test_queries_divide_by_the_rates_of_the_instances():
+def test_queries_divide_by_the_rates_of_the_instances_and_the_rest_runs_on_lambda_in_time():
     router, _ = simulated(180, 16, 2)
     expected = shares(180.0, [Place("a", 0, 16), Place("b", 0, 2)], SIZED)
     total = router.sent.total()
     assert router.sent[16] / total == pytest.approx(expected.of["a"], abs=0.02)
     assert router.sent[2] / total == pytest.approx(expected.of["b"], abs=0.02)
     assert router.sent[None] / total < 0.02
-
-
-def test_what_exceeds_the_upper_bounds_runs_on_lambda_and_the_rest_in_time():
     router, result = simulated(400, 8)
     expected = shares(400.0, [Place("a", 0, 8)], SIZED)
     assert router.sent[None] / router.sent.total() == pytest.approx(expected.rest, abs=0.03)
@@ -231,8 +222,5 @@ def test_an_instance_waits_for_full_batches_as_long_as_its_window():
     assert alone.latencies_s.max() * 1000 <= SIZED.slo_ms
     _, busy = simulated(120, 8)
     assert busy.on_instances / busy.batches > 7
-
-
-def test_instances_without_a_batch_size_start_at_once():
     _, alone = simulated(2, 0)
     assert alone.latencies_s.max() < 3 * GPU.batch_ms(1) / 1000

@@ -140,13 +140,10 @@ def test_a_new_t2_sustains_its_full_speed_for_the_papers_half_hour_and_not_for_a
     assert CreditBalance(CREDITS, 0.0).compute(0.0, 3600.0) == pytest.approx(2250 + 1350 / 0.2)
 
 
-def test_a_busy_instance_fills_its_batches():
+def test_a_busy_instance_fills_its_batches_and_what_it_cannot_serve_in_time_runs_on_lambda():
     result = ran(trace([60], [100]), scenario(), Scripted([1]), launched=[-1000.0])
     assert result.on_instances / result.batches > 3
     assert (result.latencies_s > 0.3).sum() <= result.cold_starts  # of the few that spilled over
-
-
-def test_queries_that_instances_cannot_serve_in_time_run_on_lambda():
     result = ran(trace([60], [300]), scenario(), Scripted([1]), launched=[-1000.0])
     assert 0 < result.on_instances < result.queries == len(result.latencies_s)
     on_lambda = result.queries - result.on_instances
@@ -176,15 +173,12 @@ def test_the_first_queries_are_cold_and_environments_stay_warm_for_their_time():
     assert always.idle_gb_s == 0 < result.idle_gb_s < 100 * result.cold_starts
 
 
-def test_provisioned_environments_stay_without_queries_and_no_others_do():
+def test_provisioned_environments_stay_without_queries_and_others_only_for_their_time():
     times = np.array([0.5, 700.5, 1400.5, 1400.51])  # further apart than environments are kept
     for provisioned, cold in ((0, 4), (1, 1), (2, 0)):
         limits = DriverLimits(provisioned=provisioned)
         run = QueriesRun(scenario(), Router(scenario(), Scripted([0])), FIXED, [], 0, limits=limits)
         assert run.through(times, 0.0, Window("whole", 0.0, 1500.0)).cold_starts == cold
-
-
-def test_queries_at_given_times_count_from_the_windows_beginning_on_and_find_what_came_before_warm():
     times = np.array([1.0, 101.0, 102.0, 103.0])
     run = QueriesRun(scenario(), Router(scenario(), Scripted([0])), FIXED, [], 0)
     result = run.through(times, 0.0, Window("part", 100.0, 200.0))

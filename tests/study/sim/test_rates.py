@@ -29,22 +29,19 @@ def of(rows):
     return trace(*zip(*rows, strict=True))
 
 
-def test_steps_are_at_most_a_period_and_never_straddle_rows():
+def test_steps_are_at_most_a_period_never_straddle_rows_and_are_seen_once():
     steps = steps_of(trace([12, 3], [1, 2]), 5)
     assert steps.durations_s.tolist() == [5, 5, 2, 3]
     assert steps.rates.tolist() == [1, 1, 1, 2]
+    policy = Scripted([0])
+    run_rates(trace([12, 3], [1, 2]), scenario(), policy)
+    assert policy.seen == [(5, 1), (5, 1), (2, 1), (3, 2)]
 
 
 @pytest.mark.parametrize("period", [0, -1, math.nan, math.inf, 1e-9])
 def test_an_impossible_period_is_refused(period):
     with pytest.raises(UsageError, match="--period-s"):
         steps_of(trace([1000], [1]), period)
-
-
-def test_the_policy_sees_each_step_once():
-    policy = Scripted([0])
-    run_rates(trace([12, 3], [1, 2]), scenario(), policy)
-    assert policy.seen == [(5, 1), (5, 1), (2, 1), (3, 2)]
 
 
 def test_instance_is_billed_from_launch_to_stop():

@@ -114,7 +114,7 @@ def test_without_latencies_dollars_decide_and_the_reason_says_so():
     )
 
 
-def test_instances_do_not_multiply_what_starts_none():
+def test_candidates_are_types_that_make_a_difference():
     two = replace(scenario().instance, name="large")
     world = replace(scenario(), instances=(scenario().instance, two))
     found = [one for one, _, _ in comparison(scenario=world).candidates()]
@@ -125,22 +125,13 @@ def test_instances_do_not_multiply_what_starts_none():
     ]
     chosen = comparison(scenario=world, options=RunOptions(kind="large")).candidates()
     assert [one.instance for one, _, _ in chosen] == ["large", None]
-
-
-def test_types_without_a_spot_price_are_left_out_with_spot():
     two = replace(scenario().instance, name="large", spot_usd_per_hour=0.0)
     world = replace(scenario(), instances=(scenario().instance, two))
     found = comparison(scenario=world, options=RunOptions(spot=True), policies=["ski-rental"]).candidates()
     assert [one.instance for one, _, _ in found] == ["gpu"]
-
-
-def test_burstable_types_are_not_compared():
     two = replace(scenario().instance, name="t2", credits=CREDITS)
     world = replace(scenario(), instances=(scenario().instance, two))
     assert {one.instance for one, _, _ in comparison(scenario=world).candidates()} == {"gpu", None}
-
-
-def test_too_many_runs_are_refused():
     with pytest.raises(UsageError, match="more than 10,000 runs"):
         comparison(seeds=6000).candidates()
 

@@ -79,12 +79,9 @@ def test_of_minutes_that_are_alike_the_first_are_replayed():
     assert busiest(trace([10, 5, 10, 5, 10], [1, 7, 1, 7, 1]), 5.0).begin_s == 10.0
 
 
-def test_a_load_that_the_machine_serves_is_not_thinned():
+def test_a_load_is_thinned_until_its_busiest_seconds_take_half_of_what_the_machine_serves():
     load = trace([60, 10, 60], [1, 5, 1])
     assert thinning(load, Window("whole", 0.0, load.seconds), qps=5 / LOADED) == 1.0
-
-
-def test_a_load_is_thinned_until_its_busiest_seconds_take_half_of_what_the_machine_serves():
     load = trace([60, 10, 60], [1, 40, 1])
     window = Window("whole", 0.0, load.seconds)
     thinned = thinning(load, window, qps=20.0)
@@ -140,15 +137,12 @@ def test_an_instances_images_took_what_lies_between_their_answers_where_they_wai
     assert own_images_s([answer(0, 5.0)]) == ()
 
 
-def test_queries_apart_from_each_other_are_warm_but_the_first():
+def test_queries_apart_from_each_other_are_warm_but_the_first_and_those_after_too_long():
     one = simulated(range(0, 100, 10), 100.0)
     assert (one.unanswered, one.cold_share, one.launches) == (0.0, 0.1, 0.0)
     assert one.p50_ms == pytest.approx(100)
     assert one.p99_ms == pytest.approx(100 + 0.91 * 900)
     assert one.usd == pytest.approx(9 * invocation(1, 0.1).usd + invocation(1, 1.0, cold=True).usd)
-
-
-def test_an_environment_that_was_idle_for_too_long_is_gone():
     assert simulated([0, 290, 600], 700.0).cold_share == pytest.approx(2 / 3)
 
 
@@ -197,12 +191,9 @@ def test_the_scenario_has_this_machines_times_and_a_price_that_is_thinned_with_t
     assert scenario_here(world, here, None, load, TARGET).instance == world.instance
 
 
-def test_answers_that_come_too_late_count_as_none():
+def test_answers_too_late_count_as_none_and_a_simulation_is_off_by_a_share_of_what_was_measured():
     one = outcome(4, np.array([0.1, 0.2, 30.0]), PATIENCE_S, cold=1, usd=0.5, on_instances=2, launches=1)
     assert one == ReplayOutcome(0.5, pytest.approx(150), pytest.approx(199), 0.25, 0.5, 0.5, 1)
-
-
-def test_a_simulation_is_off_by_a_share_of_what_was_measured():
     expected, measured = (ReplayOutcome(0.0, *row) for row in ((90.0, 220.0, 0.0, 1.0), (100.0, 200.0, 0.0, 0.0)))
     assert off(expected, measured) == {"p50_ms": pytest.approx(-0.1), "p99_ms": pytest.approx(0.1), "usd": None}
     unanswered = ReplayOutcome(1.0, None, None, 0.0, 1.0)

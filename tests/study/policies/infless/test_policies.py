@@ -185,16 +185,13 @@ def test_infless_has_several_batch_sizes_for_one_function_and_batch_has_one():
     assert len({one.option.configuration for one in made(Batch).step(0, (100, 0)).launched}) == 1
 
 
-def test_batch_keeps_its_instances_for_300_seconds():
+def test_batch_keeps_its_instances_for_300_seconds_and_buffers_until_full():
     policy = made(Batch)
     count = len(policy.step(0, (100, 0)).launched)
     assert count > 1
     policy.step(10, (1, 0))
     assert policy.step(309, (1, 0)).stopped == ()
     assert len(policy.step(310, (1, 0)).stopped) == count - 1
-
-
-def test_batch_buffers_until_full_and_takes_smaller_batches_of_few_requests():
     policy = made(Batch)
     option = policy.step(0, (100, 0)).launched[0].option
     front = policy.front(0)

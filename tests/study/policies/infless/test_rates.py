@@ -33,12 +33,9 @@ def test_the_example_of_section_3_2():
     assert (exact.low, exact.up) == (pytest.approx(4 / 0.15), pytest.approx(80.0))
 
 
-def test_the_floor_leaves_nothing_to_batches_of_more_than_a_second_which_the_exact_rate_does_not():
+def test_printed_rates_are_rounded_where_exact_ones_are_not():
     assert whole_batches(1.2, 4.0, 8).up == 0
     assert exact_range(1.2, 4.0, 8).up == pytest.approx(8 / 1.2)
-
-
-def test_rounding_can_put_the_lower_bound_above_the_upper_one():
     printed = whole_batches(0.070, 0.145, 4)  # 14 batches a second against 14 of 13.3
     assert printed.low >= printed.up
     exact = exact_range(0.070, 0.145, 4)
@@ -96,14 +93,8 @@ def test_the_three_cases():
     assert threshold(28, 100) == pytest.approx(0.8 * 28 + 0.2 * 100)  # 42.4
     assert dispatch(43, two).case is Case.STEADY
     assert dispatch(42, two).case is Case.AMPLE
-
-
-def test_equation_7_would_release_in_the_upper_half_of_the_range():
     low, up = 28.0, 100.0
     assert threshold(low, up) < (low + up) / 2 < 0.8 * up + 0.2 * low
-
-
-def test_no_instance_is_short_of_all_that_comes():
     assert dispatch(5, []).residual == 5
     assert dispatch(0, []).case is Case.STEADY
 
@@ -138,14 +129,11 @@ A = Operator("a", Times(1.0, 2.0, 8.0))
 B = Operator("b", Times(5.0), Times(1.0, 0.0, 0.0, 3.0))
 
 
-def test_an_operator_divides_among_cores_and_shares():
+def test_operators_divide_among_cores_and_shares_chains_add_up_and_branches_take_the_slowest():
     assert A.ms(Configuration(4, 2, 0)) == 1 + 4 * (2 + 8 / 2)
     assert B.ms(Configuration(4, 2, 0)) == 5
     assert B.ms(Configuration(4, 2, 50)) == 1 + 4 * 3 * 2
     assert A.ms(Configuration(4, 2, 50)) == A.ms(Configuration(4, 2, 0))  # it has no times beside a GPU
-
-
-def test_a_chain_adds_up_and_branches_take_the_slowest():
     one = Configuration(1, 1, 0)
     a, b = A.ms(one), B.ms(one)
     assert Chain([A, B, A]).ms(one) == 2 * a + b
@@ -176,14 +164,11 @@ def test_an_over_estimate_leaves_fewer_options(network, slo_s):
     assert {one.configuration for one in over.options} <= {one.configuration for one in found.options}
 
 
-def test_batches_can_be_bounded_by_cores():
+def test_batches_can_be_bounded_by_cores_and_the_printed_rates_taken():
     sizes = Sizes(SIZES.batches, SIZES.cores, SIZES.shares, BETA, 1.0)
     made = function_of("bounded", RESNET, 1.0, sizes).options
     assert made
     assert all(one.configuration.batch <= one.configuration.cores for one in made)
-
-
-def test_the_printed_rates_can_be_taken():
     printed = {one.configuration: one for one in function(rounded=True).options}
     exact = {one.configuration: one for one in function().options}
     assert any(printed[each].up < exact[each].up for each in printed if each.batch > 1)
@@ -208,14 +193,11 @@ def test_a_written_profile_predicts_what_the_cost_model_predicts(network, batch,
     assert predicted == pytest.approx(expected, rel=1e-5)
 
 
-def test_operators_of_a_kind_are_one_and_have_no_gpu_figures():
+def test_operators_of_a_kind_are_one_without_gpu_figures_and_weights_are_read_once_a_batch():
     convolution, pool = Work(Kind.CONVOLUTION, macs=1000, read=10, written=10), Work(Kind.POOL, read=10, written=10)
     made = read_back("three", [convolution, pool, convolution])
     assert [one.name for one in made.operators] == ["run", "convolution", "pool"]
     assert all(one.gpu is None for one in made.operators)
-
-
-def test_reading_weights_is_paid_once_a_batch_and_divides_by_cores():
     dense = Work(Kind.FULLY_CONNECTED, macs=1 << 24, read=4096, written=4096, weights=1 << 24, channels_in=4096)
     [_, operator] = read_back("dense", [dense]).operators
     assert operator.cpu.batch_core_ms > 10 * operator.cpu.core_ms
@@ -233,16 +215,10 @@ def parsed(text=TOML):
     return parse_cluster(tomllib.loads(text))
 
 
-def test_beta_is_a_core_in_percent_of_a_gpu_by_flops():
+def test_a_scenario_has_beta_by_flops_graphs_of_branches_and_an_example():
     assert parsed().cluster.sizes.beta == pytest.approx(64 / 142)
-
-
-def test_a_graph_combines_operators_by_branches():
     network = parsed().profiles[1].network
     assert network.ms(Configuration(2, 1, 0)) == pytest.approx(1.2 + max(1.5, 2 * 0.6))
-
-
-def test_the_example_is_a_clusters_scenario_known_by_name():
     world = read_cluster(Path("cluster"))
     assert world.warnings() == []
     assert len(world.functions) == 3

@@ -161,44 +161,31 @@ def drawn_ratios(shares, *, batch_first, draws=400):
     return sorted(ratios)
 
 
-def test_by_efficiency_alone_resources_are_within_a_fifth_of_the_least_possible():
+def test_resources_are_near_the_least_possible_by_efficiency_and_far_where_the_largest_batch_comes_first():
     ratios = drawn_ratios((0, 50), batch_first=False)
     assert len(ratios) > 200
     assert ratios[len(ratios) // 2] == pytest.approx(1.0)
     assert ratios[-1] <= 1.25  # found: 1.20
-
-
-def test_the_largest_batch_first_takes_up_to_twice_the_least_possible_on_cores():
     ratios = drawn_ratios((0,), batch_first=True)
     assert ratios[len(ratios) // 2] == pytest.approx(1.0)
     assert ratios[-1] <= 2.01  # found: 2.00
-
-
-def test_the_largest_batch_first_takes_half_a_gpu_where_a_core_would_do():
-    """Found in random clusters: up to 56 times the least resources, where only the larger batch needs a GPU."""
     ratios = drawn_ratios((0, 50), batch_first=True)
     assert ratios[len(ratios) // 2] == pytest.approx(1.0)
     assert ratios[-1] > 10
 
 
-def test_a_full_fit_is_finite_and_preferred():
+def test_a_full_fit_is_preferred_and_without_scheduling_the_configuration_with_the_most_requests():
     known = function(sizes=Sizes((1,), (2,), (50,), BETA))
     cluster = servers(2, 4, 1)
     small = schedule(known, 1.0, cluster).launches[0].placement
     after = schedule(known, 1.0, cluster).launches[0].placement
     assert (small.server, after.server) == (0, 0)  # best fit: the rest of the first server
-
-
-def test_without_resource_scheduling_the_configuration_with_the_most_requests_is_taken():
     known = function()
     largest = max(one.configuration.batch for one in known.options)
     most = max(one.up for one in known.options if one.configuration.batch == largest)
     found = schedule(known, 1000.0, servers(2), Throughput())
     assert found.launches[0].option.up == most
     assert {one.placement.server for one in found.launches[:2]} == {0, 1}
-
-
-def test_spreading_takes_the_emptiest_server_and_packing_the_fullest():
     option = fixed_option(SMALL, Configuration(1, 1, 10), SIZES)
     for place, expected in ((spread, [0, 1, 2]), (pack, [0, 0, 0])):
         cluster = servers(3)

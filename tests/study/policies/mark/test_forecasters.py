@@ -34,9 +34,12 @@ def taught(forecaster, peaks):
     return forecaster
 
 
-def test_a_constant_load_is_forecast_exactly():
+def test_a_constant_load_is_forecast_exactly_and_no_rate_is_negative():
     assert taught(SeasonalSmoothing(), [7.0] * 100).forecast(60) == pytest.approx(7.0)
     assert SeasonalSmoothing().forecast(3).tolist() == [0.0] * 3
+    falling = taught(SeasonalSmoothing(), np.repeat([100.0, 10.0], DAY // 2))
+    assert taught(falling, [0.0] * 700).forecast(60).min() >= 0.0
+    assert checked([-1.0, 2], 2).tolist() == [0.0, 2.0]
 
 
 def test_a_day_that_repeats_is_forecast_by_hours_from_its_second_time_on():
@@ -62,27 +65,16 @@ def test_a_higher_level_is_followed_within_minutes():
     assert taught(SeasonalSmoothing(), [*range(200)]).forecast(1)[0] == pytest.approx(199, abs=1)
 
 
-def test_no_rate_is_negative():
-    falling = taught(SeasonalSmoothing(), np.repeat([100.0, 10.0], DAY // 2))
-    assert taught(falling, [0.0] * 700).forecast(60).min() >= 0.0
-
-
-def test_a_unit_has_the_highest_mean_of_its_samples():
+def test_a_unit_has_the_highest_mean_of_its_own_samples():
     sampler = PeakSampler(60.0, 5.0)
     rates = [0.0] * 60
     rates[7] = 50.0  # a second of five
     assert [sampler.add(1.0, rate) for rate in rates][:-1] == [[]] * 59
     assert sampler.add(59.0, 3.0) == []
     assert sampler.add(1.0, 9.0) == [9.0]  # the last sample is short
-
-
-def test_peaks_are_those_of_their_own_unit():
     sampler = PeakSampler(60.0, 5.0)
     assert [sampler.add(1.0, 50.0 if second == 7 else 0.0) for second in range(60)][-1] == [10.0]
     assert [sampler.add(10.0, rate) for rate in (1.0, 2.0, 9.0, 4.0, 5.0, 3.0)][-1] == [9.0]
-
-
-def test_a_late_observation_is_as_many_units_as_it_lasts():
     sampler = PeakSampler(60.0, 5.0)
     assert sampler.add(600.0, 4.0) == [4.0] * 10
     assert len(sampler.add(1e12, 4.0)) == 2 * DAY
@@ -121,10 +113,6 @@ def test_what_is_no_forecaster_is_refused(name):
 def test_a_forecast_that_is_no_array_of_rates_is_refused(forecast):
     with pytest.raises(InputError, match="forecast"):
         checked(forecast, 2)
-
-
-def test_a_forecast_below_nothing_is_nothing():
-    assert checked([-1.0, 2], 2).tolist() == [0.0, 2.0]
 
 
 SMALL = LstmOptions(window=20, horizon=10, hidden=8, epochs=6, batch=64, rate=0.02)
@@ -312,21 +300,18 @@ def test_settings_are_named_by_the_letters_of_the_paper():
     assert {field.name for field in fields(MarkOptions)} - {field.name for field in written} == {"all_types", "spot"}
 
 
-def test_what_is_not_given_stays_as_it_is_by_default():
+def test_what_is_not_given_stays_as_it_is_by_default_and_the_name_has_the_settings():
     assert options_of("mark:") == options_of("mark") == Mark.options
     spot = options_of("mark-spot:m=100")
     assert (spot.spot, spot.all_types, spot.monitor_queries, spot.slo_met) == (True, True, 100, 0.98)
     assert isinstance(make_policy("mark-spot:m=100", scenario()).guarded, MarkSpot)
+    assert make_policy("mark:m=100", scenario()).name == "mark:m=100"
 
 
 @given(m=st.integers(1, 10_000_000), met=st.floats(0, 1), units=st.integers(1, 512))
 def test_numbers_are_read_as_they_are_written(m, met, units):
     found = options_of(f"mark:m={m},sl_min={met!r},p_w={units}")
     assert (found.monitor_queries, found.slo_met, found.window) == (m, met, units)
-
-
-def test_the_name_has_the_settings():
-    assert make_policy("mark:m=100", scenario()).name == "mark:m=100"
 
 
 @pytest.mark.parametrize(

@@ -63,12 +63,9 @@ def test_instances_are_launched_for_the_load_that_comes_when_they_serve(monkeypa
     assert totals(tau, [(60, 0.0)])[-1] == 3
 
 
-def test_a_decision_is_made_each_minute():
+def test_a_decision_is_made_each_minute_and_an_instance_kept_for_the_cool_down():
     assert totals(mark(), [(60, 0.0), (30, 5 * QPS)], serving=9)[-1] == 0
     assert totals(mark(), [(120, 3 * QPS)], serving=3)[5:] == [3] * 7
-
-
-def test_an_instance_is_kept_for_the_cool_down():
     policy = mark(cooldown_s=300.0)
     assert totals(policy, [(600, 3 * QPS)], serving=3)[-1] == 3
     on = totals(policy, [(1800, 0.0)], serving=3)
@@ -87,24 +84,18 @@ def test_backups_are_launched_where_less_than_98_percent_of_the_last_queries_wer
     assert "backups, as queries are late" in late(0.021).reason
 
 
-def test_the_monitor_waits_for_enough_queries_and_launches_once_a_minute():
+def test_the_monitor_judges_the_last_queries_and_launches_once_a_minute_and_once_for_each():
     policy = mark(monitor_queries=100, backups=1)
     window = LatencyWindow(answered=50, late=50, p99_ms=900.0)
     seen_late = Observation(0.0, 5.0, 10.0, fleet(1), latency=window)
     assert ["backups" in policy.observe(seen_late).reason for _ in range(26)] == [
         number in {1, 13, 25} for number in range(26)
     ]
-
-
-def test_the_monitor_judges_the_last_queries_wherever_they_begin():
     policy = mark(monitor_queries=100)
     late = [0, 2, 2, 0]  # of 60 each: at most 2 of any 100 that one of these begins, but 4 of 120
     windows = [LatencyWindow(answered=60, late=count, p99_ms=900.0) for count in late]
     plans = [policy.observe(Observation(0.0, 20.0, 3.0, fleet(1), latency=window)) for window in windows]
     assert ["backups" in plan.reason for plan in plans] == [False, False, True, False]
-
-
-def test_the_same_late_queries_launch_backups_once():
     policy = mark(monitor_queries=1000)
     rows = [LatencyWindow(1000, 1000, 900.0), *[LatencyWindow(9, 0, 10.0)] * 12]
     plans = [policy.observe(Observation(0.0, 10.0, 10.0, fleet(1), latency=row)) for row in rows]
@@ -190,14 +181,11 @@ def test_stand_ins_and_replacements_are_launched_at_the_notice_and_serve_until_s
     assert observe(20) == ({"gpu": 20}, 0)
 
 
-def test_instances_that_are_lost_without_notice_have_stand_ins_too():
+def test_instances_lost_without_notice_have_stand_ins_too_and_a_second_notice_adds_to_the_first():
     observe = spot_decisions(MarkSpot(burstable()))
     for _ in range(12):
         observe(20)
     assert observe(4, lost=16) == ({"gpu": 20, "t2": 40}, 16)  # 155 queries/s beyond: 9.3 on average
-
-
-def test_a_second_notice_adds_to_the_first():
     observe = spot_decisions(MarkSpot(burstable()))
     for _ in range(12):
         observe(20)

@@ -26,7 +26,7 @@ def test_the_cheapest_type_for_the_load_and_its_duration_is_taken():
     assert fill(np.full(2, 50.0), [A_SMALL, Candidate(LARGE, 50.0, 4.0, 200.0)], {}) == {SMALL: 5}
 
 
-def test_running_instances_have_no_launch_overhead_and_are_taken_once():
+def test_running_instances_have_no_launch_overhead_are_taken_once_and_only_where_needed():
     worse = Candidate(SMALL, 10.0, 1.2, 4.0)
     other = Candidate(LARGE, 10.0, 1.0, 60.0)
     # running: 72 / 600; launched again: (60 + 60) / 600 or (4 + 72) / 600
@@ -34,9 +34,6 @@ def test_running_instances_have_no_launch_overhead_and_are_taken_once():
     # what is cheaper in the long run replaces a running one that costs more than the other with its launch
     assert fill(np.full(60, 20.0), [Candidate(SMALL, 10.0, 3.0, 4.0), other], {SMALL: 2}) == {LARGE: 2}
     assert fill(np.full(60, 20.0), [Candidate(SMALL, 10.0, 1.9, 4.0), other], {SMALL: 2}) == {SMALL: 2}
-
-
-def test_running_instances_that_the_forecast_does_not_need_are_not_planned():
     assert fill(np.full(60, 5.0), [A_SMALL], {SMALL: 7}) == {SMALL: 1}
     assert fill(np.zeros(60), [A_SMALL], {SMALL: 7}) == {}
 

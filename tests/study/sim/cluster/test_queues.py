@@ -22,15 +22,12 @@ def trace(*rates, row_s=10.0):
     return Trace("rows", np.full(len(rates), row_s), np.array(rates, dtype=float))
 
 
-def test_counts_are_those_of_the_load():
+def test_counts_are_those_of_the_load_and_ticks_cover_the_longest():
     counts = tick_counts(trace(2.0, 0.0, 5.0), 5.0, 6, rng())
     assert counts.tolist() == [10, 10, 0, 0, 25, 25]
     broken = tick_counts(trace(*[0.05] * 2000), 10.0, 2000, rng())
     assert set(broken.tolist()) == {0, 1}
     assert broken.sum() == pytest.approx(1000, abs=100)
-
-
-def test_ticks_cover_the_longest_load():
     assert ticks_of([trace(1.0), trace(1.0, 1.0)], 6.0) == 4
     with pytest.raises(UsageError, match="more than 0"):
         ticks_of([trace(1.0)], 0.0)
@@ -75,24 +72,15 @@ def served(arrivals, one, timeout_s=0.15):
     return counters
 
 
-def test_a_batch_starts_when_it_is_full():
+def test_batches_start_full_or_in_time_and_requests_are_dropped_or_late_beside_a_busy_or_cold_instance():
     counters = served([0.0, 0.01, 0.02, 0.03], one := server())
     assert counters.batches == {4: 4}
     assert one.free_s == pytest.approx(0.08)
     assert counters.wait_s == pytest.approx(0.03 + 0.02 + 0.01)
-
-
-def test_a_batch_that_is_not_full_starts_in_time_for_its_first_request():
     counters = served([0.0, 0.1], one := server())
     assert (one.free_s, counters.met, counters.late) == (pytest.approx(0.2), 2, 0)
-
-
-def test_requests_are_dropped_while_a_full_batch_waits_for_the_one_before():
     counters = served([0.0] * 4 + [0.01] * 6, server(seconds=0.1))
     assert (counters.met, counters.dropped) == (4 + 4, 2)  # figure 6a
-
-
-def test_a_cold_start_makes_the_first_batch_late():
     counters = served([0.0], server(free_s=2.0))
     assert (counters.met, counters.late) == (0, 1)
 

@@ -81,14 +81,11 @@ def test_by_rates_and_one_by_one_agree_on_resources():
     assert rates.wait_ms is None
 
 
-def test_a_long_load_is_looked_at_in_windows():
+def test_a_long_load_is_looked_at_in_windows_of_few_enough_requests():
     one, run = outcome(world(), "batch", detail=Detail(40_000, 60.0))
     assert {each.name for each in one.windows} == {"busiest", "median"}
     assert run.load.detailed.sum() == 2 * 12
     assert 0 < one.detailed_requests <= 40_000 < one.requests
-
-
-def test_windows_are_halved_until_their_requests_are_few_enough():
     load = load_of(world(), detail=Detail(10_000, 60.0))
     assert load.windows[0].end_s - load.windows[0].begin_s == 15.0
     assert load.looked_at <= 10_000
@@ -130,13 +127,10 @@ def test_json_has_a_line_for_each_policy(scenario):
     assert rows[0]["requests"] == rows[1]["requests"]
 
 
-def test_infless_is_the_default_and_a_table_is_printed(scenario):
+def test_infless_is_the_default_and_a_table_is_printed_or_a_picture_drawn(scenario, tmp_path):
     text = called("--scenario", scenario, "--level", "rates")
     assert "infless" in text
     assert "requests per unit and second" in text
-
-
-def test_a_picture_is_drawn(scenario, tmp_path):
     called("--scenario", scenario, "--level", "rates", "--policy", "batch", "--plot", tmp_path / "out.svg")
     text = (tmp_path / "out.svg").read_text()
     assert "<svg" in text

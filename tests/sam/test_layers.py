@@ -373,12 +373,12 @@ def test_a_python_that_does_not_run_is_not_taken(tmp_path, monkeypatch):
 
 
 @pytest.mark.deploy
-@pytest.mark.parametrize("kind", [worker_layer, pytest.param(driver_layer, marks=pytest.mark.weekly)])
+@pytest.mark.parametrize("kind", ["worker_layer", pytest.param("driver_layer", marks=pytest.mark.weekly)])
 def test_layers_do_not_depend_on_process_and_directory(kind, cache, tmp_path):
     code = (
         "import sys; from pathlib import Path; from serfer.sam.build import layers;"
         "from tests.sam.conftest import OPTIONS;"
-        f"print(layers.{kind.__name__}(Path(sys.argv[1]) / 'layer', OPTIONS, Path(sys.argv[1]) / 'cache'))"
+        f"print(layers.{kind}(Path(sys.argv[1]) / 'layer', OPTIONS, Path(sys.argv[1]) / 'cache'))"
     )
     digests = set()
     for seed in ("1", "2"):

@@ -177,7 +177,6 @@ class VariantAnswering:
             raise error from None
 
     def _choose_of(self, served: ServedApplication, query: ApplicationQuery, sides: Sequence[Side]) -> Choice:
-        """Select a variant of the first side that has what a query names; raises as `choose`."""
         table, objectives = served.table, query.objectives
         side = next((side for side in sides if side.has(objectives)), sides[0])
         selection = self._selector.get_variant(objectives, side.catalogue, served.states, draw_of(query.query))
@@ -198,7 +197,6 @@ class VariantAnswering:
         return Choice(served.name, variant, model, selection, table.release.number, canary=side is table.canary)
 
     async def _run_on(self, choice: Choice, run: Run[T]) -> T:
-        """Open a variant and run a query on it; raises _UnopenedError, and what `run` raises."""
         with self._pipelines.running(choice.model):
             async with run.opening():
                 try:
@@ -235,7 +233,6 @@ class VariantAnswering:
             meter.end()
 
     def _exclude(self, choice: Choice, query: ApplicationQuery, unopened: _UnopenedError) -> None:
-        """Leave a variant out that cannot be opened; raises VariantUnavailableError where no other may answer."""
         name, why = choice.variant.name, "cannot be opened here, and the service's log says why"
         if query.objectives.variant is not None:
             raise VariantUnavailableError(f"variant {name} {why}") from unopened
@@ -253,7 +250,6 @@ class VariantAnswering:
         served.look(served.others, self._instances.signals)
 
     def _begin_copy(self, query: ApplicationQuery, answer: T, run: Run[T]) -> None:
-        """Have a shadow answer a copy of a query that was answered, if it is one of its share and few are copied."""
         served = self._releases.served[query.application]
         trial = served.table.trial
         is_copied = trial and trial.shadow and draw_of(_CANARY_DRAW + query.query) < trial.share

@@ -110,7 +110,6 @@ class Applications(Loop):
                     await self._add(name, self._join)
 
     async def _add(self, name: str, join: Callable[[str], Exchange]) -> None:
-        """Serve one more application; what cannot be served yet is tried again with the next list."""
         record = await asyncio.to_thread(self.releases.registry.application, name)
         if record is None or record.live_release is None:
             return
@@ -130,7 +129,6 @@ class Applications(Loop):
             self.fleet.start()
 
     async def close(self) -> None:
-        """Stop looking, and wait for what is being opened, closed or copied; the last driver stops its instances."""
         if self.fleet is not None:
             await self.fleet.close()
         await self._stop()
@@ -143,7 +141,6 @@ class Applications(Loop):
         self.releases.close()
 
     async def tick(self) -> None:
-        """Look at all that is known of applications: states are at most the paper's 2 s old (INFaaS, section 5)."""
         await self.look_at_all()
         if self._clock() - self._listed >= _LIST_EVERY_S:
             await self.find_new()
@@ -179,7 +176,6 @@ class Applications(Loop):
                 served.meter(variant).warm_up()
 
     async def look(self, served: ServedApplication) -> None:
-        """Look at the registry and at the other drivers once; what cannot be reached is logged, and changes nothing."""
         await self.releases.read(served)
         if served.deleted:
             return
@@ -204,7 +200,6 @@ class Applications(Loop):
             served.warming.discard(name)
 
     async def _warm(self, served: ServedApplication, name: str) -> bool:
-        """Open a variant and warm it up; returns whether it can be used, and leaves it out for a while if not."""
         variant, model = served.table.live.variants[name], served_name(served.name, name)
         try:
             if await self.pipelines.warm(model, variant, FUNCTIONS):

@@ -88,12 +88,10 @@ class VariantInstances:
         self._looked = float("-inf")
 
     def seen(self, url: str) -> SeenInstance | None:
-        """Return what an instance said last; None where that was too long ago."""
         seen = self._seen.get(url)
         return seen if seen is not None and self._clock() - seen.at < _DOWN_S else None
 
     async def look(self) -> None:
-        """Read the states of all instances, unless that was done lately; one that does not answer keeps its last."""
         if not self.urls or self._clock() - self._looked < PERIOD_S:
             return
         self._looked, urls = self._clock(), self.urls
@@ -104,7 +102,6 @@ class VariantInstances:
         }
 
     def down(self, url: str) -> None:
-        """Use an instance no more until it answers a look again."""
         self._seen.pop(url, None)
         self.look_soon()
 

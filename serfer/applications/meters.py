@@ -59,12 +59,10 @@ class VariantMeter:
         self._most: tuple[int, float] = (0, 0.0)  # the most queries at once that were answered, and when last
 
     def begin(self) -> bool:
-        """Count a query that begins; returns whether no other one runs."""
         self.in_flight += 1
         return self.in_flight == 1
 
     def answer(self, ms: float, *, cold: bool, alone: bool) -> None:
-        """Count a query that was answered; to be called before `end`."""
         now = self._clock()
         self._ended.append(_Completion(now, ms, cold))
         if alone and not cold and self.in_flight == 1:

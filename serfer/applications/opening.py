@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,8 @@ from serfer.applications.applications import MAX_APPLICATIONS, Applications
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import AT, VariantPipelines, served_name
-from serfer.applications.scaling.opening import open_fleet
+from serfer.applications.scaling.controller import InstanceProbes, VariantFleet, VariantPools
+from serfer.applications.scaling.copies import VariantCopies
 from serfer.applications.scaling.spec import InstancePool
 from serfer.applications.served import FunctionsPlace
 from serfer.control.selection import DEFAULT, make_selector
@@ -25,6 +28,11 @@ from serfer.core.plan import Plan
 from serfer.core.variants import Place, Variant
 from serfer.drivers.target import Target
 from serfer.fleet.log_events import log_event
+from serfer.fleet.open_pool import local_instance, store_id
+from serfer.fleet.provisioner_url import LOCAL, admits, open_provisioner
+from serfer.fleet.provisioners.provisioner import Provisioner
+from serfer.fleet.purchase import Purchase
+from serfer.fleet.registry import PoolRegistry
 from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.health import Probe
 from serfer.pipeline.pipeline import AsyncPipeline
@@ -32,6 +40,7 @@ from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import Registry, check_apart, open_registry
 from serfer.settings import Settings
 from serfer.storage import open_store
+from serfer.storage.coordination import Coordination
 from serfer.storage.store import Store
 
 VARIANTS: Final = "variants"
@@ -116,7 +125,7 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
         canaries=not alone,
     )
     if options.instances:
-        applications.fleet = open_fleet(
+        applications.fleet = _open_fleet(
             options.instances,
             applications,
             instances,
@@ -133,7 +142,6 @@ def open_applications(  # noqa: PLR0913 - what a driver has, by name
 async def _from_cache(
     registry: Registry, variant: Variant, cache: Path, open_in: Callable[[Path], Awaitable[AsyncPipeline]]
 ) -> AsyncPipeline:
-    """Open a variant in its directory in the cache, which is fetched again where it was altered there."""
     directory = await asyncio.to_thread(registry.directory, variant.artefact, cache)
     try:
         return await open_in(directory)
@@ -205,3 +213,62 @@ def _on_instance(target: Target, plan: Plan, settings: Settings, loop: LoopThrea
 
     facts, limits = settings.facts().functions, settings.image_limits()
     return AsyncPipeline(plan, None, loop, close, facts, limits, Probe(plan, store, None), target=target)
+
+
+def _open_fleet(  # noqa: PLR0913 - its parts, most of them by name
+    pools: Sequence[InstancePool],
+    applications: Applications,
+    instances: VariantInstances,
+    coordination: Coordination,
+    *,
+    registry: str,
+    store_url: str,
+    driver: str,
+    max_usd_per_hour: float | None,
+    settings: Settings,
+) -> VariantFleet:
+    """Return what runs pools of instances for a driver's applications; nothing is started yet.
+
+    Drivers of the same applications of a `registry` coordinate in the store at `store_url`.
+    """
+    names = tuple(sorted(applications.names))
+    where = _absolute(registry)
+    identity = hashlib.sha256("\n".join([where, *names]).encode()).hexdigest()[:16]
+    command = local_instance(f"--registry={where}", *(f"--app={name}" for name in names))
+    directory = settings.cache_dir / "pools" / f"variants-{identity}-{store_id(store_url)}"
+    started = {Purchase(pool.kind): pool for pool in pools if not pool.urls}
+    specs = {bought: pool.spec for bought, pool in started.items()}
+    most = sum(pool.most for pool in started.values() if pool.spec == LOCAL)
+    key = settings.instance_key.get_secret_value()
+    return VariantFleet(
+        VariantPools(
+            {pool.kind: pool.terms for pool in pools},
+            {bought: _provisioner(pool, command, directory, most) for bought, pool in started.items()},
+            {pool.kind: pool.urls for pool in pools if pool.urls},
+            tuple(bought for bought, spec in specs.items() if spec == LOCAL),
+            directory if most else None,
+            math.inf if max_usd_per_hour is None else max_usd_per_hour,
+        ),
+        PoolRegistry(coordination, f"serfer:variants:instances:{{{identity}}}", driver),
+        applications.releases.served,
+        instances,
+        applications.pipelines,
+        VariantCopies(key, time.monotonic, instances.look_soon),
+        connect=InstanceProbes(key),
+        admits=partial(admits, specs),
+    )
+
+
+def _provisioner(pool: InstancePool, command: Sequence[str], directory: Path, most: int) -> Provisioner:
+    if pool.spec != LOCAL:
+        return open_provisioner(pool.spec)
+    from serfer.fleet.provisioners.local import LocalProvisioner  # noqa: PLC0415 - Linux only, and only this one needs it
+
+    if pool.kind:
+        command = [*command, f"--set=instance_type={pool.kind}"]
+    label = hashlib.sha256(pool.kind.encode()).hexdigest()[:8] if pool.kind else LOCAL
+    return LocalProvisioner(command, directory, label=label, most=most)
+
+
+def _absolute(registry: str) -> str:
+    return registry if "://" in registry else str(Path(registry).expanduser().absolute())

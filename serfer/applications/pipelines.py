@@ -79,13 +79,11 @@ class VariantPipelines:
             self._close_unused(name)
 
     def keep(self, variants: Iterable[str]) -> None:
-        """Close those of all other variants, each when the queries that run on it have ended."""
         self._kept = frozenset(variants)
         for name in [*self._own]:
             self._close_unused(name)
 
     def use_places(self, instances: Iterable[str]) -> None:
-        """Close those at all other instances, each when the queries that run on it have ended."""
         self._places = frozenset(instances)
         for name in [*self._own]:
             self._close_unused(name)
@@ -95,7 +93,6 @@ class VariantPipelines:
         return frozenset(name.partition(AT)[2] for name, count in self._in_flight.items() if count and AT in name)
 
     async def close(self) -> None:
-        """Wait for what is being opened or closed; pipelines that are open are for the holder of `served` to close."""
         for task in [*self._opening.values()]:
             task.cancel()
         if waiting := [*self._opening.values(), *self._closing]:

@@ -53,7 +53,6 @@ class ServedReleases:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of those that are not deleted; the first one is meant where a query names none."""
         return tuple(name for name, served in self.served.items() if not served.deleted)
 
     def find(self, application: str) -> ServedApplication:
@@ -73,7 +72,6 @@ class ServedReleases:
         return f"no application {application[:80]!r} here: there is {', '.join(self.names) or 'none'}"
 
     def use(self, served: ServedApplication, record: Application) -> None:
-        """Select by a record from now on; raises UnavailableError where no variant of it can run here."""
         served.use(self._table(served.name, record))
         self._close_unused()
 
@@ -126,7 +124,6 @@ class ServedReleases:
         self.use(served, record)
 
     async def delete(self, application: str) -> None:
-        """Delete an application from the registry, and answer nothing of it from now on; raises as the registry."""
         served = self.find(application)
         await asyncio.to_thread(self.registry.delete, application)
         served.changes += 1
@@ -153,7 +150,6 @@ class ServedReleases:
 
     @contextmanager
     def survive(self, part: str, served: ServedApplication) -> Iterator[None]:
-        """Log an error of the block, which goes no further."""
         try:
             yield
         except SerferError as error:
@@ -183,7 +179,6 @@ class ServedReleases:
         return table if self._canaries else replace(table, canary=None)
 
     def _retry_broken(self, application: str) -> bool:
-        """Let variants of an application be opened again after a while; returns whether there are any."""
         now, own = self._clock(), served_name(application, "")
         over = [name for name, at in self._broken.items() if name.startswith(own) and now - at >= _BROKEN_S]
         for name in over:

@@ -88,7 +88,6 @@ class Table:
 
     @property
     def trial(self) -> Canary | None:
-        """The canary's terms; None where its variants cannot run here."""
         return self.application.canary if self.canary else None
 
     @cached_property
@@ -148,7 +147,6 @@ class ServedApplication:
 
     @property
     def table(self) -> Table:
-        """What queries are answered by; raises UnavailableError before it was read, and once it is deleted."""
         if self.deleted:
             raise UnavailableError(self.why_deleted)
         if self._table is None:
@@ -168,7 +166,6 @@ class ServedApplication:
         return f"application {self.name} was deleted from the registry: `serfer app restore` brings it back"
 
     def use(self, table: Table) -> None:
-        """Select from a table from now on; a canary that is new begins its trial, one that has failed is left out."""
         self.deleted = False
         if self._table is None or self._table.live.variants != table.live.variants:
             self._demanding = Demanding(table.live.variants)
@@ -196,7 +193,6 @@ class ServedApplication:
 
     @property
     def own_demand(self) -> tuple[NetworkDemand, ...]:
-        """What this driver's queries of the last seconds ask of instances, the canary's included."""
         lately = [*self._asked][-len(self._began) :]
         elapsed_s = max(1.0, self._clock() - self._began[0])
         asked = sum(lately, Counter[Objectives]())
@@ -228,7 +224,6 @@ class ServedApplication:
         return DriverEntry(driver, 0, self._signals(), self._since, live, canary, self.own_demand, self.own_scaled)
 
     def look(self, others: Sequence[DriverEntry], instances: Callable[[str], Mapping[str, VariantSignals]]) -> None:
-        """Take note of what other drivers tell, and of a variant's signals at `instances`, by its served name."""
         self.others = others
         self._meters = {
             name: meter for name, meter in self._meters.items() if name in self.table.variants or meter.in_flight

@@ -80,7 +80,6 @@ def whole_of(plan: Plan, directory: Path) -> Whole:
 
 @contextmanager
 def _naming_failure() -> Iterator[None]:
-    """Raise NotComparedError for whatever ONNX Runtime raises: a map is not lost for want of a comparison."""
     try:
         yield
     except Exception as error:  # ONNX Runtime's errors have no base class of their own
@@ -231,7 +230,6 @@ class _Output:
 
     @property
     def error(self) -> float:
-        """The largest difference, relative to the range of the values seen."""
         return self.largest / _range(*self._ends)
 
     @property
@@ -243,7 +241,6 @@ class _Output:
         return self.wrong, self.error
 
     def add(self, place: Rect, values: Sequence[_Array], unit: int) -> None:
-        """Compare a part of the image, of which the network makes `values`, (K, rows, cols) of each output."""
         own = values[self.number]
         rows, cols = CropAxis.of(self.windows.rows, unit), CropAxis.of(self.windows.cols, unit)
         high, wide = own.shape[1:]

@@ -45,9 +45,7 @@ _LEAST_FAILURES = 16
 class MapTarget(Protocol):
     """What keeps what windows give, by their numbers; several threads may keep at once."""
 
-    def covered(self, number: int, size: tuple[int, int]) -> Rect:
-        """Return the pixels of an image of `size` that a window reads or its part of the result covers."""
-        ...
+    def covered(self, number: int, size: tuple[int, int]) -> Rect: ...
 
     def empty(self, missing: NDArray[np.bool_], read: Rect, number: int) -> NDArray[np.bool_]:
         """Return which of a window's pixels have no data, where `missing` ones of `read`, all they cover, have none."""
@@ -139,7 +137,6 @@ class Engine:
         self._in_a_row = 0
 
     def run(self, numbers: Sequence[int]) -> Outcome:
-        """Compute windows; raises the error that ended the work, after what was in flight has ended."""
         self._numbers = deque(numbers)
         self._task.gate.resize(self._task.concurrency)
         count = min(self._task.concurrency, len(numbers))
@@ -159,7 +156,6 @@ class Engine:
         return self.outcome
 
     def _work(self) -> None:
-        """Compute one window after the other, each when the gate lets it pass."""
         while self._may_start():
             try:
                 if (taken := self._next()) is None:
@@ -183,7 +179,6 @@ class Engine:
         return True
 
     def _next(self) -> tuple[int, ImageWindow, float] | None:
-        """Return the next window and its predicted dollars; None where there is none, or it cannot be paid for."""
         with self._guard:
             if self._stop.is_set() or not self._numbers:
                 return None
@@ -270,7 +265,6 @@ class Engine:
         return missing if missing.any() else None
 
     def _query(self, batch: Any, window: ImageWindow, usd: float) -> Result:  # noqa: ANN401 - an array
-        """Run one window's query, and count its dollars however it ends: none where Lambda had no room for it."""
         measured, refused = None, False
         try:
             task = self._task

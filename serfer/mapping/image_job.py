@@ -315,7 +315,6 @@ class Mapper:
         )
 
     def _job(self, image: str | Path, out: str | Path, stack: ExitStack, *, check: bool = True) -> Job:
-        """Open an image, and check it, the plan and the result's place against one another."""
         windows_of_plan, options = self.windows, self.options
         _check_apart(image, out)
         scratch = parts_directories(self.plan, str(out), options)[0].absolute().parent
@@ -353,7 +352,6 @@ class Mapper:
 def _write_results(
     job: Job, parts: Sequence[ResultParts], results: Sequence[MapResult], before: set[int]
 ) -> tuple[MapResult, ...]:
-    """Write each result that was not written `before`, and return them with the boxes that they have."""
     written = [*results]
     for number, (file, own) in enumerate(zip(job.files, parts, strict=True)):
         if number not in before:
@@ -374,7 +372,6 @@ def _remove(parts: Sequence[ResultParts]) -> None:
 
 
 def _check_apart(image: str | Path, out: str | Path) -> None:
-    """Refuse a result that would replace its own image, whatever may be overwritten."""
     one, other = parse_place(image), parse_place(out)
     same = one == other
     if isinstance(one, Path) and isinstance(other, Path):

@@ -76,7 +76,6 @@ class ManyImages:
                 yield item, error
 
     def check_dollars(self, items: Sequence[MapItem]) -> None:
-        """Refuse to start where all images together are predicted to cost more than may be spent."""
         ceiling = self.mapper.options.max_cost_usd
         if ceiling is None or self.mapper.options.force:
             return

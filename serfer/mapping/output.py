@@ -107,7 +107,6 @@ class ResultForm:
         return np.full(shape, self.no_data, self.array.dtype)
 
     def georeference(self, source: RasterSource) -> Georeference:
-        """Return where the result's pixels lie, the image's being where they are; nowhere if that is not known."""
         if self.place is None:
             return Georeference()
         rows, cols = self.place.rows, self.place.cols

@@ -52,9 +52,7 @@ class MapFile(Protocol):
 
     def check(self, *, overwrite: bool) -> None: ...
 
-    def space(self, parts: ResultParts) -> str | None:
-        """Return a warning where there may be no room for the file; raises UnavailableError for no room for parts."""
-        ...
+    def space(self, parts: ResultParts) -> str | None: ...
 
     def target(self, parts: ResultParts) -> MapTarget: ...
 
@@ -112,7 +110,6 @@ class RasterTarget:
         return self.form.empty(missing, read, number)
 
     def keep(self, number: int, outputs: Mapping[str, NDArray[Any]], empty: NDArray[np.bool_] | None) -> None:
-        """Keep the outputs of a window, of which `empty` pixels have no data; raises as `ResultForm.part`."""
         self.parts.put(number, self.form.part(outputs, number, empty))
 
     def keep_empty(self, number: int) -> None:
@@ -198,7 +195,6 @@ def _suffix(out: str) -> str:
 
 
 def parts_directories(plan: Plan, out: str, options: MapOptions) -> list[Path]:
-    """Return where the finished windows of a result `out` are kept until its files are written."""
     labels = _labels_of_files(plan, out, options)
     return [parts_directory(_path_with_label(out, label), _parts_with_label(options.parts, label)) for label in labels]
 

@@ -55,7 +55,6 @@ class OfflineGate:
             thread.join()
 
     def observe(self, loads: Sequence[OnlineLoad | None]) -> None:
-        """Take what the sources say, None for one that does not."""
         with self._changed:
             total = self._refused()
             self._throttle.observe(self._clock(), loads, total - self._refused_before)
@@ -68,7 +67,6 @@ class OfflineGate:
             self._throttle.resize(most)
 
     def try_enter(self) -> bool:
-        """Let a task start, if one may; `leave` ends it."""
         with self._changed:
             if self._running >= self._throttle.limit(self._clock()):
                 return False

@@ -51,7 +51,6 @@ class Bucket:
             return open_client(self._session, 5, 60, unsigned=self._unsigned, region_name=region, endpoint_url=endpoint)
 
     def head(self) -> Head | None:
-        """Return what S3 says of the object, None where there is none; raises InputError, UnavailableError."""
         try:
             with self._errors("read"):
                 said = self._client.head_object(Bucket=self.place.bucket, Key=self.place.key)
@@ -60,7 +59,6 @@ class Bucket:
         return Head(int(said["ContentLength"]), str(said["ETag"]).strip('"'))
 
     def listed(self) -> Iterator[str]:
-        """Yield the keys that begin with the place's own, in their order; raises InputError, UnavailableError."""
         with self._errors("listed"):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self.place.bucket, Prefix=self.place.key

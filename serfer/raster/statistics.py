@@ -85,7 +85,6 @@ class _Search:
         self.counts = {}
 
     def interpolated(self, dtype: np.dtype[Any]) -> list[float]:
-        """Return the percentiles, between two ranks as numpy does."""
         if not self.total:
             return [float("nan")] * len(self.percents)
         return [self._between(dtype, *self._ranks(percent)) for percent in self.percents]

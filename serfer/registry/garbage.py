@@ -48,7 +48,6 @@ def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float]
 
 
 def _delete_registrations(store: RegistryStore, older_than_s: float, now: float) -> int:
-    """Delete those that have not changed for so long: done, failed, or left by their owner."""
     deleted = 0
     for name in store.names(FOLDER):
         document, versions = store.read(name), store.versions(name)
@@ -74,7 +73,6 @@ def _references(store: RegistryStore) -> set[str]:
 
 
 def _files(store: RegistryStore, references: Iterable[str]) -> set[str]:
-    """Return the digests of artefacts, and of the files that those of them name that are manifests."""
     found = set(references)
     for digest in tuple(found):
         try:

@@ -33,7 +33,6 @@ def open_registry(url: str, *, create: bool = True) -> Registry:
 
 
 def check_apart(url: str, store: str) -> None:
-    """Raise UsageError for a registry inside the store of activations, where everything expires."""
     if lies_inside(url, store):
         raise UsageError(f"the registry {url:.100} is inside the store of activations, where all expires: give another")
 
@@ -59,7 +58,6 @@ def open_store(url: str, *, create: bool) -> RegistryStore:
 
 
 def _in_directory(root: Path, *, create: bool) -> RegistryStore:
-    """Open a directory, readable for its owner alone where it is made; raises UsageError for one of something else."""
     from obstore.exceptions import BaseError  # noqa: PLC0415 - most services have no registry
     from obstore.store import LocalStore  # noqa: PLC0415 - same
 

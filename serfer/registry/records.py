@@ -34,7 +34,6 @@ def document_name(application: str) -> str:
 
 
 def encode_record(name: str, record: Record) -> bytes:
-    """Return a record's document; raises InputError for one that is too large."""
     return check_size(name, json.dumps(unstructure(record), separators=(",", ":"), allow_nan=False).encode())
 
 

@@ -152,7 +152,6 @@ class Registrations:
         return self._change(registration, changed)
 
     def _change(self, registration: str, step: Callable[[Registration | None], Registration | None]) -> Registration:
-        """Write what `step` makes of a registration, unless that is None, and return what then is there."""
         name = document_name(registration)
 
         def changed(data: bytes | None) -> bytes | None:

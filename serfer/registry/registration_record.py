@@ -108,7 +108,6 @@ def document_name(registration: str) -> str:
 
 
 def registrations(store: RegistryStore) -> Iterator[tuple[Document, Registration]]:
-    """Yield all registrations; raises InputError that names one that cannot be read."""
     for name in store.names(FOLDER):
         document = store.read(name)
         if document is not None:

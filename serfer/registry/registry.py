@@ -103,7 +103,6 @@ class Registry:
         return Latest(document.version, decode_application(name, document.data))
 
     def known(self, name: str) -> Application:
-        """Return the record of an application; raises UsageError that names those that there are."""
         return self.application(name) or self._unknown(name)
 
     def update(self, name: str, step: Callable[[Application | None], Application | None]) -> Application:
@@ -141,8 +140,6 @@ class Registry:
         return entry.value if entry else None
 
     def remove(self, document: str) -> bool:
-        """Delete a document, whatever version it has; say whether there was one."""
-
         def removed() -> bool:
             read = self.store.read(document)
             if read and not self.store.delete(document, read.version):

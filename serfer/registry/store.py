@@ -106,7 +106,6 @@ class _Folder:
 
     @property
     def live_version(self) -> str | None:
-        """The token of a document's last version, None for a deletion."""
         return _number(self.last) if self.numbers and self.numbers[self.last]["size"] > NONCE else None
 
     @property
@@ -365,7 +364,6 @@ class RegistryStore:
         return True
 
     def _send(self, source: int, key: str, digest: str) -> None:
-        """Put the content of an artefact, from a copy that nobody changes; raises InputError for another digest."""
         blocks = _verified(_blocks(source), digest)
         if self._root is not None:
             with self._part(self._root, blocks) as part:
@@ -428,7 +426,6 @@ class RegistryStore:
                     part.unlink(missing_ok=True)
 
     def _check_conditions(self) -> None:
-        """Raise UsageError where the server ignores conditions, by an object of its own: it would lose updates."""
         trial = f"{MARK}.{secrets.token_hex(8)}"
         with suppress(NotSupportedError):
             held = self._create(trial, b"") and not self._create(trial, b"")
@@ -463,7 +460,6 @@ class RegistryStore:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a document: up to four parts of letters, digits and `._-`; raises InputError."""
     if not _NAME.fullmatch(name):
         raise InputError(
             f"{name!r:.100} is not a name of a registry's document: letters, digits and ._- between slashes"
@@ -472,7 +468,6 @@ def check_name(name: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return what names of documents may begin with; raises InputError."""
     if not _PREFIX.fullmatch(prefix):
         raise InputError(f"{prefix!r:.100} is not a folder of a registry's documents: give NAME/")
     return prefix

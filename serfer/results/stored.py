@@ -29,7 +29,6 @@ class StoredResult:
 
     @property
     def id(self) -> str:
-        """Its id, by which its owner finds it again."""
         return self.manifest.id
 
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -61,5 +60,4 @@ class StoredResult:
         return file_names(stem or self.id, tensors_of(self.manifest), NPY)
 
     def delete(self) -> None:
-        """Delete it, before its lifetime has passed."""
         self.results.delete(self.manifest)

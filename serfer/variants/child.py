@@ -83,7 +83,6 @@ class InstanceFigures:
 
     @property
     def best_ms(self) -> dict[int, float]:
-        """The best times by size, which what else the machine does changes least."""
         return {size: batch.best_ms for size, batch in self.sizes.items()}
 
 

@@ -191,7 +191,6 @@ class Making:
         self._remarks: list[str] = []
 
     def run(self) -> tuple[str, ...]:
-        """Record the variants and return remarks on what was left out, and why."""
         requests = plan_requests(self._base.plan.alternatives, self._options.most, self._options.latency_ms)
         requests = [request for request in requests if self._files or request.exact]
         self._steps.planned = len(requests) + 3

@@ -147,7 +147,6 @@ def make_plan(
     calibration: ImageFiles | None,
     progress: Progress,
 ) -> Plan:
-    """Split a network as a candidate asks for; raises ModelError where no such plan is possible."""
     plan = base.plan
     options = _options_of(plan)
     chosen: dict[str, Any] = {"precision": request.precision, "cold_share": cold_share_of(plan)}

@@ -67,7 +67,6 @@ class Steps:
         return result
 
     def _recorded(self, kind: type[T], name: str) -> T | None:
-        """Return what a step came to; None where it is not done, or another version of SerFer has written it."""
         step = self._registration.step(name)
         if step is None or step.state is not RegistrationState.DONE:
             return None

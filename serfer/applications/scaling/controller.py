@@ -129,7 +129,6 @@ class VariantFleet(FleetLoop):
         self._decided = self._timing.now()
 
     async def tick(self) -> None:
-        """Run one iteration; what the leader does is the duty "controller"."""
         await self._exchange(DriverLoad(self._registry.driver, busy=tuple(sorted(self._own_busy()))))
         self._use()
         if not self.leads:
@@ -265,7 +264,6 @@ def instances_seen(
     instances: VariantInstances,
     copies: VariantCopies,
 ) -> tuple[InstanceSeen, ...]:
-    """Return the instances with their copies; one that has not said what it has counts as booting."""
     keys = [(key, served_name(*key)) for key in variants]
     states = {key: served[key[0]].places(key[1]) for key, _ in keys}
     return tuple(_instance(one, keys, states, instances, copies) for one in listed)

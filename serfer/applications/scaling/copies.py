@@ -51,7 +51,6 @@ class VariantCopies:
         self.tasks: set[asyncio.Task[None]] = set()
 
     def change(self, action: Action, url: str, model: str) -> None:
-        """Begin to load or unload a model of the instance at a URL, unless a change of it or too many are under way."""
         if (url, model) in self._under_way or len(self._under_way) >= _MOST:
             return
         log_event(logging.INFO, f"variant {action}s", instance=url, variant=model)
@@ -101,7 +100,6 @@ class VariantCopies:
         self._changed()
 
     async def _requested(self, action: Action, url: str, model: str) -> str | None:
-        """Ask an instance for a change, and return why it was not made, None where it was."""
         import aiohttp  # noqa: PLC0415 - most services have no instances, and it takes 7 MB
 
         if self._http is None:

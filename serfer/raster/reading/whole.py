@@ -120,7 +120,6 @@ def jpeg_header(file: BinaryIO, name: str, limits: RasterLimits) -> tuple[Header
 
 
 def check_png(header: Header, read_at: Callable[[int, int], bytes], limits: RasterLimits) -> None:
-    """Refuse a PNG that decodes to too much, or has to be decoded whole and is too large; raises ImageTooLargeError."""
     check_scratch(header, limits)
     height, width = header.size
     if height * width > limits.max_whole_pixels and read_at(_INTERLACED, 1) != b"\0":

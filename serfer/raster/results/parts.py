@@ -100,7 +100,6 @@ class ResultParts:
 
     @classmethod
     def discard(cls, directory: Path) -> None:
-        """Delete the parts of whatever job a directory holds, if it is there; raises as `create_or_resume`."""
         if not directory.exists():
             return
         with _disk_errors(directory, "what is there stays"):
@@ -118,7 +117,6 @@ class ResultParts:
             return {*self._done}
 
     def put(self, number: int, values: NDArray[Any]) -> None:
-        """Keep the values (channels, rows, cols) of a part; raises UnavailableError where the disk is full."""
         self._check_open()
         if not 0 <= number < self.count:
             raise UsageError(f"there is no part {number} of {self.count}")
@@ -143,14 +141,12 @@ class ResultParts:
             raise UsageError(f"{self.directory} is closed")
 
     def verify(self) -> set[int]:
-        """Read every part again; return the numbers of those that are missing now, the altered ones deleted."""
         for number in self.done():
             with suppress(AlteredPieceError), self.dropping(number):
                 self._check(number)
         return {*range(self.count)} - self.done()
 
     def values(self, number: int) -> NDArray[Any]:
-        """Return a part as it was put, (channels, rows, cols); raises AlteredPieceError where it is not that."""
         rect, array = self.rects[number], self.array
         with self.dropping(number):
             data = self.path(number).read_bytes()
@@ -225,7 +221,6 @@ class ResultParts:
                 (self.directory / _WRITTEN).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Unlock the directory, and keep the parts; where there are none, nothing is left of it."""
         if self._lock is None:
             return
         if not self.done():
@@ -316,7 +311,6 @@ def _is_part_file(name: str) -> bool:
 
 
 def _delete(directory: Path) -> None:
-    """Delete what is ours; the directory, too, if nothing else is in it."""
     last = (_WRITTEN, METADATA)  # they say what the others are
     for path in sorted(directory.iterdir(), key=lambda path: path.name in last):
         if _is_part_file(path.name) and path.name != _LOCK:
@@ -327,7 +321,6 @@ def _delete(directory: Path) -> None:
 
 
 def _make(directory: Path) -> None:
-    """Make the directory; refuse one that holds anything that is not ours."""
     try:
         directory.mkdir(exist_ok=True)
         names = [path.name for path in directory.iterdir()]

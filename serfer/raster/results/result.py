@@ -184,7 +184,6 @@ def _check_nodata(dtype: str, nodata: float | None) -> None:
 
 
 def check_free(place: str | Path, *, overwrite: bool) -> None:
-    """Refuse a place that cannot be written, or where a result exists, unless it may be replaced; raises InputError."""
     _check_place(parse_place(place), overwrite=overwrite)
 
 
@@ -242,7 +241,6 @@ def write_npy(path: Path, mosaic: Mosaic) -> None:
 
 
 def check_png(channels: int, dtype: str, size: int, options: ResultOptions) -> None:
-    """Refuse a result that no PNG holds, or that is too large to be encoded from memory; raises UsageError."""
     fits = (dtype == "uint8" and channels in _MODES) or (channels == 1 and dtype in {"uint16", "float32", "float64"})
     if not fits or (options.mask and (dtype != "uint8" or channels != 1)):
         raise UsageError(

@@ -31,7 +31,6 @@ _FLOAT_PREDICTOR = 3
 
 
 def write_tiff(path: Path, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> None:
-    """Write a result at `path` and read it back; raises OSError."""
     limit_cache(_CACHE)
     with gdal(str(path)) as rasterio:
         try:
@@ -121,7 +120,6 @@ def _profile(
 
 
 def _describe(dataset: Any, mosaic: Mosaic, georeference: Georeference, options: ResultOptions) -> None:  # noqa: ANN401
-    """Write what goes before the values: it would take the place of nothing later."""
     dataset.update_tags(**options.tags, AREA_OR_POINT="Point" if georeference.point else "Area")
     for band, name in enumerate(options.names[: mosaic.array.channels], start=1):
         dataset.set_band_description(band, name)

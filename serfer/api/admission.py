@@ -35,7 +35,6 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from statistics import median
 from typing import Final, Self
 
@@ -64,10 +63,6 @@ class Place:
         self.kept = kept
         self.waiting: asyncio.Future[bool] | None = None
         self._pool = pool
-
-    @property
-    def can_be_lost(self) -> bool:
-        return self.waiting is not None and not self.waiting.done() and not self.kept
 
     def lose(self, refusal: Problem) -> None:
         self.release()
@@ -151,7 +146,8 @@ class Places:
         largest = max(self.taken.values(), key=len, default={})
         if len(largest) < len(self.taken.get(client, ())) + 2:
             return None
-        return next((place for place in reversed(largest) if place.can_be_lost), None)
+        waiting = (place for place in reversed(largest) if place.waiting is not None and not place.waiting.done())
+        return next((place for place in waiting if not place.kept), None)
 
 
 @dataclass(order=True)
@@ -409,7 +405,7 @@ class Admission:
 def _overloaded(why: str, wait_s: float) -> Problem:
     again = max(1, math.ceil(wait_s))
     detail = f"{why}: come again in {again} s"
-    return Problem(HTTPStatus.TOO_MANY_REQUESTS, detail, slug=OVERLOADED, headers={"Retry-After": str(again)})
+    return Problem(429, detail, slug=OVERLOADED, headers={"Retry-After": str(again)})
 
 
 def _late(left_s: float) -> DeadlineError:

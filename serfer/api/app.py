@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -196,8 +195,8 @@ def _answer_errors(app: FastAPI, admission: Admission) -> None:
         if not isinstance(error, HTTPException):
             raise TypeError
         unknown: dict[int, str] = {
-            HTTPStatus.NOT_FOUND: f"there is nothing at {request.url.path[:_MOST_PATH]}: /docs lists what there is",
-            HTTPStatus.METHOD_NOT_ALLOWED: f"{request.url.path[:_MOST_PATH]} does not take {request.method}: see /docs",
+            404: f"there is nothing at {request.url.path[:_MOST_PATH]}: /docs lists what there is",
+            405: f"{request.url.path[:_MOST_PATH]} does not take {request.method}: see /docs",
         }
         detail = unknown.get(error.status_code, str(error.detail))
         return await answer(request, Problem(error.status_code, detail, headers=error.headers))

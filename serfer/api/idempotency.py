@@ -11,7 +11,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from serfer.api.http.problems import Problem
 from serfer.api.requests import IdempotencyKey
@@ -81,7 +80,7 @@ class IdempotencyStore:
 def _body(entry: Entry, key: IdempotencyKey) -> bytes:
     head, _, body = entry.value.partition(b"\n")
     if json.loads(head) != key.digest:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one")
+        raise Problem(422, "this Idempotency-Key came with another request: use a new one")
     return body
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from http import HTTPStatus
 from typing import Final
 
 from pydantic import Field
@@ -24,7 +23,6 @@ from serfer.core.variants import NAME, Objectives
 from serfer.pipeline.pipeline import AsyncPipeline
 from serfer.pipeline.prediction import kind_of
 from serfer.pipeline.query import Wanted
-from serfer.results import ResultManifest
 
 _MOST_CLASSES: Final = 65_536
 OPENING: Final = "the variant that was selected for it was opened"
@@ -73,15 +71,12 @@ def asked_of(service: Service, parameters: ObjectiveParameters, query: str) -> A
     if application is None and objectives == _NONE and (model is not None or service.models):
         return None
     if model is not None:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "give a model, or an application and objectives, not both")
+        raise Problem(422, "give a model, or an application and objectives, not both")
     if applications is None:
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            "this service has no applications to select variants of: it was started without --registry",
-        )
+        raise Problem(422, "this service has no applications to select variants of: it was started without --registry")
     name = application or next(iter(applications.names), "")
     if name not in applications.names:
-        raise Problem(HTTPStatus.NOT_FOUND, applications.releases.why_absent(name))
+        raise Problem(404, applications.releases.why_absent(name))
     return ApplicationQuery(name, objectives, query)
 
 
@@ -126,15 +121,11 @@ async def run_question(
     kept = answered.result.kept
     found = [image for image in report.images if isinstance(image, PredictedImage)]
     if kept is not None:
-        found = [replace(image, outputs=_links_of(kept)) for image in found]
+        place = f"{place_of(kept)}/zarr/"
+        linked = [PredictedOutput(o.name, o.dtype, o.dims, href=f"{place}{n}") for n, o in enumerate(kept.outputs)]
+        outputs = tuple(linked)
+        found = [replace(image, outputs=outputs) for image in found]
     return answered, ServedPrediction(**{**vars(report), "images": tuple(found)}, kind=kind_of(plan))
-
-
-def _links_of(kept: ResultManifest) -> tuple[PredictedOutput, ...]:
-    return tuple(
-        PredictedOutput(output.name, output.dtype, output.dims, href=f"{place_of(kept)}/zarr/{number}")
-        for number, output in enumerate(kept.outputs)
-    )
 
 
 def _selected(choice: Choice) -> SelectedVariant:
@@ -161,9 +152,7 @@ def is_cold(answered: ServiceResult) -> bool:
     return any(stage.cold for stage in answered.result.report.stages)
 
 
-def same_classes(one: ServiceResult, other: ServiceResult) -> bool:
-    return _best(one) == _best(other)
-
-
-def _best(answered: ServiceResult) -> list[int]:
-    return [image.predictions[0].index for image in answered.result.report.images if image.predictions]
+def same_classes(*answers: ServiceResult) -> bool:
+    images = ([image for image in each.result.report.images if image.predictions] for each in answers)
+    one, other = ([image.predictions[0].index for image in found] for found in images)
+    return one == other

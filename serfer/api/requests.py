@@ -9,7 +9,6 @@ import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from http import HTTPStatus
 from ipaddress import IPv6Address, ip_address
 from typing import Any, TypeVar
 
@@ -22,6 +21,8 @@ from serfer.api.http.validation import check_names
 from serfer.api.service import ServiceQuery
 from serfer.drivers.driver import RequestContext
 
+IDENTIFIER = re.compile(r"[0-9a-f]{32}")
+"""The id of a result or a job."""
 _KEY = re.compile(r"[!-~]{1,255}")
 _NETWORK_BITS = 64  # of an IPv6 address: what one customer of a provider has
 _NETWORKS = 1024  # addresses whose networks are known
@@ -114,9 +115,7 @@ def idempotency_header(request: Request) -> str | None:
     if not values:
         return None
     if len(values) > 1 or not _KEY.fullmatch(values[0]):
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY, "Idempotency-Key should be 1 to 255 visible ASCII characters, once"
-        )
+        raise Problem(422, "Idempotency-Key should be 1 to 255 visible ASCII characters, once")
     return values[0]
 
 
@@ -137,7 +136,7 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
     """Do the work in the task that calls, or cancel it when the client goes away; raises ClientDisconnect then."""
-    doing, gone, working = asyncio.current_task(), asyncio.create_task(_disconnect(request)), True
+    doing, gone, working = asyncio.current_task(), asyncio.create_task(disconnected(request.receive)), True
     assert doing is not None  # noqa: S101 - a coroutine that runs is in a task
 
     def end(gone: asyncio.Task[None]) -> None:
@@ -156,6 +155,6 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _Value]) -> _V
         gone.cancel()
 
 
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from http import HTTPStatus
 from typing import Any, Protocol
 
 from serfer.api.admission import Admission, Place
@@ -188,9 +187,9 @@ class Service:
         if requested is None or requested not in self.models:
             application = (requested or "").partition(":")[0]
             if self.applications is not None and self.applications.releases.is_deleted(application):
-                raise Problem(HTTPStatus.NOT_FOUND, self.applications.releases.why_absent(application))
+                raise Problem(404, self.applications.releases.why_absent(application))
             known = ", ".join(self.models) or "none, but applications (GET /v1/applications)"
-            raise Problem(HTTPStatus.NOT_FOUND, f"no model {(requested or '')[:80]!r} here: there is {known}")
+            raise Problem(404, f"no model {(requested or '')[:80]!r} here: there is {known}")
         return requested
 
     def check(self, query: ServiceQuery) -> None:

@@ -16,19 +16,11 @@ from typing import Any, Literal, Self, overload
 
 import httpx
 
-from serfer.client.async_session import AsyncSession
 from serfer.client.conversation import Clock, Conversation, Retries
 from serfer.client.messages import Image, QueryOptions, upload
-from serfer.client.results import AsyncServedResult
+from serfer.client.results import AsyncServedResult, AsyncSession
 from serfer.client.wire import AsyncWire, checked_url, headers
-from serfer.core.http_messages import (
-    NO_OBJECTIVES,
-    JobStatus,
-    Objectives,
-    ServedModel,
-    ServedPrediction,
-    ServedReport,
-)
+from serfer.core.http_messages import NO_OBJECTIVES, JobStatus, Objectives, ServedModel, ServedPrediction, ServedReport
 from serfer.core.inference_protocol import ServedTensor
 
 
@@ -106,15 +98,7 @@ class AsyncClient:
         for `classify`.
         """
         options = QueryOptions(
-            model,
-            top_k,
-            deadline_ms,
-            explain,
-            idempotency_key,
-            application,
-            objectives,
-            min_score=min_score,
-            classifies=False,
+            model, top_k, deadline_ms, explain, idempotency_key, application, objectives, min_score, classifies=False
         )
         body = await self._session.aside(upload, images, names)
         return await self._session.run(self._conversation.predict(body, options))
@@ -133,12 +117,7 @@ class AsyncClient:
     ) -> AsyncJob:
         """Hand in what `classify` takes, and return the job that answers it, without waiting for it."""
         options = QueryOptions(
-            model,
-            top_k,
-            deadline_ms,
-            idempotency_key=idempotency_key,
-            application=application,
-            objectives=objectives,
+            model, top_k, deadline_ms, idempotency_key=idempotency_key, application=application, objectives=objectives
         )
         body = await self._session.aside(upload, images, names)
         return AsyncJob(await self._session.run(self._conversation.submit(body, options)), self._session)

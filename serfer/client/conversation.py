@@ -34,14 +34,18 @@ from serfer.client.messages import (
     retry_after,
     unreadable,
 )
-from serfer.client.stored import StoredOutput, StoredResult, read_location, read_stored, read_stored_array
-from serfer.client.tensors import INLINE, LINK, infer_call, read_tensors
-from serfer.core.errors import (
-    ServiceDeadlineError,
-    ServiceError,
-    ServiceUnavailableError,
-    UsageError,
+from serfer.client.tensors import (
+    INLINE,
+    LINK,
+    StoredOutput,
+    StoredResult,
+    infer_call,
+    read_location,
+    read_stored,
+    read_stored_array,
+    read_tensors,
 )
+from serfer.core.errors import ServiceDeadlineError, ServiceError, ServiceUnavailableError, UsageError
 from serfer.core.http_messages import JobStatus, ServedModel, ServedPrediction, ServedReport
 from serfer.core.inference_protocol import ServedTensor
 from serfer.core.retry import Backoff, RetryPolicy

@@ -19,9 +19,8 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 import httpx
 
 from serfer.client.async_client import AsyncClient, AsyncJob
-from serfer.client.async_session import AsyncSession
 from serfer.client.conversation import Clock, Conversation, Retries
-from serfer.client.results import AsyncServedResult, ServedResult
+from serfer.client.results import AsyncServedResult, AsyncSession, ServedResult
 from serfer.client.wire import BlockingWire, checked_url, headers, run_now
 from serfer.core.inference_protocol import ServedTensor
 

@@ -62,10 +62,7 @@ class Hardware:
     spin: bool = True
 
     def __post_init__(self) -> None:
-        for option, word, known in (
-            ("--device", self.device, DEVICES),
-            ("--precision", self.precision, PRECISIONS),
-        ):
+        for option, word, known in (("--device", self.device, DEVICES), ("--precision", self.precision, PRECISIONS)):
             if word not in known:
                 raise UsageError(f"{option} is {', '.join(known[:-1])} or {known[-1]}, not {word[:40]!r}")
 

@@ -30,10 +30,7 @@ from serfer.storage.store import Store
 from serfer.system import give_back
 
 _LOG = logging.getLogger(__name__)
-_MAX_BATCH = {
-    "cpu": 16,
-    "cuda": 64,
-}  # more gains little on a CPU; a GPU's memory may be shared
+_MAX_BATCH = {"cpu": 16, "cuda": 64}  # more gains little on a CPU; a GPU's memory may be shared
 _LARGEST_WINDOW_MS = 60_000.0
 _LARGEST_MEMORY_MB = 1 << 24
 _TRIAL_S = 30.0
@@ -129,10 +126,7 @@ def measure_networks(
 
 
 def _cautioned(
-    name: str,
-    measured: NetworkMeasurement,
-    measured_on: tuple[str, ...] | None,
-    here: Callable[[str], tuple[str, ...]],
+    name: str, measured: NetworkMeasurement, measured_on: tuple[str, ...] | None, here: Callable[[str], tuple[str, ...]]
 ) -> NetworkMeasurement:
     """Warn of a network in 8 bits whose recorded accuracy is that of another processor, and note it."""
     if measured.precision != "int8" or measured_on is None:

@@ -24,8 +24,7 @@ from urllib.parse import urlsplit
 from serfer.core.errors import UnavailableError
 from serfer.core.retry import Backoff
 from serfer.local.die_with_parent import dying_with_me
-from serfer.local.lambda_.log import LogTail
-from serfer.local.lambda_.process import WorkerProcess, exit_reason
+from serfer.local.lambda_.process import LogTail, WorkerProcess, exit_reason
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.server import LocalServer
 from serfer.local.servers.balancer import Balancer

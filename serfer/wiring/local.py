@@ -24,8 +24,8 @@ from serfer.core.sigv4 import Access
 from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan, local_functions
 from serfer.drivers.stepfunctions.client import Client, connect
+from serfer.local.lambda_.access import concurrency_at, ensure_functions
 from serfer.local.lambda_.function import REGION, FunctionConfig
-from serfer.local.lambda_.running import concurrency_at, ensure_functions
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.redis import RedisServer

@@ -134,17 +134,8 @@ def other_content():
 
 def other_types():
     for kind in (
-        *(
-            None,
-            "",
-            "text/plain",
-            "application/octet-stream",
-            "image/svg+xml",
-            "image/*",
-            "*/*",
-            "image",
-            "multipart/mixed",
-        ),
+        *(None, "", "text/plain", "application/octet-stream", "image/svg+xml", "image/*", "*/*", "image"),
+        "multipart/mixed",
         *("multipart/form-data", "multipart/form-data; boundary=", f"multipart/form-data; boundary={'b' * 71}"),
         *("application/x-www-form-urlencoded", "application/json", "image/png, image/jpeg", "\xe9", ";;;=", '"'),
     ):
@@ -347,82 +338,29 @@ def routes():
 
 
 def inference():
-    good = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": [0.0] * 3468}
-    target = "/v2/models/small/infer"
-
-    def infer(body, *lines, at=target):
-        return post("application/json", body, *lines, target=at)
-
-    yield "v2 without a body", infer(b"")
-    yield "v2 of another model", infer(json.dumps({"inputs": [good]}).encode(), at="/v2/models/other/infer")
-    yield "v2 of another version", infer(b"{}", at="/v2/models/small/versions/9/infer")
-    for name, change in {
-        "shape of zeros": {"shape": [0, 0, 0, 0]},
-        "negative shape": {"shape": [-1, 3, 34, 34]},
-        "huge shape": {"shape": [2**62, 3, 34, 34]},
-        "many dimensions": {"shape": [1] * 10_000},
-        "no data": {"data": []},
-        "too little data": {"data": [0.0]},
-        "text for data": {"data": "x"},
-        "text in the data": {"data": ["x"] * 3468},
-        "too large numbers": {"data": [1e300] * 3468},
-        "another type": {"datatype": "FP128"},
-        "another name": {"name": "other"},
-        "no parameters": {"parameters": 1},
-        "binary size without binary data": {"data": None, "parameters": {"binary_data_size": 10**12}},
-    }.items():
-        yield f"v2 with {name}", infer(json.dumps({"inputs": [{**good, **change}]}).encode())
-    for body in (
-        b"{",
-        b"[]",
-        b"{}",
-        b'{"inputs": []}',
-        b'{"inputs": [[]]}',
-        b'{"inputs": null}',
-        b"[" * 100_000,
-        b"\xff",
-    ):
-        yield f"v2 json {body[:20]!r} {len(body)}", infer(body)
-    for length in ("x", "-1", "99999999999", "5", ""):
-        yield f"v2 with a json length {length!r}", infer(b"{}{}{}", f"Inference-Header-Content-Length: {length}")
+    """Return what only the wire shows of them: tests of tensors have the rest."""
+    huge = {"name": "input", "shape": [2**62, 3, 34, 34], "datatype": "FP32", "data": [0.0]}
+    for body in (b"", b"[" * 100_000, b"\xff", json.dumps({"inputs": [huge]}).encode()):
+        yield f"v2 {body[:20]!r}", post("application/json", body, target="/v2/models/small/infer")
 
 
 def broken_http():
     line, host = b"POST /v1/classify HTTP/1.1\r\n", b"Host: localhost\r\nContent-Type: image/png\r\n"
     chunked = line + host + b"Transfer-Encoding: chunked\r\n\r\n"
     for name, message in {
-        "tls": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
         "http/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        "another version": b"GET / HTTP/7.3\r\nHost: localhost\r\n\r\n",
-        "words": b"hello, is anybody there?\r\n\r\n",
         "zeros": bytes(1000),
         "noise": RANDOM.bytes(1000),
-        "no host": line + b"\r\n",
-        "two hosts": line + host + b"Host: y\r\n\r\n",
-        "two spaces": b"GET  / HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "no target": b"GET HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        "a blank before a colon": line + host + b"X : y\r\n\r\n",
-        "nul in a header": line + host + b"X: \0\r\n\r\n",
         "no name of a header": line + host + b": y\r\n\r\n",
         "no colon": line + host + b"X\r\n\r\n",
         "a folded first header": line + b" X: y\r\n" + host + b"\r\n",
-        "a huge header": line + host + b"X: " + b"y" * 100_000 + b"\r\n\r\n",
-        "a huge target": b"GET /" + b"y" * 100_000 + b" HTTP/1.1\r\n" + host + b"\r\n",
         "5,000 headers": line + host + b"X: y\r\n" * 5_000 + b"\r\n",
-        "101 headers": line + host + b"X: y\r\n" * 99 + b"\r\n",
         "a length that is none": line + host + b"Content-Length: x\r\n\r\n",
-        "a negative length": line + host + b"Content-Length: -5\r\n\r\n",
-        "a length of 40 digits": line + host + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n",
         "a length beyond the limit": line + host + LENGTH % (1 << 30) + b"\r\n",
-        "two lengths": line + host + LENGTH % 5 + LENGTH % 6 + b"\r\n12345",
-        "length and chunks": line + host + LENGTH % 5 + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        "another transfer coding": line + host + b"Transfer-Encoding: gzip\r\n\r\n",
         "chunked twice": line + host + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
-        "a chunk size that is none": chunked + b"xyz\r\n",
-        "a chunk that is longer": chunked + b"3\r\nabcdef\r\n0\r\n\r\n",
         "a chunk of 2 to the 80": chunked + b"1" + b"0" * 20 + b"\r\n",
         "a negative chunk": chunked + b"-1\r\nx\r\n",
-        "a chunk with a huge extension": chunked + b"1;" + b"x" * 100_000 + b"\r\nx\r\n0\r\n\r\n",
         "huge trailers": chunked + b"0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
         "chunks of no image": chunked + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n",
         "a length below the body": line + host + LENGTH % 500 + b"\r\n" + PNG,

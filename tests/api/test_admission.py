@@ -79,12 +79,6 @@ class TestBounds:
         assert came == ["a", "b", "c"]
         assert admission.turns.running == 0
 
-    async def test_no_queue_at_all(self):
-        admission = bounded(1, 0)
-        held = await turns(admission, 1)
-        refused(admission)
-        assert len(held) == 1
-
     async def test_waiting_ends_at_the_deadline(self):
         admission = bounded(1, 4)
         held = await turns(admission, 1)
@@ -519,6 +513,10 @@ STEPS = st.one_of(
 )
 
 
+def can_be_lost(place):
+    return place.waiting is not None and not place.waiting.done() and not place.kept
+
+
 class Driver:
     """Requests that hold bytes, are decoded by one of two decoders, and run until they are told how to end."""
 
@@ -562,7 +560,7 @@ class Driver:
 
     def _place(self, client, *, kept):
         """Return a place; where there is none, no client has two more, or none of its that can be lost."""
-        taken = {name: [place.can_be_lost for place in own] for name, own in self.admission.queries.taken.items()}
+        taken = {name: [*map(can_be_lost, own)] for name, own in self.admission.queries.taken.items()}
         try:
             return self.admission.place(client, math.inf, kept=kept)
         except Problem:

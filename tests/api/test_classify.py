@@ -159,21 +159,6 @@ class TestIdempotency:
         reply = http.post("/v1/classify", files={"image": ("a", png(seed=1))}, headers=headers)
         assert "came with another request" in problem(reply, 422)
 
-    def test_retries_that_overlap_are_one_query(self, http, observed):
-        replies = []
-
-        def ask():
-            replies.append(http.post("/v1/classify", files={"image": ("a", png())}, headers={"Idempotency-Key": "k"}))
-
-        threads = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len({reply.text for reply in replies}) == 1
-        assert answer(replies[0])
-        assert len(observed.answers) == 1
-
     @pytest.mark.hostile
     @pytest.mark.parametrize("key", ["", "a b", "x" * 256])
     def test_malformed_keys_are_refused(self, lasting_http, key):
@@ -203,11 +188,6 @@ class TestResults:
         ]
         assert state["result"]["images"][0]["predictions"][:3] == expected["images"][0]["predictions"]
         assert state["result"]["timeline"]["tasks"]
-
-    def test_a_failed_job_reports_a_problem(self, http):
-        reply = http.post("/v1/classify", files={"image": png()[:200]}, headers={"Prefer": "respond-async"})
-        state = self.ended(http, reply)
-        assert (state["status"], state["problem"]["status"]) == ("failed", 400)
 
     def test_the_same_key_is_the_same_result(self, http, observed):
         first = self.later(http, **{"Idempotency-Key": "k"})
@@ -260,9 +240,3 @@ class TestResults:
         assert ends == ["done"] * 12
         while service.admission.queries.count:
             pass
-
-    def test_a_deleted_result_is_not_found(self, http):
-        place = self.later(http).headers["location"]
-        assert http.delete(place).status_code == 204
-        problem(http.get(place), 404)
-        problem(http.delete(place), 404)

@@ -13,7 +13,7 @@ import pytest
 
 import serfer
 from serfer.api.http.problems import Problem
-from serfer.core.errors import DeadlineError, InputError, RequestRefusedError, ServiceUnavailableError
+from serfer.core.errors import DeadlineError, InputError, RequestRefusedError
 from tests.api.conftest import PATIENCE, png, running
 from tests.support.served import served
 
@@ -162,14 +162,3 @@ def test_connections_that_break_are_tried_again():
         assert client.models() == ()
         assert len(waits) == 3
         assert client.models() == ()  # the connection that was kept has been closed meanwhile
-
-
-def test_a_connection_error_names_the_address():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-    with (
-        serfer.Client(url, retries=1, sleep=lambda _: None) as client,
-        pytest.raises(ServiceUnavailableError, match=url) as caught,
-    ):
-        client.ready()
-    assert caught.value.exit_code == 4

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
-from tritonclient.utils import InferenceServerException, np_to_triton_dtype
+from tritonclient.utils import np_to_triton_dtype
 
 import serfer
 from serfer.api.http.body import ApiLimits
@@ -33,7 +33,7 @@ def keras(directory):
     """Split a network of uint8 images with their channels last, and a name that SerFer has for another tensor."""
     net = Net(3, ROWS, COLUMNS)
     x = net.op("Transpose", net.op("Cast", "input", to=TensorProto.FLOAT), perm=[0, 3, 1, 2])
-    model = net.model(net.linear(net.flat(net.conv(x, 3, 4, [3, 3])), 320, 5), "input")
+    model = net.model(net.linear(net.flat(net.conv(x, 3, 4, [3, 3])), 320, 5), name="input")
     given = helper.make_tensor_value_info("input", TensorProto.UINT8, ["N", ROWS, COLUMNS, 3])
     model.graph.input[0].CopyFrom(given)
     return saved(model, "dense_3", directory / "keras")
@@ -44,7 +44,7 @@ def half(directory):
     net = Net(3, ROWS, COLUMNS)
     x = net.op("Unsqueeze", net.op("Cast", "image", to=TensorProto.FLOAT), net.constant(np.array([0])))
     x = net.linear(net.flat(net.conv(x, 3, 4, [3, 3])), 320, 5)
-    model = net.model(net.op("Squeeze", x, net.constant(np.array([0]))), "image", dims=("K",))
+    model = net.model(net.op("Squeeze", x, net.constant(np.array([0]))), name="image", dims=("K",))
     given = helper.make_tensor_value_info("image", TensorProto.FLOAT16, [3, ROWS, COLUMNS])
     model.graph.input[0].CopyFrom(given)
     return saved(model, "a/b:0", directory / "half")
@@ -119,19 +119,6 @@ def test_serfers_own_names_are_taken_too_and_answered_by_its_own(home, triton):
         both = [InferRequestedOutput("logits"), InferRequestedOutput("dense_3")]
         answer = triton.infer("keras", tensor(name, array), outputs=both)
         assert np.array_equal(answer.as_numpy("logits"), answer.as_numpy("dense_3"))
-
-
-@pytest.mark.parametrize(
-    ("name", "array", "words"),
-    [
-        ("x", np.zeros((1, ROWS, COLUMNS, 3), np.uint8), "this model takes 'input' or 'image'"),
-        ("input", np.zeros((1, 3, ROWS, COLUMNS), np.uint8), rf"it should be \[-1, {ROWS}, {COLUMNS}, 3\]"),
-        ("input", np.zeros((1, ROWS, COLUMNS, 3), np.int64), "datatype 'INT64': it should be UINT8"),
-    ],
-)
-def test_another_tensor_is_refused_by_what_the_file_has(triton, name, array, words):
-    with pytest.raises(InferenceServerException, match=words):
-        triton.infer("keras", tensor(name, array))
 
 
 @given(st.sampled_from(INPUT_AXES))

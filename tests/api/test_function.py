@@ -33,12 +33,11 @@ from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import DriverSettings, Settings
 from tests.api.conftest import PATIENCE, png
 
-BOUNDARY = "xyz"
 IMAGE = {"content-type": "image/png"}
 
 
 def rest(method, path, query=(), headers=None, body=None):
-    """Return an event of a REST API, proxy integration, as recorded but for the account's own."""
+    """Return an event of a REST API, proxy integration, with what is read of it."""
     headers = {"Host": "abc.execute-api.us-east-1.amazonaws.com", "X-Forwarded-Proto": "https", **(headers or {})}
     query = list(query)
     return {
@@ -49,20 +48,7 @@ def rest(method, path, query=(), headers=None, body=None):
         "multiValueHeaders": {name: [value] for name, value in headers.items()},
         "queryStringParameters": dict(query) or None,
         "multiValueQueryStringParameters": {name: [v for n, v in query if n == name] for name, _ in query} or None,
-        "pathParameters": {"proxy": path[1:]},
-        "stageVariables": None,
-        "requestContext": {
-            "resourceId": "abc123",
-            "resourcePath": "/{proxy+}",
-            "httpMethod": method,
-            "path": f"/prod{path}",
-            "accountId": "123456789012",
-            "protocol": "HTTP/1.1",
-            "stage": "prod",
-            "requestId": str(uuid.uuid4()),
-            "identity": {"sourceIp": "203.0.113.7", "userAgent": "test"},
-            "apiId": "abc",
-        },
+        "requestContext": {"requestId": str(uuid.uuid4()), "identity": {"sourceIp": "203.0.113.7"}},
         "body": None if body is None else base64.b64encode(body).decode(),
         "isBase64Encoded": body is not None,
     }
@@ -71,38 +57,16 @@ def rest(method, path, query=(), headers=None, body=None):
 def http_api(method, path, query=(), headers=None, body=None):
     """Return an event of an HTTP API, payload format 2.0."""
     headers = {"host": "abc.execute-api.us-east-1.amazonaws.com", "x-forwarded-proto": "https", **(headers or {})}
+    http = {"method": method, "path": path, "protocol": "HTTP/1.1", "sourceIp": "203.0.113.7", "userAgent": "t"}
     event = {
         "version": "2.0",
-        "routeKey": "$default",
         "rawPath": path,
         "rawQueryString": urlencode(list(query)),
         "headers": {name.lower(): value for name, value in headers.items()},
-        "requestContext": {
-            "accountId": "123456789012",
-            "apiId": "abc",
-            "domainName": "abc.execute-api.us-east-1.amazonaws.com",
-            "http": {
-                "method": method,
-                "path": path,
-                "protocol": "HTTP/1.1",
-                "sourceIp": "203.0.113.7",
-                "userAgent": "t",
-            },
-            "requestId": "JKJaXmPLvHcESHA=",
-            "routeKey": "$default",
-            "stage": "$default",
-            "time": "12/Mar/2026:19:03:58 +0000",
-            "timeEpoch": 1773342238000,
-        },
+        "requestContext": {"http": http, "requestId": "JKJaXmPLvHcESHA=", "stage": "$default"},
         "isBase64Encoded": body is not None,
     }
     return event if body is None else {**event, "body": base64.b64encode(body).decode()}
-
-
-def form(*images):
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'.encode()
-    parts = b"".join(head + image + b"\r\n" for image in images)
-    return parts + f"--{BOUNDARY}--\r\n".encode(), {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
 def driver_settings(variables):
@@ -157,12 +121,6 @@ class TestEvents:
         answer = json.loads(body)
         assert answer["model"] == "small"
         assert [len(image["predictions"]) for image in answer["images"]] == [2]
-
-    def test_a_form_of_two_images(self, call):
-        body, headers = form(png(seed=1), png(seed=2))
-        status, _, body = call("POST", "/v1/classify", headers=headers, body=body)
-        assert status == 200
-        assert len(json.loads(body)["images"]) == 2
 
     @pytest.mark.exact
     def test_answers_equal_those_of_a_driver(self, call, http):

@@ -210,10 +210,7 @@ def test_quota_usage_survives_a_reload_unless_the_quota_changes(path, clock):
 
 @pytest.mark.who_may
 @given(
-    st.integers(1, 10_000),
-    st.integers(1, 20),
-    st.floats(0, 1e8),
-    st.lists(st.floats(0, 30), min_size=1, max_size=60),
+    st.integers(1, 10_000), st.integers(1, 20), st.floats(0, 1e8), st.lists(st.floats(0, 30), min_size=1, max_size=60)
 )
 def test_a_quota_is_never_exceeded_and_its_waits_are_exact(rate, burst, start, pauses):
     quota, now, taken = Quota(rate, burst, None), start, []

@@ -45,10 +45,7 @@ def app(service, settings, observed):
 
 
 def answered(target="serverless", **changes):
-    stages = (
-        StageReport("stage-0", "2x2", 4, 20.0, 4, 100, 200),
-        StageReport("stage-1", "1x1", 1, 10.0, 0, 200, 28),
-    )
+    stages = (StageReport("stage-0", "2x2", 4, 20.0, 4, 100, 200), StageReport("stage-1", "1x1", 1, 10.0, 0, 200, 28))
     store = StoreCounts(bytes_put=300, bytes_get=400, puts=5, gets=6, exists=0)
     values = {"stages": stages, "store": store, "retries": 2, "hedges": 1, "restarts": 0, **changes}
     values |= {"model": "small", "weights": "given", "untrained": False}

@@ -3,34 +3,26 @@
 import json
 import shutil
 
-import httpx
 import pytest
 
 import serfer
-from serfer.api.admission import Admission
-from serfer.api.app import make_app
-from serfer.api.service import Service
 from serfer.core.errors import NotFiniteError
-from serfer.settings import Settings
-from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.api.conftest import png
 from tests.e2e.small import batch, give_nan
+from tests.support.served import served
 
 INFER = "/v2/models/small/infer"
 
 
 @pytest.fixture(scope="module")
-def pipeline(small_plan, tmp_path_factory):
-    copy = tmp_path_factory.mktemp("nan") / "plan"
-    shutil.copytree(small_plan, copy)
-    with serfer.open(give_nan(copy), store="memory://", workers="inprocess") as pipeline:
-        yield pipeline
+def plan(small_plan, tmp_path_factory):
+    return give_nan(shutil.copytree(small_plan, tmp_path_factory.mktemp("nan") / "plan"))
 
 
 @pytest.fixture(scope="module")
-def http(pipeline):
-    service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed())
-    with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
-        yield client
+def url(plan, forks):
+    with served({"small": plan}, forks=forks) as url:
+        yield url
 
 
 def strict(reply):
@@ -58,6 +50,9 @@ def test_inference_is_an_error_in_every_form(http, wanted):
     assert "not a finite number" in strict(reply)["error"]
 
 
-def test_python_raises(pipeline):
-    with pytest.raises(NotFiniteError, match=r"output .* for image 0 is nan"):
+def test_python_raises(plan):
+    with (
+        serfer.open(plan, workers="inprocess") as pipeline,
+        pytest.raises(NotFiniteError, match=r"output .* for image 0 is nan"),
+    ):
         pipeline.run(batch(2))

@@ -88,8 +88,7 @@ def test_json_gives_its_images_in_order():
 
 
 @pytest.mark.parametrize(
-    "start",
-    [JPEG, PNG, b"GIF87a", b"GIF89a", b"RIFF\x01\0\0\0WEBP", b"BM", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"],
+    "start", [JPEG, PNG, b"GIF87a", b"GIF89a", b"RIFF\x01\0\0\0WEBP", b"BM", b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"]
 )
 def test_known_formats_are_let_through(start):
     assert images("image/png", start + b"x") == [("image 0", start + b"x")]

@@ -57,10 +57,7 @@ def test_instances_are_compared_by_their_options():
 
 
 def test_an_instance_start_failure_is_reported(directory, capfd):
-    with (
-        pytest.raises(UnavailableError, match="exit code 2"),
-        child.serving("no-such-command", directory, []),
-    ):
+    with pytest.raises(UnavailableError, match="exit code 2"), child.serving("no-such-command", directory, []):
         pytest.fail("it started")
     assert "no-such-command" in capfd.readouterr().err
 

@@ -170,13 +170,7 @@ VALUES = st.text(st.characters(codec="ascii", categories=("L", "N", "P", "Zs")),
 
 
 @pytest.mark.who_may
-@given(
-    method=st.sampled_from(["GET", "POST"]),
-    name=NAMES,
-    query=QUERIES,
-    value=VALUES,
-    body=st.binary(max_size=100),
-)
+@given(method=st.sampled_from(["GET", "POST"]), name=NAMES, query=QUERIES, value=VALUES, body=st.binary(max_size=100))
 def test_signatures_are_compatible_with_botocore(method, name, query, value, body):
     with pytest.MonkeyPatch.context() as monkeypatch:
         target = f"/2015-03-31/functions/{name}{'?' + query if query else ''}"

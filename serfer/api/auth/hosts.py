@@ -10,7 +10,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from functools import lru_cache
-from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -85,7 +84,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _refusal(header: str, value: str) -> Problem:
     shown = value[:_SHOWN] if value.isprintable() and value.isascii() else "what it says"
     return Problem(
-        HTTPStatus.FORBIDDEN,
+        403,
         f"{header}: {shown} is not a host that this service answers to, which has no API keys: start it with "
         "--allow-host NAME (SERFER_ALLOW_HOSTS), or with --keys",
         slug="host",

@@ -20,7 +20,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
@@ -111,40 +110,31 @@ def open_application(driver: DriverSettings, settings: Settings, opened: ExitSta
     opened.callback(service.decoders.end)
     app = make_app(service, settings, keys, telemetry, streams=False)
     app.state.pipelines = [*pipelines.values()]
-    app.user_middleware.append(Middleware(_NotLater))  # the innermost: inside RequestMiddleware
     if (chosen := applications_of(driver, settings)) is not None:
         service.applications = applications_for(service, opening, chosen, settings, LoopThread, alone=True)
         opened.callback(lambda: asyncio.run(service.close_pipelines()))  # with those of variants, which come and go
         asyncio.run(service.applications.open(warm=False))
-        app.user_middleware.append(Middleware(_LookingAgain, service.applications))
+    app.user_middleware.append(Middleware(_Momentary, service.applications))  # the innermost: inside RequestMiddleware
     return app
 
 
-class _NotLater:
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+class _Momentary:
+    """Refuses what a function cannot do; has applications look at the registry again when a request comes."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and wants_async(Request(scope)):
-            raise Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                "Prefer: respond-async is not for this service: a Lambda function stands still once it has answered",
-            )
-        await self._app(scope, receive, send)
-
-
-class _LookingAgain:
-    """Has applications look at the registry again when a request comes, and refuses to change what is in it."""
-
-    def __init__(self, app: ASGIApp, applications: Applications) -> None:
+    def __init__(self, app: ASGIApp, applications: Applications | None) -> None:
         self._app = app
         self._applications = applications
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
+        if scope["type"] == "http" and wants_async(Request(scope)):
+            raise Problem(
+                422,
+                "Prefer: respond-async is not for this service: a Lambda function stands still once it has answered",
+            )
+        if scope["type"] == "http" and self._applications is not None:
             if scope["method"] not in _READING and scope["path"].startswith("/v1/applications"):
                 raise Problem(
-                    HTTPStatus.UNPROCESSABLE_ENTITY,
+                    422,
                     "a Lambda function may read the registry and nothing else: use serfer app promote, canary, "
                     "rollback or retire where the registry may be written",
                 )

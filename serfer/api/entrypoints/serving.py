@@ -122,10 +122,11 @@ async def serve_models(
         pipelines: dict[str, AsyncPipeline] = {}
         for name, directory in models.items():
             progress(f"starting workers and store of {name}")
-            this = _of(name, opening, first=not pipelines)
-            pipelines[name] = await open_model(directory, this, settings, loop)
+            routing = replace(opening.routing, model=name) if opening.routing and not pipelines else None  # the first's
+            pipelines[name] = await open_model(directory, replace(opening, routing=routing), settings, loop)
             opened.push_async_callback(pipelines[name].close)
-        service, telemetry = make_service(pipelines, settings, _shared_store(opening, pipelines))
+        store = None if pipelines else open_store(_store_url(opening))
+        service, telemetry = make_service(pipelines, settings, store)
         opened.callback(service.decoders.end)
         service.plan_watch = PlanWatch(models, {name: pipeline.plan for name, pipeline in pipelines.items()}).look
         if opening.applications is not None:
@@ -149,12 +150,6 @@ async def serve_models(
         )
 
 
-def _of(model: str, opening: Opening, *, first: bool) -> Opening:
-    """Return how a model is opened: a pool's instances serve one, the first."""
-    routing = opening.routing
-    return replace(opening, routing=replace(routing, model=model) if routing and first else None)
-
-
 async def open_model(directory: Path, opening: Opening, settings: Settings, loop: LoopThread) -> AsyncPipeline:
     """Open a plan directory with the limits that hold for images from outside; raises what `serfer.open` raises.
 
@@ -166,12 +161,6 @@ async def open_model(directory: Path, opening: Opening, settings: Settings, loop
     }
     settings = settings.model_copy(update=bounded)
     return await open_on(loop, directory, opening.choices, settings, opening.deployment, opening.routing)
-
-
-def _shared_store(opening: Opening, pipelines: Mapping[str, AsyncPipeline]) -> Store | None:
-    if pipelines:
-        return None
-    return open_store(_store_url(opening))
 
 
 def _store_url(opening: Opening) -> str:

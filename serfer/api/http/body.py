@@ -10,7 +10,6 @@ import math
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -103,7 +102,7 @@ def coding_of(headers: Headers) -> str | None:
     codings = [word for word in words if word not in ("", "identity")]
     if len(codings) > 1 or not set(codings) <= set(CODINGS):
         raise Problem(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            415,
             "Content-Encoding should be gzip or deflate, once, or be left out",
             headers={"Accept-Encoding": ", ".join([*CODINGS, "identity"])},
         )
@@ -116,14 +115,11 @@ def decompress(body: bytes, coding: str, most: int) -> bytes:
     try:
         data = stream.decompress(body, most + 1)
     except zlib.error:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not {coding}, as Content-Encoding says") from None
+        raise Problem(400, f"the body is not {coding}, as Content-Encoding says") from None
     if len(data) > most:
-        raise Problem(
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            f"the body has more than the {most:,} bytes that are accepted, unpacked",
-        )
+        raise Problem(413, f"the body has more than the {most:,} bytes that are accepted, unpacked")
     if not stream.eof or stream.unused_data:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"the body is cut short, or goes on after its {coding} data")
+        raise Problem(400, f"the body is cut short, or goes on after its {coding} data")
     return data
 
 

@@ -50,14 +50,14 @@ PROBLEM_TYPES = {
 _PROTOCOL = re.compile(r"/v2(/|$)")  # paths of the Open Inference Protocol
 _RETRY_S = "1"  # after something was unavailable: it may be back soon, and asking is cheap
 _OUTSIDE = (
-    (ImageTooLargeError, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    (ImageError, HTTPStatus.BAD_REQUEST),
-    (ResultGoneError, HTTPStatus.NOT_FOUND),
-    (PlanError, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (InputError, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (UsageError, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (DeadlineError, HTTPStatus.GATEWAY_TIMEOUT),
-    (NotFiniteError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (ImageTooLargeError, 413),
+    (ImageError, 400),
+    (ResultGoneError, 404),
+    (PlanError, 422),
+    (InputError, 422),
+    (UsageError, 422),
+    (DeadlineError, 504),
+    (NotFiniteError, 500),
 )
 
 
@@ -97,23 +97,16 @@ def problem_of(error: Exception) -> Problem:
     if isinstance(error, OverloadedError):
         wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         slug = "ceiling" if isinstance(error, CeilingError) else OVERLOADED
-        return Problem(HTTPStatus.TOO_MANY_REQUESTS, str(error), slug=slug, headers=wait)
+        return Problem(429, str(error), slug=slug, headers=wait)
     if isinstance(error, LambdaThrottledError):
-        return Problem(
-            HTTPStatus.TOO_MANY_REQUESTS,
-            _BUSY,
-            slug=OVERLOADED,
-            headers={"Retry-After": str(1 + secrets.randbelow(3))},
-        )
+        return Problem(429, _BUSY, slug=OVERLOADED, headers={"Retry-After": str(1 + secrets.randbelow(3))})
     for kind, status in _OUTSIDE:
         if isinstance(error, kind) and not isinstance(error, TaskFailedError):  # whose plan is the service's own
             return Problem(status, str(error))
     if isinstance(error, SerferError):  # a task that failed for good, the store, Lambda: what they say is for our log
         detail = str(error) if isinstance(error, NetworkLoadError) else _UNAVAILABLE
-        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, detail, slug="unavailable", headers={"Retry-After": _RETRY_S})
-    return Problem(
-        HTTPStatus.INTERNAL_SERVER_ERROR, "a bug of the service's; its log says more under this request's id"
-    )
+        return Problem(503, detail, slug="unavailable", headers={"Retry-After": _RETRY_S})
+    return Problem(500, "a bug of the service's; its log says more under this request's id")
 
 
 _BUSY = "all execution environments of the functions are in use: try again later"

@@ -190,11 +190,7 @@ class LimitedProtocol(H11Protocol):
 def _answer(conn: h11.Connection, status: HTTPStatus, detail: str) -> bytes:
     problem = {"title": status.phrase, "status": status.value, "detail": detail}
     body = json.dumps(problem).encode()
-    headers = [
-        ("Content-Type", MEDIA_TYPE),
-        ("Content-Length", str(len(body))),
-        ("Connection", "close"),
-    ]
+    headers = [("Content-Type", MEDIA_TYPE), ("Content-Length", str(len(body))), ("Connection", "close")]
     response = h11.Response(status_code=status, headers=headers, reason=status.phrase.encode())
     return b"".join(conn.send(event) or b"" for event in (response, h11.Data(data=body), h11.EndOfMessage()))
 

@@ -17,7 +17,7 @@ import struct
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from http import HTTPStatus
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -49,6 +49,7 @@ _NUMBERS: Final[dict[str, set[type]]] = {  # of JSON's; a bool is neither
 }
 _MOST_BESIDES = 1024  # commas and brackets of a request beside those of its tensor
 _SHOWN = 40  # characters of what a client sent
+_bad, _unprocessable = partial(Problem, 400), partial(Problem, 422)
 
 
 @dataclass(frozen=True)
@@ -391,11 +392,3 @@ def _advice(result: str | None, signature: Signature) -> str:
 def _too_large(what: str, sizes: Mapping[str, int], why: str, most: int) -> Problem:
     each = ", ".join(f"{name!r} {size:,}" for name, size in sizes.items())
     return _unprocessable(f"{what} would have up to {sum(sizes.values()):,} bytes ({each}), and at most {most:,} {why}")
-
-
-def _unprocessable(detail: str) -> Problem:
-    return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, detail)
-
-
-def _bad(detail: str) -> Problem:
-    return Problem(HTTPStatus.BAD_REQUEST, detail)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from http import HTTPStatus
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -95,7 +94,7 @@ def _parsed(kind: type[QueryParameters], query: bytes) -> QueryParameters:
     try:
         return kind.model_validate({**given})
     except ValidationError as error:
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, first_fault(error)) from None
+        raise Problem(422, first_fault(error)) from None
 
 
 def check_names(given: QueryParams, known: Sequence[str]) -> None:
@@ -104,9 +103,6 @@ def check_names(given: QueryParams, known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             shown = name[:40] if name.isprintable() else "a parameter"
-            raise Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY,
-                f"{shown!r} is not a parameter here: there is {', '.join(known) or 'none'}",
-            )
+            raise Problem(422, f"{shown!r} is not a parameter here: there is {', '.join(known) or 'none'}")
         if names.count(name) > 1:
-            raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{name} is given more than once")
+            raise Problem(422, f"{name} is given more than once")

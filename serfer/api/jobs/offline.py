@@ -9,7 +9,6 @@ GET .../results ◀── JSON lines, once it has ended ◀────┘
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import secrets
 import time
@@ -22,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Final
 from serfer.api.admission import Places
 from serfer.api.http.problems import Problem, problem_of
 from serfer.api.jobs.job_images import JobImages
-from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner
+from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner, job_key
 from serfer.control.throttle import PERIOD_S, OfflineThrottle, OnlineLoad
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.errors import InputError, MissingKeyError, SerferError
@@ -103,25 +102,25 @@ class OfflineJobs:
             place.release()
 
         try:
-            return await self._runner.begin(_key("job", job.owner, record.id), record, work, after)
+            return await self._runner.begin(job_key("job", job.owner, record.id), record, work, after)
         except BaseException:
             place.release()
             raise
 
     async def find(self, owner: str, identifier: str) -> OfflineRecord | None:
         """Return a job's record; None where there is none, or it is another owner's."""
-        return await self._runner.find(_key("job", owner, identifier))
+        return await self._runner.find(job_key("job", owner, identifier))
 
     async def lines(self, owner: str, identifier: str) -> bytes | None:
         """Return a job's results, JSON lines; None where there are none yet, or any more."""
         try:
-            return bytes(await asyncio.to_thread(self._store.get, _key("job-lines", owner, identifier)))
+            return bytes(await asyncio.to_thread(self._store.get, job_key("job-lines", owner, identifier)))
         except MissingKeyError:
             return None
 
     async def cancel(self, owner: str, identifier: str) -> None:
-        await self._runner.cancel(_key("job", owner, identifier))
-        await asyncio.to_thread(self._store.delete, [_key("job-lines", owner, identifier)])
+        await self._runner.cancel(job_key("job", owner, identifier))
+        await asyncio.to_thread(self._store.delete, [job_key("job-lines", owner, identifier)])
 
     async def close(self) -> None:
         await self._runner.close()
@@ -129,7 +128,7 @@ class OfflineJobs:
     async def _keep(self, owner: str, active: ActiveJob[OfflineRecord], lines: bytes) -> None:
         await active.write()
         if not active.lost:
-            key = _key("job-lines", owner, active.record.id)
+            key = job_key("job-lines", owner, active.record.id)
             await asyncio.to_thread(self._store.put, key, lines, self._ttl_s)
 
 
@@ -184,7 +183,3 @@ class _Answers:
             if self._throttle.limit(now):
                 return
             await asyncio.sleep(self._period_s)
-
-
-def _key(kind: str, owner: str, identifier: str) -> str:
-    return f"serfer:{kind}:{hashlib.sha256(f'{len(owner)}:{owner}:{identifier}'.encode()).hexdigest()}"

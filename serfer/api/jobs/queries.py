@@ -15,18 +15,16 @@ progress. With an Idempotency-Key, 1 put more, and 3 gets for each retry.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from http import HTTPStatus
 from typing import Any, Final
 
 from serfer.api.http.problems import Problem
-from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner
+from serfer.api.jobs.runner import ActiveJob, JobRecord, JobState, Runner, job_key
 from serfer.api.requests import IdempotencyKey
 from serfer.core.http_messages import StageProgress
 from serfer.core.run_machine import StageRun
@@ -34,7 +32,7 @@ from serfer.storage.coordination import Coordination, set_once
 
 BEAT_S: Final = 2.0
 _GRACE_S: Final = 5.0  # beyond its deadline, until a query whose driver writes nothing counts as lost
-_PREFIX: Final = "later"
+_KIND: Final = "later"
 Watch = Callable[[Sequence[StageRun]], None]
 
 
@@ -77,7 +75,7 @@ class QueryRecord(JobRecord):
         """Return the record of a query that is done, or has failed: so has one whose driver was stopped or killed."""
         if state is JobState.DONE:
             return replace(self, state=state)
-        lost = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "the driver that ran this query is gone: send it again")
+        lost = Problem(503, "the driver that ran this query is gone: send it again")
         return replace(self, state=JobState.FAILED, problem=(problem or lost).as_dict(""))
 
     def shares_run(self, other: QueryRecord) -> bool:
@@ -89,9 +87,7 @@ class QueryRecord(JobRecord):
         if self.state is JobState.FAILED:
             return False
         if self.digest != request.digest:
-            raise Problem(
-                HTTPStatus.UNPROCESSABLE_ENTITY, "this Idempotency-Key came with another request: use a new one"
-            )
+            raise Problem(422, "this Idempotency-Key came with another request: use a new one")
         return True
 
     def encode(self) -> bytes:
@@ -163,22 +159,22 @@ class AsyncQueries:
             deadline=query.deadline,
             stages=query.progress(()),
         )
-        record = await self.runner.begin(_key(identifier, query.owner), fresh, work, after)
+        record = await self.runner.begin(job_key(_KIND, query.owner, identifier), fresh, work, after)
         if record is not fresh:
             query.ended()
         return record.public()
 
     async def find(self, identifier: str, owner: str) -> dict[str, Any]:
         """Return a query's record; raises Problem 404 where there is none, or another's."""
-        record = await self.runner.find(_key(identifier, owner))
+        record = await self.runner.find(job_key(_KIND, owner, identifier))
         if record is None:
-            raise Problem(HTTPStatus.NOT_FOUND, "no such result: it was never requested, has expired, or was deleted")
+            raise Problem(404, "no such result: it was never requested, has expired, or was deleted")
         return record.public()
 
     async def cancel(self, identifier: str, owner: str) -> None:
         """Delete a query's record, and stop it wherever it runs; raises Problem 404 as `find`."""
         await self.find(identifier, owner)
-        await self.runner.cancel(_key(identifier, owner))
+        await self.runner.cancel(job_key(_KIND, owner, identifier))
 
     async def _id_of(self, query: AsyncQuery, own: str) -> str:
         """Return `own`, or the id that the first query with the same idempotency key has set."""
@@ -191,7 +187,3 @@ class AsyncQueries:
     def _kept_s(self, deadline: float) -> float:
         """Return for how long what belongs to a query is kept that may run until a deadline."""
         return max(0.0, deadline - self._clock()) + _GRACE_S + self._ttl_s
-
-
-def _key(identifier: str, owner: str) -> str:
-    return f"serfer:{_PREFIX}:{hashlib.sha256(f'{len(owner)}:{owner}:{identifier}'.encode()).hexdigest()}"

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from http import HTTPStatus
+from hashlib import sha256
 from typing import Any, ClassVar, Final, Generic, Self, TypeAlias, TypeVar
 
 from serfer.api.http.problems import Problem, problem_of
@@ -165,6 +165,11 @@ class ActiveJob(Generic[R]):
 Work: TypeAlias = Callable[[ActiveJob[R]], Awaitable[None]]
 
 
+def job_key(kind: str, owner: str, identifier: str) -> str:
+    """Return where a store has what belongs to a job: only its owner can name it."""
+    return f"serfer:{kind}:{sha256(f'{len(owner)}:{owner}:{identifier}'.encode()).hexdigest()}"
+
+
 @dataclass(frozen=True, eq=False)
 class Runner(Generic[R]):
     """The jobs of a kind that a driver works on, and the records of all drivers' in `values`; used on one event loop.
@@ -238,7 +243,7 @@ class Runner(Generic[R]):
         except (SerferError, Problem) as error:
             state, problem = JobState.FAILED, problem_of(error)
         except Exception as error:  # noqa: BLE001 - nobody awaits this task
-            state, problem = JobState.FAILED, Problem(HTTPStatus.INTERNAL_SERVER_ERROR, BUG)
+            state, problem = JobState.FAILED, Problem(500, BUG)
             self.log(logging.ERROR, error)
         finally:
             try:

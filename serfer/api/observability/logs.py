@@ -144,23 +144,14 @@ def write(level: int, event: str, fields: dict[str, Any]) -> None:
         _log.handle(line)
 
 
-class QueryLog:
-    """Notes how queries end: in their request's line, or in one of their own where that is written already."""
-
-    def answered(self, model: str, answered: ServiceResult) -> None:
-        record = CURRENT.get() or RequestRecord("", open=False)
-        record.model, record.answered = model, answered
-        self._log(logging.INFO, record)
-
-    def failed(self, model: str, error: BaseException) -> None:
-        record = CURRENT.get() or RequestRecord("", open=False)
-        record.model, record.error = model, error
-        self._log(logging.WARNING, record)
-
-    def _log(self, level: int, record: RequestRecord) -> None:
-        if not record.open:
-            error = reason(record.error) if record.error else {}
-            write(level, "query", {"request_id": record.request_id, **query_fields(record), **error})
+def log_query(model: str, answered: ServiceResult | None = None, error: BaseException | None = None) -> None:
+    """Note how a query ends: in its request's line, or in one of its own where that is written already."""
+    record = CURRENT.get() or RequestRecord("", open=False)
+    record.model, record.answered, record.error = model, answered or record.answered, error or record.error
+    if not record.open:
+        why = reason(record.error) if record.error else {}
+        level = logging.WARNING if error else logging.INFO
+        write(level, "query", {"request_id": record.request_id, **query_fields(record), **why})
 
 
 def query_fields(record: RequestRecord) -> dict[str, Any]:

@@ -89,9 +89,7 @@ class Metrics:
             "serfer_gangs_disbanded", "Gangs that were aborted and ran stage by stage.", registry=registry
         )
         self._warm_ups = Counter(
-            "serfer_warm_ups",
-            "Requests that warmed functions of later stages or the other plan.",
-            registry=registry,
+            "serfer_warm_ups", "Requests that warmed functions of later stages or the other plan.", registry=registry
         )
         self._plans = make.counter(
             "serfer_plan_queries", "Queries that functions answered, by plan.", ["model", "plan"]

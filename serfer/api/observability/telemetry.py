@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from serfer.api.observability.logs import QueryLog
+from serfer.api.observability.logs import log_query
 from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.tracing import Tracing, open_tracing
 from serfer.api.service import ServiceResult
@@ -18,17 +18,16 @@ class Telemetry:
 
     metrics: Metrics
     tracing: Tracing | None = None
-    _log: QueryLog = field(default_factory=QueryLog)
 
     def answered(self, model: str, answered: ServiceResult) -> None:
         self.metrics.answered(model, answered)
-        self._log.answered(model, answered)
+        log_query(model, answered)
         if self.tracing:
             self.tracing.answered(model, answered)
 
     def failed(self, model: str, error: BaseException) -> None:
         self.metrics.failed(model, error)
-        self._log.failed(model, error)
+        log_query(model, error=error)
         if self.tracing:
             self.tracing.failed(model, error)
 

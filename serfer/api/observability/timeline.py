@@ -8,13 +8,7 @@ from typing import Any
 
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.http_messages import (
-    SelectedVariant,
-    ServedReport,
-    StageProgress,
-    TaskTime,
-    Timeline,
-)
+from serfer.core.http_messages import SelectedVariant, ServedReport, StageProgress, TaskTime, Timeline
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
@@ -25,12 +19,7 @@ from serfer.pipeline.trace import stage_times
 
 
 def served_report(
-    answered: ServiceResult,
-    plan: Plan,
-    facts: LambdaFacts,
-    *,
-    explain: bool,
-    selected: SelectedVariant | None = None,
+    answered: ServiceResult, plan: Plan, facts: LambdaFacts, *, explain: bool, selected: SelectedVariant | None = None
 ) -> ServedReport:
     """Return a query's report for the client, its timeline counted from the request's arrival at admission."""
     result = answered.result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from http import HTTPStatus
 
 from fastapi import APIRouter, Request
 
@@ -154,13 +153,10 @@ def detail_of(applications: Applications, name: str) -> ApplicationDetail:
 
 def serving(applications: Applications | None, name: str) -> Applications:
     """Return what serves an application; raises Problem 404 for one that is not served."""
-    if applications is None or name not in applications.names:
-        why = (
-            applications.releases.why_absent(name)
-            if applications
-            else f"no application {name[:80]!r} here: there is none"
-        )
-        raise Problem(HTTPStatus.NOT_FOUND, why)
+    if applications is None:
+        raise Problem(404, f"no application {name[:80]!r} here: there is none")
+    if name not in applications.names:
+        raise Problem(404, applications.releases.why_absent(name))
     return applications
 
 
@@ -174,23 +170,18 @@ def _listed(served: ServedApplication) -> ListedApplication:
 
 
 def _detail(applications: Applications | None, served: ServedApplication) -> ApplicationDetail:
-    table, listed = served.table, _listed(served)
+    table = served.table
     sides = [("live", table.live), *([("canary", table.canary)] if table.canary else [])]
     rows = {
         name: _variant(applications, served, variant, release)
         for release, side in reversed(sides)
         for name, variant in side.variants.items()
     }
-    record = table.application
     return ApplicationDetail(
-        listed.name,
-        listed.classes,
-        listed.release,
-        listed.networks,
-        listed.variants,
+        **vars(_listed(served)),
         table=tuple(sorted(rows.values(), key=lambda row: (row.cost_usd.value, row.name))),
         canary=_canary(served, table.trial) if table.trial else None,
-        taken_back=_taken_back(record),
+        taken_back=_taken_back(table.application),
         scaled=served.scaled.reason if served.scaled else "",
     )
 
@@ -252,8 +243,7 @@ def _conduct(conduct: Conduct) -> ListedConduct:
 
 
 def _taken_back(record: Application) -> str:
-    gone = record.taken_back
-    if gone is None:
+    if (gone := record.taken_back) is None:
         return ""
     networks = ", ".join(f"{network}@{version}" for network, version in gone.networks.items())
     return f"{networks}: {gone.why}"

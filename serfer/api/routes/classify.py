@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from http import HTTPStatus
 from math import prod
 from typing import Any, Literal
 
@@ -32,6 +30,7 @@ from serfer.api.kept_results import owner_id
 from serfer.api.observability.timeline import progress
 from serfer.api.questions import ObjectiveParameters, Question, as_text, asked_of, run_question
 from serfer.api.requests import (
+    IDENTIFIER,
     IdempotencyKey,
     TimelyResponse,
     check_parameters,
@@ -55,8 +54,11 @@ from serfer.core.run_machine import StageRun
 from serfer.pipeline.prediction import draws, kind_of
 from serfer.pipeline.query import Wanted
 
-_RESULT_ID = re.compile(r"[0-9a-f]{32}")
 _MS_PER_S = 1000
+_ANSWERS: Any = {
+    202: {"model": JobStatus, "description": "It was begun: Location says where its result will be."},
+    **problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504),
+}
 _encode = partial(to_json, inf_nan_mode="null")  # in a fifth of json's time; the pipeline refuses what is not finite
 
 
@@ -122,11 +124,7 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
     @router.post(
         "/classify",
         response_model=ServedReport,
-        responses={
-            200: {"description": "The best classes of each image, and what the query took."},
-            202: {"model": JobStatus, "description": "It was begun: Location says where its result will be."},
-            **problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504),
-        },
+        responses={200: {"description": "The best classes of each image, and what the query took."}, **_ANSWERS},
         openapi_extra=images_in(ClassifyParameters),
     )
     async def classify(request: Request) -> Response:
@@ -137,11 +135,7 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
     @router.post(
         "/predict",
         response_model=ServedPrediction | CocoDataset,
-        responses={
-            200: {"description": "What the network finds in each image, and what the query took."},
-            202: {"model": JobStatus, "description": "It was begun: Location says where its result will be."},
-            **problems(400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504),
-        },
+        responses={200: {"description": "What the network finds in each image, and what the query took."}, **_ANSWERS},
         openapi_extra=images_in(PredictParameters),
     )
     async def predict(request: Request) -> Response:
@@ -174,9 +168,7 @@ def results_router(queries: AsyncQueries) -> APIRouter:
         waiting = state["status"] in ("queued", "running")
         return JSONResponse(state, headers={"Retry-After": "1"} if waiting else {})
 
-    @router.delete(
-        "/results/{result_id}", status_code=HTTPStatus.NO_CONTENT, responses=problems(401, 403, 404, 422, 503)
-    )
+    @router.delete("/results/{result_id}", status_code=204, responses=problems(401, 403, 404, 422, 503))
     async def delete(request: Request, result_id: str) -> None:
         """Forget a result, and stop its query if it still runs."""
         check_parameters(request, ())
@@ -201,9 +193,10 @@ def _parse(routes: Classifying, request: Request, parameters: ClassifyParameters
     asked = asked_of(routes.service, parameters, identifier)
     if asked is None:
         name = routes.service.name(parameters.model)
+        plan = routes.service.pipelines[name].plan
         if wanted.classes:
-            check_classifies(routes.service, name)
-        request.state.plan = routes.service.pipelines[name].plan
+            check_classifies(plan, name)
+        request.state.plan = plan
     else:
         name = asked.application
     query = query_of(request, name, allowed_s)
@@ -215,24 +208,23 @@ def _check_coco(parsed: _ClassifyRequest) -> None:
     """Refuse COCO's format where there are no boxes, or no answer yet; raises Problem 422."""
     plan: Plan | None = getattr(parsed.request.state, "plan", None)
     if plan is None or plan.detection is None:
-        raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"{parsed.query.model} gives no boxes, and format=coco is for boxes: leave it out",
-        )
+        raise Problem(422, f"{parsed.query.model} gives no boxes, and format=coco is for boxes: leave it out")
     if wants_async(parsed.request):
-        raise Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "format=coco is for answers at once: leave Prefer out")
+        raise Problem(422, "format=coco is for answers at once: leave Prefer out")
 
 
-def check_classifies(service: Service, name: str) -> None:
+def check_classifies(plan: Plan, name: str) -> None:
     """Refuse a model whose outputs are not classes, with what to use; raises Problem 422."""
-    plan = service.pipelines[name].plan
     if not plan.classifies:
-        outputs = ", ".join(f"{tensor.name} {list(tensor.dims)} {tensor.dtype}" for tensor in plan.output_tensors)
         raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"{name} has no score for each class; an image's outputs are {outputs}: POST /v1/predict, or "
+            422,
+            f"{name} has no score for each class; an image's outputs are {_outputs(plan)}: POST /v1/predict, or "
             f"/v2/models/{name}/infer",
         )
+
+
+def _outputs(plan: Plan) -> str:
+    return ", ".join(f"{tensor.name} {list(tensor.dims)} {tensor.dtype}" for tensor in plan.output_tensors)
 
 
 async def _reply_once(
@@ -284,11 +276,10 @@ def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -
         return None
     if routes.keeping.kept is None or plan.sizes:
         kept = "those of many sizes are not kept as results" if plan.sizes else "this service keeps no results"
-        outputs = ", ".join(f"{tensor.name} {list(tensor.dims)} {tensor.dtype}" for tensor in plan.output_tensors)
         raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"an answer has no room for an image's outputs, {outputs}: it has vectors, masks and maps of one channel, "
-            f"{most:,} bytes at most, and {kept}. POST /v2/models/{parsed.query.model}/infer, "
+            422,
+            f"an answer has no room for an image's outputs, {_outputs(plan)}: it has vectors, masks and maps of one "
+            f"channel, {most:,} bytes at most, and {kept}. POST /v2/models/{parsed.query.model}/infer, "
             "or split the network with --reduce argmax",
         )
     return pipeline.new_result(owner_id(parsed.request))
@@ -328,7 +319,7 @@ async def _respond_later(routes: Classifying, parsed: _ClassifyRequest, images: 
         raise
     location = f"/v1/results/{state['id']}"
     headers = {"Location": location, "Retry-After": "1", "Preference-Applied": "respond-async"}
-    return JSONResponse(state, HTTPStatus.ACCEPTED, headers)
+    return JSONResponse(state, 202, headers)
 
 
 def _progress_of(request: Request) -> Callable[[Sequence[StageRun]], Sequence[StageProgress]]:
@@ -343,6 +334,6 @@ def _progress_of(request: Request) -> Callable[[Sequence[StageRun]], Sequence[St
 
 
 def _checked(result_id: str) -> str:
-    if not _RESULT_ID.fullmatch(result_id):
-        raise Problem(HTTPStatus.NOT_FOUND, "no such result: its id is 32 hexadecimal digits")
+    if not IDENTIFIER.fullmatch(result_id):
+        raise Problem(404, "no such result: its id is 32 hexadecimal digits")
     return result_id

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter
@@ -59,7 +58,7 @@ def health_router(service: Service) -> APIRouter:
         if wrong is None:
             return Readiness()
         body = Unready(**wrong).model_dump()
-        return JSONResponse(body, HTTPStatus.SERVICE_UNAVAILABLE, {"Retry-After": _RETRY_S})
+        return JSONResponse(body, 503, {"Retry-After": _RETRY_S})
 
     return router
 

@@ -14,8 +14,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -43,7 +42,6 @@ from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.answering import ApplicationQuery, Choice, Run
-from serfer.applications.served import Side
 from serfer.core.errors import DeadlineError, UsageError
 from serfer.core.inference_protocol import BY_DTYPE, HEADER, header_length
 from serfer.core.plan import AxisForm, FileTensors, InputSizes, OutputTensor, Plan, Shape
@@ -56,6 +54,7 @@ PREFIX: Final = "/v2"
 _MODELS: Final = ("/models/{model}", "/models/{model}/versions/{version}")
 VERSION: Final = "1"
 _LARGE = 256 * 1024  # bytes of JSON that take milliseconds to decode
+_Run: TypeAlias = tuple[ServiceResult, ResultManifest | None]
 _MS_PER_S, _US_PER_S = 1000, 1_000_000
 _NOT_DECODED: Final = "no answer by the deadline: other large requests were decoded first; send less, or binary data"
 _NOT_READY: Final = {"description": "Not ready."}
@@ -222,11 +221,11 @@ def _model(request: Request, service: Service) -> str:
 def _check_version(request: Request, name: str) -> None:
     version = request.path_params.get("version", VERSION)
     if version != VERSION:
-        raise Problem(HTTPStatus.NOT_FOUND, f"{name[:80]} has no version {version[:40]!r}: there is {VERSION!r}")
+        raise Problem(404, f"{name[:80]} has no version {version[:40]!r}: there is {VERSION!r}")
 
 
-def _status(*, ready: bool) -> HTTPStatus:
-    return HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+def _status(*, ready: bool) -> int:
+    return 200 if ready else 503
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,7 @@ class _Destination:
         if self.application is not None:
             return ApplicationQuery(self.application, objectives, getattr(request.state, "request_id", ""))
         if objectives != Objectives():
-            raise Problem(HTTPStatus.BAD_REQUEST, f"{self.name} is a model: objectives are asked of an application")
+            raise Problem(400, f"{self.name} is a model: objectives are asked of an application")
         return None
 
 
@@ -265,14 +264,10 @@ async def _named(request: Request, service: Service) -> _Destination:
     try:
         pipeline = await applications.answering.reference(application, network or None)
     except UsageError as error:  # no such network
-        raise Problem(HTTPStatus.NOT_FOUND, str(error)) from None
-    variant = applications.releases.find(application).table.live
-    own = network or _network_of(variant, pipeline.plan)
-    return _Destination(called, pipeline.plan, application, own)
-
-
-def _network_of(side: Side, plan: Plan) -> str | None:
-    return next((each.network for each in side.variants.values() if each.plan == plan.digest), None)
+        raise Problem(404, str(error)) from None
+    variants = applications.releases.find(application).table.live.variants
+    own = (each.network for each in variants.values() if each.plan == pipeline.plan.digest)
+    return _Destination(called, pipeline.plan, application, network or next(own, None))
 
 
 async def _infer(routes: Inferring, request: Request) -> Response:
@@ -283,7 +278,7 @@ async def _infer(routes: Inferring, request: Request) -> Response:
     query = query_of(request, named.name, _deadline_s(routes, inference.parameters))
     asked = named.asked(request, inference.parameters)
 
-    async def run(model: str) -> tuple[ServiceResult, ResultManifest | None]:
+    async def run(model: str) -> _Run:
         own = replace(query, model=model)
         if inference.kept:
             return await service.keep(own, inference.array, owner_id(request))
@@ -293,7 +288,9 @@ async def _infer(routes: Inferring, request: Request) -> Response:
     if asked is None or service.applications is None:
         answered, stored = await unless_gone(request, run(query.model))
     else:
-        by_variant = Run(lambda chosen: run(chosen.model), lambda: query.in_time(OPENING), _is_cold, _agree)
+        by_variant = Run(
+            lambda chosen: run(chosen.model), lambda: query.in_time(OPENING), lambda ran: is_cold(ran[0]), _agree
+        )
         choice, (answered, stored) = await unless_gone(
             request, service.applications.answering.answer(asked, by_variant)
         )
@@ -304,13 +301,7 @@ async def _infer(routes: Inferring, request: Request) -> Response:
         return await asyncio.to_thread(_answer, request, query, inference, named.plan, answered, choice)
 
 
-def _is_cold(answered: tuple[ServiceResult, ResultManifest | None]) -> bool:
-    return is_cold(answered[0])
-
-
-def _agree(
-    one: tuple[ServiceResult, ResultManifest | None], other: tuple[ServiceResult, ResultManifest | None]
-) -> bool:
+def _agree(one: _Run, other: _Run) -> bool:
     outputs = one[0].result.outputs, other[0].result.outputs
     return all(
         np.array_equal(mine.argmax(axis=-1), theirs.argmax(axis=-1))
@@ -350,7 +341,7 @@ async def _read(routes: Inferring, request: Request, signature: Signature) -> In
                 inference = await asyncio.to_thread(decoded)
                 held.add(-unpacked)
         except DeadlineError:
-            raise Problem(HTTPStatus.GATEWAY_TIMEOUT, _NOT_DECODED) from None
+            raise Problem(504, _NOT_DECODED) from None
     if not np.may_share_memory(inference.array, np.frombuffer(body, np.uint8)):  # which waits beside the body
         held.add(inference.array.nbytes)
     return inference
@@ -362,7 +353,7 @@ def _header_length(request: Request) -> int | None:
         return None
     length = header_length(values[0])
     if len(values) > 1 or length is None:
-        raise Problem(HTTPStatus.BAD_REQUEST, f"{HEADER} is not a number of bytes")
+        raise Problem(400, f"{HEADER} is not a number of bytes")
     return length
 
 

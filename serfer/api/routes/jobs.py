@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
@@ -21,7 +19,7 @@ from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.offline import OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.jobs.runner import JobState
 from serfer.api.questions import ObjectiveParameters, Question, asked_of, run_question
-from serfer.api.requests import check_parameters, client_of, owner_of
+from serfer.api.requests import IDENTIFIER, check_parameters, client_of, owner_of
 from serfer.api.routes.classify import check_classifies
 from serfer.api.routes.openapi import problems
 from serfer.api.service import Service, ServiceQuery
@@ -30,7 +28,6 @@ from serfer.core.dataclass_codec import unstructure
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.query import Wanted
 
-_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _ALLOWED_S: Final = 120.0
 _LINES: Final = "application/jsonl"
 
@@ -77,7 +74,7 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
 
     @router.post(
         "",
-        status_code=HTTPStatus.ACCEPTED,
+        status_code=202,
         responses=problems(401, 403, 404, 422, 429, 503),
         openapi_extra={"parameters": JobParameters.described()},
     )
@@ -87,7 +84,7 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
         asked = asked_of(service, parameters, secrets.token_hex(8))
         name = asked.application if asked else service.name(parameters.model)
         if asked is None:
-            check_classifies(service, name)
+            check_classifies(service.pipelines[name].plan, name)
         images = await asyncio.to_thread(jobs.images.names, parameters.images)
         asking = _Asking(name, asked, parameters.top_k, client_of(request))
         answers = _answerer(service, jobs.images, asking, most_bytes)
@@ -117,10 +114,10 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
         found = await _found(jobs, request, job)
         lines = await jobs.lines(owner_of(request), job)
         if lines is None:
-            raise Problem(HTTPStatus.CONFLICT, f"the job is {_status(found).state}: its results are there at its end")
+            raise Problem(409, f"the job is {_status(found).state}: its results are there at its end")
         return Response(lines, media_type=_LINES)
 
-    @router.delete("/{job}", status_code=HTTPStatus.NO_CONTENT, responses=problems(401, 403, 404, 422, 429, 503))
+    @router.delete("/{job}", status_code=204, responses=problems(401, 403, 404, 422, 429, 503))
     async def cancel(request: Request, job: str) -> None:
         """Stop a job of one's own wherever it runs, and forget it with its results."""
         check_parameters(request, ())
@@ -150,16 +147,14 @@ def _answerer(
 
 def _jobs(service: Service) -> OfflineJobs:
     if service.jobs is None:
-        raise Problem(
-            HTTPStatus.NOT_FOUND, "this service takes no offline jobs: it was started without SERFER_API_JOBS"
-        )
+        raise Problem(404, "this service takes no offline jobs: it was started without SERFER_API_JOBS")
     return service.jobs
 
 
 async def _found(jobs: OfflineJobs, request: Request, job: str) -> OfflineRecord:
-    found = await jobs.find(owner_of(request), job) if _ID.fullmatch(job) else None
+    found = await jobs.find(owner_of(request), job) if IDENTIFIER.fullmatch(job) else None
     if found is None:
-        raise Problem(HTTPStatus.NOT_FOUND, "no such job: it never was, has expired, was deleted, or is another key's")
+        raise Problem(404, "no such job: it never was, has expired, was deleted, or is another key's")
     return found
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -21,7 +20,7 @@ from serfer.api.http.inference_models import InferenceResponse
 from serfer.api.http.problems import Problem
 from serfer.api.kept_results import PREFIX, KeptResults, owner_id
 from serfer.api.observability.metrics import Metrics
-from serfer.api.requests import check_parameters, client_of
+from serfer.api.requests import IDENTIFIER, check_parameters, client_of, disconnected
 from serfer.api.routes.openapi import FILE, inference_errors
 from serfer.core.errors import ResultGoneError, SerferError
 from serfer.core.zarr import ChunkedArray
@@ -31,7 +30,6 @@ NPY = "application/x-npy"  # not registered with IANA; SageMaker's clients and c
 OCTETS = "application/octet-stream"
 CHUNK_BYTES = 4 * 1024 * 1024
 """About how many bytes of an output are in memory, a few times, while it is sent."""
-_ID = re.compile(r"[0-9a-f]{32}")
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_NAME = 100
 _NO_RESULT = "no such result: it was never made, has expired, was deleted, or is another key's"
@@ -54,17 +52,17 @@ class Keeping:
     def said(self, manifest: ResultManifest, names: Sequence[str]) -> dict[str, Any]:
         """Return what is said of outputs of a result that was just made, and count it."""
         if self.kept is None:
-            raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT)
+            raise Problem(404, _NO_RESULT)
         self.metrics.result_kept(manifest.nbytes)
         return self.kept.document(manifest, names)
 
     async def find(self, request: Request, result_id: str) -> tuple[KeptResults, ResultManifest]:
-        if self.kept is None or not _ID.fullmatch(result_id):
-            raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT)
+        if self.kept is None or not IDENTIFIER.fullmatch(result_id):
+            raise Problem(404, _NO_RESULT)
         try:
             return self.kept, await asyncio.to_thread(self.kept.results.read, owner_id(request), result_id)
         except ResultGoneError:
-            raise Problem(HTTPStatus.NOT_FOUND, _NO_RESULT) from None
+            raise Problem(404, _NO_RESULT) from None
 
 
 class ChunkedFile(Response):
@@ -92,7 +90,7 @@ class ChunkedFile(Response):
         with self._place():
             first = await self._next()
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            gone = asyncio.ensure_future(_disconnected(receive))
+            gone = asyncio.ensure_future(disconnected(receive))
             try:
                 await self._pass_on(first, gone, send)
             except SerferError as error:  # the server closes what has not come to its end
@@ -113,11 +111,6 @@ class ChunkedFile(Response):
         return await asyncio.to_thread(next, self._chunks, None)
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 def kept_router(routes: Keeping) -> APIRouter:
     router = APIRouter(prefix=PREFIX, tags=["inference"])
 
@@ -132,7 +125,7 @@ def kept_router(routes: Keeping) -> APIRouter:
         kept, manifest = await routes.find(request, result_id)
         return JSONResponse(await asyncio.to_thread(kept.document, manifest))
 
-    @router.delete("/{result_id}", status_code=HTTPStatus.NO_CONTENT, responses=_ANSWERS)
+    @router.delete("/{result_id}", status_code=204, responses=_ANSWERS)
     async def delete(request: Request, result_id: str) -> None:
         """Delete a result."""
         check_parameters(request, ())
@@ -173,10 +166,10 @@ async def _chunk(routes: Keeping, kept: KeptResults, manifest: ResultManifest, p
         for chunk in output.chunks
     }
     if path not in lengths:
-        raise Problem(HTTPStatus.NOT_FOUND, f"the result has nothing at {path[:80]!r}: look at its zarr.json")
+        raise Problem(404, f"the result has nothing at {path[:80]!r}: look at its zarr.json")
     key, length = manifest.place.key(path), lengths[path]
     if (link := await asyncio.to_thread(kept.link, manifest, key, time.time())) is not None:
-        return RedirectResponse(link, HTTPStatus.TEMPORARY_REDIRECT)
+        return RedirectResponse(link, 307)
     ranges = kept.results.chunk_ranges(manifest, key, length, CHUNK_BYTES)
     return await _sent(routes, kept, ranges, length, {"Content-Type": OCTETS}, request)
 
@@ -197,18 +190,12 @@ async def _file(
 
 
 async def _sent(
-    routes: Keeping,
-    kept: KeptResults,
-    chunks: Iterator[bytes],
-    size: int,
-    headers: dict[str, str],
-    request: Request,
+    routes: Keeping, kept: KeptResults, chunks: Iterator[bytes], size: int, headers: dict[str, str], request: Request
 ) -> Response:
     """Send `size` bytes as they are produced, or whole where nothing can be streamed; raises Problem for too many."""
     if not kept.sends(size):
         raise Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY,
-            f"that has {size:,} bytes, and at most {kept.most_bytes:,} are sent here: GET the chunks of its array",
+            422, f"that has {size:,} bytes, and at most {kept.most_bytes:,} are sent here: GET the chunks of its array"
         )
     place = partial(routes.downloads.take, client_of(request))
     if kept.most_bytes is not None:  # nothing is streamed: it is whole, or an error
@@ -229,7 +216,7 @@ def _output(manifest: ResultManifest, name: str) -> ChunkedArray:
     if found := manifest.output(name):
         return found
     known = ", ".join(repr(output.name) for output in manifest.outputs)
-    raise Problem(HTTPStatus.NOT_FOUND, f"the result has no output {name[:80]!r}: there is {known}")
+    raise Problem(404, f"the result has no output {name[:80]!r}: there is {known}")
 
 
 def _file_name(manifest: ResultManifest, output: ChunkedArray) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from http import HTTPStatus
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -211,12 +210,9 @@ def _check_open(applications: Applications, application: str, variant: str) -> N
     if applications.pipelines.is_open(name):
         return
     if variant in applications.releases.find(application).variants:
-        raise Problem(
-            HTTPStatus.NOT_FOUND, f"variant {name} is not open in this driver: a query that it answers opens it"
-        )
+        raise Problem(404, f"variant {name} is not open in this driver: a query that it answers opens it")
     raise Problem(
-        HTTPStatus.NOT_FOUND,
-        f"application {application} has no variant {variant[:80]!r}: GET /v1/applications/{application} lists them",
+        404, f"application {application} has no variant {variant[:80]!r}: GET /v1/applications/{application} lists them"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from http import HTTPStatus
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -62,7 +61,7 @@ def inference_errors(*statuses: int) -> Responses:
 
 
 def _errors(statuses: Iterable[int], body: Mapping[str, Any]) -> Responses:
-    busy = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+    busy = (429, 503)
     return {
         status: {"description": _WHY[status], **body, **({"headers": _RETRY_AFTER} if status in busy else {})}
         for status in statuses

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from html import escape
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +58,7 @@ def page_router() -> APIRouter:
     @router.api_route("/page/{name}", methods=["GET", "HEAD"])
     async def part(request: Request, name: str) -> Response:
         if name not in files:
-            raise Problem(HTTPStatus.NOT_FOUND, "the page has no such file")
+            raise Problem(404, "the page has no such file")
         return files[name].response(request)
 
     return router
@@ -101,5 +100,5 @@ class _File:
     def response(self, request: Request) -> Response:
         known = request.headers.get("if-none-match", "")
         if self._headers["ETag"] in (tag.strip().removeprefix("W/") for tag in known.split(",")):
-            return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=self._headers)
+            return Response(status_code=304, headers=self._headers)
         return Response(self._content, headers=self._headers, media_type=self._type)

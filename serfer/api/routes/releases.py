@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -111,7 +110,7 @@ def releases_router(service: Service, keys: KeyRing | None, *, is_open: bool) ->
         """End a network version that answers no queries."""
         return await changed(request, name, lambda record: record.retired(body.network, body.version))
 
-    @router.delete("", status_code=HTTPStatus.NO_CONTENT, responses=responses, dependencies=deleting)
+    @router.delete("", status_code=204, responses=responses, dependencies=deleting)
     async def delete(request: Request, name: str) -> None:
         """Delete an application from the registry: queries that name it get 404 until it is restored."""
         check_parameters(request, ())
@@ -132,7 +131,7 @@ def allowed(keys: KeyRing | None, scope: Scope, *, is_open: bool) -> list[Any]:
             require(client, scope, name)
         elif not is_open and request.method != "GET":
             raise Problem(
-                HTTPStatus.FORBIDDEN,
+                403,
                 "this service has no API keys, so nobody may change the applications of its registry over HTTP: start "
                 "it with --keys FILE, or with --open-registry (SERFER_OPEN_REGISTRY) where anyone may",
                 slug="scope",

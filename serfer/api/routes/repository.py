@@ -8,20 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import TypeVar
 
 from fastapi import APIRouter, Request
 from pydantic import ValidationError
 
 from serfer.api.http.body import ApiLimits, read_body
-from serfer.api.http.inference_models import (
-    BatchingRequest,
-    BatchingState,
-    IndexEntry,
-    IndexRequest,
-    RepositoryRequest,
-)
+from serfer.api.http.inference_models import BatchingRequest, BatchingState, IndexEntry, IndexRequest, RepositoryRequest
 from serfer.api.http.problems import Problem
 from serfer.api.http.validation import first_fault
 from serfer.api.routes.inference import PREFIX, VERSION
@@ -87,7 +80,7 @@ def changes_router(routes: Holding, repository: ModelRepository) -> APIRouter:
         name = routes.service.name(model)
         await _read(request, routes, RepositoryRequest)
         if not await repository.unload(name):
-            raise Problem(HTTPStatus.CONFLICT, f"{name} has queries to answer, or is being loaded: try again later")
+            raise Problem(409, f"{name} has queries to answer, or is being loaded: try again later")
         return IndexEntry(name=name, version=VERSION, state="UNAVAILABLE", reason="unloaded")
 
     @router.post(
@@ -122,4 +115,4 @@ async def _read(request: Request, routes: Holding, kind: type[_Body]) -> _Body:
     try:
         return kind.model_validate_json(body or b"{}")
     except ValidationError as error:
-        raise Problem(HTTPStatus.BAD_REQUEST, first_fault(error)) from None
+        raise Problem(400, first_fault(error)) from None

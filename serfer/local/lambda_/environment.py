@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING
 
 from serfer.local.lambda_ import runtime
 from serfer.local.lambda_.http1 import Exchange, HttpServer
-from serfer.local.lambda_.log import LogTail, report_line
-from serfer.local.lambda_.process import WorkerProcess, exit_reason
+from serfer.local.lambda_.process import LogTail, WorkerProcess, exit_reason, report_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -352,9 +352,5 @@ def refuse(exchange: Exchange, status: int, kind: str, message: str, reason: str
     body = {"Type": "User", "message": message, "Message": message}
     if reason is not None:
         body["Reason"] = reason
-    headers = {
-        "Content-Type": "application/json",
-        "x-amzn-RequestId": str(uuid.uuid4()),
-        "x-amzn-ErrorType": kind,
-    }
+    headers = {"Content-Type": "application/json", "x-amzn-RequestId": str(uuid.uuid4()), "x-amzn-ErrorType": kind}
     exchange.reply(status, json.dumps(body).encode(), headers)

@@ -78,7 +78,6 @@ def serve_balanced(
     *,
     as_json: bool,
 ) -> None:
-    """Run so many drivers, each a `serfer serve` with this command's options, behind a load balancer until a signal."""
     choices, applications = opening.choices, opening.applications
     hosts = ",".join((address.host.partition("%")[0], *settings.allow_hosts))  # they listen at loopback alone
     options = [f"--workers={choices.workers}", f"--set=allow_hosts={hosts}", *_passed_on(context), *as_plans(models)]
@@ -120,7 +119,6 @@ def serve_balanced(
 
 
 def _driver_command(options: list[str], urls: tuple[str | None, str | None]) -> tuple[list[str], dict[str, str]]:
-    """Return a driver's command line and variables; the stores' URLs, with passwords, are among the latter."""
     form = "text" if err.is_terminal else "json"
     command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
     command += ["--json", f"--set=drain_s={DRAIN_S}", f"--set=log_format={form}", *options]
@@ -131,7 +129,6 @@ def _driver_command(options: list[str], urls: tuple[str | None, str | None]) -> 
 
 
 def _passed_on(context: typer.Context) -> Iterator[str]:
-    """Yield the options and keys of this command's line that each driver has, too."""
     for parameter in context.command.params:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
         if name in _OWN or not is_given(context, name):
@@ -160,7 +157,6 @@ async def _run(
     progress: Callable[[str], None],
     tell: Callable[[dict[str, object]], None],
 ) -> None:
-    """Run until a signal comes, and end in order; a second signal cuts off what runs."""
     loop = asyncio.get_running_loop()
     caught: asyncio.Future[int] = loop.create_future()
 
@@ -220,7 +216,6 @@ def _service(
 
 
 def _print_ready(application: str | None, stack: dict[str, object]) -> None:
-    """Say where the page is, and how to ask; an application, where there is no model."""
     asked, url = f"application={application}" if application else "top_k=5", stack["url"]
     out.print(f"ready at {url}")
     out.print(f"  page   {url}/")
@@ -238,7 +233,6 @@ class _Lines:
         self.flush = handler.flush
 
     def say(self, text: str) -> None:
-        """Write what happened."""
         if err.is_terminal:
             err.print(f"serfer: {text}", soft_wrap=True, markup=False)
         else:

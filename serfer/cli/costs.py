@@ -30,7 +30,6 @@ _THOUSAND, _MILLION = 1_000, 1_000_000
 
 
 def cost(options: CostCommand, _context: typer.Context) -> None:
-    """Print what a plan, a deployment or a load costs."""
     from serfer.sam.options import is_build  # noqa: PLC0415 - the command line starts fast
 
     built = is_build(options.directory)
@@ -92,7 +91,6 @@ def _compare_costs(options: CostCommand) -> None:
 
 
 def _print_prices(prices: Prices) -> None:
-    """Print what a plan costs: a query by stage, warm and cold, a burst, and a month without queries."""
     plan, burst = prices.plan, prices.burst
     out.print(
         f"[bold]{plain(plan.model)}[/] over {prices.store}, {prices.cold_share:.1%} of the queries cold, predicted"
@@ -133,7 +131,6 @@ def _print_prices(prices: Prices) -> None:
 
 
 def _deployed_store(prices: Prices) -> str:
-    """Return what `serfer deploy package` deploys for the store that is priced, and what that costs idle."""
     if not uses_store(prices.plan, load_settings().facts()):
         return "no stage hands anything on through a store, so that serfer deploy package deploys s3, $0.00 idle"
     if not prices.store.startswith("redis"):
@@ -148,7 +145,6 @@ def _query_price(price: PlanPrice) -> str:
 
 
 def _print_bill(bill: Bill) -> None:
-    """Print what a deployment costs: what stands, what a query uses, a burst, and months of several loads."""
     plan, options = bill.deployed.plan, bill.deployed.options
     snapshots = ", SnapStart" if options.snapstart else ""
     out.print(
@@ -185,7 +181,6 @@ def _print_lines(bill: Bill, what: str, lines: Sequence[Line]) -> None:
 
 
 def _print_queries(bill: Bill) -> None:
-    """Print what a query uses, for a thousand of them; what only a cold one uses stands there too."""
     cold = {line.item: line for line in bill.cold.lines}
     warm = {line.item: line for line in bill.warm.lines}
     table = columns("a thousand queries", "each", "", "$ warm", "$ cold", "from")

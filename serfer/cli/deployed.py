@@ -128,7 +128,6 @@ def sweep(
 
 
 def _print_warmth(warmths: Sequence[Warmth]) -> None:
-    """Print the result of a warm-up, a line for each function."""
     table = columns("function", "asked", "warm", "started", "slowest start ms")
     for one in warmths:
         table.add_row(
@@ -141,7 +140,6 @@ def _print_warmth(warmths: Sequence[Warmth]) -> None:
 
 
 def _print_checks(checks: Sequence[Check]) -> None:
-    """Print what the doctor found."""
     for check in checks:
         mark = "[green]ok     [/]" if check.ok else "[red]MISSING[/]"
         out.print(f"{mark}  {plain(check.name):<22} {plain(check.found)}")

@@ -36,7 +36,6 @@ _MILLION = 1_000_000
 
 
 def explain(options: ExplainCommand, _context: typer.Context) -> None:
-    """Print a plan, or draw it."""
     directory, picture, image = options.directory, options.picture, options.image
     if image is not None and picture is None:
         raise UsageError("--image is what --picture draws over: give both")
@@ -76,7 +75,6 @@ def _draw(plan: Plan, picture: Path, image: Path | None) -> None:
 
 
 def print_plan_json(plan: Plan, per_month: Sequence[int] = ()) -> None:
-    """Print a plan as JSON, and with `per_month` the dollars of such months."""
     months = price(priced_query(plan), load_settings().facts(), Circumstances()).months(per_month) if per_month else {}
     print_json({**unstructure(plan), **months})
 
@@ -129,7 +127,6 @@ def _print_plan(plan: Plan, facts: LambdaFacts, per_month: Sequence[int]) -> Non
 
 
 def print_months(prices: Prices, per_month: Sequence[int]) -> None:
-    """Print what months of so many queries cost, the store's idle price included."""
     for queries in per_month:
         out.print(
             f"a month of {queries:,} queries: ${prices.month_usd(queries):,.2f}, ${prices.standing_usd:,.2f} of it for "
@@ -138,7 +135,6 @@ def print_months(prices: Prices, per_month: Sequence[int]) -> None:
 
 
 def _deployed_store(plan: Plan) -> str:
-    """Return which store `serfer deploy package` deploys the plan with by default, and why."""
     facts = load_settings().facts()
     if uses_store(plan, facts):
         return f"serfer deploy package deploys it over {store_of(plan, facts)}, as planned"
@@ -148,7 +144,6 @@ def _deployed_store(plan: Plan) -> str:
 
 
 def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:
-    """Print each stage's grid, shapes and work, and what it hands on, without the columns of some names."""
     rows = [
         {
             "stage": f"stage-{number}",
@@ -174,7 +169,6 @@ def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:
 
 
 def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
-    """Print the outputs, and a warning where the last stage's tasks cannot carry them in their responses."""
     table = columns("output", "shape", "type", "an image's answer")
     for tensor in plan.output_tensors:
         size = prod(tensor.dims) * np.dtype(tensor.dtype).itemsize
@@ -193,7 +187,6 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
 
 
 def _print_gangs(plan: Plan) -> None:
-    """Print what members of gangs exchange, and what is paid for while they wait, as predicted."""
     if not plan.gangs:
         return
     platform = Platform.over(load_settings().facts(), plan.store)
@@ -219,7 +212,6 @@ def _print_gangs(plan: Plan) -> None:
 
 
 def _print_packages(plan: Plan) -> None:
-    """Print each function's package: S + D against M, in the paper's letters."""
     limit, most = explained(plan.limit), load_settings().facts().functions.image_limit
     table = columns(
         "function", "tiles", "weights in", "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)"
@@ -246,7 +238,6 @@ def _print_packages(plan: Plan) -> None:
 
 
 def print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
-    """Print the parts of the first answer that finds every environment cold, by step, as predicted."""
     table = columns(
         "cold start", "weights in", "process, imports", "fetch", "sessions", "ready at", "waited for", "run", "ends at"
     )
@@ -263,7 +254,6 @@ def print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
 
 
 def print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None:
-    """Print what a plan takes in every way to start: its places of weights, with SnapStart and without."""
     cold = f"{100 * cold_share:.3g}% cold"
     head = "first answer ms", "$ a million cold", f"ms, {cold}", f"$ a million, {cold}", "$ a month", "fits"
     table = columns("", "weights in", *head, left=(0, 1))
@@ -281,7 +271,6 @@ def print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None:
 
 
 def print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
-    """Print a cold plan's first answer by parts, and both ways to answer a burst of queries that finds nothing warm."""
     grids = ", ".join(str(cold.stages[numbers.start].grid) for numbers in choice.split.numbers)
     out.print(f"[bold]cold plan[/]  digest: {cold.digest[:12]}  grids: {grids}, for queries that find nothing warm")
     print_cold_starts(cold, choice.split)
@@ -304,7 +293,6 @@ def print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
 
 
 def _print_deployment_options(plan: Plan) -> None:
-    """Print how the part that was too large for one function could be deployed."""
     if not plan.ways:
         return
     out.print("the largest part that no cut divides could be deployed as:")
@@ -320,7 +308,6 @@ def _print_deployment_options(plan: Plan) -> None:
 
 
 def changes_of(plan: Plan) -> Iterator[str]:
-    """Yield a line on each thing that a plan computes otherwise than the model as it was given, and its loss."""
     for change in plan.changes:
         parts = [f"same first class on {change.agreement:.1%} of {change.samples:,} {change.measured_on}"]
         if change.error is not None:
@@ -333,7 +320,6 @@ def changes_of(plan: Plan) -> Iterator[str]:
 
 
 def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
-    """Print what a plan competed with, the fastest first, with an arrow at the plan itself."""
     from serfer.pictures.pareto import query_of  # noqa: PLC0415 - the command line starts fast
 
     query = query_of(plan)
@@ -351,7 +337,6 @@ def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
 
 
 def _print_operators(plan: Plan) -> None:
-    """Print every operator of a plan, by stage."""
     table = columns("operator", "kind", "stage", "MACs")
     for number, stage in enumerate(plan.stages):
         for operator in stage.operators:

@@ -28,7 +28,6 @@ from serfer.settings import Settings
 
 
 def instance(options: InstanceCommand, context: typer.Context) -> None:
-    """Serve whole networks in batches."""
     hardware = Hardware(options.device, options.precision, options.threads)
     choices = InstanceChoices(hardware, options.max_batch, options.window_ms, options.memory_mb, options.preload)
     if options.auto_scaling_release and options.exit_when_idle_s is None:
@@ -63,7 +62,6 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
 def _variants(
     choices: InstanceChoices, settings: Settings, registry: str | None, names: Sequence[str], kind: str | None
 ) -> tuple[dict[str, Path], InstanceChoices]:
-    """Return the plan directories of applications' variants for instances, by name, and the choices with theirs."""
     from serfer.applications.opening import variants_for_instances  # noqa: PLC0415 - instances without a registry start faster
 
     options = applications_of(settings, registry, names)

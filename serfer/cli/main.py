@@ -132,5 +132,4 @@ def _options(
 
 
 def main(*, check: bool = True) -> None:
-    """Run the command line and exit with a code that says how it went; `check` whether SERFER_* variables exist."""
     run(app, check=check)

@@ -38,7 +38,6 @@ _AS_GIVEN = (
 
 
 def package(options: PackageCommand, _context: typer.Context) -> None:
-    """Write a BUILD directory, and print what comes next."""
     directory, build, previous_of = options.directory, options.out, options.previous_of
     if previous_of is not None and not options.previous:
         raise UsageError("--previous-of does not go with --no-previous")
@@ -109,7 +108,6 @@ def _store_of(directory: Path, plan: Plan, build: Path, settings: Settings) -> s
 
 
 def _pool(options: PackageCommand) -> GpuPool | None:
-    """Return the GPU pool that was chosen, if one was."""
     most, warm = options.gpu_max, options.gpu_warm_pool
     if options.gpu_instance_type is None:
         if most is not None or warm is not None or options.gpu_spot:
@@ -130,7 +128,6 @@ def _served(url: str | None, given: str | None, names: Sequence[str]) -> Serves 
 
 
 def _pings(minutes: int | None, queries: int | None) -> Pings | None:
-    """Return the schedule that was chosen, if one was."""
     if minutes is None:
         if queries is not None:
             raise UsageError("--ping-queries goes with --ping-every")
@@ -151,7 +148,6 @@ def _remark_region(build: Path, region: str) -> None:
 
 
 def _print_driver(deployment: Deployment, plan: Plan, facts: AwsFacts) -> None:
-    """Print whether the driver function runs the plan itself, and why, where the plan is one function."""
     has_cold = deployment.current in deployment.cold
     decision = decide(plan, deployment.options, facts, has_cold=has_cold)
     memory_mb = deployment.driver_runs.get(deployment.current)
@@ -163,7 +159,6 @@ def _print_driver(deployment: Deployment, plan: Plan, facts: AwsFacts) -> None:
 
 
 def _print_deployment(deployment: Deployment, build: PurePath) -> None:
-    """Print what was packaged, and what comes next."""
     options = deployment.options
     table = columns("function", "unzipped, with layers")
     for name, size in deployment.bytes.items():

@@ -47,7 +47,6 @@ _SHOWN = 8  # values of a vector
 
 
 def predict(options: PredictCommand, context: typer.Context) -> None:
-    """Ask a network about images, and print or write what it answers."""
     images, given = network_among(options.images, options.plan)
     names, model = names_of(images), demo_model(options.demo, options.model, given) or options.model
     if options.as_coco and options.as_json:
@@ -152,7 +151,6 @@ class _Questions:
 
 
 def _print_demo(plan: Plan) -> None:
-    """Say how to see the demo's network in tiles, where the planner has left it whole."""
     if plan.tasks == 1:
         out.print(
             f"{plain(plan.model)} is whole, as serfer split advises: tiles are slower at this size "
@@ -182,7 +180,6 @@ class _Drawings:
             raise UsageError(f"--draw {self.path} is one file, and there are {self.images} images: give a folder")
 
     def write(self, data: bytes | Path, image: PredictedImage) -> Path:
-        """Draw an image's boxes, and return the file."""
         path = self.path
         if path.suffix.lower() not in PICTURES:
             stem = "stdin" if isinstance(data, bytes) else PurePath(image.name).stem
@@ -195,13 +192,11 @@ class _Drawings:
         return path
 
     def _free(self, stem: str) -> Path:
-        """Return a picture's place: images that differ in folder or suffix alone are numbered from the second on."""
         names = (stem, *(f"{stem}-{number}" for number in range(2, self.images + 1)))
         return next(place for name in names if (place := self.path / f"{name}{PICTURES[0]}") not in self.written)
 
 
 def _check_boxes(plan: Plan, draw: Path | None, option: str) -> None:
-    """Refuse options for boxes of a plan that gives none, before anything starts."""
     if option and plan.detection is None:
         raise UsageError(f"{option} is for boxes: describe the plan with --output boxes (docs/how-to/detect.md)")
     if draw and draw.suffix and draw.suffix.lower() not in PICTURES and not draw.is_dir():

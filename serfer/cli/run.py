@@ -68,14 +68,12 @@ class _Files:
         return [self.folder / file for file in file_names(stem, plan.output_tensors, self.kind)]
 
     def check(self, paths: Sequence[Path]) -> None:
-        """Refuse to run a query whose files are there already."""
         there = next((path for path in paths if path.exists()), None)
         if there is not None and not self.overwrite:
             raise InputError(f"{there} exists: give --overwrite to replace it, or another --out")
 
 
 def run(options: RunCommand, _context: typer.Context) -> None:
-    """Ask a network about images, and print or write what it answers."""
     images, plan = network_among(options.images, options.plan)
     _check(images, options.kind)
     file = FileOptions.read(options)

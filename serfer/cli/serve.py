@@ -100,7 +100,6 @@ def _serve_alone(
     *,
     as_json: bool,
 ) -> None:
-    """Be the one driver, until SIGTERM."""
     if not opening.choices.driver.startswith("stepfunctions"):  # a state machine starts as many tasks as it likes
         share = settings.local_share(least=least_concurrency(models.values(), settings))
         settings = settings.model_copy(update={"local_concurrency": share})

@@ -28,7 +28,6 @@ _BOUNDS = ("--grids", "--stages", "--cuts", "--gang", "--max-tiles", "--max-cost
 
 
 def split(options: SplitCommand, _context: typer.Context) -> None:
-    """Write a plan directory, and print what was chosen."""
     model, sizes = options.model, range_in(options.size)
     if sizes and not options.whole:
         raise UsageError(f"--size {sizes} is a range of sizes: it goes with --whole, as tiles are those of one size")
@@ -80,7 +79,6 @@ def split(options: SplitCommand, _context: typer.Context) -> None:
 
 
 def _warn_of_aws(plan: Plan, settings: Settings, quotas: AccountQuotas) -> None:
-    """Print what keeps a plan from AWS."""
     from serfer.sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
 
     if (limit := explained(plan.limit).package) > settings.facts().functions.package_limit:
@@ -91,7 +89,6 @@ def _warn_of_aws(plan: Plan, settings: Settings, quotas: AccountQuotas) -> None:
 
 
 def dependency_bytes(settings: Settings, progress: Callable[[str], None]) -> int:
-    """Return the bytes of a function's code and dependencies, here or in AWS, whichever are more."""
     from serfer.wiring import local  # noqa: PLC0415 - imports what local workers need
 
     return max(DEPENDENCY_ALLOWANCE, local.dependency_bytes(settings, progress))

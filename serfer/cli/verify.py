@@ -24,7 +24,6 @@ _MAX_ROWS = 40
 
 
 def verify(options: VerifyCommand, _context: typer.Context) -> None:
-    """Compare answers, and print how far they are apart."""
     directory, images = options.directory, [Path(name) for name in (*options.images, *options.more)]
     count = options.random if options.random is not None else (0 if images else 2)
     if not images and not count:
@@ -51,7 +50,6 @@ def verify(options: VerifyCommand, _context: typer.Context) -> None:
 
 
 def _print_verification(verification: Verification) -> None:
-    """Print how far each answer is from the unsplit model's, and what all have in common."""
     lossy = any(row.loss for row in verification.rows)
     table = columns("input", "error / range", "first class", "exact", *(["loss / range", "as given"] if lossy else []))
     for row in verification.rows[:_MAX_ROWS]:

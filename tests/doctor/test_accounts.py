@@ -33,6 +33,10 @@ def test_a_new_account_is_assumed_until_the_doctor_has_looked(settings):
     assert figures(quotas_for(settings, None)) == (3008, 10, True)
     remember(settings.cache_dir, "eu-west-1", "123456789012", AccountQuotas(10240, 1000, "x"), "2026-11-26")
     assert figures(quotas_for(settings, None)) == (3008, 10, True)
+    remember(settings.cache_dir, "us-east-1", "1", AccountQuotas(3008, 10, "x"), "2026-11-26")
+    for account, concurrency in (("2", 20), ("1", 30)):  # of several, the last one that was looked at counts
+        remember(settings.cache_dir, "us-east-1", account, AccountQuotas(3008, concurrency, "x"), "2026-11-26")
+    assert quotas_for(settings, None).concurrency == 30
     found = quotas_for(settings, None, "eu-west-1")
     assert figures(found) == (10240, 1000, False)
     assert "123456789012 in eu-west-1, found by serfer doctor --aws on 2026-11-26" in str(found)
@@ -45,12 +49,6 @@ def test_the_region_is_that_of_boto3_and_a_wrong_profile_is_no_obstacle(settings
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     assert quotas_for(settings, None).assumed
-
-
-def test_of_several_accounts_the_last_one_looked_at_counts(settings):
-    for account, concurrency in (("1", 10), ("2", 20), ("1", 30)):
-        remember(settings.cache_dir, "us-east-1", account, AccountQuotas(3008, concurrency, "x"), "2026-11-26")
-    assert quotas_for(settings, None).concurrency == 30
 
 
 def test_an_option_counts_before_the_aws_file_and_that_before_the_doctor(settings, tmp_path):

@@ -29,20 +29,13 @@ from tests.core.plans import small_plan
 from tests.sam.builds import build, options
 
 FACTS = shipped_aws()
-_NAMES = (
-    "AWS_PROFILE",
-    "AWS_REGION",
-    "AWS_DEFAULT_REGION",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-)
+_NAMES = ("PROFILE", "REGION", "DEFAULT_REGION", "ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")
 
 
 @pytest.fixture(autouse=True)
 def no_account(monkeypatch, tmp_path):
     for name in _NAMES:
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(f"AWS_{name}", raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
@@ -120,22 +113,14 @@ def test_without_credentials_it_says_how_to_get_some(tmp_path):
     assert "concurrency" not in checks
 
 
-def test_without_a_region_it_says_how_to_give_one():
+def test_region_or_profile_that_is_missing_or_unknown_is_reported(monkeypatch, tmp_path):
     [*_, last] = examine_aws(FACTS)
-    assert (last.name, last.ok) == ("region", False)
-    assert "--region" in last.remedy
-
-
-def test_an_unknown_profile_is_reported(monkeypatch):
+    assert (last.name, last.ok, "--region" in last.remedy) == ("region", False, True)
+    checks = named(examine_aws(FACTS, build(tmp_path / "b"), "us-east-9"))
+    assert all("did you mean us-east-" in checks[name].remedy for name in ("services", "limits"))
     monkeypatch.setenv("AWS_PROFILE", "nobody")
     [*_, last] = examine_aws(FACTS, region="us-east-1")
     assert (last.ok, "nobody" in last.found) == (False, True)
-
-
-def test_an_unknown_region_is_reported_without_calling_aws(tmp_path):
-    checks = named(examine_aws(FACTS, build(tmp_path / "b"), "us-east-9"))
-    assert "did you mean us-east-" in checks["services"].remedy
-    assert "did you mean us-east-" in checks["limits"].remedy
 
 
 def test_exceeded_limits_are_reported(tmp_path):
@@ -203,36 +188,22 @@ def test_refused_credentials_are_reported(monkeypatch):
     assert (last.name, last.ok, last.found) == ("credentials", False, "EndpointConnectionError")
 
 
-def test_reserved_concurrency_must_fit_the_accounts(stubs, loaded):
-    stubs.answers("lambda", "get_account_settings", settings_of(1000, 1000))
-    stubs.answers("lambda", "get_account_settings", settings_of(1000, 1000))
-    few, many = loaded(reserved_concurrency=10), loaded(reserved_concurrency=500)
-    assert doctor_aws._concurrency(stubs.account, few).ok
-    refused = doctor_aws._concurrency(stubs.account, many)
-    assert (refused.ok, "1,000 would be" in refused.found, "100 must stay" in refused.remedy) == (False, True, True)
-
-
-def test_a_new_accounts_concurrency_is_too_little_for_wide_stages(stubs, loaded):
-    stubs.answers("lambda", "get_account_settings", settings_of(10, 1))
-    check = doctor_aws._concurrency(stubs.account, loaded())
-    assert (check.ok, "widest stage takes 2" in check.found, "--max-tiles 1" in check.remedy) == (False, True, True)
-
-
-def test_drivers_that_are_functions_share_the_concurrency_with_their_stages(stubs, loaded):
-    for free in (10, 2, 10):
-        stubs.answers("lambda", "get_account_settings", settings_of(10, free))
-    few = doctor_aws._concurrency(stubs.account, loaded())  # stages of two tiles
-    assert (few.ok, "3 queries run at once" in few.found) == (False, True)
-    assert "ThrottleBurst lets 333 in" in few.found
-    assert 'ThrottleBurst="3"' in few.remedy
-    none = doctor_aws._concurrency(stubs.account, loaded())
-    assert (none.ok, "takes 2, its driver one more" in none.found, "--max-tiles 1" in none.remedy) == (
-        False,
-        True,
-        True,
-    )
-    fleet = doctor_aws._concurrency(stubs.account, loaded(drivers="fleet"))
-    assert (fleet.ok, "5 queries run at once" in fleet.found) == (True, True)
+@pytest.mark.parametrize(
+    ("choices", "total", "free", "ok", "found", "remedy"),
+    [
+        ({"reserved_concurrency": 10}, 1000, 1000, True, "", ""),
+        ({"reserved_concurrency": 500}, 1000, 1000, False, "1,000 would be", "100 must stay"),
+        ({}, 10, 1, False, "widest stage takes 2", "--max-tiles 1"),
+        ({}, 10, 10, False, "3 queries run at once", 'ThrottleBurst="3"'),  # drivers are functions, too
+        ({}, 10, 10, False, "ThrottleBurst lets 333 in", ""),
+        ({}, 10, 2, False, "takes 2, its driver one more", "--max-tiles 1"),
+        ({"drivers": "fleet"}, 10, 10, True, "5 queries run at once", ""),
+    ],
+)
+def test_concurrency_has_to_suffice_for_stages_and_drivers(stubs, loaded, choices, total, free, ok, found, remedy):
+    stubs.answers("lambda", "get_account_settings", settings_of(total, free))
+    check = doctor_aws._concurrency(stubs.account, loaded(**choices))
+    assert (check.ok, found in check.found, remedy in (check.remedy or "")) == (ok, True, True)
 
 
 def test_parameter_overrides_of_samconfig_are_respected(stubs, tmp_path):
@@ -293,25 +264,23 @@ def test_pool_fits_into_the_quota_of_its_market(stubs, loaded, look, spot, code,
     assert (doctor_aws._spot_gpus in doctor_aws._needed(pooled)) == spot
 
 
-def quota_of(name, value):
-    return {"Quotas": [{"QuotaName": name, "Value": value, "QuotaCode": "L-1"}]}
-
-
-@pytest.mark.parametrize(("most", "ok"), [(5.0, True), (2.0, False)])
-def test_a_quota_has_to_fit_the_new_resources(stubs, most, ok):
-    stubs.answers("service-quotas", "list_service_quotas", quota_of("VPCs per Region", most))
+@pytest.mark.parametrize(
+    ("most", "ok", "found"),
+    [
+        (5.0, True, "2 of 5 there, 1 more to come"),
+        (2.0, False, "2 of 2 there, 1 more to come"),
+        (None, True, "2 there; their quota could not be checked"),
+    ],
+)
+def test_a_quota_that_is_known_has_to_fit_the_new_resources(stubs, most, ok, found):
+    quotas = [] if most is None else [{"QuotaName": "VPCs per Region", "Value": most, "QuotaCode": "L-1"}]
+    stubs.answers("service-quotas", "list_service_quotas", {"Quotas": quotas})
+    if most is None:
+        stubs.answers("service-quotas", "list_aws_default_service_quotas", {"Quotas": []})
     stubs.answers("ec2", "describe_vpcs", {"Vpcs": [{"VpcId": "a"}, {"VpcId": "b"}]})
     check = doctor_aws._quota(doctor_aws._QUOTAS[0], 1)(stubs.account, None)
-    assert (check.ok, check.found) == (ok, f"2 of {most:.0f} there, 1 more to come")
-    assert "Service Quotas" in check.remedy
-
-
-def test_an_unknown_quota_is_not_a_failure(stubs):
-    stubs.answers("service-quotas", "list_service_quotas", {"Quotas": []})
-    stubs.answers("service-quotas", "list_aws_default_service_quotas", {"Quotas": []})
-    stubs.answers("ec2", "describe_vpcs", {"Vpcs": []})
-    check = doctor_aws._quota(doctor_aws._QUOTAS[0], 1)(stubs.account, None)
-    assert (check.ok, check.found) == (True, "0 there; their quota could not be checked")
+    assert (check.ok, check.found) == (ok, found)
+    assert ok or "Service Quotas" in check.remedy
 
 
 @pytest.mark.who_may
@@ -328,14 +297,6 @@ def test_aws_errors_are_reported(stubs):
     assert (check.ok, check.found, "may use S3" in check.remedy) == (False, "NotSignedUp", True)
 
 
-def simulated(requests, allowed):
-    results = [
-        {"EvalActionName": name, "EvalDecision": "allowed" if name in allowed else "implicitDeny"}
-        for name in requests["Action"]
-    ]
-    return {"EvaluationResults": results, "IsTruncated": False}
-
-
 class Simulator:
     """IAM's simulator, which allows what `allows` says of an action, a resource and the condition keys' values."""
 
@@ -345,10 +306,8 @@ class Simulator:
 
     def simulate_principal_policy(self, ActionNames, ResourceArns, ContextEntries, **_):  # noqa: N803 - boto3's names
         assert len(ActionNames) <= 50
-        [resource], context = (
-            ResourceArns,
-            {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in ContextEntries},
-        )
+        context = {one["ContextKeyName"]: one["ContextKeyValues"][0] for one in ContextEntries}
+        [resource] = ResourceArns
         self.resources.add(resource)
         decided = {name: self._allows(name, resource, context) for name in ActionNames}
         results = [
@@ -456,29 +415,25 @@ def test_every_action_is_one_that_some_type_needs():
     assert len(needed) == len(set(needed)) > 100
 
 
-def test_options_for_aws_go_with_it():
-    for given in (["--region", "us-east-1"], ["--build", "x"], ["--deployer-policy"]):
+def test_the_command_ends_with_2_for_options_that_do_not_go_together_and_with_4_where_something_is_missing(tmp_path):
+    for given in (["--region", "us-east-1"], ["--build", "x"], ["--deployer-policy"], ["--aws", "--deployer-policy"]):
         assert CliRunner().invoke(app, ["doctor", *given]).exception.exit_code == 2
-    assert CliRunner().invoke(app, ["doctor", "--aws", "--deployer-policy"]).exception.exit_code == 2
-
-
-def test_the_command_ends_with_4_where_something_is_missing(tmp_path):
     result = CliRunner().invoke(app, ["doctor", "--aws", "--build", str(build(tmp_path / "b")), "--json"])
     assert result.exception.exit_code == 4
     checks = [json.loads(line) for line in result.output.splitlines() if line.startswith("{")]
     assert {"credentials", "region", "limits"} <= {check["name"] for check in checks}
 
 
-@pytest.mark.parametrize(("total", "memory_mb"), [(10, 3008), (400, 3008), (1000, 10240)])
+@pytest.mark.parametrize(("total", "memory_mb"), [(10, 3008), (400, 3008), (1000, 10240), (None, 3008)])
 def test_what_the_account_has_is_kept_for_plans_to_come(stubs, tmp_path, total, memory_mb):
-    stubs.answers("lambda", "get_account_settings", settings_of(total, total))
+    if total is None:
+        stubs.refuses("lambda", "get_account_settings")
+    else:
+        stubs.answers("lambda", "get_account_settings", settings_of(total, total))
     check = doctor_aws._planning(tmp_path)(stubs.account, None)
-    assert (check.ok, f"{memory_mb:,} MB a function and {total:,} environments" in check.found) == (True, True)
+    assert (check.ok, f"{memory_mb:,} MB a function and {total or 0:,} environments" in check.found) == (
+        True,
+        bool(total),
+    )
     known = quotas_for(Settings(cache_dir=tmp_path), None, "us-east-1")
-    assert (known.memory_mb, known.concurrency, known.assumed) == (memory_mb, total, False)
-
-
-def test_an_account_that_may_not_be_looked_at_is_not_known(stubs, tmp_path):
-    stubs.refuses("lambda", "get_account_settings")
-    assert doctor_aws._planning(tmp_path)(stubs.account, None).ok
-    assert quotas_for(Settings(cache_dir=tmp_path), None, "us-east-1").assumed
+    assert (known.memory_mb, known.concurrency, known.assumed) == (memory_mb, total or 10, total is None)

@@ -11,12 +11,13 @@ import typer
 
 from serfer.cli.maps.options import MapCommand
 from serfer.cli.shared.map_display import MapDisplay, print_estimate, print_many, print_report, watching
+from serfer.cli.shared.option_groups import WeightsOptions
 from serfer.cli.shared.options import status_lines
 from serfer.cli.shared.plan_summary import chosen_line
 from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.terminal import complain, uninterrupted
 from serfer.core.errors import IncompleteMapError, SerferError, UsageError
-from serfer.core.options import flag_of, options_of
+from serfer.core.options import changed
 from serfer.mapping.chosen_plan import chosen_plan
 from serfer.mapping.image_list import is_many, map_items, read_list
 from serfer.mapping.many_images import ManyImages
@@ -62,7 +63,6 @@ def map_images(options: MapCommand, context: typer.Context) -> None:
 
 @contextmanager
 def _mapper(opening: Opening, options: MapOptions, settings: Settings) -> Iterator[tuple[Mapper, MapDisplay]]:
-    """Open a mapper, and show what it does, within the block."""
     with ExitStack() as closing:
         watcher = closing.enter_context(watching())
         mapper = closing.enter_context(open_mapper(opening, options, watcher, settings))
@@ -119,14 +119,8 @@ def map_network(options: MapCommand) -> MapNetwork | None:
     described = {item.name: getattr(options, item.name) for item in fields(MapPlanOptions)}
     if options.network is not None:
         return MapNetwork(options.model_with_weights(options.network), **described)
-    unsaid = MapPlanOptions()
-    changed = {name for name, value in described.items() if value != getattr(unsaid, name)}
-    given = [flag_of(item, option) for item, option in options_of(MapPlanOptions) if item.name in changed]
-    if given or options.weights_given:
-        raise UsageError(
-            f"{' and '.join(filter(None, [*given, options.weights_given]))} describe a network, --network FILE: a plan "
-            "has its own"
-        )
+    if given := [*changed(options, MapPlanOptions()), *changed(options, WeightsOptions())]:
+        raise UsageError(f"{' and '.join(given)} describe a network, --network FILE: a plan has its own")
     return None
 
 

@@ -34,7 +34,6 @@ _SIZE = re.compile(r"([1-9]\d{0,6})x([1-9]\d{0,6})")
 
 
 def map_plan(options: MapPlanCommand, context: typer.Context) -> None:
-    """Write a map plan, and print what it is."""
     settings = settings_of(context)
     with status_line() as progress:
         plan = make_map_plan(
@@ -55,7 +54,6 @@ def map_plan(options: MapPlanCommand, context: typer.Context) -> None:
 
 
 def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
-    """Print the windows, what an image of the first size costs, and which files of the sizes are too large to read."""
     windows = plan.windows
     if windows is None:
         return
@@ -96,7 +94,6 @@ def _print_summary(plan: Plan, directory: Path, facts: AwsFacts) -> None:
 
 
 def _print_boxes(boxes: MapBoxes) -> None:
-    """Print what boxes a plan makes of an image."""
     head = boxes.head
     classes = f" of {head.classes} classes" if head.classes else ""
     text = (

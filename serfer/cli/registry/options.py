@@ -107,7 +107,6 @@ def network_versions(texts: Sequence[str]) -> dict[str, int]:
 
 
 def now() -> str:
-    """Return the time as records have it: ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -23,7 +23,6 @@ _MILLION = 1_000_000
 
 
 def register(options: RegisterCommand, _context: typer.Context) -> None:
-    """Register a network, and print its variants."""
     with _progress() as progress:
         registered = register_network(
             options.model_with_weights(options.network),
@@ -46,7 +45,6 @@ def register(options: RegisterCommand, _context: typer.Context) -> None:
 
 
 def as_dict(registered: Registered) -> dict[str, Any]:
-    """Return what was registered as plain values, one object."""
     where = {"registry": registered.registry, "application": registered.application}
     done = {"registration": registered.registration, "made": registered.made}
     return {**where, **done, **unstructure(registered.version)}
@@ -54,7 +52,6 @@ def as_dict(registered: Registered) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what is running; where no terminal is watched, the steps alone, as lines."""
     if err.is_terminal:
         with status_line() as progress:
             yield progress
@@ -63,7 +60,6 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 
 def _print(registered: Registered) -> None:
-    """Print the variants, what was left out, and what comes next."""
     version = registered.version
     out.print(
         plain(f"{registered.application}: {version.network}@{version.version}")

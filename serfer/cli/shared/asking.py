@@ -91,7 +91,6 @@ def data_of(name: str) -> bytes | Path:
 def yielding(
     pipeline: Pipeline, sources: Sequence[ServiceLoad], limits: Thresholds
 ) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Yield to services, if there are any, within the block, which gets what returns the turn of a query."""
     if not sources:
         yield nullcontext
         return

@@ -42,7 +42,6 @@ class Cells:
     rows: list[tuple[list[Text], str]] = field(default_factory=list)
 
     def add_row(self, *cells: str, style: str = "") -> None:
-        """Add a row's cells, in rich's markup; columns for which there are none stay empty."""
         texts = [Text.from_markup(cell, emoji=False) for cell in cells]
         self.rows.append((texts + [Text()] * (len(self.heads) - len(texts)), style))
 
@@ -58,7 +57,6 @@ class Cells:
             yield from console.render(self._grid(chosen, widths), options.update(max_width=max(_width(widths), 1)))
 
     def _parts(self, natural: Sequence[int], width: int) -> list[tuple[list[int], list[int]]]:
-        """Return the columns of each part, and their widths: one part if all columns fit, be it with wrapped texts."""
         least = [min(wanted, self._least(column)) for column, wanted in enumerate(natural)]
         for column in self.left:  # a word that no line holds is folded
             before = least[0] + _GAP if column else 0
@@ -74,7 +72,6 @@ class Cells:
         return max(text.cell_len for text in self._texts(column))
 
     def _least(self, column: int) -> int:
-        """Return the least width at which no word of a text, no cell of another column and no head's word is cut."""
         if column in self.left:
             natural = min(self._natural(column), _LEAST_TEXT)
             return max(natural, *map(_longest_word, self._texts(column)))
@@ -96,7 +93,6 @@ class Cells:
 
 
 def columns(*names: str, left: Collection[int] = (0,)) -> Cells:
-    """Return a table whose columns of the numbers `left` are text, and whose others are numbers."""
     return Cells([Text.from_markup(name, emoji=False) for name in names], left)
 
 
@@ -109,7 +105,6 @@ def _width(widths: Sequence[int]) -> int:
 
 
 def _spread(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
-    """Return widths between the least and the natural ones that use a terminal's, the narrowest column first."""
     widths = [*least]
     while _width(widths) < width and widths != [*natural]:
         column = min((each for each in range(len(widths)) if widths[each] < natural[each]), key=widths.__getitem__)
@@ -118,10 +113,8 @@ def _spread(least: Sequence[int], natural: Sequence[int], width: int) -> list[in
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things in words: 1 task, 2 tasks."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def byte_size(count: float) -> str:
-    """Return a number of bytes as a reader wants it."""
     return f"{count / MIB:.1f} MB" if count >= MIB else f"{count / 1024:.1f} kB"

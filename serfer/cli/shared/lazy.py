@@ -22,12 +22,10 @@ Panels = Mapping[str, Sequence[str]]
 
 
 def lazy_group(commands: Commands, panels: Panels | None = None) -> type[TyperGroup]:
-    """Return a class for `typer.Typer(cls=...)` with these commands, in one section of the help or in several."""
     return type("LazyGroup", (_LazyGroup,), {"places": commands, "panels": panels or {"Commands": [*commands]}})
 
 
 def group(summary: str, commands: Commands) -> typer.Typer:
-    """Return an application of these commands, to stand in another one's as a command."""
     app = typer.Typer(
         cls=lazy_group(commands), no_args_is_help=True, add_completion=False, rich_markup_mode=None, help=summary
     )
@@ -80,7 +78,6 @@ def _nothing() -> None:
 
 
 def _stub(name: str, summary: str) -> Any:  # noqa: ANN401 - same
-    """Return a command that says what it does and does nothing."""
     one = typer.Typer(add_completion=False)
     one.command(name=name, short_help=summary)(lambda: None)
     return typer.main.get_command(one)

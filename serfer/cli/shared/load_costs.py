@@ -90,7 +90,6 @@ def plan_directory_of(place: Path, size: str | None, channels: int | None) -> Pa
 
 
 def show_load_costs(directory: Path, plan: Plan, options: CostCommand) -> None:
-    """Print what a load costs, served in each way, with a plan of one task or of several."""
     from serfer.cost.ways import compare_ways  # noqa: PLC0415 - same
     from serfer.sam.cost.driver_runs import DRIVER_MB  # noqa: PLC0415 - the command line starts fast
 
@@ -159,7 +158,6 @@ def _time(seconds: float) -> str:
 
 
 def _advice(compared: Comparison) -> str:
-    """Say what costs least, and from how many queries an hour on an instance costs less than functions."""
     kind, least, in_time = compared.instance, compared.least, compared.least_in_time
     price = f"one {kind.name} (${kind.usd_per_hour:g} an hour)"
     first = f"least: {_named(least)} a month"
@@ -181,7 +179,6 @@ def _named(way: ServingWay) -> str:
 
 
 def _assumed(options: CostCommand, compared: Comparison) -> list[str]:
-    """Return what is simulated, predicted, assumed and left out, a line each."""
     load, kind = compared.load, compared.instance
     names = " and the ".join(f"{one.name} {_time(one.end_s - one.begin_s)}" for one in compared.windows)
     what = "every query" if compared.whole else f"every query of the {names}"

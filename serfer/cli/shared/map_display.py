@@ -49,11 +49,9 @@ class MapDisplay:
         self._turns = 0
 
     def note(self, text: str) -> None:
-        """Print a warning."""
         complain(text)
 
     def start(self, image: str, estimate: Estimate) -> None:
-        """Print what an image will take."""
         for line in _estimate_lines(estimate):
             complain(f"{image}: {line}")
         if err.is_terminal:
@@ -64,7 +62,6 @@ class MapDisplay:
             self._task = self._bar.add_task(plain(Path(image).name), total=estimate.windows, completed=done, said="")
 
     def progress(self, progress: MapProgress) -> None:
-        """Show how far an image is."""
         done, said = progress.resumed + progress.done, _said(progress)
         if self._task is not None:
             self._bar.update(self._task, completed=done, said=said)
@@ -72,7 +69,6 @@ class MapDisplay:
             complain(f"{progress.image}: {done:,} of {progress.windows:,} windows, {said}")
 
     def _is_due(self, progress: MapProgress) -> bool:
-        """Return whether a line of progress is to be printed now: seldom, and fewer the longer it takes."""
         now, before = monotonic(), self._state
         running = now - self._began
         self._state = (progress.paused and "paused", progress.doing.partition(",")[0])
@@ -91,7 +87,6 @@ class MapDisplay:
 
 @contextmanager
 def watching() -> Iterator[MapDisplay]:
-    """Show maps within the block."""
     display = MapDisplay()
     try:
         yield display
@@ -109,7 +104,6 @@ def _said(progress: MapProgress) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as a reader wants it."""
     if seconds < _MINUTE:
         return f"{seconds:.1f} s"
     if seconds < _HOUR:
@@ -118,7 +112,6 @@ def duration(seconds: float) -> str:
 
 
 def dollars(usd: float) -> str:
-    """Return dollars to three digits, however few they are."""
     return f"${usd:.{max(2, 2 - math.floor(math.log10(usd)))}f}" if usd else "$0"
 
 
@@ -143,7 +136,6 @@ def _per_area(estimate: Estimate) -> str:
 
 
 def passes_lines(estimate: Estimate) -> list[str]:
-    """Say what passes before the map are for, how much work they are, and what they keep on the disk."""
     work = (
         f"{estimate.passes} passes over the image, {estimate.times:.2f} times the multiply-accumulates of the network: "
         "those before the last one add up statistics of the whole"
@@ -153,7 +145,6 @@ def passes_lines(estimate: Estimate) -> list[str]:
 
 
 def print_estimate(image: str, estimate: Estimate, results: Sequence[str], *, as_json: bool) -> None:
-    """Print what an image will take, and the files that will be its results."""
     if as_json:
         areas = {"usd_per_megapixel": estimate.usd_per_megapixel, "usd_per_km2": estimate.usd_per_km2}
         print_json({"image": image, **asdict(estimate), **areas, "results": [*results]})
@@ -164,7 +155,6 @@ def print_estimate(image: str, estimate: Estimate, results: Sequence[str], *, as
 
 
 def print_report(report: MapReport, *, as_json: bool) -> None:
-    """Print what a map of one image did."""
     if as_json:
         print_json(report.as_dict())
         return
@@ -206,7 +196,6 @@ def _why_not_as_predicted(ratio: float) -> str:
 
 
 def _compared(found: MapComparison) -> str:
-    """Say how far a map is from the network itself."""
     if found.skipped:
         return f"not compared with the network: {found.skipped}"
     differ = f"values differ by at most {found.error:.1e} of their range" if found.error else "values are equal"
@@ -220,7 +209,6 @@ def _compared(found: MapComparison) -> str:
 
 
 def _normalised(known: ImageStatistics) -> str:
-    """Say what an image was normalised by."""
     each = [f"(x - {low:,.6g}) / {span:,.6g}" for low, span in zip(known.offset, known.span, strict=True)]
     more = f", ... ({len(each) - _MOST_CHANNELS:,} more)" if len(each) > _MOST_CHANNELS else ""
     return f"normalised by {known.pixels:,} pixels of the image: {', '.join(each[:_MOST_CHANNELS])}{more}"
@@ -233,7 +221,6 @@ def _shape(result: MapResult) -> str:
 
 
 def print_many(report: ManyReport, out_place: str, retry: Path, *, as_json: bool) -> None:
-    """Print what a map of many images did."""
     left = len(report.failed) + len(report.untried)
     if as_json:
         print_json(

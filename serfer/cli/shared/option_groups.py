@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serfer.core.errors import UsageError
-from serfer.core.options import Options, option
+from serfer.core.options import Options, changed, option
 
 if TYPE_CHECKING:
     from serfer.splitter.network.named_models import NamedModel
@@ -32,13 +32,7 @@ class WeightsOptions(Options):
 
     @property
     def weights_given(self) -> str:
-        """The options that were given."""
-        options = {
-            "--weights-file": self.weights_file is not None,
-            "--random": self.random,
-            "--download": self.download,
-        }
-        return " and ".join(option for option, is_given in options.items() if is_given)
+        return " and ".join(changed(self, WeightsOptions()))
 
     def model_with_weights(self, model: str) -> NamedModel | str:
         """Return a model as the splitter takes it; raises UsageError for one that has its own weights."""

@@ -37,14 +37,12 @@ BY_ARGUMENT = (
 
 @contextmanager
 def status_line() -> Iterator[Any]:
-    """Show the current step on a terminal; print nothing elsewhere."""
     with err.status("") as status:
         yield lambda text: status.update(plain(text))
 
 
 @contextmanager
 def status_lines() -> Iterator[Any]:
-    """Show the current step of what takes long and is done once; where no terminal is watched, as lines."""
     if err.is_terminal:
         with status_line() as progress:
             yield progress
@@ -66,7 +64,6 @@ def demo_model(demo: bool, *named: object) -> str | None:  # noqa: FBT001 - a fl
 
 
 def nothing_named(choices: str) -> UsageError:
-    """Return the error of a command that was given no network, with the ways to name one."""
     return UsageError(f"which network? Name {choices}")
 
 
@@ -148,7 +145,7 @@ def kept_url(url: str | None, settings: Settings) -> str:
 
 
 def own_results(settings: Settings) -> str:
-    """Return the URL of the directory of this user's results; what has expired there is removed as others come."""
+    """Return the URL of this user's results; what has expired there is removed as others come."""
     directory = settings.cache_dir / "results"
     try:
         directory.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)

@@ -164,7 +164,6 @@ class LoadOptions(Options):
 
     @property
     def has_load(self) -> bool:
-        """Whether there is a load."""
         return self.log is not None or self.qps is not None
 
 

@@ -23,7 +23,6 @@ _MOST_TEXT = 90  # characters of grids and memory sizes
 def print_summary(
     plan: Plan, directory: Path, facts: AwsFacts, per_month: Sequence[int] = (), given: Sequence[str] = ()
 ) -> None:
-    """Print a plan that was written in four lines; `given` are the options that ruled other plans out."""
     lines = chosen_line(plan), figures_line(plan, facts, per_month), others_line(plan, given)
     for line in filter(None, lines):
         out.print(plain(line))
@@ -31,7 +30,6 @@ def print_summary(
 
 
 def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[str], None]) -> Path:
-    """Return the plan directory in the cache that `find` returns; of one that is made now, say what was chosen."""
     made = False
 
     def step(text: str) -> None:  # a plan that is there has no steps
@@ -82,7 +80,6 @@ def figures_line(plan: Plan, facts: AwsFacts, per_month: Sequence[int] = ()) -> 
 
 
 def others_line(plan: Plan, given: Sequence[str] = ()) -> str:
-    """Return a line on what a plan competed with; `given` are the options that ruled other plans out."""
     mine = _chosen(plan)
     if mine is None or "--whole" in given:
         return ""
@@ -96,13 +93,11 @@ def others_line(plan: Plan, given: Sequence[str] = ()) -> str:
 
 
 def next_line(directory: Path) -> str:
-    """Return a line with the commands that serve a plan and that say more."""
     place = shlex.quote(str(directory))
     return f"next: serfer serve --plan {place} (all figures: serfer explain {place})"
 
 
 def _against_split(mine: Alternative, fitting: Sequence[Alternative]) -> str:
-    """Return a line that compares the network in one function with the fastest plan."""
     fastest = min([mine, *fitting], key=_warm_ms)
     if _ms(_warm_ms(fastest)) == _ms(_warm_ms(mine)):
         return "splitting would be slower; --grids 2x2 forces it"
@@ -113,7 +108,6 @@ def _against_split(mine: Alternative, fitting: Sequence[Alternative]) -> str:
 
 
 def _against_whole(mine: Alternative, whole: Sequence[Alternative], given: Sequence[str]) -> str:
-    """Return a line that compares a split plan with the network in one function."""
     if not whole:
         return ""
     fitting = [other for other in whole if other.fits]

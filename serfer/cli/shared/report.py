@@ -16,7 +16,6 @@ _QUERIES = 1_000_000
 
 
 def print_report(report: QueryReport, plan: Plan, workers: str) -> None:
-    """Print a query's stages, what moved, how long it took and, of `workers` in AWS, what it costs."""
     if report.target == "cache":
         out.print(f"{report.latency_ms:.1f} ms, from the cache: nothing ran")
     elif report.target == "gpu":
@@ -28,7 +27,6 @@ def print_report(report: QueryReport, plan: Plan, workers: str) -> None:
 
 
 def print_difference(delta: Difference | None) -> None:
-    """Print how far an answer is from the unsplit model's, where it was compared."""
     if delta is not None:
         same = "same first class" if delta.same_top else "ANOTHER first class"
         out.print(f"difference from the unsplit model: {delta.error:.1e} of the outputs' range, {same}")
@@ -71,7 +69,7 @@ def _print_sums(report: QueryReport) -> None:
 
 
 def _dollars(report: QueryReport, plan: Plan, workers: str) -> str:
-    """Return what a query costs: this machine's times at Lambda's prices would be no price, so here it is predicted."""
+    """Return what a query costs: of this machine, predicted, as its times at Lambda's prices would be no price."""
     predicted = "nothing is predicted: the plan has no explanation.json"
     if (usd := plan.predicted_usd) is not None:
         predicted = f"${usd * _QUERIES:.2f} for a million queries of one image on Lambda, warm, as predicted"
@@ -87,7 +85,6 @@ def _has_gangs(report: QueryReport) -> bool:
 
 
 def _gang_figures(stage: StageReport) -> tuple[str, str, str]:
-    """Return a stage's cells of the columns that only gangs have: its first stage, halos, milliseconds waited."""
     if stage.gang is None:
         return "", "", ""
     return f"stage-{stage.gang}", byte_size(stage.bytes_exchanged), f"{stage.wait_ms:.1f} ms"

@@ -57,7 +57,6 @@ def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
 
 
 def _parameter(kind: type[Options], item: Field[Any], described: Option) -> tuple[Any, Any]:
-    """Return the type and the default, as typer has them, of an option."""
     hint, required = _line_type(types_of(kind)[item.name], described), item.default is MISSING
     meaning = f"{described.help} [SERFER_{described.setting.upper()}]" if described.setting else described.help
     how: dict[str, Any] = {"help": meaning, "metavar": described.metavar}
@@ -107,7 +106,6 @@ def read_options(kind: type[Options], context: typer.Context, line: Mapping[str,
 def _keys(
     kind: type[Options], described: Mapping[str, object], given: Sequence[str], settings: dict[str, Given]
 ) -> Iterator[tuple[str, tuple[Any, str]]]:
-    """Yield what the file, variables and `--set` say of a command's keys; `settings` gets those among the last."""
     from serfer.settings import Given, Settings, command_keys, is_secret, unknown_key  # noqa: PLC0415 - help needs no settings
 
     yield from command_keys(table_of(kind), described).items()
@@ -124,18 +122,15 @@ def _keys(
 
 
 def table_of(kind: type[Options]) -> str:
-    """Return the name of a command's table in the file."""
     return kind.command.replace(" ", "-")
 
 
 def is_given(context: typer.Context, option: str) -> bool:
-    """Return whether an option of a command was given on its line."""
     source = context.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def given_settings(context: typer.Context) -> Mapping[str, Given]:
-    """Return what a command's line and keys say of settings, by setting."""
     given: Mapping[str, Given] = context.meta.get(_GIVEN, {})
     return given
 

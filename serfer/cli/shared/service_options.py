@@ -97,7 +97,6 @@ def ask_line(url: str, directories: Sequence[Path]) -> str:
 
 
 def _place(text: str) -> Path:
-    """Return what [NAME=]NETWORK has after the name."""
     match = _NAMED.fullmatch(text)
     return Path(match[2] if match else text)
 
@@ -116,7 +115,6 @@ def _network(text: str) -> tuple[str | None, str | None]:
 
 
 def as_plans(models: Mapping[str, Path]) -> list[str]:
-    """Return models that were found as options of another command line."""
     return [
         f"--plan={name}={path}" if _NAMED.fullmatch(f"{name}={path}") else f"--plan={path}"
         for name, path in models.items()
@@ -124,7 +122,6 @@ def as_plans(models: Mapping[str, Path]) -> list[str]:
 
 
 def plans_of(directories: Iterable[Path], settings: Settings) -> list[tuple[Plan, Path]]:
-    """Return the plans of plan directories, each with its own directory, and their cold plans unless these are off."""
     plans = [(load_plan(directory), directory) for directory in directories]
     if settings.cold_plan == "never":
         return plans
@@ -181,7 +178,6 @@ def ceiling_of_route(
 
 
 def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -> None:
-    """Print every setting with its value and where that comes from; secrets and passwords of URLs are hidden."""
     table = columns("setting", "value", "from", left=(0, 1, 2))
     for name, value, origin in origins(settings, given_settings(context)):
         shown: Any = value

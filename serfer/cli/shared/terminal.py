@@ -76,14 +76,12 @@ def complain(problem: object) -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore interrupts, for clean-up."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ignore interrupts within the block, and restore the handlers after it."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ignore_signals()
     try:
@@ -105,6 +103,7 @@ def _warn(
     line: str | None = None,
 ) -> None:
     """Show a warning of our own as any other message: where it was raised means nothing to the user of a command."""
+    """Show a warning of our own as any other message: where it was raised means nothing to the user of a command."""
     if issubclass(category, PlanWarning):
         complain(message)
     else:
@@ -116,7 +115,6 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 def run(app: typer.Typer, *, check: bool = True) -> NoReturn:
-    """Run the command line and exit with a code that says how it went; `check` whether SERFER_* variables exist."""
     signal.signal(signal.SIGTERM, _terminate)
     interrupt = _Interrupt()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -150,7 +148,6 @@ def _drop_unwritten() -> None:
 
 
 def _exit_code(app: typer.Typer, arguments: list[str], interrupt: _Interrupt, *, check: bool = False) -> int:
-    """Run a command; every way in which it can end becomes an exit code and at most one line, without --debug."""
     arguments, debug = _without_debug(arguments)
     meta: dict[str, Any] = {}
     try:
@@ -189,7 +186,6 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _code_of(error: Exception, origins: Mapping[str, str]) -> int:
-    """Print an error, with the origin of options in it that were not given, and return the exit code."""
     match error:
         case TyperException():
             return _misused(error)
@@ -210,14 +206,12 @@ def _code_of(error: Exception, origins: Mapping[str, str]) -> int:
 
 
 def _with_origins(line: str, origins: Mapping[str, str]) -> str:
-    """Return a message that says of each option in it which variable or file has set it."""
     named = dict.fromkeys(re.findall(r"--[a-z][a-z-]*", line))
     said = [f"{option} is from {origins[option]}" for option in named if option in origins]
     return f"{line} ({'; '.join(said)})" if said else line
 
 
 def _refused(error: OSError) -> str:
-    """Return what the system refuses, without its number."""
     why = error.strerror or str(error)
     line = f"{error.filename}: {why}" if error.filename else why
     return f"{line}: free some space, or write elsewhere" if error.errno == errno.ENOSPC else line
@@ -233,7 +227,6 @@ def _bug(error: Exception) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return the innermost place of ours that an error came through: file, line and function."""
     frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
     ours = [
         (file.relative_to(_HOME), frame)
@@ -245,7 +238,6 @@ def _place(error: Exception) -> str:
 
 
 def _misused(error: TyperException) -> int:
-    """Print a usage error; where there were no arguments at all, the message is the whole help."""
     message, context = error.format_message(), getattr(error, "ctx", None)
     kind = getattr(context and context.command.callback, "options", None)
     if kind and (key := key_of(kind, getattr(error, "option_name", ""))):

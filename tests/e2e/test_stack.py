@@ -6,7 +6,7 @@ The functions lie as AWS has them: plan.json in the package, code and dependenci
 import asyncio
 import json
 import shutil
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -153,15 +153,26 @@ def test_options_that_contradict_each_other_are_refused_in_one_line(
     serfer_here("serve", *arguments, **variables).complains(code, *words)
 
 
-def test_a_driver_in_aws_finds_functions_by_its_environment(variables, monkeypatch, bare, redis):
-    """The application as a Lambda function, with the variables that its template gives it, and plan.json."""
-    known = {"SERFER_STORE": redis, "SERFER_PLAN": bare.name, "LAMBDA_TASK_ROOT": str(bare.parent)}
-    known |= {"SERFER_FUNCTION_PREFIX": "demo", "SERFER_FUNCTION_ALIAS": "live", "SERFER_WORKERS": "aws"}
-    for name, value in {**variables, **known}.items():
-        monkeypatch.setenv(name, value)
-    with ExitStack() as opened:
-        function = Function(open_application(load_driver_settings(), load_settings(), opened))
-        opened.callback(function.close)
+@pytest.fixture
+def driver_function(variables, monkeypatch, bare, redis):
+    """Open the application as a Lambda function, with the variables that its template gives it, and plan.json."""
+
+    @contextmanager
+    def open_with(**more):
+        known = {"SERFER_STORE": redis, "SERFER_PLAN": bare.name, "LAMBDA_TASK_ROOT": str(bare.parent)}
+        known |= {"SERFER_FUNCTION_PREFIX": "demo", "SERFER_FUNCTION_ALIAS": "live", "SERFER_WORKERS": "aws"}
+        for name, value in {**variables, **known, **more}.items():
+            monkeypatch.setenv(name, value)
+        with ExitStack() as opened:
+            function = Function(open_application(load_driver_settings(), load_settings(), opened))
+            opened.callback(function.close)
+            yield function
+
+    return open_with
+
+
+def test_a_driver_in_aws_finds_functions_by_its_environment(driver_function):
+    with driver_function() as function:
         answer = function(rest("POST", "/v1/classify", headers={"content-type": "image/png"}, body=png()), None)
         assert (answer["statusCode"], json.loads(answer["body"])["model"]) == (200, "small")
         assert function(rest("GET", "/readyz"), None)["statusCode"] == 200
@@ -177,17 +188,11 @@ def registry(plan, tmp_path):
 
 
 def test_a_driver_function_serves_the_applications_variants_that_are_deployed(
-    variables, monkeypatch, bare, redis, registry
+    driver_function, monkeypatch, bare, registry
 ):
     monkeypatch.setattr("serfer.applications.applications.STILL_S", 0.0)
-    known = {"SERFER_STORE": redis, "SERFER_PLAN": bare.name, "LAMBDA_TASK_ROOT": str(bare.parent)}
-    known |= {"SERFER_FUNCTION_PREFIX": "demo", "SERFER_FUNCTION_ALIAS": "live", "SERFER_WORKERS": "aws"}
-    known |= {"SERFER_REGISTRY": str(registry), "SERFER_APPLICATIONS": "faces", "SERFER_APPLICATION_PLANS": bare.name}
-    for name, value in {**variables, **known}.items():
-        monkeypatch.setenv(name, value)
-    with ExitStack() as opened:
-        function = Function(open_application(load_driver_settings(), load_settings(), opened))
-        opened.callback(function.close)
+    known = {"SERFER_REGISTRY": str(registry), "SERFER_APPLICATIONS": "faces", "SERFER_APPLICATION_PLANS": bare.name}
+    with driver_function(**known) as function:
 
         def call(method, path, query=(), body=None):
             answer = function(rest(method, path, query, {"content-type": "image/png"}, body), None)

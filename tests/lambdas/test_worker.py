@@ -728,38 +728,17 @@ except errors.{error}:
         assert (run.returncode, run.stdout) == (0, "1\n"), run.stderr
 
 
-STARTED_WITH = {
-    *(
-        "serfer.lambdas",
-        "serfer.lambdas.artefacts",
-        "serfer.lambdas.bootstrap",
-        "serfer.lambdas.cell_codec",
-        "serfer.lambdas.sessions",
-    ),
-    *("serfer.lambdas.worker", "redis", "redis.exceptions", "serfer.core", "serfer.core.retry", "serfer.core.checksum"),
-    *("serfer.core.costs", "serfer.core.costs.sessions", "serfer.core.costs.vcpus", "serfer.core.errors"),
-    *("serfer.core.geometry", "serfer.core.keys", "serfer.core.plan", "serfer.core.plan.codec"),
-    *("serfer.core.plan.detection", "serfer.core.plan.image_normalisation", "serfer.core.plan.statistics"),
-    *("serfer.core.plan.layout", "serfer.core.plan.model", "serfer.core.plan.pixels", "serfer.core.plan.preprocess"),
-    *("serfer.core.plan.sizes", "serfer.core.plan.validation"),
-    "serfer.core.plan.windows",
-    *("serfer.core.dataclass_codec", "serfer.core.units"),
-    *(
-        "serfer.core.wire",
-        "serfer.storage",
-        "serfer.storage.coordination",
-        "serfer.storage.deferred_init",
-        "serfer.storage.exchange",
-        "serfer.storage.redis",
-    ),
-    *(
-        "serfer.storage.redis.errors",
-        "serfer.storage.redis.node",
-        "serfer.storage.redis.resp",
-        "serfer.storage.redis.store",
-    ),
-    *("serfer.storage.redis.url", "serfer.storage.routed", "serfer.storage.store", "serfer.storage.wrapping"),
-}
+STARTED_MODULES = """
+core core.checksum core.costs core.costs.sessions core.costs.vcpus core.dataclass_codec core.errors core.geometry
+core.keys core.plan core.plan.codec core.plan.detection core.plan.image_normalisation core.plan.layout
+core.plan.model core.plan.pixels core.plan.preprocess core.plan.sizes core.plan.statistics core.plan.validation
+core.plan.windows core.retry core.units core.wire
+lambdas lambdas.artefacts lambdas.bootstrap lambdas.cell_codec lambdas.sessions lambdas.worker
+storage storage.coordination storage.deferred_init storage.exchange storage.redis storage.redis.errors
+storage.redis.node storage.redis.resp storage.redis.store storage.redis.url storage.routed storage.store
+storage.wrapping
+"""
+STARTED_WITH = {"redis", "redis.exceptions", *(f"serfer.{name}" for name in STARTED_MODULES.split())}
 """What a worker imports of these packages until its first session, with a store on Redis."""
 
 

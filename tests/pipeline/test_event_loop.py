@@ -21,6 +21,8 @@ def loop():
     before = loop_threads()
     thread = LoopThread()
     yield thread
+    if not thread._loop.is_closed():
+        thread.close()
     assert loop_threads() == before
 
 
@@ -29,7 +31,6 @@ def test_a_coroutine_runs_on_the_loops_own_thread(loop):
         return threading.current_thread().name
 
     assert loop.wait(where()) == "serfer-loop"
-    loop.close()
 
 
 def test_an_error_reaches_the_waiting_caller(loop):
@@ -38,7 +39,6 @@ def test_an_error_reaches_the_waiting_caller(loop):
 
     with pytest.raises(ZeroDivisionError):
         loop.wait(fail())
-    loop.close()
 
 
 @pytest.mark.two_at_once
@@ -57,7 +57,6 @@ def test_several_threads_may_wait_at_once(loop):
     loop.wait(meet())
     other.join(PATIENCE)
     assert not other.is_alive()
-    loop.close()
 
 
 @pytest.mark.killed
@@ -80,7 +79,6 @@ def test_an_interrupt_cancels_the_awaited_coroutine(loop, monkeypatch):
         loop.wait(hang())
     monkeypatch.undo()
     assert cancelled.wait(PATIENCE)
-    loop.close()
 
 
 @pytest.mark.killed
@@ -110,7 +108,6 @@ def test_a_coroutines_own_timeout_is_its_error(loop):
 
     with pytest.raises(TimeoutError, match="its own"):
         loop.wait(too_late())
-    loop.close()
 
 
 def test_closing_cancels_running_tasks_and_awaits_their_clean_up(loop):

@@ -43,6 +43,15 @@ def aws(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
 
 
+@pytest.fixture
+def served(tmp_path):
+    """A server, and the URL at which it takes TLS alone."""
+    authority = Authority(tmp_path / "authority")
+    with RedisServer() as server, TlsFront(server.port, authority.context("localhost")) as front:
+        options = f"iam=my-cache&iam_region=eu-west-1&ssl_ca_certs={authority.file}"
+        yield server, f"rediss://worker@localhost:{front.port}?{options}"
+
+
 def login(store):
     return store._options["login"]()
 
@@ -88,56 +97,50 @@ def test_a_token_is_a_presigned_connect_request(monkeypatch, option, kind, sessi
 
 
 @pytest.mark.who_may
-def test_every_new_connection_logs_in_with_a_fresh_token(clock, monkeypatch, tmp_path):
+def test_every_new_connection_logs_in_with_a_fresh_token(clock, served):
     """The server takes only the token of the moment, as ElastiCache does of the last 15 minutes."""
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    authority = Authority(tmp_path / "authority")
-    with RedisServer() as server, TlsFront(server.port, authority.context("localhost")) as front:
-        url = f"rediss://worker@localhost:{front.port}?iam=my-cache&ssl_ca_certs={authority.file}"
-        with open_store(server.url) as administrator, open_store(url) as store:
+    server, url = served
+    with open_store(server.url) as administrator, open_store(url) as store:
 
-            def accept_only(token):
-                user = ("on", "resetpass", f">{token}", "~*", "+@all")
-                administrator.execute([("ACL", "SETUSER", "worker", *user)])
-                store.close()  # so that the next call connects again
+        def accept_only(token):
+            user = ("on", "resetpass", f">{token}", "~*", "+@all")
+            administrator.execute([("ACL", "SETUSER", "worker", *user)])
+            store.close()  # so that the next call connects again
 
-            accept_only(login(store)[1])
-            store.put("k", b"x", 60)
-            clock.now += dt.timedelta(seconds=899)
-            assert store.get("k") == b"x"  # a connection stays logged in
-            first = login(store)[1]
-            accept_only(first)
-            assert store.get("k") == b"x"
-            clock.now += dt.timedelta(seconds=2)
-            assert login(store)[1] != first
-            accept_only(login(store)[1])
-            assert store.get("k") == b"x"
-            accept_only("another token")
-            with pytest.raises(StoreUnavailableError, match=r"refused the login: .*elasticache:Connect") as caught:
-                store.get("k")
-            token = login(store)[1]
-            for secret in (token, SECRET, SESSION, token.rpartition("=")[2]):
-                assert secret not in str(caught.value)
-                assert secret not in repr(caught.value.__cause__)
-                assert secret not in repr(vars(store._node))
+        accept_only(login(store)[1])
+        store.put("k", b"x", 60)
+        clock.now += dt.timedelta(seconds=899)
+        assert store.get("k") == b"x"  # a connection stays logged in
+        first = login(store)[1]
+        accept_only(first)
+        assert store.get("k") == b"x"
+        clock.now += dt.timedelta(seconds=2)
+        assert login(store)[1] != first
+        accept_only(login(store)[1])
+        assert store.get("k") == b"x"
+        accept_only("another token")
+        with pytest.raises(StoreUnavailableError, match=r"refused the login: .*elasticache:Connect") as caught:
+            store.get("k")
+        token = login(store)[1]
+        for secret in (token, SECRET, SESSION, token.rpartition("=")[2]):
+            assert secret not in str(caught.value)
+            assert secret not in repr(caught.value.__cause__)
+            assert secret not in repr(vars(store._node))
 
 
 @pytest.mark.who_may
-def test_waits_for_messages_log_in_by_it_too(clock, monkeypatch, tmp_path):
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
-    authority = Authority(tmp_path / "authority")
-    with RedisServer() as server, TlsFront(server.port, authority.context("localhost")) as front:
-        url = f"rediss://worker@localhost:{front.port}?iam=my-cache&ssl_ca_certs={authority.file}"
-        with open_store(server.url) as administrator, open_store(url) as store:
-            exchange = store.exchange()
-            user = ("on", "resetpass", f">{login(store)[1]}", "~*", "+@all")
-            administrator.execute([("ACL", "SETUSER", "worker", *user)])
-            administrator.exchange().send([Message("k", b"x")], 60)
-            assert [message.value for message in exchange.receive("k", START, 30)] == [b"x"]
-            exchange.close()
-            clock.now += dt.timedelta(seconds=2)
-            with pytest.raises(StoreUnavailableError, match="refused the login"):
-                exchange.receive("k", START, 30)
+def test_waits_for_messages_log_in_by_it_too(clock, served):
+    server, url = served
+    with open_store(server.url) as administrator, open_store(url) as store:
+        exchange = store.exchange()
+        user = ("on", "resetpass", f">{login(store)[1]}", "~*", "+@all")
+        administrator.execute([("ACL", "SETUSER", "worker", *user)])
+        administrator.exchange().send([Message("k", b"x")], 60)
+        assert [message.value for message in exchange.receive("k", START, 30)] == [b"x"]
+        exchange.close()
+        clock.now += dt.timedelta(seconds=2)
+        with pytest.raises(StoreUnavailableError, match="refused the login"):
+            exchange.receive("k", START, 30)
 
 
 @pytest.mark.who_may
@@ -149,16 +152,13 @@ def test_a_cluster_takes_it_too():
 
 
 @pytest.mark.who_may
-def test_missing_credentials_are_reported_and_no_connection_is_used_without_login(monkeypatch, tmp_path):
+def test_missing_credentials_are_reported_and_no_connection_is_used_without_login(monkeypatch, served):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    authority = Authority(tmp_path / "authority")
-    with RedisServer() as server, TlsFront(server.port, authority.context("localhost")) as front:
-        options = f"iam=my-cache&iam_region=eu-west-1&ssl_ca_certs={authority.file}"
-        with open_store(f"rediss://worker@localhost:{front.port}?{options}") as store:
-            for _ in range(2):
-                with pytest.raises(StoreUnavailableError, match="there are none: set AWS_ACCESS_KEY_ID"):
-                    store.get("k")
+    with open_store(served[1]) as store:
+        for _ in range(2):
+            with pytest.raises(StoreUnavailableError, match="there are none: set AWS_ACCESS_KEY_ID"):
+                store.get("k")
 
 
 @pytest.mark.who_may

@@ -335,7 +335,6 @@ class PushRun:
         ]
 
     async def _abort(self, stage: int) -> None:
-        """Tell the members of a gang to stop; those that do not hear it stop when their patience ends."""
         if self._driver.exchange:
             messages = [Message(inbox, b"") for inbox in self._gang_inboxes(stage)]
             with suppress(StoreUnavailableError, StoreError):
@@ -379,7 +378,6 @@ class PushRun:
 
     @property
     def _statistics(self) -> tuple[bytes, ...]:
-        """What a window is told of the whole image, as the part that its task carries; nothing for most plans."""
         statistics = self._request.context.statistics
         return (statistics,) if statistics else ()
 

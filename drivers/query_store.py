@@ -16,8 +16,8 @@ from serfer.core.retry import RetryPolicy, retry_async
 from serfer.core.run_machine import Retry
 from serfer.core.wire import Buffer
 from serfer.drivers.clock import LOOP_CLOCK, Clock
-from serfer.storage.intercepting import CountingStore
 from serfer.storage.store import Range, Store
+from serfer.storage.wrapping import CountingStore
 
 STRAGGLER_S = 30.0
 """Seconds for which the clean-up of a query waits for tasks that may still write."""
@@ -45,7 +45,6 @@ class QueryStore:
         writer.add_done_callback(self._writers.discard)
 
     def start(self, work: Coroutine[Any, Any, _Value]) -> asyncio.Task[_Value]:
-        """Start and watch what may still write when its caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self.watch(task)
         task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its caller may be gone

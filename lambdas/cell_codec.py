@@ -86,7 +86,6 @@ class TileInputs:
 
 
 def input_numbers(stage: Stage) -> dict[tuple[int, int], int]:
-    """Return the number of each of a stage's inputs, by the stage and output that it comes from."""
     return {(source.stage, source.output): number for number, source in enumerate(stage.inputs)}
 
 

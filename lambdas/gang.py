@@ -158,7 +158,6 @@ class GangRun:
                 yield InputCell(numbers[piece.stage, cell.output], cell.rect, np.frombuffer(data, dtype="<f4"))
 
     def _send_borders(self, number: int, tile: Tile, outputs: Sequence[Array], share: StageShare) -> None:
-        """Send the borders of what a stage computed, and write all of it where it is read outside of the gang."""
         key = output_key(self._task.query, number, self._task.tile)
         if number + 1 < self._gang.stop:
             self._send(number, tile, outputs, key, share)

@@ -100,7 +100,6 @@ def _value_info(tensor: _Tensor) -> bytes:
 
 
 def _read_tensor(tensor: _Tensor) -> _Tensor:
-    """Return a tensor with the message that says where its bytes are in the weights."""
     place = {b"location": tensor.location, b"offset": b"%d" % tensor.offset, b"length": b"%d" % tensor.length}
     if tensor.half:
         place[STORED_AS] = FP16
@@ -371,7 +370,6 @@ def _number_attribute(name: bytes, value: int) -> bytes:
 
 
 def _float_value_info(name: bytes, shape: Sequence[int | str | None] = ()) -> bytes:
-    """Return what a graph says of an input or output: its name, that it has floats, and its shape, if that is known."""
     tensor = number_field(1, _FLOAT)
     if shape:
         tensor += protobuf.field(2, b"".join(protobuf.field(1, _dimension(size)) for size in shape))

@@ -143,7 +143,6 @@ def _split_model(model: bytes) -> tuple[bytes, list[_Piece]]:
 
 
 def _streamed_field(number: int, message: bytes) -> list[_Piece]:
-    """Return a field of a graph that is streamed, as pieces; none for one that has no weights outside."""
     if number == _INITIALIZER:
         tensor = _read_external_data(message)
         return (

@@ -164,7 +164,6 @@ class SessionCache:
         return outputs
 
     def _get(self, function: Function, graph: str) -> Session:
-        """Return the session of a graph: the first caller builds it, and others wait for that."""
         with self._lock:
             if graph in self._sessions:
                 self._sessions.move_to_end(graph)
@@ -247,7 +246,6 @@ class SessionCache:
         return options
 
     def _load_weights(self, function: Function) -> mmap.mmap | bytes:
-        """Return a function's weights if they are fetched; else check that they can be read, and return nothing."""
         path = function.weights.path
         if self._source is None:
             with self._weights_lock:

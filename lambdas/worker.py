@@ -378,7 +378,6 @@ class Worker:
         return read
 
     def _read(self, tasks: Sequence[Task], stage: Stage) -> list[_Read]:
-        """Read what tasks of a stage need, in one round trip, and put each one's inputs together."""
         wanted = [self._missing_pieces(task, stage.tiles[task.tile].pieces) for task in tasks]
         ranges = [place for places in wanted for place in places]
         values = self._store.get_many(ranges) if ranges else []
@@ -407,7 +406,6 @@ class Worker:
         return pieces_to_inputs(self._assemble_pieces(task, stored), task, stage, stage.tiles[task.tile])
 
     def _statistics(self, task: Task) -> list[Array]:
-        """Return what a window is told of the whole image, (N, values); nothing where its plan has no such input."""
         values = self._plan.windows.values if self._plan.windows else 0
         data = b"".join(part or b"" for part in task.parts)
         if len(data) != FLOAT_BYTES * values:

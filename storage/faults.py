@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from serfer.core.errors import StoreUnavailableError, UsageError
-from serfer.storage.intercepting import InterceptingStore
 from serfer.storage.store import Store
+from serfer.storage.wrapping import InterceptingStore
 
 _DELAYS = {"put_ms": 0.0, "get_ms": 0.0, "bytes_per_s": 0.0, "jitter": 0.0}
 _NO_SEED = -1.0

@@ -66,7 +66,7 @@ class MemoryStore(Store):
                 self._values.pop(key, None)
 
     def coordination(self) -> Coordination:
-        return LocalCoordination(self)
+        return LocalCoordination(self, self.put_if)
 
     def exchange(self) -> Exchange:
         return self._exchange

@@ -3,11 +3,10 @@
 import secrets
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from serfer.core.errors import MissingKeyError
 from serfer.storage.coordination import Coordination, Entry
-from serfer.storage.store import check_keys, check_ttl
+from serfer.storage.store import Store, check_keys, check_ttl
 
 VERSION_BYTES = 16
 
@@ -35,24 +34,16 @@ class PrefixedVersions(Coordination):
         """Write `framed` if what lies there begins with `expected`, which is empty where nothing may lie there."""
 
 
-class ConditionalStore(Protocol):
-    """A store of this machine's whose puts may depend on what they would replace."""
-
-    def get(self, key: str) -> bytes:
-        """Return the value; raises MissingKeyError."""
-
-    def put_if(self, key: str, value: bytes, ttl: float, condition: Callable[[bytes], bool]) -> bool:
-        """Put a value if `condition` holds for the first VERSION_BYTES of the live one, empty where there is none."""
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Remove the keys."""
+PutIf = Callable[[str, bytes, float, Callable[[bytes], bool]], bool]
+"""Puts a value if the condition holds for the first VERSION_BYTES of the live one, empty where there is none."""
 
 
 class LocalCoordination(PrefixedVersions):
     """Coordination over a store that compares and puts under one lock."""
 
-    def __init__(self, store: ConditionalStore) -> None:
+    def __init__(self, store: Store, put_if: PutIf) -> None:
         self._store = store
+        self._put_if = put_if
 
     def delete(self, keys: Sequence[str]) -> None:
         self._store.delete(keys)
@@ -64,4 +55,4 @@ class LocalCoordination(PrefixedVersions):
             return None
 
     def _write(self, key: str, expected: bytes, framed: bytes, ttl: float) -> bool:
-        return self._store.put_if(key, framed, ttl, expected.__eq__)
+        return self._put_if(key, framed, ttl, expected.__eq__)

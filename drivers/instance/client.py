@@ -206,7 +206,6 @@ class InstanceClient(InstanceProbe):
         return name
 
     async def _prepare_input(self, form: Form, array: NDArray[Any]) -> tuple[str, NDArray[Any]]:
-        """Return the input's name, and the array as that takes it: pixels are normalised here where it must be."""
         if array.dtype == np.uint8:
             described = self._plan.as_split is not None  # the instance's plan may have the description of the split
             if form.pixels is not None and not (described and form.floats is not None):

@@ -74,7 +74,6 @@ def read_form(body: bytes, plan: Plan) -> Form:
 
 
 def read_index(body: bytes) -> str | None:
-    """Return the name of the only model of a server's index, None where there are several or none."""
     try:
         document = protocol.read_json(body)
     except InputError:

@@ -121,7 +121,6 @@ def _largest_entry_bytes() -> int:
 
 
 def _tiles_state(writer: _Writer) -> State:
-    """Return the state that says which tiles each Map has; the stage's reports take that list's place."""
     lists = {
         f"s{number}": _map_items(stage, writer.functions[number]) if stage.grid.tiles > 1 else None
         for number, stage in enumerate(writer.plan.stages)

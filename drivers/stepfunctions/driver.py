@@ -173,7 +173,6 @@ class ExecutionRun:
         return query_keys(self._name, self._driver.tiles, [len(self._driver.tiles) - 1], [])
 
     def _keys(self) -> list[str]:
-        """Return what may still lie in the store: the answer, and all the rest if the execution did not delete it."""
         if self._cleaned:
             return self._answer_keys()
         tiles = self._driver.tiles

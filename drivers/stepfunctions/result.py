@@ -108,7 +108,6 @@ def _time(stamp: Any) -> float | None:  # noqa: ANN401 - any JSON
 
 
 def error_of(outcome: Outcome) -> SerferError:
-    """Turn the end of an execution that did not succeed into the error that its query ends with."""
     if outcome.status == "TIMED_OUT":
         return DeadlineError("the state machine's own time limit has passed: deploy it with a longer one")
     if outcome.status == "ABORTED":
@@ -120,7 +119,6 @@ def error_of(outcome: Outcome) -> SerferError:
 
 
 def _cause(outcome: Outcome) -> tuple[str, str, str]:
-    """Return which tile an execution failed at, as text, with the error's own name and message."""
     place, cause = "", outcome.cause
     if match := _PLACE.match(outcome.cause):
         place = f"stage {match[1]}, tile {match[2]}: "

@@ -58,7 +58,6 @@ def read(path: Path, after: str, now_ns: int) -> list[Received]:
 
 
 def expiry_ns(path: Path) -> int:
-    """Return when an inbox expires; 0 for one whose first writer was killed."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return _read_head(file)[2]
@@ -94,7 +93,6 @@ def _read_head(file: int) -> tuple[bytes, int, int]:
 
 
 def _cut_messages(data: bytes, identity: str, start: int) -> list[Received]:
-    """Cut out messages, up to one that is not whole yet (a network file system may show the end first)."""
     found, at = [], 0
     while at + _FRAME.size <= len(data):
         length, check = _FRAME.unpack_from(data, at)

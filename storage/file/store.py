@@ -56,7 +56,7 @@ class FileStore(Store):
                 self._directory.inbox(key).unlink(missing_ok=True)
 
     def coordination(self) -> Coordination:
-        return LocalCoordination(self)
+        return LocalCoordination(self, self.put_if)
 
     def exchange(self) -> Exchange:
         from serfer.storage.file.exchange import FileExchange  # noqa: PLC0415  only gangs need it

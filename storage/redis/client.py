@@ -39,7 +39,6 @@ class _TlsConnection(Connection):
         self._tls = tls
 
     def _connect(self) -> socket:
-        """Return a socket after its handshake, for which the server has as long as for the connection."""
         plain: socket = super()._connect()  # type: ignore[no-untyped-call]
         try:
             plain.settimeout(self.socket_connect_timeout)
@@ -52,7 +51,6 @@ class _TlsConnection(Connection):
 
 
 def open_pool(options: dict[str, Any], *, unbounded: bool) -> ConnectionPool:
-    """Return the pool of a server by the options of its URL; without bound where commands block."""
     rest = {name: value for name, value in options.items() if name not in {"login", "max_connections", "timeout"}}
     if login := options.get("login"):
         rest["credential_provider"] = _Login(login)

@@ -133,7 +133,6 @@ class RedisCluster:
         return replace(hop, redirected=target, asking=not isinstance(refusal, MovedError))
 
     def _has_moved(self, hops: Iterable[_Hop], owners: Sequence[Address | None], failed: Iterable[Address]) -> bool:
-        """Return whether a fresh look finds other owners for the slots of `hops`, as after a failover."""
         failed = set(failed)
         try:
             now = self._look_up(owners, first=[address for address in self._known() if address not in failed])

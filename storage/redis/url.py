@@ -111,7 +111,6 @@ def _with_login(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_iam(options: dict[str, Any], *, secure: bool) -> dict[str, Any]:
-    """Replace `iam=CACHE[&iam_serverless=true][&iam_region=...]` by what makes ElastiCache's login tokens."""
     cache, serverless, region = (options.pop(name, None) for name in _IAM)
     if cache is None and serverless is None and region is None:
         return options

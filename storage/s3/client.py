@@ -172,7 +172,6 @@ class S3Client:
             page = self._ask(lambda _: next(pages, None), _ONCE)
 
     def sign(self, name: str, lifetime_s: int) -> str:
-        """Return the URL of a GET that is good for so many seconds."""
         return self._ask(lambda store: obstore.sign(store, "GET", name, timedelta(seconds=lifetime_s)))
 
     def _ask(

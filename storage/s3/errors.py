@@ -65,7 +65,6 @@ class Answer:
     body: bytes
 
     def field(self, name: str) -> str:
-        """Return the text of the body's first element of that name, "" where there is none."""
         match = re.search(_FIELD.format(name).encode(), self.body)
         return " ".join(match[1].decode(errors="replace").split()) if match else ""
 
@@ -81,7 +80,6 @@ def unreachable(where: Address, text: str) -> tuple[StoreUnavailableError, bool]
 
 
 def no_s3(where: Address, answer: Answer) -> StoreUnavailableError:
-    """Build the error for a server that talks HTTP but not S3."""
     return StoreUnavailableError(
         f"what answers at {where.url} is not an S3 server (HTTP {answer.status} without what S3 says): "
         "check the endpoint in --store or AWS_ENDPOINT_URL_S3"

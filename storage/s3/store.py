@@ -152,7 +152,6 @@ class S3Store(Store):
         return found.body
 
     def _empty_range(self, span: Range) -> bytes:
-        """Return the empty range, for which S3 has no request, if the value has it."""
         size = self._size(span.key)
         if size is None or size < span.start or (span.length is None and size > span.start) or span.length:
             raise missing(span)

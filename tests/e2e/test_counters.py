@@ -19,7 +19,7 @@ from serfer.core.exactness import difference
 from serfer.core.keys import StoreCounts
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
-from serfer.storage.intercepting import CountingStore
+from serfer.storage.wrapping import CountingStore
 from tests.e2e.gangs import images, split_gang
 from tests.e2e.small import CLASSES, SIZE, batch, split_small
 

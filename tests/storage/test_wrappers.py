@@ -11,9 +11,8 @@ from serfer.storage import Range, open_store
 from serfer.storage.contract import CoordinationContract, ExchangeContract, StoreContract
 from serfer.storage.exchange import START, Message
 from serfer.storage.faults import DelayingStore, FailingStore, delayed, failing
-from serfer.storage.intercepting import CountingStore
 from serfer.storage.memory import MemoryStore
-from serfer.storage.wrapping import WrapperExchange, WrapperStore
+from serfer.storage.wrapping import CountingStore, WrapperExchange, WrapperStore
 from tests.storage.test_memory import RawMemory
 
 

@@ -20,8 +20,8 @@ from serfer.core.errors import DeadlineError, MissingKeyError
 from serfer.core.keys import StoreCounts
 from serfer.core.plan import IMAGE, Plan
 from serfer.pipeline.reference import normalised
-from serfer.storage.intercepting import CountingStore
 from serfer.storage.store import Store
+from serfer.storage.wrapping import CountingStore
 from serfer_bench.core.part_times import LAYER, MERGE, MISS, POLL, READ, SPLIT, WRITE, PartTimes, Times
 from serfer_bench.study.baselines.handlers.environment import Array, merge
 from serfer_bench.study.baselines.handlers.objects import TTL_S, View, decode, encode, read_key, written_key

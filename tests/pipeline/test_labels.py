@@ -9,9 +9,10 @@ import pytest
 from PIL import Image
 
 from serfer.core.errors import ImageError, InputError, PlanError
-from serfer.core.plan import ImageLimits
+from serfer.core.plan import ImageLimits, OutputTensor
 from serfer.images import Recipe
 from serfer.pipeline.labelled import labels as module
+from serfer.pipeline.labelled.accuracy import check_labelled
 from serfer.pipeline.labelled.labels import LIST_FILE, read_labelled
 from tests.core.plans import small_plan
 
@@ -150,8 +151,5 @@ def test_a_damaged_image_is_named_when_it_is_decoded(tmp_path):
 
 
 def test_a_network_that_does_not_classify_has_no_accuracy():
-    from serfer.core.plan import OutputTensor  # noqa: PLC0415
-    from serfer.pipeline.labelled.accuracy import check_labelled  # noqa: PLC0415
-
     with pytest.raises(PlanError, match="does not classify"):
         check_labelled(replace(PLAN, outputs=(OutputTensor("scores", (5, 4, 4), "float32"),)))

@@ -50,19 +50,6 @@ def test_every_function_gets_as_many_environments_as_its_tiles_need_at_once(plan
     assert warmths[0].slowest_start_ms == 112.0
 
 
-def test_a_second_time_nothing_starts(plan):
-    async def twice():
-        functions = Functions()
-        await warm(plan, functions, queries=2)
-        return await warm(plan, functions, queries=2)
-
-    assert [(one.warm, one.started, one.slowest_start_ms) for one in asyncio.run(twice())] == [
-        (8, 0, 0.0),
-        (4, 0, 0.0),
-        (2, 0, 0.0),
-    ]
-
-
 def test_failures_are_reported(plan):
     warmths = asyncio.run(warm(plan, Functions(limit=5), queries=2))
     assert warmths[0] == Warmth(plan.function(0, 0), 8, 5, 5, 105.0, "throttled: Rate Exceeded.")

@@ -15,7 +15,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "cost": (("serfer/cost", "serfer/sim"), 2_400),
     "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_350),
     "pipeline": (("serfer/pipeline", "serfer/wiring"), 4_100),
-    "cli": (("serfer/cli",), 6_200),
+    "cli": (("serfer/cli",), 6_100),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_250),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_100),
     "sam": (("sam",), 5_650),
@@ -23,7 +23,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 99_750),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 101_200
+PRODUCT = 101_100
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 120_000  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +35,7 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
     if options.registry or options.app or (settings.registry and not named):
         if named:
             raise UsageError("--registry takes the place of --model and --plan: give one of them")
-        models, choices = _variants(choices, settings, options.registry, options.app, options.instance_type)
+        models, choices = _variants(choices, settings, options)
     else:
         if options.instance_type is not None:
             raise UsageError("instance_type is about variants of a registry: give --registry")
@@ -60,14 +59,14 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
 
 
 def _variants(
-    choices: InstanceChoices, settings: Settings, registry: str | None, names: Sequence[str], kind: str | None
+    choices: InstanceChoices, settings: Settings, options: InstanceCommand
 ) -> tuple[dict[str, Path], InstanceChoices]:
     from serfer.applications.opening import variants_for_instances  # noqa: PLC0415 - instances without a registry start faster
 
-    options = applications_of(settings, registry, names)
-    if options is None:
+    applications = applications_of(settings, options)
+    if applications is None:
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
-    found = variants_for_instances(options, settings, kind)
+    found = variants_for_instances(applications, settings, options.instance_type)
     own = {name: (variant.precision, variant.batch) for name, (variant, _) in found.items()}
     measured_on = {name: variant.measured_on for name, (variant, _) in found.items()}
     directories = {name: directory for name, (_, directory) in found.items()}

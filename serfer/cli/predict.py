@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from serfer.cli.shared.ask_commands import ClassifyCommand, PredictCommand
-from serfer.cli.shared.asking import check_some, data_of, names_of, query_images, yielding
+from serfer.cli.shared.asking import check_some, data_of, made_folder, names_of, query_images, yielding
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.options import BY_ARGUMENT, demo_model, network_among, opened, plan_directory, print_json
@@ -171,11 +171,7 @@ class _Drawings:
 
     def __post_init__(self) -> None:
         if self.path.suffix.lower() not in PICTURES:
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-            except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-                reason = getattr(error, "strerror", None) or error
-                raise InputError(f"{str(self.path)!r} cannot be a folder for pictures: {reason}") from error
+            made_folder(self.path, "pictures")
         elif self.images != 1:
             raise UsageError(f"--draw {self.path} is one file, and there are {self.images} images: give a folder")
 

@@ -57,21 +57,13 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
     )
     if options.drivers:
         check_balanced(context, choices, address, settings)
-    applications = applications_of(
-        settings,
-        options.registry,
-        options.app,
-        options.variant_instances,
-        options.max_usd_per_hour,
-        named=any(named) or options.demo,
-        selector=options.selector,
-    )
+    applications = applications_of(settings, options, named=any(named) or options.demo)
     routing = routing_of(
         settings,
         route=options.route,
         instances=options.instances,
         scenario=options.scenario,
-        max_usd_per_hour=ceiling_of_route(settings, options.route, options.variant_instances, options.max_usd_per_hour),
+        max_usd_per_hour=ceiling_of_route(settings, options),
     )
     if options.drivers:
         applications = found_applications(applications, options.store)

@@ -10,6 +10,7 @@ from serfer.applications.opening import ApplicationOptions, open_applications, v
 from serfer.applications.scaling.controller import VariantFleet, VariantPools
 from serfer.applications.scaling.spec import parse_instances
 from serfer.applications.served import FunctionsPlace, ServedApplication, table_of
+from serfer.cli.shared.service_commands import ServeCommand
 from serfer.cli.shared.service_options import applications_of
 from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import PoolTerms
@@ -391,11 +392,11 @@ def test_an_instance_leaves_out_variants_whose_plans_have_an_older_format(tmp_pa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((None, None, "local"), "--registry"),
-        (("registry", None, "locally"), "--variant-instances"),
-        (("registry", None, "local", -1.0), "--max-usd-per-hour"),
+        ({"variant_instances": "local"}, "--registry"),
+        ({"registry": "registry", "variant_instances": "locally"}, "--variant-instances"),
+        ({"registry": "registry", "variant_instances": "local", "max_usd_per_hour": -1.0}, "--max-usd-per-hour"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        applications_of(Settings(registry=None), *options)
+        applications_of(Settings(registry=None), ServeCommand(**options))

@@ -120,12 +120,7 @@ def test_own_options_come_first_and_only_a_line_has_flags():
     assert [item.name for item, _ in options_of(Command)] == [*own, "as_json"]
     flags = {flag_of(item, described): is_on_line(Command, item) for item, described in options_of(Command)}
     assert [flag for flag, on_line in flags.items() if on_line] == ["picture", "--out", "--count", "--json"]
-    assert [key_of(Command, flag) for flag in ("--share", "--count", "--colour", "--layered")] == [
-        "share",
-        None,
-        None,
-        "layered",
-    ]
+    assert [key_of(Command, flag) for flag in ("--share", "--count", "--colour")] == ["share", None, None]
 
 
 @pytest.mark.parametrize(

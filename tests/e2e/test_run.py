@@ -127,7 +127,7 @@ def test_what_cannot_be_written_is_refused_before_anything_runs(run, examples, t
     (tmp_path / "file").write_text("")
     run(image, "--out", tmp_path / "file").complains(3, "file", "folder")
     run(image, image, "--out", tmp_path).complains(2, "'rocket'", "same files")
-    run(image, "--out", tmp_path, "--format", "jpeg").complains(2, "npy, png, tiff")
+    run(image, "--out", tmp_path, "--format", "jpeg").complains(2, "npy, png or tiff")
     run("-", "-", "--out", tmp_path).complains(2, "standard input")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

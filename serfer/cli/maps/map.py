@@ -13,7 +13,7 @@ from serfer.cli.maps.options import MapCommand
 from serfer.cli.shared.map_display import MapDisplay, print_estimate, print_many, print_report, watching
 from serfer.cli.shared.option_groups import WeightsOptions
 from serfer.cli.shared.options import status_lines
-from serfer.cli.shared.plan_summary import chosen_line
+from serfer.cli.shared.plan_summary import Steps, chosen_line
 from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.terminal import complain, uninterrupted
 from serfer.core.errors import IncompleteMapError, SerferError, UsageError
@@ -136,17 +136,11 @@ def plan_to_map_by(
 
     Raises as `chosen_plan` does.
     """
-    made = False
     with status_lines() as progress:
-
-        def step(text: str) -> None:  # a plan that is there has no steps
-            nonlocal made
-            made = True
-            progress(text)
-
+        step = Steps(progress)
         kept = chosen_plan(plan, network, images, settings, deployed=deployed, progress=step)
     if network is not None:
-        _say(network.called, kept, made=made)
+        _say(network.called, kept, made=step.made)
     return kept.directory
 
 

@@ -9,17 +9,15 @@ from typing import Any
 import typer
 
 from serfer.cli.registry.options import RegisterCommand, who
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.registry.variants import print_variants
+from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import example_of
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import complain, err, out
 from serfer.core.dataclass_codec import unstructure
-from serfer.core.variants import Figure, Source, Variant
 from serfer.splitter.network.description import read_labels, read_preprocess
 from serfer.variants.register import Registered
 from serfer.variants.register import register as register_network
-
-_MILLION = 1_000_000
 
 
 def register(options: RegisterCommand, _context: typer.Context) -> None:
@@ -67,11 +65,7 @@ def _print(registered: Registered) -> None:
         + ("" if registered.made else " (registered before)"),
         soft_wrap=True,
     )
-    table = columns("variant", "accuracy", "95% from", "p95 ms", "load ms", "MB", "images/s", "$/million")
-    for each in version.variants:
-        table.add_row(plain(each.name), *_cells(each))
-    out.print(table)
-    out.print("~ predicted by the cost model; all else was measured here")
+    print_variants([(version, "live" if registered.live else "other")])
     for remark in version.remarks:
         out.print(plain(remark), soft_wrap=True)
     if registered.live:
@@ -81,16 +75,3 @@ def _print(registered: Registered) -> None:
             plain(f"it answers no queries yet: promote {version.network}@{version.version}, or try it as a canary"),
             soft_wrap=True,
         )
-
-
-def _cells(variant: Variant) -> list[str]:
-    accuracy = variant.accuracy
-    correct = [f"{accuracy.share:.2%}", f"{accuracy.low:.2%}"] if accuracy else ["-", "-"]
-    figures = (variant.latency_ms, variant.load_ms, variant.peak_mb, variant.qps)
-    return [*correct, *map(_figure, figures), _figure(variant.usd, _MILLION)]
-
-
-def _figure(figure: Figure, times: int = 1) -> str:
-    value = figure.value * times
-    mark = "~" if figure.source is Source.PREDICTED else ""
-    return f"{mark}{value:,.1f}" if value >= 1 else f"{mark}{value:.2g}"

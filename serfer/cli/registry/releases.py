@@ -21,6 +21,7 @@ from serfer.cli.registry.options import (
     short,
     who,
 )
+from serfer.cli.registry.variants import networks_in_words
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError
@@ -120,11 +121,9 @@ def _change(url: str | None, name: str, step: Callable[[Application], Applicatio
     """Change an application's record, and say what is live then; raises UsageError for an unknown application."""
     record = opened(url).update(name, lambda found: step(found) if found else None)
     live, tried = record.live_release, record.canary
-    parts = [f"release {live.number}: {_named(live.networks)}" if live else "no release is live"]
+    parts = [f"release {live.number}: {networks_in_words(live.networks)}" if live else "no release is live"]
     if tried:
-        parts.append(f"canary at {tried.share:.3g}{' in the shadow' * tried.shadow}: {_named(tried.networks)}")
+        parts.append(
+            f"canary at {tried.share:.3g}{' in the shadow' * tried.shadow}: {networks_in_words(tried.networks)}"
+        )
     out.print(plain(f"{record.name}: {'; '.join(parts)}"), soft_wrap=True)
-
-
-def _named(networks: dict[str, int]) -> str:
-    return ", ".join(f"{network}@{number}" for network, number in networks.items())

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from serfer.cli.registry.options import ApplicationArgument, RegistryOption, opened
+from serfer.cli.registry.variants import networks_in_words
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.options import JsonOption, print_json
 from serfer.cli.shared.terminal import out
@@ -71,7 +72,7 @@ def history(application: ApplicationArgument, registry: RegistryOption = None, a
             print_json({"version": each.version, "written": when, "application": unstructure(each.application)})
         elif live:
             tried = each.application.canary if each.application else None
-            canary = ", ".join(f"{name}@{number}" for name, number in tried.networks.items()) if tried else ""
+            canary = networks_in_words(tried.networks) if tried else ""
             row = (each.version, f"{live.number}", canary, live.why, live.by)
             table.add_row(when, *map(plain, row))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _MILLION = 1e6
 _PREDICTED = "~"
+_FIGURES = ("p95 ms", "load ms", "MB", "images/s", "$ a million")
 
 
 def variants(
@@ -83,43 +85,37 @@ def _variant_object(variant: Variant) -> dict[str, Any]:
 def _print(application: Application) -> None:
     live, canary = application.live_release, application.canary
     parts = [f"{application.name}: {application.classes} classes"]
-    parts += [f"release {live.number} is live ({_networks(live.networks)})" if live else "no release is live"]
+    parts += [f"release {live.number} is live ({networks_in_words(live.networks)})" if live else "no release is live"]
     if canary:
         what = "answers in the shadow of" if canary.shadow else "answers"
-        parts.append(f"{_networks(canary.networks)} {what} {canary.share:.3g} of the queries")
+        parts.append(f"{networks_in_words(canary.networks)} {what} {canary.share:.3g} of the queries")
     out.print(plain("; ".join(parts)), soft_wrap=True)
-    table = columns("variant", "state", "place", "accuracy", "95% interval", "ms", "load ms", "MB", "$ a million")
-    for each in application.networks:
-        state = state_of(application, each)
-        if each.retired:
-            table.add_row(plain(f"{each.network}@{each.version}"), state)
-        for variant in each.variants:
-            table.add_row(plain(variant.name), state, *_figures(variant))
+    print_variants((version, state_of(application, version)) for version in application.networks)
+
+
+def print_variants(versions: Iterable[tuple[NetworkVersion, str]]) -> None:
+    """Print the variants of network versions, each version with its state."""
+    table = columns("variant", "state", "place", "accuracy", "95% interval", *_FIGURES)
+    rows: list[list[str]] = []
+    for version, state in versions:
+        if version.retired:
+            table.add_row(plain(f"{version.network}@{version.version}"), state)
+        rows += [[plain(variant.name), state, *_cells(variant)] for variant in version.variants]
+    for row in rows:
+        table.add_row(*row)
     out.print(table)
-    if any(_figure(of) for each in application.networks for variant in each.variants for of in _predicted(variant)):
+    if any(cell.startswith(_PREDICTED) for row in rows for cell in row):
         out.print(f"{_PREDICTED} predicted; all other figures were measured")
 
 
-def _predicted(variant: Variant) -> list[Figure]:
-    figures = (variant.latency_ms, variant.load_ms, variant.peak_mb, variant.usd)
-    return [each for each in figures if _figure(each).startswith(_PREDICTED)]
-
-
-def _figures(variant: Variant) -> list[str]:
+def _cells(variant: Variant) -> list[str]:
     share, interval = "unknown", ""
     if variant.accuracy:
         low, high = variant.accuracy.interval
         share, interval = f"{variant.accuracy.share:.4f}", f"{low:.4f} to {high:.4f}"
     place = f"{variant.place} {variant.kind} x{variant.batch}" if variant.kind else f"{variant.place}"
-    return [
-        plain(place),
-        share,
-        interval,
-        _figure(variant.latency_ms),
-        _figure(variant.load_ms),
-        _figure(variant.peak_mb),
-        _figure(variant.usd, _MILLION),
-    ]
+    figures = (variant.latency_ms, variant.load_ms, variant.peak_mb, variant.qps)
+    return [plain(place), share, interval, *map(_figure, figures), _figure(variant.usd, _MILLION)]
 
 
 def _figure(figure: Figure, scale: float = 1.0) -> str:
@@ -128,5 +124,5 @@ def _figure(figure: Figure, scale: float = 1.0) -> str:
     return f"{sign}{value:,.1f}" if value >= 1 or value == 0 else f"{sign}{value:.3g}"
 
 
-def _networks(networks: dict[str, int]) -> str:
+def networks_in_words(networks: dict[str, int]) -> str:
     return ", ".join(f"{network}@{number}" for network, number in networks.items())

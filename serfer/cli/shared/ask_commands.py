@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions
 from serfer.core.options import REQUIRED, argument, option
@@ -81,7 +81,7 @@ class RunCommand(AskOptions):
     line: ClassVar[str] = f"out {_NETWORK} kind overwrite {_PIPELINE} compare keep results as_json"
 
     out: Path | None = option(None, "Where outputs are written; it is made if it is not there.", metavar="FOLDER")
-    kind: str = option(
+    kind: Literal["npy", "png", "tiff"] = option(
         "npy",
         "npy: the array (N, ...), of any output; png: masks with a palette, maps of one channel with 16 bits; tiff: "
         "maps in float32, a page for each channel. What png or tiff cannot hold is written as npy.",

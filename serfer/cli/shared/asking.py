@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import complain
 from serfer.control.throttle import Thresholds
-from serfer.core.errors import ImageError, SerferError, UsageError
+from serfer.core.errors import ImageError, InputError, SerferError, UsageError
 from serfer.core.plan import ImageLimits
 from serfer.images import check_image, image_files
 from serfer.offline.gate import OfflineGate
@@ -85,6 +85,16 @@ def data_of(name: str) -> bytes | Path:
     if Path(name).is_dir():
         image_files(Path(name))
     return Path(name)
+
+
+def made_folder(folder: Path, what: str) -> Path:
+    """Make a folder for outputs, say, where it is not there; raises InputError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{str(folder)!r} cannot be a folder for {what}: {reason}") from error
+    return folder
 
 
 @contextmanager

@@ -29,16 +29,23 @@ def print_summary(
     out.print(plain(next_line(directory)), soft_wrap=True)
 
 
+class Steps:
+    """Shows the steps in which a plan is made, and knows whether there were any: a plan that is there has none."""
+
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self.made = False
+        self._progress = progress
+
+    def __call__(self, text: str) -> None:
+        self.made = True
+        self._progress(text)
+
+
 def in_cache(find: Callable[[Callable[[str], None]], Path], progress: Callable[[str], None]) -> Path:
-    made = False
-
-    def step(text: str) -> None:  # a plan that is there has no steps
-        nonlocal made
-        made = True
-        progress(text)
-
-    directory = find(step)
-    if made:
+    """Return the plan directory in the cache that `find` returns; of one that is made now, say what was chosen."""
+    steps = Steps(progress)
+    directory = find(steps)
+    if steps.made:
         plan = load_plan(directory)
         complain(chosen_line(plan))
         complain(figures_line(plan, load_settings().facts()))

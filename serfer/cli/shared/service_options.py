@@ -23,6 +23,7 @@ from serfer.cli.shared.options import (
     status_lines,
 )
 from serfer.cli.shared.schema import given_settings
+from serfer.cli.shared.service_commands import ServeCommand, ServiceOptions
 from serfer.cli.shared.terminal import out
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
@@ -141,40 +142,32 @@ def least_concurrency(directories: Iterable[Path], settings: Settings) -> int:
     return least
 
 
-def applications_of(
-    settings: Settings,
-    registry: str | None,
-    names: Sequence[str] | None,
-    instances: str | None = None,
-    max_usd_per_hour: float | None = None,
-    *,
-    named: bool = False,
-    selector: str = DEFAULT,
-) -> ApplicationOptions | None:
+def applications_of(settings: Settings, options: ServiceOptions, *, named: bool = False) -> ApplicationOptions | None:
     """Return the applications to serve, None for none; raises UsageError for options that cannot be.
 
     Where models are `named`, the registry of the settings alone asks for none.
     """
-    url = registry or settings.registry
+    url = options.registry or settings.registry
+    instances, usd, selector = None, None, DEFAULT
+    if isinstance(options, ServeCommand):
+        instances, usd, selector = options.variant_instances, options.max_usd_per_hour, options.selector
     make_selector(selector)  # one that cannot be made is refused before anything starts
-    asked = (registry or names or instances) or not (named or url is None)
+    asked = (options.registry or options.app or instances) or not (named or url is None)
     if not asked:
         return None
     if url is None:
         raise UsageError("--app and --variant-instances are about applications: give --registry, or SERFER_REGISTRY")
-    ceiling = settings.max_usd_per_hour if max_usd_per_hour is None else max_usd_per_hour
+    ceiling = settings.max_usd_per_hour if usd is None else usd
     if instances is not None and ceiling is not None and not 0 < ceiling < math.inf:
         raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {ceiling}")
     pools = parse_instances(instances) if instances is not None else ()
-    return ApplicationOptions(url, tuple(dict.fromkeys(names or ())), pools, ceiling, selector=selector)
+    return ApplicationOptions(url, tuple(dict.fromkeys(options.app)), pools, ceiling, selector=selector)
 
 
-def ceiling_of_route(
-    settings: Settings, route: str | None, instances: str | None, max_usd_per_hour: float | None
-) -> float | None:
+def ceiling_of_route(settings: Settings, options: ServeCommand) -> float | None:
     """Return the ceiling of --route: none where there is only that of instances of applications."""
-    alone = instances is not None and (route or settings.route) == SERVERLESS
-    return None if alone else max_usd_per_hour
+    alone = options.variant_instances is not None and (options.route or settings.route) == SERVERLESS
+    return None if alone else options.max_usd_per_hour
 
 
 def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -> None:

@@ -131,7 +131,6 @@ class Probe:
 
 
 def probes(plan: Plan) -> list[str]:
-    """Return keys that do not exist, one for every store that the plan uses."""
     return [input_key(NO_QUERY, 0), *(output_key(NO_QUERY, number, 0) for number in range(len(plan.stages)))]
 
 

@@ -46,7 +46,6 @@ class SentQuery:
     result: WarmUpAnswer | Failure | None = None
 
     def record(self, now: float) -> WarmUpRecord | None:
-        """Return what a report counts; None for a request that has failed, which is not billed."""
         if isinstance(self.result, Failure):
             return None
         ms = MS_PER_S * ((now if self.ended is None else self.ended) - self.started)
@@ -89,7 +88,6 @@ class OnePlan:
         yield PlanChoice(self.plan, self.driver, self.reason)
 
     def counted(self, count: Callable[[Driver], Driver]) -> OnePlan:
-        """Return it with a driver that something else counts the queries of."""
         return replace(self, driver=count(self.driver))
 
 
@@ -129,7 +127,6 @@ class TwoPlans:
             self._policy.ended(decision, chosen.took_s)
 
     def counted(self, count: Callable[[Driver], Driver]) -> TwoPlans:
-        """Return it with drivers that something else counts the queries of."""
         self._warm, self._cold = self._warm.counted(count), self._cold.counted(count)
         return self
 

@@ -105,7 +105,6 @@ def _of_image(tensor: OutputTensor, outputs: Outputs, number: int) -> NDArray[An
 def _boxes(
     plan: Plan, head: DetectionHead, outputs: Outputs, number: int, image: NamedImage, wanted: Wanted
 ) -> tuple[DetectedObject, ...]:
-    """Return the objects in an image, their boxes in its own pixels; what lies in the padding alone is left out."""
     size = plan.input.height, plan.input.width
     if wanted.min_score is not None:
         head = replace(head, min_score=wanted.min_score)

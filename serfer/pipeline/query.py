@@ -122,7 +122,6 @@ def _check_finite(batch: NDArray[Any]) -> None:
 
 
 def preprocess_of(plan: Plan) -> Preprocess:
-    """Return how pixels become the plan's input; raises PlanError where it does not say."""
     if plan.preprocess is None:
         raise PlanError(
             "this plan does not say how an image becomes its input: use run() with float32, or describe it: serfer "
@@ -132,7 +131,6 @@ def preprocess_of(plan: Plan) -> Preprocess:
 
 
 def check_classifies(plan: Plan) -> None:
-    """Raise PlanError where the plan's network does not classify."""
     if not plan.classifies:
         outputs = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in plan.output_tensors)
         raise PlanError(

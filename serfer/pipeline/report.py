@@ -106,7 +106,6 @@ def _stage_report(
 
 
 def best_classes(plan: Plan, logits: NDArray[np.float32], top_k: int) -> tuple[Prediction, ...]:
-    """Return the `top_k` best classes of one image's logits, (K,) float32, scored by the plan's activation."""
     scores = logits.astype(np.float64)
     if plan.activation == "softmax":
         powers = np.exp(scores - scores.max())

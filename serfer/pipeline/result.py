@@ -59,7 +59,6 @@ def from_functions(
     plan_reason: str = "",
     kept: ResultManifest | None = None,
 ) -> Result:
-    """Return the result of a query that the plan's functions answered, or wrote to be kept; raises NotFiniteError."""
     outputs = {} if kept else _finite(assembled(plan, answer.outputs, query.batch))
     images = predicted(plan, outputs, query.images, query.wanted)
     report = make_report(plan, answer, images, now - query.cut[0], facts, plan_reason)
@@ -72,7 +71,6 @@ def with_counts(answer: Answer, counts: StoreCounts) -> Answer:
 
 
 def from_instance(plan: Plan, query: Query, served: InstanceAnswer, started: float, now: float) -> Result:
-    """Return the result of a query that an instance answered; raises NotFiniteError."""
     outputs = _finite(by_name(plan, served.logits))
     images = predicted(plan, outputs, query.images, query.wanted)
     report = report_without_stages(plan, images, now - query.cut[0], served.cost_usd, "gpu", StoreCounts())

@@ -144,7 +144,6 @@ def _stage(number: int, run: StageRun, answer: Answer, grid: str) -> Span:
 
 
 def _task(stage: int, tile: int, run: TileRun, attempt: Attempt, answer: Answer) -> Span:
-    """Return the spans of an attempt; one that was given up ends when another one of its tile answered."""
     ends = [other.ended for other in run.attempts if other.ended is not None]
     ended = max(attempt.ended or max(ends, default=answer.ended), attempt.requested)
     row = f"tile {tile}, attempt {attempt.number}" if attempt.number else f"tile {tile}"

@@ -46,7 +46,6 @@ class Verification:
 
     @property
     def error(self) -> float:
-        """The largest error, relative to the outputs' range."""
         return max(row.split.error for row in self.rows)
 
     @property

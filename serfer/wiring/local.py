@@ -224,7 +224,6 @@ def local_concurrency(settings: Settings) -> int:
 
 
 def local_invoker(at: LocalLambda) -> LambdaInvoker:
-    """Return an invoker of a local Lambda service's functions; call it on the event loop that uses it."""
     return LambdaInvoker(at.url, REGION, Credentials(at.access.key_id, at.access.secret))
 
 
@@ -254,5 +253,4 @@ def _shared_access(choices: Choices, settings: Settings) -> Access:
 
 
 def _access(urls: str) -> dict[str, str]:
-    """Return what local functions need beside their stores' URLs, where AWS gives deployed ones a role."""
     return aws_access() if "s3" in schemes(urls) or "iam=" in unquote(urls) else {}

@@ -186,7 +186,6 @@ def plan_name(called: str, parts: dict[str, Any]) -> str:
 
 
 def _outside_files(file: Path) -> list[Path]:
-    """Return the files in which an ONNX file's weights are; what is not there is refused when it is read."""
     names = sorted({name for name in outside_weights(file) if "\0" not in name})
     return [path for name in names if (path := file.parent / name).is_file()]
 

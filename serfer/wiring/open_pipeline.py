@@ -265,7 +265,6 @@ def find_cold_plan(path: Path, plan: Plan, choices: Choices, settings: Settings)
 
 
 def deployed_cold_plan(cold: Plan, deployment: Deployment) -> tuple[Plan | None, str]:
-    """Return the cold plan, if the deployment has its functions, and else that it has not."""
     if cold.digest[:12] in deployment.plans:
         return cold, ""
     return None, _unused(f"the stack {deployment.stack} has not the functions of {cold.digest[:12]}")
@@ -400,7 +399,6 @@ class _Assembly:
         return local_store(self.parts)
 
     async def _store(self, plan: Plan, url: str) -> Store:
-        """Open the store of a plan's queries; fails now where it is unusable, not with every query."""
         opened = await asyncio.to_thread(open_routed, plan, url, self.opening.choices.objects)
         store = self.parts.enter_context(opened)
         await retry_store(lambda: store.exists(probes(plan)), _OPENING, math.inf)
@@ -430,7 +428,6 @@ class _Assembly:
         return _Workers(local_invoker(running), running, service)
 
     async def _plans(self, workers: _Workers, stores: _Stores, slots: PrioritySemaphore) -> OnePlan | TwoPlans:
-        """Return the plan with its driver, or the choice between it and the cold plan; closed before the invoker."""
         opening, invoker = self.opening, workers.invoker
         plan, cold, facts = opening.plan, opening.cold, opening.facts
         if opening.choices.driver.startswith("stepfunctions"):
@@ -504,7 +501,6 @@ class _Assembly:
 
 
 def _with_inline(plan: Plan, inline: str) -> Plan:
-    """Return the plan with other paths for its stages' outputs, which concern the driver alone."""
     if inline == "planned":
         return plan
     last = plan.stages[-1]

@@ -2,10 +2,11 @@
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 import serfer
 from tests.e2e.small import PREPROCESS
+from tests.splitter.models import Net
 
 SIZE = 64
 CLASSES = ("cat", "dog", '<b>"bird"</b>')
@@ -15,41 +16,24 @@ _COLUMNS = 4 + len(CLASSES)
 
 def detector_onnx():
     """Cells of strides 8, 16 and 32, each with a box and scores of classes: output0 (N, 7, 84)."""
-    random = np.random.default_rng(3)
-    weights = {
-        "w": random.normal(0, 0.1, (8, 3, 8, 8)).astype(np.float32),
-        "h": random.normal(0, 1.0, (_COLUMNS, 8, 1, 1)).astype(np.float32),
-        "flat": np.array([0, _COLUMNS, -1]),
-        "size": np.array(SIZE, dtype=np.float32),
-        "parts": np.array([4, len(CLASSES)]),
-    }
-    nodes = [
-        helper.make_node("Conv", ["images", "w"], ["c8"], "conv", kernel_shape=[8, 8], strides=[8, 8]),
-        helper.make_node("AveragePool", ["c8"], ["c16"], "pool16", kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("AveragePool", ["c16"], ["c32"], "pool32", kernel_shape=[2, 2], strides=[2, 2]),
-    ]
+    random, net = np.random.default_rng(3), Net(3, SIZE, SIZE)
+    net.constant(random.normal(0, 0.1, (8, 3, 8, 8)).astype(np.float32), "w")
+    net.constant(random.normal(0, 1.0, (_COLUMNS, 8, 1, 1)).astype(np.float32), "h")
+    for name, value in (("flat", [0, _COLUMNS, -1]), ("size", np.float32(SIZE)), ("parts", [4, len(CLASSES)])):
+        net.constant(value, name)
+    net.op("Conv", "images", "w", output="c8", kernel_shape=[8, 8], strides=[8, 8])
+    net.op("AveragePool", "c8", output="c16", kernel_shape=[2, 2], strides=[2, 2])
+    net.op("AveragePool", "c16", output="c32", kernel_shape=[2, 2], strides=[2, 2])
     for stride in (8, 16, 32):
-        nodes += [
-            helper.make_node("Conv", [f"c{stride}", "h"], [f"h{stride}"], f"head{stride}", kernel_shape=[1, 1]),
-            helper.make_node("Reshape", [f"h{stride}", "flat"], [f"f{stride}"], f"flat{stride}"),
-        ]
-    nodes += [
-        helper.make_node("Concat", ["f8", "f16", "f32"], ["all"], "concat", axis=2),
-        helper.make_node("Sigmoid", ["all"], ["shares"], "sigmoid"),
-        helper.make_node("Split", ["shares", "parts"], ["box", "scores"], "split", axis=1),
-        helper.make_node("Mul", ["box", "size"], ["pixels"], "mul"),
-        helper.make_node("Concat", ["pixels", "scores"], ["output0"], "output", axis=1),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "detector",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["N", 3, SIZE, SIZE])],
-        [helper.make_tensor_value_info("output0", TensorProto.FLOAT, ["N", _COLUMNS, CELLS])],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.checker.check_model(model)
-    return model
+        net.op("Conv", f"c{stride}", "h", output=f"h{stride}", kernel_shape=[1, 1])
+        net.op("Reshape", f"h{stride}", "flat", output=f"f{stride}")
+    net.op("Concat", "f8", "f16", "f32", output="all", axis=2)
+    net.op("Sigmoid", "all", output="shares")
+    net.op("Split", "shares", "parts", output="box", axis=1)
+    net.nodes[-1].output.append("scores")
+    net.op("Mul", "box", "size", output="pixels")
+    net.op("Concat", "pixels", "scores", output="output0", axis=1)
+    return net.model("output0", name="images", dims=("N", _COLUMNS, CELLS))
 
 
 def suppressed_onnx(*, gathered):

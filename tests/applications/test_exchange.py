@@ -11,7 +11,7 @@ from serfer.applications.meters import DriverSignals
 from serfer.control.canary import ConductCounter
 from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.core.dataclass_codec import unstructure
-from serfer.fleet.registry import MAX_DRIVERS, TTL_S
+from serfer.fleet.registry import MAX_DRIVERS
 from serfer.storage import open_store
 from tests.support.hand_clock import Clock
 
@@ -41,38 +41,17 @@ def kept(coordination):
     return json.loads(found.value)["drivers"] if found else []
 
 
-def test_each_driver_sees_the_others(coordination, clock):
+def test_each_driver_sees_the_others_until_they_leave(coordination, clock):
     one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
     assert one.exchange(entry("one")) == ()
     [seen] = two.exchange(entry("two"))
     assert (seen.driver, seen.variants["cheap"].in_flight, seen.live.queries) == ("one", 3, 1)
-    [seen] = one.exchange(entry("one"))
-    assert seen.driver == "two"
-
-
-def test_what_queries_ask_of_instances_and_what_the_leader_decided_arrive(coordination, clock):
-    one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
     demand = (NetworkDemand("net", rate=3.0, slo_ms=50.0, min_accuracy=0.5, max_cost_usd=1e-5, functions_usd=1e-4),)
     scaled = ScalingDecision({"gpu": 2}, "replicate 1 x gpu")
-    one.exchange(entry("one", demand=demand, scaled=scaled))
+    [seen] = one.exchange(entry("one", demand=demand, scaled=scaled))
+    assert seen.driver == "two"
     [seen] = two.exchange(entry("two"))
     assert (seen.demand, seen.scaled) == (demand, scaled)
-
-
-def test_a_driver_that_writes_no_more_is_gone(coordination, clock):
-    one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
-    one.exchange(entry("one"))
-    assert two.exchange(entry("two"))
-    clock.now = TTL_S
-    assert two.exchange(entry("two"))
-    clock.now = TTL_S + 0.1
-    assert two.exchange(entry("two")) == ()
-
-
-def test_the_last_driver_leaves_nothing(coordination, clock):
-    one, two = (Exchange(coordination, "faces", name, clock) for name in ("one", "two"))
-    one.exchange(entry("one"))
-    two.exchange(entry("two"))
     one.leave()
     assert two.exchange(entry("two")) == ()
     assert two.leave()

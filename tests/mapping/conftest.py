@@ -60,8 +60,14 @@ def map_image(report_of):
 
 
 @pytest.fixture
-def image(tmp_path):
-    return write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH), crs=UTM, transform=WHERE)
+def size():
+    """Rows and columns of the image."""
+    return HEIGHT, WIDTH
+
+
+@pytest.fixture
+def image(tmp_path, size):
+    return write(tmp_path / "image.tif", pixels(*size), crs=UTM, transform=WHERE)
 
 
 @pytest.fixture

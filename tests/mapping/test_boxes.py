@@ -77,8 +77,8 @@ def detector_plan(network, tmp_path_factory):
 
 
 @pytest.fixture
-def image(tmp_path):
-    return write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH), crs=UTM, transform=WHERE)
+def size():
+    return HEIGHT, WIDTH
 
 
 @pytest.fixture

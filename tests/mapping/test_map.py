@@ -148,16 +148,6 @@ def test_dollars_end_at_the_ceiling_with_those_in_flight_at_their_predicted_pric
     assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
 
 
-def test_keys_are_taken_from_variables_and_the_file(serfer, image, plan, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "serfer.toml").write_text("[map]\nconcurrency = 0\n")
-    command = ("map", image, "--plan", plan, "--out", tmp_path / "result.tif", "--workers", "inprocess")
-    assert "serfer.toml: [map] concurrency is at least 1" in serfer(*command).err
-    monkeypatch.setenv("SERFER_MAP_CONCURRENCY", "1")
-    assert serfer(*command).code == 0
-    assert_equal(read(tmp_path / "result.tif"), expected(pixels(HEIGHT, WIDTH)))
-
-
 @pytest.mark.parametrize("more", [("--workers", "local"), ("--set", "concurrency=40")])
 def test_local_workers_and_more_windows_in_flight_than_slots_compute_the_same(report_of, command, tmp_path, more):
     report_of(*command, *more)

@@ -62,8 +62,8 @@ def plan(network, tmp_path_factory):
 
 
 @pytest.fixture
-def image(tmp_path):
-    return write(tmp_path / "image.tif", pixels(HEIGHT, WIDTH), crs=UTM, transform=WHERE)
+def size():
+    return HEIGHT, WIDTH
 
 
 @pytest.fixture

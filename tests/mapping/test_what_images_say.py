@@ -72,14 +72,6 @@ def test_a_pixel_may_hold_no_data_where_one_of_its_bands_has_none(mapped, tmp_pa
     check(*mapped(image, "--set", "no_data_bands=any", "--overwrite")[:2], values)
 
 
-def test_the_bands_that_the_network_takes_say_what_holds_no_data(mapped, tmp_path):
-    values = np.maximum(pixels(HEIGHT, WIDTH, 5, "uint16"), 1)
-    values[:3, HOLE] = 0
-    image = write(tmp_path / "image.tif", values, nodata=0)
-    report, result, _ = mapped(image, "--bands", "1,2,3")
-    check(report, result, values[:3], scale=1 / 65535)
-
-
 def test_white_is_what_the_bits_of_a_sample_hold(mapped, tmp_path):
     image = write(tmp_path / "image.tif", values := pixels(HEIGHT, WIDTH, 3, "uint16") * 16, nbits=12)
     _, result, said = mapped(image)

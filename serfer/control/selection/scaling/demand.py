@@ -51,7 +51,7 @@ class Demanding:
         """Put variants in the order of their dollars."""
         self._variants = variants
         self._cheapest_first = sorted(
-            variants.values(), key=lambda each: (each.usd.value, each.latency_ms.value, each.name)
+            variants.values(), key=lambda variant: (variant.usd.value, variant.latency_ms.value, variant.name)
         )
         self._known: dict[Objectives, tuple[NetworkDemand, ...]] = {}
 
@@ -59,8 +59,8 @@ class Demanding:
         """Return the demand by network, and by variant where queries name one, of queries a second by objectives."""
         parts: dict[tuple[str, str], list[NetworkDemand]] = {}
         for objectives, rate in asked.items():
-            for one in self._of_one(objectives):
-                parts.setdefault(one.key, []).append(_times(one, rate))
+            for demand in self._of_one(objectives):
+                parts.setdefault(demand.key, []).append(_times(demand, rate))
         return [_joined(of, sum(part.rate for part in of) * _FEW) for of in parts.values()]
 
     def _of_one(self, objectives: Objectives) -> tuple[NetworkDemand, ...]:
@@ -80,7 +80,9 @@ class Demanding:
             stranded = NetworkDemand(named.network, rate=1.0, stranded=1.0)
             return stranded, replace(stranded, variant=named.name)
         on_instances, functions = (
-            next((each for each in self._cheapest_first if each.place is place and _meets(each, asked)), None)
+            next(
+                (variant for variant in self._cheapest_first if variant.place is place and _meets(variant, asked)), None
+            )
             for place in (Place.INSTANCE, Place.FUNCTIONS)
         )
         if on_instances is None:
@@ -100,13 +102,13 @@ class Demanding:
 def total(drivers: Iterable[Iterable[NetworkDemand]]) -> dict[tuple[str, str], NetworkDemand]:
     parts: dict[tuple[str, str], list[NetworkDemand]] = {}
     for own in drivers:
-        for each in own:
-            parts.setdefault(each.key, []).append(each)
+        for demand in own:
+            parts.setdefault(demand.key, []).append(demand)
     return {key: _joined(of, 0.0) for key, of in parts.items()}
 
 
-def _times(one: NetworkDemand, rate: float) -> NetworkDemand:
-    return replace(one, rate=rate, functions_usd=one.functions_usd * rate, stranded=one.stranded * rate)
+def _times(demand: NetworkDemand, rate: float) -> NetworkDemand:
+    return replace(demand, rate=rate, functions_usd=demand.functions_usd * rate, stranded=demand.stranded * rate)
 
 
 def _meets(variant: Variant, asked: Objectives) -> bool:

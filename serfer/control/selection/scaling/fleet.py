@@ -88,17 +88,17 @@ class FleetScaler:
         each time, and none would ever be answered by it.
         """
         for application, of in seen.demand.items():
-            for key, each in of.items():
-                if each.stranded > 0:
-                    self._stranded[application, key] = each, seen.now_s + self._kept_s
+            for key, asked in of.items():
+                if asked.stranded > 0:
+                    self._stranded[application, key] = asked, seen.now_s + self._kept_s
         self._stranded = {key: kept for key, kept in self._stranded.items() if kept[1] > seen.now_s}
         found = {}
         for application, of in seen.demand.items():
             lasting = [
-                replace(each, rate=little, stranded=little, functions_usd=0.0)
-                for (name, key), (each, _) in self._stranded.items()
+                replace(asked, rate=little, stranded=little, functions_usd=0.0)
+                for (name, key), (asked, _) in self._stranded.items()
                 if name == application and not (key in of and of[key].stranded > 0)
-                for little in (min(each.stranded, _TRICKLE_QPS),)
+                for little in (min(asked.stranded, _TRICKLE_QPS),)
             ]
             found[application] = total([of.values(), lasting])
         return found
@@ -135,11 +135,11 @@ class FleetScaler:
 
     def _gated(self, group: NetworkGroup, slot: Slot) -> NetworkGroup:
         """Leave the pools out that have no instance and are not worth one; where none is worth it, functions answer."""
-        pools = {group.pools[each.name] for each in group.eligible}
+        pools = {group.pools[costs.name] for costs in group.eligible}
         if not any(slot.worth[pool] > 0 for pool in pools):
             return replace(group, demand=replace(group.demand, rate=0.0), declined=group.demand.rate > 0)
         usable = {pool for pool in pools if slot.worth[pool] > 0 or slot.staying[pool]}
-        return replace(group, eligible=tuple(each for each in group.eligible if group.pools[each.name] in usable))
+        return replace(group, eligible=tuple(costs for costs in group.eligible if group.pools[costs.name] in usable))
 
     def _scale(self, slot: Slot, group: NetworkGroup) -> None:
         """Have the heuristic decide on one network's copies, and take its actions down."""
@@ -148,7 +148,7 @@ class FleetScaler:
             scaler = GreedyScaler(group.eligible, self._options)
         self._scalers[group.key] = group.eligible, scaler
         load = slot.observation(group)
-        fastest = max((each.qps for each in group.eligible), default=0.0)
+        fastest = max((costs.qps for costs in group.eligible), default=0.0)
         most = fastest * (1 + sum(terms.most for terms in self._pools.values()))
         plan = scaler.observe(replace(load, rate=min(load.rate, most)))  # more than all could take is all the same
         if load.overloaded and load.overloaded >= load.running.keys():
@@ -168,8 +168,8 @@ class FleetScaler:
             if terms.fixed:
                 continue
             staying = [instance for instance in seen.instances if instance.pool == pool and not instance.leaves]
-            least, more = sum(one.name not in spare for one in staying), slot.elsewhere[pool]
-            count = max(least, more + sum(one.serves for one in staying)) if more else least
+            least, more = sum(instance.name not in spare for instance in staying), slot.elsewhere[pool]
+            count = max(least, more + sum(instance.serves for instance in staying)) if more else least
             if pool in triggers and not more:
                 count += 1
                 reasons = {name: f"{text}; {triggers[pool]}" for name, text in reasons.items()}
@@ -193,14 +193,14 @@ class FleetScaler:
         """
         now, staying = slot.seen.now_s, Counter(slot.staying)
         idle = [instance for instance in slot.seen.instances if instance.serves and slot.is_idle(instance)]
-        self._idle_since = {one.name: self._idle_since.get(one.name, now) for one in idle}
+        self._idle_since = {instance.name: self._idle_since.get(instance.name, now) for instance in idle}
         spare = set()
-        for one in reversed(idle):  # the youngest first
-            terms = self._pools[one.pool]
-            waited = now - self._idle_since[one.name] >= max(_LEAST_IDLE_S, terms.boot_s)
-            if not terms.fixed and not slot.elsewhere[one.pool] and (waited or staying[one.pool] > worth[one.pool]):
-                spare.add(one.name)
-                staying[one.pool] -= 1
+        for instance in reversed(idle):  # the youngest first
+            pool, terms = instance.pool, self._pools[instance.pool]
+            waited = now - self._idle_since[instance.name] >= max(_LEAST_IDLE_S, terms.boot_s)
+            if not terms.fixed and not slot.elsewhere[pool] and (waited or staying[pool] > worth[pool]):
+                spare.add(instance.name)
+                staying[pool] -= 1
         return frozenset(spare)
 
 

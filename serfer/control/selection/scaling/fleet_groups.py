@@ -47,44 +47,44 @@ class NetworkGroup:
     @cached_property
     def costs(self) -> Mapping[str, InstanceCosts]:
         """The eligible variants by name."""
-        return {each.name: each for each in self.eligible}
+        return {costs.name: costs for costs in self.eligible}
 
     @cached_property
     def _counted(self) -> dict[str, Key | None]:
         return {}
 
-    def counted(self, one: InstanceSeen) -> Key | None:
+    def counted(self, instance: InstanceSeen) -> Key | None:
         """Return the copy at an instance that answers the demand: the fastest of those in memory or about to be."""
-        if one.name not in self._counted:
-            self._counted[one.name] = self._fastest(one)
-        return self._counted[one.name]
+        if instance.name not in self._counted:
+            self._counted[instance.name] = self._fastest(instance)
+        return self._counted[instance.name]
 
-    def _fastest(self, one: InstanceSeen) -> Key | None:
-        if not one.serves:
+    def _fastest(self, instance: InstanceSeen) -> Key | None:
+        if not instance.serves:
             return None
-        there = [each for each in self.eligible if self._has(one, each.name)]
+        there = [costs for costs in self.eligible if self._has(instance, costs.name)]
         if not there:
             return None
-        return self.application, max(there, key=lambda each: (each.qps, each.name)).name
+        return self.application, max(there, key=lambda costs: (costs.qps, costs.name)).name
 
-    def _has(self, one: InstanceSeen, name: str) -> bool:
-        copy = one.copies.get((self.application, name))
+    def _has(self, instance: InstanceSeen, name: str) -> bool:
+        copy = instance.copies.get((self.application, name))
         return copy is not None and copy.there
 
     def observation(self, instances: Iterable[InstanceSeen], room: Room) -> LoadObservation:
         """Return what the heuristic sees: one copy at an instance, and how many instances have one or room for one."""
         running: Counter[str] = Counter()
         calm: set[str] = set()
-        available = {f"{self.pools[each.name]} instances": 0.0 for each in self.eligible}
-        for one in instances:
-            key = self.counted(one)
+        available = {f"{self.pools[costs.name]} instances": 0.0 for costs in self.eligible}
+        for instance in instances:
+            key = self.counted(instance)
             if key is not None:
                 running[key[1]] += 1
-                copy = one.copies[key]
-                if copy.state not in _BUSY and one.utilisation <= WORKERS.utilisation:
+                copy = instance.copies[key]
+                if copy.state not in _BUSY and instance.utilisation <= WORKERS.utilisation:
                     calm.add(key[1])
-            if key is not None or (one.serves and self._can_host(one, room)):
-                available[f"{one.pool} instances"] = available.get(f"{one.pool} instances", 0.0) + 1.0
+            if key is not None or (instance.serves and self._can_host(instance, room)):
+                available[f"{instance.pool} instances"] = available.get(f"{instance.pool} instances", 0.0) + 1.0
         pressed = frozenset(running.keys() - calm)
         return LoadObservation(self.demand.rate, self.demand.slo_ms, running, available, pressed)
 
@@ -102,10 +102,10 @@ class NetworkGroup:
             qps, count = qps + self.costs[key[1]].qps, count + 1
         return qps * (1 + _MORE / count) if count else 0.0
 
-    def _can_host(self, one: InstanceSeen, room: Room) -> bool:
+    def _can_host(self, instance: InstanceSeen, room: Room) -> bool:
         return any(
-            self.pools[each.name] == one.pool and room.fits(one, (self.application, each.name))
-            for each in self.eligible
+            self.pools[costs.name] == instance.pool and room.fits(instance, (self.application, costs.name))
+            for costs in self.eligible
         )
 
 
@@ -117,8 +117,8 @@ def groups_of(seen: FleetObservation, pools: Mapping[str, PoolTerms]) -> list[Ne
             by_network.setdefault((application, variant.network), []).append(variant)
     there = {key for instance in seen.instances for key, copy in instance.copies.items() if copy.there}
     groups = []
-    for (application, network), variants in sorted(by_network.items(), key=lambda each: each[0]):
-        asked = {key: each for key, each in seen.demand.get(application, {}).items() if key[0] == network}
+    for (application, network), variants in sorted(by_network.items(), key=lambda entry: entry[0]):
+        asked = {key: demand for key, demand in seen.demand.get(application, {}).items() if key[0] == network}
         every = frozenset((application, variant.name) for variant in variants)
         if asked or every & there:
             asked.setdefault((network, ""), NetworkDemand(network))
@@ -134,12 +134,12 @@ def pool_of(variant: Variant, pools: Mapping[str, PoolTerms]) -> str | None:
 def home(group: NetworkGroup, priced: Iterable[str], prices: Mapping[str, float]) -> InstanceCosts | None:
     """Return the fastest variant in the pool whose instances would answer a network's demand for the least dollars."""
     best = {
-        pool: max(of, key=lambda each: each.qps)
+        pool: max(of, key=lambda costs: costs.qps)
         for pool in priced
-        if (of := [each for each in group.eligible if group.pools[each.name] == pool])
+        if (of := [costs for costs in group.eligible if group.pools[costs.name] == pool])
     }
     rate = group.demand.rate
-    usd = {pool: max(1, math.ceil(rate / each.qps)) * prices.get(pool, 0.0) for pool, each in best.items()}
+    usd = {pool: max(1, math.ceil(rate / costs.qps)) * prices.get(pool, 0.0) for pool, costs in best.items()}
     return best[min(usd, key=lambda pool: (usd[pool], pool))] if usd else None
 
 
@@ -161,9 +161,9 @@ def _good_enough(variants: list[Variant], demand: NetworkDemand) -> list[Variant
     """Return the variants that meet the strictest objectives, without dollars and then accuracy where none does."""
     accurate = [variant for variant in variants if variant.least_accuracy >= demand.min_accuracy]
     bound = demand.max_cost_usd
-    cheap = [each for each in accurate if bound is None or each.usd.value <= bound]
+    cheap = [variant for variant in accurate if bound is None or variant.usd.value <= bound]
     for found in (cheap, accurate):
-        if any(each.latency_ms.value <= demand.slo_ms for each in found):
+        if any(variant.latency_ms.value <= demand.slo_ms for variant in found):
             return found
     return variants
 

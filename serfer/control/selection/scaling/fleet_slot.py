@@ -82,17 +82,19 @@ class Slot:
         if open_(group.pools[name]):
             return name
         others = [
-            each for each in group.eligible if open_(group.pools[each.name]) and each.latency_ms <= group.demand.slo_ms
+            costs
+            for costs in group.eligible
+            if open_(group.pools[costs.name]) and costs.latency_ms <= group.demand.slo_ms
         ]
-        return max(others, key=lambda each: (each.qps, each.name)).name if others else name
+        return max(others, key=lambda costs: (costs.qps, costs.name)).name if others else name
 
     def _place(self, group: NetworkGroup, name: str) -> bool:
         """Load a copy at the least used instance with room and none of the network; returns whether there is one."""
         key = group.application, name
-        one = self._room.best(key, group.pools[name], lambda other: group.counted(other) is None)
-        if one is None:
+        instance = self._room.best(key, group.pools[name], lambda other: group.counted(other) is None)
+        if instance is None:
             return False
-        self._load(one, key)
+        self._load(instance, key)
         return True
 
     def _upgrade(self, group: NetworkGroup, short_qps: float) -> tuple[float, list[str]]:
@@ -107,25 +109,25 @@ class Slot:
                 continue
             now = group.costs[key[1]].qps
             faster = [
-                each
-                for each in group.eligible
-                if each.qps > now
-                and each.latency_ms <= group.demand.slo_ms
-                and group.pools[each.name] == instance.pool
-                and self._room.fits(instance, (group.application, each.name))
+                costs
+                for costs in group.eligible
+                if costs.qps > now
+                and costs.latency_ms <= group.demand.slo_ms
+                and group.pools[costs.name] == instance.pool
+                and self._room.fits(instance, (group.application, costs.name))
             ]
             if faster:
-                best = max(faster, key=lambda each: (each.qps, each.name))
+                best = max(faster, key=lambda costs: (costs.qps, costs.name))
                 self._load(instance, (group.application, best.name))
                 gained += best.qps - now
                 names.append(best.name)
         return gained, names
 
-    def _load(self, one: InstanceSeen, key: Key) -> None:
-        self._room.need(one, key)
+    def _load(self, instance: InstanceSeen, key: Key) -> None:
+        self._room.need(instance, key)
         self.desired[key] += 1
-        if (one.name, key) not in self.load:
-            self.load.append((one.name, key))
+        if (instance.name, key) not in self.load:
+            self.load.append((instance.name, key))
 
     def remove(self, group: NetworkGroup, plan: ScalingPlan) -> None:
         """Unload copies that a network's load no longer needs, where the others that are loaded support it."""
@@ -147,10 +149,10 @@ class Slot:
         ]
         if not having or not self._can_go(key):
             return False
-        order = {one.name: number for number, one in enumerate(self.seen.instances)}
-        one = min(having, key=lambda each: (self._room.needed(each), -order[each.name]))
-        self.unload.append((one.name, key))
-        self._room.release(one, key)
+        order = {instance.name: number for number, instance in enumerate(self.seen.instances)}
+        leaves = min(having, key=lambda instance: (self._room.needed(instance), -order[instance.name]))
+        self.unload.append((leaves.name, key))
+        self._room.release(leaves, key)
         self.desired[key] -= 1
         return True
 
@@ -185,10 +187,10 @@ class Slot:
                 if copy.status == "loaded" and quiet and not self._room.is_needed(instance, other):
                     self.unload.append((instance.name, other))
 
-    def is_idle(self, one: InstanceSeen) -> bool:
+    def is_idle(self, instance: InstanceSeen) -> bool:
         """Whether an instance has nothing that is needed, and nothing to do."""
-        return not self._room.needed(one) and not any(copy.waiting for copy in one.copies.values())
+        return not self._room.needed(instance) and not any(copy.waiting for copy in instance.copies.values())
 
-    def used_mb(self, one: InstanceSeen) -> float:
+    def used_mb(self, instance: InstanceSeen) -> float:
         """Return the megabytes of what is needed at an instance."""
-        return self._room.used_mb(one)
+        return self._room.used_mb(instance)

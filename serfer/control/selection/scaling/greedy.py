@@ -74,16 +74,16 @@ class GreedyScaler:
     def _ups(self, seen: LoadObservation, missing_qps: float) -> Iterator[_Action]:
         """Yield how each running variant, or nothing, could be replicated or upgraded to support what is missing."""
         running = [self._by_name[name] for name, count in seen.running.items() if count and name in self._by_name]
-        for one in self._variants:
-            if one.latency_ms > seen.slo_ms:
+        for variant in self._variants:
+            if variant.latency_ms > seen.slo_ms:
                 continue
-            is_faster = any(one.network == each.network and one.qps > each.qps for each in running)
-            if running and one not in running and not is_faster:
+            is_faster = any(variant.network == other.network and variant.qps > other.qps for other in running)
+            if running and variant not in running and not is_faster:
                 continue
-            count = math.ceil(missing_qps / one.qps)
-            word = "replicate" if one in running else "upgrade to" if running else "start"
-            cost = action_cost(one, count, self._options)
-            yield _Action(cost, f"{word} {count} x {one.name}", ((one.name, count),))
+            count = math.ceil(missing_qps / variant.qps)
+            word = "replicate" if variant in running else "upgrade to" if running else "start"
+            cost = action_cost(variant, count, self._options)
+            yield _Action(cost, f"{word} {count} x {variant.name}", ((variant.name, count),))
 
     def _down(self, seen: LoadObservation) -> ScalingPlan:
         """Return the most saving action whose variant has waited for T_v slots, its loading time."""
@@ -102,29 +102,31 @@ class GreedyScaler:
         supported = capacity(self._variants, seen.running)
         downs: dict[str, list[_Action]] = {}
         for name in sorted(name for name, count in seen.running.items() if count and name in self._by_name):
-            one = self._by_name[name]
-            missing = wanted - (supported - one.qps)
-            saved = action_cost(one, -1, self._options)
+            variant = self._by_name[name]
+            missing = wanted - (supported - variant.qps)
+            saved = action_cost(variant, -1, self._options)
             if missing <= 0:
                 downs[name] = [_Action(saved, f"remove 1 x {name}", ((name, -1),))]
                 continue
             downs[name] = [
-                action for other in self._variants if (action := self._downgrade(seen, one, other, missing)) is not None
+                action
+                for other in self._variants
+                if (action := self._downgrade(seen, variant, other, missing)) is not None
             ]
         return downs
 
     def _downgrade(
-        self, seen: LoadObservation, one: InstanceCosts, other: InstanceCosts, missing: float
+        self, seen: LoadObservation, variant: InstanceCosts, other: InstanceCosts, missing: float
     ) -> _Action | None:
         """Return the replacement of an instance by cheaper ones of its network; None where that saves nothing."""
-        if other is one or other.network != one.network or other.latency_ms > seen.slo_ms:
+        if other is variant or other.network != variant.network or other.latency_ms > seen.slo_ms:
             return None
         count = math.ceil(missing / other.qps)
-        cost = action_cost(one, -1, self._options) + action_cost(other, count, self._options)
-        changes = ((one.name, -1), (other.name, count))
+        cost = action_cost(variant, -1, self._options) + action_cost(other, count, self._options)
+        changes = ((variant.name, -1), (other.name, count))
         if cost >= 0 or not self._fits(seen, dict(changes)):
             return None
-        return _Action(cost, f"downgrade 1 x {one.name} to {count} x {other.name}", changes)
+        return _Action(cost, f"downgrade 1 x {variant.name} to {count} x {other.name}", changes)
 
     def _fits(self, seen: LoadObservation, changes: Mapping[str, int]) -> bool:
         return has_room(self._variants, changed(seen.running, changes), seen.available)

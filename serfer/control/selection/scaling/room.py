@@ -14,31 +14,31 @@ class Room:
         self._instances = instances
         self._needed: dict[str, set[Key]] = {instance.name: set() for instance in instances}
 
-    def need(self, one: InstanceSeen, key: Key) -> None:
+    def need(self, instance: InstanceSeen, key: Key) -> None:
         """Count a variant as needed at an instance."""
-        self._needed[one.name].add(key)
+        self._needed[instance.name].add(key)
 
-    def release(self, one: InstanceSeen, key: Key) -> None:
+    def release(self, instance: InstanceSeen, key: Key) -> None:
         """Count it as needed no more."""
-        self._needed[one.name].discard(key)
+        self._needed[instance.name].discard(key)
 
-    def is_needed(self, one: InstanceSeen, key: Key) -> bool:
-        return key in self._needed[one.name]
+    def is_needed(self, instance: InstanceSeen, key: Key) -> bool:
+        return key in self._needed[instance.name]
 
-    def needed(self, one: InstanceSeen) -> int:
-        return len(self._needed[one.name])
+    def needed(self, instance: InstanceSeen) -> int:
+        return len(self._needed[instance.name])
 
-    def used_mb(self, one: InstanceSeen) -> float:
+    def used_mb(self, instance: InstanceSeen) -> float:
         """Return the megabytes of what is needed at an instance."""
-        return sum(one.copies[key].size_mb for key in self._needed[one.name])
+        return sum(instance.copies[key].size_mb for key in self._needed[instance.name])
 
-    def fits(self, one: InstanceSeen, key: Key) -> bool:
+    def fits(self, instance: InstanceSeen, key: Key) -> bool:
         """Whether an instance has a variant and room for it beside what is needed, and it was not in vain lately."""
-        if key not in one.copies or key in one.blocked:
+        if key not in instance.copies or key in instance.blocked:
             return False
-        if self.is_needed(one, key) or one.memory_mb is None:
+        if self.is_needed(instance, key) or instance.memory_mb is None:
             return True
-        return self.used_mb(one) + one.copies[key].size_mb <= one.memory_mb
+        return self.used_mb(instance) + instance.copies[key].size_mb <= instance.memory_mb
 
     def best(self, key: Key, pool: str, allowed: Callable[[InstanceSeen], bool]) -> InstanceSeen | None:
         """Return the least used serving instance of a pool that has room, the oldest of equals; None without one."""
@@ -51,4 +51,4 @@ class Room:
             and not self.is_needed(instance, key)
             and self.fits(instance, key)
         ]
-        return min(free, key=lambda one: (round(one.utilisation, 1), self.needed(one)), default=None)
+        return min(free, key=lambda instance: (round(instance.utilisation, 1), self.needed(instance)), default=None)

@@ -97,7 +97,7 @@ def _overloaded(workers: Sequence[WorkerObservation], at: WorkerThresholds) -> l
     having = sum(VariantState.OVERLOADED in worker.states.values() for worker in workers)
     if not kinds or having <= at.overloaded * len(workers):
         return []
-    kind = min(kinds, key=lambda each: (-kinds[each], each))
+    kind = min(kinds, key=lambda kind: (-kinds[kind], kind))
     return [(kind, f"{having} of {len(workers)} workers have overloaded variants, most of them {kind}")]
 
 

@@ -29,15 +29,28 @@ def observe(rate, running, slo_ms=300.0, available=None, scaler=None):
     return (scaler or GreedyScaler(ALL)).observe(LoadObservation(rate, slo_ms, running, available or {}))
 
 
-def test_headroom_above_the_slack_threshold_scales_nothing():
-    assert observe(9.5, {"cpu": 2}).changes == {}  # 10 / 9.5 is above 1.05
-    assert observe(9.6, {"cpu": 2}).changes == {"cpu": 1}
+FULL = {"inferentia cores": 0.0}
 
 
-def test_a_small_lack_is_replicated_and_a_large_one_upgraded():
-    assert observe(12.0, {"cpu": 2}).changes == {"cpu": 1}
-    assert observe(80.0, {"cpu": 2}).changes == {"inferentia": 1}
-    assert observe(800.0, {"inferentia": 1}).changes == {"gpu": 1}
+@pytest.mark.parametrize(
+    ("rate", "running", "available", "changes"),
+    [
+        (9.5, {"cpu": 2}, None, {}),  # 10 / 9.5 is above 1.05
+        (9.6, {"cpu": 2}, None, {"cpu": 1}),
+        (12.0, {"cpu": 2}, None, {"cpu": 1}),  # a small lack is replicated, a large one upgraded
+        (80.0, {"cpu": 2}, None, {"inferentia": 1}),
+        (800.0, {"inferentia": 1}, None, {"gpu": 1}),
+        (80.0, {"cpu": 2}, FULL, {"cpu": 15}),
+        (80.0, {"cpu": 2}, {**FULL, "cores": 8.0}, {"gpu": 1}),
+    ],
+)
+def test_headroom_decides_between_nothing_replicas_and_an_upgrade(rate, running, available, changes):
+    assert observe(rate, running, available=available).changes == changes
+
+
+def test_what_no_worker_has_room_for_is_asked_of_another():
+    plan = observe(80.0, {"cpu": 2}, available={**FULL, "gpu memory": 0.0, "cores": 8.0})
+    assert (plan.changes, plan.elsewhere) == ({}, {"inferentia": 1})
 
 
 def test_only_variants_of_the_same_network_that_meet_the_slo_are_loaded():
@@ -45,13 +58,6 @@ def test_only_variants_of_the_same_network_that_meet_the_slo_are_loaded():
     plan = observe(12.0, {"cpu": 2}, slo_ms=5.0)
     assert (plan.changes, plan.reason) == ({}, "no variant meets the SLO")
     assert plan.short_qps > 0
-
-
-def test_what_the_worker_has_no_room_for_is_asked_of_another_only_where_nothing_fits():
-    assert observe(80.0, {"cpu": 2}, available={"inferentia cores": 0.0}).changes == {"cpu": 15}
-    assert observe(80.0, {"cpu": 2}, available={"inferentia cores": 0.0, "cores": 8.0}).changes == {"gpu": 1}
-    plan = observe(80.0, {"cpu": 2}, available={"inferentia cores": 0.0, "gpu memory": 0.0, "cores": 8.0})
-    assert (plan.changes, plan.elsewhere) == ({}, {"inferentia": 1})
 
 
 def test_as_much_as_there_is_room_for_is_loaded_and_the_rest_asked_of_another_worker():
@@ -115,7 +121,7 @@ def test_a_resource_that_all_workers_of_a_type_use_to_more_than_80_percent_adds_
     assert plan_workers([worker("a", cores=0.81), worker("b", cores=0.9)]).add == {
         "gpu": "all gpu workers use more than 80% of cores"
     }
-    assert plan_workers([worker("a", cores=0.8), worker("b", cores=0.9)]).add == {}
+    assert plan_workers([worker("a", cores=0.8), worker("b", cores=0.9)]).add == plan_workers([]).add == {}
     assert plan_workers([worker("a", cores=0.9, memory=0.1), worker("b", cores=0.1, memory=0.9)]).add == {}
     assert set(plan_workers([worker("a", cores=0.9), worker("c", cores=0.1, kind="cpu")]).add) == {"gpu"}
 
@@ -148,7 +154,3 @@ def test_no_worker_is_added_while_one_of_its_type_boots():
     assert plan_workers(full).add
     assert plan_workers([*full, worker("c", boots=True)]).add == {}
     assert plan_workers([*full, worker("c", kind="cpu", boots=True)]).add
-
-
-def test_without_workers_nothing_is_added():
-    assert plan_workers([]).add == {}

@@ -141,7 +141,6 @@ class VariantInstances:
 
 
 async def _read_all(content: aiohttp.StreamReader) -> bytes:
-    """Return a whole body, or a little more than _MOST_BYTES of it: `read` returns what has arrived, not all."""
     data = bytearray()
     async for block in content.iter_any():
         data += block

@@ -79,7 +79,6 @@ class Registry:
 
     @property
     def documents(self) -> Coordination:
-        """Its documents as state that several drivers change; they have no time to live."""
         return _Documents(self)
 
     def applications(self) -> list[str]:

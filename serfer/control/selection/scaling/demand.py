@@ -48,7 +48,6 @@ class Demanding:
     """Says what queries ask of instances, by the variants that may answer them; it remembers some objectives."""
 
     def __init__(self, variants: Mapping[str, Variant]) -> None:
-        """Put variants in the order of their dollars."""
         self._variants = variants
         self._cheapest_first = sorted(
             variants.values(), key=lambda variant: (variant.usd.value, variant.latency_ms.value, variant.name)

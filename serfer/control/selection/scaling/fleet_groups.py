@@ -46,7 +46,6 @@ class NetworkGroup:
 
     @cached_property
     def costs(self) -> Mapping[str, InstanceCosts]:
-        """The eligible variants by name."""
         return {costs.name: costs for costs in self.eligible}
 
     @cached_property

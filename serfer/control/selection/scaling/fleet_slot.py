@@ -188,9 +188,7 @@ class Slot:
                     self.unload.append((instance.name, other))
 
     def is_idle(self, instance: InstanceSeen) -> bool:
-        """Whether an instance has nothing that is needed, and nothing to do."""
         return not self._room.needed(instance) and not any(copy.waiting for copy in instance.copies.values())
 
     def used_mb(self, instance: InstanceSeen) -> float:
-        """Return the megabytes of what is needed at an instance."""
         return self._room.used_mb(instance)

@@ -15,11 +15,9 @@ class Room:
         self._needed: dict[str, set[Key]] = {instance.name: set() for instance in instances}
 
     def need(self, instance: InstanceSeen, key: Key) -> None:
-        """Count a variant as needed at an instance."""
         self._needed[instance.name].add(key)
 
     def release(self, instance: InstanceSeen, key: Key) -> None:
-        """Count it as needed no more."""
         self._needed[instance.name].discard(key)
 
     def is_needed(self, instance: InstanceSeen, key: Key) -> bool:
@@ -29,7 +27,6 @@ class Room:
         return len(self._needed[instance.name])
 
     def used_mb(self, instance: InstanceSeen) -> float:
-        """Return the megabytes of what is needed at an instance."""
         return sum(instance.copies[key].size_mb for key in self._needed[instance.name])
 
     def fits(self, instance: InstanceSeen, key: Key) -> bool:

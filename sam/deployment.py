@@ -170,12 +170,6 @@ def plan_directory(build: Path, digest: str) -> Path:
     return build / "driver" / "plans" / digest
 
 
-def function_code(build: Path, plan: Plan, stage: int, number: int) -> Path:
-    """Return the directory of a function's own package, without its layers."""
-    home, part = plan.home(stage, number)
-    return build / GENERATIONS / plan.digest[:12] / "functions" / f"{home}-{part}"
-
-
 def load_current_plan(build: Path, deployment: Deployment) -> Plan:
     """Read the plan that is current; raises PlanError where it is missing, altered or another one."""
     return load_packaged_plan(build, deployment.current)

@@ -30,9 +30,10 @@ def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None
     formation, store = session.client("cloudformation"), session.client("s3")
     identity = our_stack(formation, stack).identity
     for attempt in range(_TRIES):
-        for bucket in _buckets(formation, identity):
-            progress(f"emptying {bucket}")
-            _empty(store, bucket)
+        for bucket in _resources(formation, identity, *BUCKETS):
+            if name := bucket.get("PhysicalResourceId"):
+                progress(f"emptying {name}")
+                _empty(store, name)
         progress(f"deleting {stack}: CloudFormation takes minutes")
         formation.delete_stack(StackName=identity)
         left = _left(formation, identity)
@@ -46,13 +47,12 @@ def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None
     )
 
 
-def _buckets(formation: Any, identity: str) -> Iterator[str]:  # noqa: ANN401 - same
-    pages = formation.get_paginator("list_stack_resources").paginate(StackName=identity)
-    for page in pages:
+def _resources(formation: Any, identity: str, *types: str) -> Iterator[Any]:  # noqa: ANN401 - same
+    """Yield what a stack still has, of these types or of any."""
+    for page in formation.get_paginator("list_stack_resources").paginate(StackName=identity):
         for resource in page["StackResourceSummaries"]:
-            gone = resource["ResourceStatus"] == "DELETE_COMPLETE"
-            if resource["ResourceType"] in BUCKETS and not gone and resource.get("PhysicalResourceId"):
-                yield resource["PhysicalResourceId"]
+            if resource["ResourceStatus"] != "DELETE_COMPLETE" and (not types or resource["ResourceType"] in types):
+                yield resource
 
 
 def _empty(store: Any, bucket: str, prefix: str = "") -> None:  # noqa: ANN401 - same
@@ -78,40 +78,33 @@ def _left(formation: Any, identity: str) -> list[str]:  # noqa: ANN401 - same
         waiter = formation.get_waiter("stack_delete_complete")
         waiter.wait(StackName=identity, WaiterConfig={"Delay": _WAIT_S, "MaxAttempts": _WAITS})
     except WaiterError:
-        pages = formation.get_paginator("list_stack_resources").paginate(StackName=identity)
-        every = [resource for page in pages for resource in page["StackResourceSummaries"]]
-        left = [each["LogicalResourceId"] for each in every if each["ResourceStatus"] != "DELETE_COMPLETE"]
-        return left or ["the stack itself"]
+        return [left["LogicalResourceId"] for left in _resources(formation, identity)] or ["the stack itself"]
     return []
 
 
 def _forget_images(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same
     """Delete the repositories that SAM CLI made for a stack's container images: their images, and their stack."""
-    formation, name = session.client("cloudformation"), companion_stack(stack)
+    formation = session.client("cloudformation")
     try:
-        companion = find_stack(formation, name)
+        companion = find_stack(formation, companion_stack(stack))
     except ClientError as error:
         if error.response["ResponseMetadata"]["HTTPStatusCode"] != _FORBIDDEN:
             raise
         return  # a deployer of packages alone does not see it, nor can have made it
     if companion is None:
         return
-    for page in formation.get_paginator("list_stack_resources").paginate(StackName=companion.identity):
-        for resource in page["StackResourceSummaries"]:
-            if resource["ResourceType"] == REPOSITORY and resource["ResourceStatus"] != "DELETE_COMPLETE":
-                progress(f"emptying {resource['PhysicalResourceId']}")
-                _empty_repository(session.client("ecr"), resource["PhysicalResourceId"])
+    registry = session.client("ecr")
+    for repository in _resources(formation, companion.identity, REPOSITORY):
+        name = repository["PhysicalResourceId"]
+        progress(f"emptying {name}")
+        for page in registry.get_paginator("list_images").paginate(
+            repositoryName=name, PaginationConfig={"PageSize": _IMAGES_AT_ONCE}
+        ):
+            if page["imageIds"]:
+                registry.batch_delete_image(repositoryName=name, imageIds=page["imageIds"])
     formation.delete_stack(StackName=companion.identity)
     if left := _left(formation, companion.identity):
-        raise UnavailableError(f"{name} is not gone: {', '.join(left)} could not be deleted; see its events")
-
-
-def _empty_repository(registry: Any, name: str) -> None:  # noqa: ANN401 - same
-    for page in registry.get_paginator("list_images").paginate(
-        repositoryName=name, PaginationConfig={"PageSize": _IMAGES_AT_ONCE}
-    ):
-        if page["imageIds"]:
-            registry.batch_delete_image(repositoryName=name, imageIds=page["imageIds"])
+        raise UnavailableError(f"{companion.name} is not gone: {', '.join(left)} could not be deleted; see its events")
 
 
 def forget_uploads(stack: str, session: Any, progress: Callable[[str], None]) -> None:  # noqa: ANN401 - same

@@ -6,8 +6,8 @@ Fixed costs come from the template (sam/cost/fixed.py), marginal costs from the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -180,8 +180,11 @@ class Bill:
             "plan": self.deployed.plan.digest,
             "cold_plan": self.deployed.cold.digest if self.deployed.cold else None,
             "options": asdict(self.deployed.options),
-            "idle_month": {"cost_usd": self.idle_usd, "lines": self._lines(self.idle)},
-            "query": {name: self._query(usage) for name, usage in (("warm", self.warm), ("cold", self.cold))},
+            "idle_month": self._priced(self.idle),
+            "query": {
+                name: self._priced(usage.lines, latency_ms=1000 * usage.seconds)
+                for name, usage in (("warm", self.warm), ("cold", self.cold))
+            },
             "thousand_queries": {"cost_usd": _THOUSAND * self.warm.usd, "cold_cost_usd": _THOUSAND * self.cold.usd},
             "burst": {
                 "queries": self.burst,
@@ -191,33 +194,17 @@ class Bill:
                 "concurrency": self.deployed.facts.functions.concurrency,
             },
             "months": [
-                {
-                    "queries": month.queries,
-                    "cold_share": month.cold_share,
-                    "cost_usd": month.usd,
-                    "lines": self._lines(month.lines),
-                }
+                {"queries": month.queries, "cold_share": month.cold_share, **self._priced(month.lines)}
                 for month in self.months
             ],
             "gpu_usd_per_hour": self._gpu_usd,
             "assumed": list(self.assumed),
         }
 
-    def _query(self, usage: Usage) -> dict[str, Any]:
-        return {"cost_usd": usage.usd, "latency_ms": 1000 * usage.seconds, "lines": self._lines(usage.lines)}
-
-    def _lines(self, lines: Sequence[Line]) -> list[dict[str, Any]]:
-        return [
-            {
-                "item": line.item,
-                "quantity": line.quantity,
-                "unit": line.unit,
-                "cost_usd": line.usd,
-                "source": line.source,
-                "tag": self.tag(line),
-            }
-            for line in lines
-        ]
+    def _priced(self, lines: Sequence[Line], **more: float) -> dict[str, Any]:
+        names = ("item", "quantity", "unit", "cost_usd", "source")
+        told = [{**dict(zip(names, astuple(line), strict=True)), "tag": self.tag(line)} for line in lines]
+        return {"cost_usd": sum(line.usd for line in lines), **more, "lines": told}
 
 
 def deployed(plan: Plan, options: Options, facts: AwsFacts, template: Template, cold: Plan | None = None) -> Deployed:
@@ -330,41 +317,6 @@ class Row:
     months_usd: tuple[float, ...]
 
 
-def compare(
-    plan: Plan,
-    facts: AwsFacts,
-    options: Options,
-    make: Callable[[Options], Template],
-    loads: Sequence[int] = LOADS,
-) -> list[Row]:
-    """Price every combination of drivers, store and engine, everything else as in `options`.
-
-    `make` gives a combination's template.
-    """
-    rows = []
-    for drivers, store, engine in product(DRIVERS, STORES, ENGINES):
-        chosen = replace(
-            options,
-            drivers=drivers,
-            store=store,
-            engine=engine,
-            zone=_zone(options, facts) if store == "s3express" else None,
-            gpu=None,  # it would cost the same in each row that can have it
-            pings=None,  # same
-        )
-        if chosen.store == "s3express" and chosen.zone is None:
-            continue
-        template = make(chosen)
-        priced = bill(deployed(plan, chosen, facts, template), template, loads=loads)
-        costs = tuple(month.usd for month in priced.months)
-        rows.append(Row(drivers, store, engine, 1000 * priced.warm.seconds, priced.idle_usd, costs))
-    return rows
-
-
-def _zone(options: Options, facts: AwsFacts) -> str | None:
-    return options.zone or next(iter(facts.zones.get(options.region, ())), None)
-
-
 def markdown(rows: Sequence[Row], loads: Sequence[int] = LOADS) -> str:
     months = "".join(f" {load:,} queries |" for load in loads)
     head = f"| drivers | store | engine | warm query | idle month |{months}\n|---|---|---|---:|---:|" + "---:|" * len(
@@ -411,13 +363,24 @@ def price_build(
 
 
 def compare_build(build: Path, facts: AwsFacts, loads: Sequence[int] | None = None) -> list[Row]:
-    """Price BUILD's plan with every choice of drivers, store and engine, everything else as it was packaged."""
-    deployment = load_deployment(build)
-    plan = priced_query(load_current_plan(build, deployment))
+    """Price BUILD's plan with every choice of drivers, store and engine, everything else as it was packaged.
 
-    def make(options: Options) -> Template:
+    A GPU pool and pings are left out: they would cost the same in each row that can have them.
+    """
+    deployment = load_deployment(build)
+    plan, packaged = priced_query(load_current_plan(build, deployment)), deployment.options
+    express = packaged.zone or next(iter(facts.zones.get(packaged.region, ())), None)
+    rows = []
+    for drivers, store, engine in product(DRIVERS, STORES, ENGINES):
+        zone = express if store == "s3express" else None
+        if store == "s3express" and zone is None:
+            continue
+        chosen = {"drivers": drivers, "store": store, "engine": engine}
+        options = replace(packaged, **chosen, zone=zone, gpu=None, pings=None)
         own = decide(plan, options, facts)
         runs = bool(deployment.driver_runs) and own.runs  # whether the packages fit is known for what was packaged
-        return make_template(options, [plan], driver_runs={deployment.current: own.memory_mb} if runs else None)
-
-    return compare(plan, facts, deployment.options, make, loads or LOADS)
+        template = make_template(options, [plan], driver_runs={deployment.current: own.memory_mb} if runs else None)
+        priced = bill(deployed(plan, options, facts, template), template, loads=loads or LOADS)
+        costs = tuple(month.usd for month in priced.months)
+        rows.append(Row(drivers, store, engine, 1000 * priced.warm.seconds, priced.idle_usd, costs))
+    return rows

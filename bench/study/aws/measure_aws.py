@@ -22,7 +22,7 @@ from serfer.cli.shared.options import JsonOption
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import QueryError, UsageError
 from serfer.files import write_whole
-from serfer.sam.deployment import function_code
+from serfer.sam.deployment import GENERATIONS
 from serfer.sam.smoke import Budget, Order, OverBudgetError, Say, Smoke, ask, deploy, prepare
 from serfer.settings import Settings, load_settings
 from serfer.storage import open_store
@@ -98,7 +98,8 @@ def measure_aws(run: Measurement, session: Any, say: Say) -> Findings:  # noqa: 
 def _probe(run: Measurement, session: Any, budget: Budget) -> Samples:  # noqa: ANN401 - same
     deployment, client = find_deployment(run.stack), session.client("lambda")
     part = 0, run.plan.stages[0].tiles[0].function
-    code = function_code(run.order.build, run.plan, *part)
+    home, number = run.plan.home(*part)
+    code = run.order.build / GENERATIONS / run.plan.digest[:12] / "functions" / f"{home}-{number}"
     function = ProbedFunction(client, run.plan.deployed(deployment.prefix, *part), code)
 
     async def measured(store_url: str) -> Samples:

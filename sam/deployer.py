@@ -7,14 +7,15 @@ their actions are confined by region.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from serfer.core.dataclass_codec import structure
-from serfer.sam.data import read_table
 from serfer.sam.stacks import repositories
 from serfer.sam.teardown import REPOSITORY
+from serfer.sam.template import text
 
 _ACCOUNT_DIGITS = 12
 _MOST_CHARACTERS = 6_144  # of a managed policy, of which a role may have ten; its inline ones have 10,240 together
@@ -43,7 +44,7 @@ class _Actions:
     linked: Mapping[str, str]
 
 
-ACTIONS = structure(_Actions, read_table("deployer_actions"), "deployer_actions.toml")
+ACTIONS = structure(_Actions, tomllib.loads(text("deployer_actions.toml")), "deployer_actions.toml")
 
 
 @dataclass(frozen=True)

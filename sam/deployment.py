@@ -41,13 +41,10 @@ _ADVICE = "write it again with serfer deploy package"
 class Deployment:
     """A packaged deployment: `plans` are the first twelve digits of plans' digests, what is current first.
 
-    `serfer` is the version that wrote it, `precompiled` says whether bytecode is in the packages, `bytes` has each
-    function's size unzipped with its layers by "STAGE-PART", `digest` is the SHA-256 of all that was packaged,
-    `weights` has the bytes of what functions fetch by its SHA-256, `images` are the tags of
-    functions that are container images, of all plans; `cold` has the cold plan of each plan that has one, `driver_runs`
-    the MB of memory of a driver function that runs a plan itself, by plan; `beside` the plans of other variants that
-    came with a plan. None of these is in the record where there are none. The functions of the current plan's cold plan
-    are "cold-STAGE-PART".
+    `serfer` is the version that wrote it. `bytes` has each function's size unzipped with its layers by "STAGE-PART", of
+    the current plan's cold plan by "cold-STAGE-PART"; `digest` is the SHA-256 of all that was packaged. `weights` has
+    the bytes of what functions fetch by its SHA-256, `images` are tags of functions. By plan: `cold` its cold plan,
+    `driver_runs` the MB of a driver function that runs it, `beside` the plans of other variants that came with it.
     """
 
     serfer: str

@@ -154,12 +154,9 @@ class Serves:
 
 @dataclass(frozen=True)
 class Options:
-    """A deployment's choices; `name` is the stack's, `zone` the id of S3 Express's availability zone, as use1-az4.
+    """A deployment's choices, as docs/how-to/deploy.md has them; `name` is the stack's without its environment.
 
-    `reserved_concurrency` is how many environments each stage's function is given, and may have at most; `base_image`
-    is what container images are built on, by default AWS's image of the runtime; `provisioned_concurrency` is for how
-    many queries at once Lambda keeps the environments of the plan's functions initialised; for `results_days` results
-    that are too large for an answer are kept, None: there are none; `applications` are those that drivers answer for.
+    `provisioned_concurrency` is in queries at once, `reserved_concurrency` in environments of each function.
     """
 
     name: str

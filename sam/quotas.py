@@ -36,8 +36,7 @@ def check_deployable(
 ) -> list[str]:
     """Raise UsageError for the first thing that AWS would refuse, naming the option that helps.
 
-    `cold` is the plan's cold plan, where it is deployed too. Returns, a sentence each, what the `account` (a new one
-    unless given) would have to ask for first.
+    Return, a sentence each, what the `account` (a new one unless given) would have to ask for first.
     """
     options.check()
     check_region(options, facts)

@@ -14,7 +14,7 @@ from typing import Any
 
 from serfer.core.errors import InputError
 from serfer.sam.options import Options
-from serfer.sam.template.fragments import text
+from serfer.sam.template import text
 
 FILE = "samconfig.toml"
 _MOST_BYTES = 1024 * 1024

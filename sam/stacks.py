@@ -34,9 +34,8 @@ _CAPABILITIES = ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"]
 class DeployedStack:
     """A stack as CloudFormation describes it; `serving` and `plans` are empty where its creation failed.
 
-    `plans` are those that drivers may use, the current one first; `cold` has the cold plans of those that have one.
-    `beside` has the plans of other variants that came with a plan. `weights` is the URL of what its functions fetch;
-    empty where they fetch nothing.
+    `plans` are those that drivers may use, the current one first, with their `cold` plans and those of other variants
+    that came with them; `weights` is the URL of what functions fetch, empty where they fetch nothing.
     """
 
     name: str

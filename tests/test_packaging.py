@@ -301,6 +301,7 @@ def make():
 
 
 @pytest.mark.deploy
+@pytest.mark.weekly
 def test_split_reads_modules(wheel, tmp_path):
     programs = environment(tmp_path / "split", wheel, extra="split")
     assert not {"torchvision", "matplotlib", "scikit-learn", "efficientnet-lite-pytorch"} & installed_in(programs)
@@ -321,6 +322,7 @@ def test_the_demo_needs_neither_torchvision_nor_what_draws_and_fits(wheel, tmp_p
 
 
 @pytest.mark.deploy
+@pytest.mark.weekly
 def test_local_runs_the_whole_system(wheel, client_wheel, plan, tmp_path):
     programs = environment(tmp_path / "local", wheel, extra="local")
     client = environment(tmp_path / "client", client_wheel)
@@ -341,6 +343,7 @@ def test_deploy_packages_and_prices(wheel, plan, tmp_path):
 
 
 @pytest.mark.deploy
+@pytest.mark.weekly
 def test_bench_measures(wheel, bench_wheel, tmp_path):
     programs = environment(tmp_path / "bench", wheel, bench_wheel)
     assert run(

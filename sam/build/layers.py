@@ -29,9 +29,8 @@ from serfer.packaging.build_cache import assembled, in_use
 from serfer.packaging.bundle import link
 from serfer.packaging.manifest import CONTENTS
 from serfer.sam.build import health, uploader
-from serfer.sam.build.pins import GPU, lock_file
 from serfer.sam.build.tree import Built, built, link_tree, seal, settle
-from serfer.sam.build.wheels import unpack, wheels
+from serfer.sam.build.wheels import GPU, lock_file, unpack, wheels
 from serfer.sam.options import Options, digest12, function_id, weights_id
 from serfer.sam.weights import Piece
 

@@ -44,9 +44,9 @@ from serfer.sam.build.layers import (
     weights_layer,
     worker_layer,
 )
-from serfer.sam.build.pins import GPU
 from serfer.sam.build.sbom import SBOM, dump_sbom
 from serfer.sam.build.tree import Built, combined_digest, link_tree, seal
+from serfer.sam.build.wheels import GPU
 from serfer.sam.cost.driver_runs import decide, require
 from serfer.sam.cost.scenario import Profile, check_pool, make_scenario
 from serfer.sam.deployment import (
@@ -115,15 +115,9 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
 ) -> Deployment:
     """Write the BUILD directory of a plan directory, whole or not at all, and return what was written.
 
-    Unless `keep_previous` is False, the plan that a deployment of the same name in `out` has becomes the previous one.
-    With `previous_of`, it is the plan that this stack of the deployment's region serves, which is downloaded from it
-    unless `out` has it.
-    `profile` says how fast an instance of the GPU pool is, where there is to be one. `beside` are the plan directories
-    of other variants of the applications that drivers serve. A driver function that runs the plan itself has no more
-    memory than the `account`, a new one unless given, lets it have.
-    Raises UsageError for choices that do not go together or that AWS would refuse, PlanError for a plan directory that
-    is not whole, ModelError for a function that is too large, InputError for an `out` that holds something else,
-    UnavailableError for wheels that cannot be had, or a stack that cannot be read.
+    With `keep_previous`, the plan that a deployment of the same name in `out` has becomes the previous one; with
+    `previous_of`, that which this stack serves. `profile` says how fast an instance of the GPU pool is, `beside` are
+    plan directories of other variants of applications; without an `account`, a new one is assumed.
     """
     options.check()
     plan = load_plan(directory)

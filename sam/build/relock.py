@@ -17,8 +17,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from serfer.packaging.manifest import CONTENTS
-from serfer.sam.build.pins import GPU, Pin, dump, lock_file
-from serfer.sam.build.wheels import download
+from serfer.sam.build.wheels import GPU, Pin, download, dump, lock_file
 from serfer.sam.options import ARCHITECTURES, RUNTIMES
 
 _REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"

@@ -24,8 +24,7 @@ from packaging.utils import canonicalize_name
 
 from serfer import __version__
 from serfer.core.plan import Plan
-from serfer.sam.build.pins import GPU, LAYERS, lock_file
-from serfer.sam.build.wheels import Wheel, wheels
+from serfer.sam.build.wheels import GPU, LAYERS, Wheel, lock_file, wheels
 from serfer.sam.options import Options, digest12, images_of
 
 SBOM = "sbom.cdx.json"

@@ -1,4 +1,4 @@
-"""Wheels for a runtime of Lambda's, got by pip on whatever machine this is, and kept in the cache.
+"""Wheels for a runtime of Lambda's, pinned by lock files, got by pip on whatever machine this is, kept in the cache.
 
 Lambda's python3.12 and later run on Amazon Linux 2023 with glibc 2.34 and libstdc++ of GCC 11: a wheel that needs newer
 ones would install here and fail there at its first import, so tags and symbol versions are both checked.
@@ -20,8 +20,13 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.packaging.build_cache import assembled, in_use
-from serfer.sam.build.pins import Pin, pins
 
+LAYERS = ("worker", "driver", "runner")
+GPU = "gpu"
+"""The lock file of what instances with a GPU compute with, which is there for one architecture alone."""
+_LOCKS = Path(__file__).with_name("locks")
+_PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)==(?P<version>[^\s\\]+)")
+_HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
 """AWS's names of architectures, and those in the tags of wheels."""
 _NEWEST = {b"GLIBC": (2, 34), b"GLIBCXX": (3, 4, 29), b"CXXABI": (1, 3, 13)}
@@ -37,6 +42,38 @@ _SHOWN = 300  # characters of pip's output
 
 
 @dataclass(frozen=True)
+class Pin:
+    """A distribution at one version, with the SHA-256 digests of its wheels for all runtimes and architectures."""
+
+    name: str
+    version: str
+    hashes: frozenset[str]
+
+
+def lock_file(layer: str) -> Path:
+    """Return where the lock file of a layer is, one of LAYERS or GPU; pip reads it as it is."""
+    return _LOCKS / f"{layer}.txt"
+
+
+def pins(lock: Path) -> tuple[Pin, ...]:
+    lines = lock.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    matches = [(line, _PIN.match(line)) for line in lines]
+    return tuple(
+        Pin(match["name"], match["version"], frozenset(_HASH.findall(line))) for line, match in matches if match
+    )
+
+
+def dump(pinned: tuple[Pin, ...]) -> str:
+    lines = [
+        "# Made by `python -m serfer.sam.build.relock` from requirements.txt: wheels of each runtime and architecture."
+    ]
+    for pin in pinned:
+        parts = [f"{pin.name}=={pin.version}", *(f"--hash=sha256:{digest}" for digest in sorted(pin.hashes))]
+        lines.append(" \\\n    ".join(parts))
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
 class Wheel:
     """A wheel in the cache; `sha256` are hex digits of the whole file."""
 
@@ -47,11 +84,7 @@ class Wheel:
 
 
 def wheels(lock: Path, runtime: str, architecture: str, cache: Path) -> tuple[Wheel, ...]:
-    """Return the wheels that a lock file pins, in its order, downloaded when first needed.
-
-    They lie below `cache`. Raises UnavailableError where pip cannot reach its index, UsageError for a runtime and
-    architecture that some wheel does not exist for.
-    """
+    """Return the wheels that a lock file pins, in its order, downloaded below `cache` when first needed."""
     pinned = pins(lock)
     stamp = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
     target = cache / "wheels" / f"{lock.stem}-{runtime}-{architecture}-{stamp}"

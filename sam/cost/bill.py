@@ -228,10 +228,8 @@ def bill(
 ) -> Bill:
     """Price a deployment, with the template's own parameters unless others are given.
 
-    Raises UsageError for loads that cannot be, or parameters that the template has not.
     `cold_share` holds for all months; None takes for each load the share that finds no environment when queries come
-    at random. `packed_bytes` are kept in the bucket that deployments go through, `image_bytes` in
-    repositories of container images.
+    at random. `packed_bytes` are in the bucket that deployments go through, `image_bytes` in repositories of images.
     """
     if burst < 1 or any(not 1 <= load <= _MOST_QUERIES for load in loads):
         raise UsageError(f"--per-month and --burst are 1 to {_MOST_QUERIES:,} queries")

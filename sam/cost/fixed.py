@@ -6,6 +6,7 @@ as costing nothing by itself; a test holds every template that SerFer writes aga
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from serfer.core.costs.cost_model import HOURS_A_MONTH
 from serfer.core.dataclass_codec import structure
 from serfer.core.errors import InputError
 from serfer.core.units import MB_PER_GB
-from serfer.sam.data import read_table
+from serfer.sam.template import text
 from serfer.sam.template.intrinsics import Properties, resources
 from serfer.sam.weights import RESOURCE_TYPE as WEIGHTS
 
@@ -24,7 +25,7 @@ _BYTES_PER_GB = 1e9
 _ZONES = 2  # of an endpoint or a balancer whose subnets are not known
 _ROOT_GB = 8  # of an Amazon Linux image whose disk size was not chosen
 
-FREE = frozenset(structure(tuple[str, ...], read_table("free_types")["types"], "free_types.toml"))
+FREE = frozenset(structure(tuple[str, ...], tomllib.loads(text("free_types.toml"))["types"], "free_types.toml"))
 """Types that cost nothing by themselves: what is done with them, or stands in them, is priced elsewhere."""
 
 

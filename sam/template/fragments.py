@@ -9,9 +9,9 @@ Beside a template's own sections a part may have
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -21,10 +21,15 @@ try:
 except ImportError:
     from yaml import SafeLoader  # type: ignore[assignment]
 
+from serfer.core.errors import PlanError
+from serfer.sam.template import text
+
 Part = dict[str, Any]
-_DIRECTORY = Path(__file__).parent / "parts"
 _WORD = re.compile(r"@([a-z_]+)@")
 _PLAIN = ("Ref", "Condition")
+MOST_POLICY_CHARACTERS = 10_240
+_ARN_CHARACTERS = 115
+"""The widest value of an intrinsic function: the ARN of a function with its alias, in any region."""
 
 
 class _Loader(SafeLoader):
@@ -46,10 +51,6 @@ def _intrinsic(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:
 
 
 _Loader.add_multi_constructor("!", _intrinsic)
-
-
-def text(name: str) -> str:
-    return (_DIRECTORY / name).read_text(encoding="utf-8")
 
 
 def parse(source: str) -> Part:
@@ -106,3 +107,35 @@ def merge(parts: Iterable[Part]) -> Part:
                 raise ValueError(f"{section} has {', '.join(sorted(both))} twice")
             there.update(entries)
     return whole
+
+
+def allow(sid: str, action: str | list[str], resource: Any, **more: Any) -> Part:  # noqa: ANN401 - intrinsics
+    return {"Sid": sid, "Effect": "Allow", "Action": action, "Resource": resource, **more}
+
+
+def attach(resources: Mapping[str, Any], statements: Mapping[str, Sequence[Part]]) -> None:
+    """Append statements to the policies of the roles and endpoints that they are for, where these are there."""
+    for name, added in statements.items():
+        if name not in resources:
+            continue
+        properties = resources[name]["Properties"]
+        if "Policies" not in properties:
+            properties["PolicyDocument"]["Statement"].extend(added)
+            continue
+        document = properties["Policies"][0]["PolicyDocument"]
+        document["Statement"].extend(added)
+        if _characters(document) > MOST_POLICY_CHARACTERS:
+            raise PlanError(
+                f"the plan has so many functions that the policy of {name} would exceed IAM's "
+                f"{MOST_POLICY_CHARACTERS:,} characters: split the model into fewer stages (--stages)"
+            )
+
+
+def _characters(document: Any) -> int:  # noqa: ANN401 - any JSON value
+    if isinstance(document, dict):
+        if len(document) == 1 and next(iter(document)).startswith(("Fn::", "Ref")):
+            return _ARN_CHARACTERS + 3
+        return 2 + sum(len(key) + 4 + _characters(value) for key, value in document.items())
+    if isinstance(document, list):
+        return 2 + sum(_characters(value) + 1 for value in document)
+    return len(json.dumps(document))

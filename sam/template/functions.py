@@ -14,8 +14,7 @@ from serfer.core.plan import CONTAINER, Artefact, Plan
 from serfer.core.plan.gang_times import function_timeout_s
 from serfer.drivers.stepfunctions.asl import EXPRESS_LIMIT_S, compile_plan
 from serfer.sam.options import HANDLER, LIVE, STACK, Options, digest12, function_id, machine_id, weights_id
-from serfer.sam.template.fragments import Part, load, merge
-from serfer.sam.template.policies import allow
+from serfer.sam.template.fragments import Part, allow, load, merge
 from serfer.sam.weights import URL, pieces, uploaded_id
 
 _STANDARD_LIMIT_S = 3600

@@ -24,9 +24,8 @@ from serfer.pipeline.warm import environments, ping_event
 from serfer.registry.records import document_name
 from serfer.sam.options import DAY_S, LIVE, GpuPool, Options, digest12, function_id, machine_id, pool_name, weights_id
 from serfer.sam.template import fragments
-from serfer.sam.template.fragments import Part
+from serfer.sam.template.fragments import Part, allow, attach
 from serfer.sam.template.functions import generation, upload, vpc
-from serfer.sam.template.policies import allow, attach
 from serfer.sam.weights import URL, fetched, uploaded_id
 
 CURRENT = "current"
@@ -70,14 +69,10 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
 ) -> Part:
     """Return the SAM template of a deployment, its intrinsic functions in their long form.
 
-    `plans` are the current one and, after an update, the one before, which keeps its functions until the next update;
-    the parameter Serving says which of them drivers use. A stage's function may take `timeout_s` seconds. Where the
-    deployment has a GPU pool, `pooled` are the plans, by twelve digits, that have one; None: all. `cold` are the cold
-    plans of plans, by these plans' twelve digits, `driver_runs` the plans that the driver function runs itself, with
-    its memory in MB (sam/cost/driver_runs.py). `spot` are those of `pooled` that have spot instances, too, where the
-    deployment's pool has them; None: all. `beside` are the plans of other variants of applications, by the plan that
-    they came with. An account runs `concurrency` environments at once, by default as many as AWS documents. Raises
-    UsageError for options that cannot be, PlanError for a plan of too many functions.
+    `plans` are the current one and, after an update, the one before, of which the parameter Serving chooses one. By the
+    twelve digits of these plans: `pooled` have a pool, `spot` spot instances, too (None: all, where options say so),
+    `cold` are their cold plans, `beside` plans of other variants, `driver_runs` the MB of a driver that runs the plan.
+    A stage's function may take `timeout_s`; an account runs `concurrency` environments at once.
     """
     options.check()
     cold, beside = cold or {}, beside or {}
@@ -310,15 +305,9 @@ def _either(values: Sequence[Any]) -> Any:  # noqa: ANN401 - intrinsics
 
 
 def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], spot: Collection[str]) -> Part:
-    variables: Part = {
-        "SERFER_WORKERS": "aws",
-        "SERFER_DRIVER": options.engine,
-        "SERFER_FUNCTION_PREFIX": {"Ref": "AWS::StackName"},
-        "SERFER_PLAN": served([f"plans/{digest}" for digest in digests]),
-    }
-    outputs: Part = {
-        "Serving": {"Description": "The plan that drivers use.", "Value": served(digests)},
-    }
+    known = {"allowed": [CURRENT, *digests], "current": digests[0], "previous": digests[-1], "engine": options.engine}
+    part = fragments.load("serving", known)
+    variables, outputs = part["DriverEnvironment"], part["Outputs"]
     if options.gpu:
         kind = options.gpu.instance_type
         routes = [routing(digest, kind, pooled=digest in pooled, spot=digest in spot) for digest in digests]
@@ -332,19 +321,7 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], 
         machine = served([{"Ref": machine_id(digest)} for digest in digests])
         variables["SERFER_STATE_MACHINE"] = machine
         outputs["StateMachine"] = {"Description": "The state machine of the plan that drivers use.", "Value": machine}
-    serving = {
-        "Type": "String",
-        "Default": CURRENT,
-        "AllowedValues": [CURRENT, *digests],
-        "Description": "The plan that drivers use: current, or one by name. To go back, deploy with the other.",
-    }
-    previous = {"ServesPrevious": {"Fn::Equals": [{"Ref": "Serving"}, digests[-1]]}}
-    return {
-        "Parameters": {"Serving": serving},
-        "Conditions": previous,
-        "DriverEnvironment": variables,
-        "Outputs": outputs,
-    }
+    return part
 
 
 def _place(resources: Part, statements: Part, options: Options) -> None:

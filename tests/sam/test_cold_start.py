@@ -56,6 +56,7 @@ def as_built(function, cache, runtimes, plan, store, monkeypatch):
 
 
 @pytest.mark.deploy
+@pytest.mark.weekly
 def test_a_built_function_answers_in_a_third_of_the_time_of_one_with_torch(
     tmp_path, cache, worker, python313, runtime313, monkeypatch
 ):

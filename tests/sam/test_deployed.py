@@ -78,6 +78,7 @@ def test_every_permission_names_the_stacks_own_resources(created):
     check_permissions(created, {"DriverRole", "WorkerRole"})
 
 
+@pytest.mark.weekly
 def test_a_state_machine_takes_a_query_through_the_stack_it_came_with(
     account, plans, image, expected, tmp_path_factory
 ):
@@ -131,6 +132,7 @@ def test_a_rollback_serves_the_plan_before(rolled_back, plans, image):
     assert f"went back to {old[:12]} already" in again.stderr
 
 
+@pytest.mark.weekly
 def test_a_stack_whose_plan_cannot_be_kept_is_replaced_and_goes_back_by_its_earlier_directory(
     rolled_back, elsewhere, plans, image, expected, tmp_path_factory
 ):

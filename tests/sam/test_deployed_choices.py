@@ -82,6 +82,7 @@ def keeping(account, tmp_path_factory):
     shutil.rmtree(stack.build)
 
 
+@pytest.mark.weekly
 def test_results_lie_in_the_stacks_bucket_and_are_read_by_links(keeping, tmp_path):
     stack, directory = keeping
     with serfer.open(directory, workers="inprocess") as pipeline:
@@ -105,6 +106,7 @@ def test_results_lie_in_the_stacks_bucket_and_are_read_by_links(keeping, tmp_pat
     assert store.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
 
 
+@pytest.mark.weekly
 def test_a_stack_that_keeps_results_leaves_nothing(keeping):
     stack, _ = keeping
     with Client(stack.url, api_key=stack.key, timeout_s=PATIENCE_S) as client:
@@ -178,6 +180,7 @@ def test_a_driver_that_runs_its_plan_answers_by_the_rest_api_and_leaves_health_c
     check_permissions(stack, {"DriverRole", "WorkerRole", "HealthRole"})
 
 
+@pytest.mark.weekly
 def test_a_driver_that_ran_its_plan_invokes_the_functions_of_the_next(alone, plans, image, expected):
     stack, directory = alone
     stack.package(plans[0])
@@ -202,6 +205,7 @@ def pair(account, plans, tmp_path_factory):
     shutil.rmtree(stack.build)
 
 
+@pytest.mark.weekly
 def test_a_deployment_of_two_plans_answers_cold_queries_on_one_and_warm_ones_on_the_other(pair, plans, image, expected):
     stack, directory = pair
     whole, cold = load_plan(directory).digest, load_plan(plans[0]).digest
@@ -219,6 +223,7 @@ def test_a_deployment_of_two_plans_answers_cold_queries_on_one_and_warm_ones_on_
         assert [(each.label, pytest.approx(each.score, abs=1e-4)) for each in first.images[0].predictions] == expected
 
 
+@pytest.mark.weekly
 def test_a_ping_warms_the_functions_of_the_plan_so_that_queries_run_on_it(pair, image):
     stack, directory = pair
     [rule] = stack.account.client("events").list_rules(NamePrefix=stack.stack)["Rules"]
@@ -232,6 +237,7 @@ def test_a_ping_warms_the_functions_of_the_plan_so_that_queries_run_on_it(pair, 
         assert client.classify(image).plan == load_plan(directory).digest
 
 
+@pytest.mark.weekly
 def test_a_stack_of_two_plans_leaves_nothing(pair):
     stack, _ = pair
     stack.make("destroy")

@@ -28,8 +28,8 @@ from serfer.sam.build.layers import (
     weights_layer,
     worker_layer,
 )
-from serfer.sam.build.pins import lock_file, pins
 from serfer.sam.build.tree import Built, built, seal, tree_digest
+from serfer.sam.build.wheels import lock_file, pins
 from serfer.sam.options import RUNTIMES, digest12, function_id, weights_id
 from tests.sam.conftest import OPTIONS
 from tests.splitter.models import split_two_stages

@@ -6,8 +6,8 @@ from cyclonedx.schema import OutputFormat, SchemaVersion
 from cyclonedx.validation import make_schemabased_validator
 
 from serfer import __version__
-from serfer.sam.build.pins import LAYERS, lock_file, pins
 from serfer.sam.build.sbom import dump_sbom
+from serfer.sam.build.wheels import LAYERS, lock_file, pins
 from tests.core.plans import small_plan
 from tests.sam.conftest import OPTIONS
 

@@ -168,12 +168,23 @@ needs_sam = pytest.mark.skipif(not SAM.exists(), reason="make setup did not get 
 
 @needs_sam
 @pytest.mark.deploy
-def test_a_run_measures_facts_for_serfer_cost_and_leaves_nothing(account, aws_smoke, packaged, tmp_path):
+def test_a_run_asks_its_own_stack_and_leaves_nothing(account, aws_smoke, packaged):
+    done = aws_smoke("deploy", "smoke", packaged)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "REST API: first query" in done.stderr
+    assert "demo-smoke is gone" in done.stderr
+    remaining = left(account)
+    assert (remaining.buckets, remaining.keys, remaining.functions) == ([], [], [])
+
+
+@needs_sam
+@pytest.mark.deploy
+@pytest.mark.weekly
+def test_a_run_measures_facts_for_serfer_cost(aws_smoke, packaged, tmp_path):
     out = tmp_path / "aws.toml"
     done = aws_smoke("study", "measure-aws", packaged, "--out", out, "--at-once", "4")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "spent: $0.0" in done.stderr
-    assert "REST API: first query" in done.stderr
     measured = tomllib.loads(out.read_text(encoding="utf-8"))
     assert measured["lambda"].keys() >= {"invoke_floor", "invoke_tail", "init"}
     assert {entry["tag"] for table in measured.values() for entry in table.values()} == {"M"}
@@ -188,12 +199,11 @@ def test_a_run_measures_facts_for_serfer_cost_and_leaves_nothing(account, aws_sm
         for variables in ({}, {"SERFER_AWS_FILE": str(out)})
     ]
     assert costs[0] != costs[1]
-    remaining = left(account)
-    assert (remaining.buckets, remaining.keys, remaining.functions) == ([], [], [])
 
 
 @needs_sam
 @pytest.mark.deploy
+@pytest.mark.weekly
 def test_a_deployment_that_does_not_answer_is_deleted_as_well(account, aws_smoke, packaged):
     """Here its driver cannot start: its template was altered."""
     template = packaged / "template.yaml"

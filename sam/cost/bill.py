@@ -373,8 +373,7 @@ def compare_build(build: Path, facts: AwsFacts, loads: Sequence[int] | None = No
         zone = express if store == "s3express" else None
         if store == "s3express" and zone is None:
             continue
-        chosen = {"drivers": drivers, "store": store, "engine": engine}
-        options = replace(packaged, **chosen, zone=zone, gpu=None, pings=None)
+        options = replace(packaged, drivers=drivers, store=store, engine=engine, zone=zone, gpu=None, pings=None)
         own = decide(plan, options, facts)
         runs = bool(deployment.driver_runs) and own.runs  # whether the packages fit is known for what was packaged
         template = make_template(options, [plan], driver_runs={deployment.current: own.memory_mb} if runs else None)

@@ -142,14 +142,6 @@ def test_a_packaged_plan_of_images_becomes_the_previous_one(build, tmp_path, cac
     assert len(load_deployment(place).images) == 2
 
 
-def test_images_start_from_snapshots_when_asked(directory):
-    plan, chosen = load_plan(directory), replace(OPTIONS, snapstart=True)
-    check_deployable(plan, chosen, FACTS)
-    properties = make_template(chosen, [plan])["Resources"][function_id(digest12(plan), 0, 0)]["Properties"]
-    assert (properties["PackageType"], properties["AutoPublishAlias"]) == ("Image", "live")
-    assert properties["SnapStart"] == {"ApplyOn": "PublishedVersions"}
-
-
 def test_images_do_not_go_with_a_gpu_pool(directory):
     plan = load_plan(directory)
     pool = replace(OPTIONS, drivers="fleet", architecture="x86_64", gpu=GpuPool("g6.xlarge", 2))

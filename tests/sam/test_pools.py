@@ -147,16 +147,6 @@ def test_spot_instances_are_a_group_of_their_own_that_rebalances_and_drains(spot
         assert f"GpuWarmPool{digest}Spot" not in spot["Resources"]  # AWS has none for spot instances
 
 
-def test_drivers_buy_both_markets_from_the_groups_of_their_plan(spot):
-    for digest in (CURRENT, PREVIOUS):
-        variables, _ = environment(spot, digest if digest == PREVIOUS else "current")
-        assert variables["SERFER_ROUTE"] == "mark-spot"
-        on_demand, spot_group = pool_name(digest), pool_name(digest, spot=True)
-        assert variables["SERFER_INSTANCES"] == {
-            "Fn::Sub": f"g6.xlarge=ec2:{on_demand},g6.xlarge/spot=ec2:{spot_group}"
-        }
-
-
 def test_what_drivers_get_is_a_route_with_the_scenario_that_is_packaged(spot, tmp_path):
     variables, _ = environment(spot, "current")
     priced = InstanceType("g6.xlarge", 0.8, 0.3, 180.0, 60.0, 100.0, ((1, 5.0), (8, 30.0)))

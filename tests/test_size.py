@@ -18,12 +18,12 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "cli": (("serfer/cli",), 6_100),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_250),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_100),
-    "sam": (("sam",), 5_650),
+    "sam": (("sam",), 5_550),
     "bench and study": (("bench",), 33_300),
     "tests": (("tests",), 99_650),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 101_100
+PRODUCT = 100_950
 PAGE = 1_600  # JavaScript, CSS and HTML
 DOCUMENTS = 120_000  # words below docs/
 CHANGELOG = 25_000  # bytes

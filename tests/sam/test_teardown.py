@@ -137,15 +137,12 @@ def test_the_command_deletes_the_stack_of_samconfig(session, tmp_path, capsys):
     assert "'elsewhere'" in capsys.readouterr().err
 
 
-def test_a_stack_of_others_is_left_alone(session):
+def test_a_stack_of_others_is_left_alone_and_one_that_is_not_there_is_named(session):
     bucket = made(session, STACK, tag="theirs", Store={})["Store"]
     store = filled(session, bucket, "precious")
     with pytest.raises(UsageError, match=f"{STACK} is not a stack of serfer deploy package"):
         teardown.tear_down(STACK, session, lambda _: None)
     assert listed(store, bucket) == ["precious"]
-
-
-def test_a_stack_that_is_not_there_is_named(session):
     with pytest.raises(UsageError, match="no stack nowhere in us-east-1"):
         teardown.tear_down("nowhere", session, lambda _: None)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from serfer.cli.shared.option_groups import JsonOptions, WeightsOptions
+from serfer.cli.shared.option_groups import JsonOptions, ProfilesOptions, WeightsOptions
 from serfer.core.options import REQUIRED, argument, option
 from serfer.mapping.options import MapOptions
 from serfer.splitter.map_plan_options import MapPlanOptions
@@ -50,7 +50,7 @@ class MapCommand(MapOptions, MapPlanOptions, WeightsOptions, JsonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapPlanCommand(MapPlanOptions, WeightsOptions, JsonOptions):
+class MapPlanCommand(MapPlanOptions, WeightsOptions, ProfilesOptions, JsonOptions):
     """Make a plan that runs a network over images of any size, window by window, as if on the whole image.
 
     Means, variances and maxima over the whole image (group and instance norm, squeeze-and-excite, global and pyramid
@@ -77,9 +77,3 @@ class MapPlanCommand(MapPlanOptions, WeightsOptions, JsonOptions):
         metavar="SIZE",
     )
     store: str = option("redis", "What predictions are for: redis, s3 or valkey.")
-    profiles: Path | None = option(
-        None,
-        "Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md).",
-        setting="profiles_file",
-        own_default=True,
-    )

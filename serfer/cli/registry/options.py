@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 import typer
 
-from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions
+from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions, RegistryOptions
 from serfer.core.errors import UsageError
 from serfer.core.options import REQUIRED, argument, option
 from serfer.settings import load_settings
@@ -45,7 +45,7 @@ _MAX_TEXT: Final = 300
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegisterCommand(RegisterOptions, NetworkFileOptions, JsonOptions):
+class RegisterCommand(RegisterOptions, RegistryOptions, NetworkFileOptions, JsonOptions):
     """Make variants of a network, measure them, and register them under an application.
 
     Interrupted or killed, it goes on where it was when it is run again; run twice at once, one does the work and both
@@ -70,13 +70,6 @@ class RegisterCommand(RegisterOptions, NetworkFileOptions, JsonOptions):
         "for a detector, accuracy is not known, and variants are those that answer as the network does.",
     )
     name: str | None = option(None, "The network's name in the application; by default its file's.")
-    registry: str | None = option(
-        None,
-        "The registry: a directory, or s3://BUCKET/PREFIX.",
-        metavar="URL",
-        setting="registry",
-        own_default=True,
-    )
     by: str | None = option(None, "Who does it, for the record; by default the user's name.", metavar="NAME")
 
 

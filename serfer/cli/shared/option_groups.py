@@ -81,3 +81,28 @@ class JsonOptions(Options):
     """Whether a command prints JSON."""
 
     as_json: bool = option(False, "Print JSON, one object a line.", "--json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfilesOptions(Options):
+    """What compute times are predicted by."""
+
+    profiles: Path | None = option(
+        None,
+        "Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md).",
+        setting="profiles_file",
+        own_default=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryOptions(Options):
+    """Where applications are registered."""
+
+    registry: str | None = option(
+        None,
+        "The registry: a directory, or s3://BUCKET/PREFIX of a versioned bucket.",
+        metavar="URL",
+        setting="registry",
+        own_default=True,
+    )

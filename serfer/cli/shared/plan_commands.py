@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions
+from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions, ProfilesOptions, RegistryOptions
 from serfer.core.errors import UsageError
 from serfer.core.options import REQUIRED, Options, argument, option
 from serfer.splitter.network.zoo import ZOO
@@ -44,7 +44,7 @@ class AccountOptions(Options):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitCommand(SplitOptions, NetworkFileOptions, AccountOptions, MonthOptions):
+class SplitCommand(SplitOptions, NetworkFileOptions, AccountOptions, ProfilesOptions, MonthOptions):
     """Split a model into stages and tiles, prove the parts equal to the whole, and write a plan directory."""
 
     command: ClassVar[str] = "split"
@@ -67,12 +67,6 @@ class SplitCommand(SplitOptions, NetworkFileOptions, AccountOptions, MonthOption
         "search. Goes with options about input, outputs, memory, weights, store and account alone.",
     )
     calibration: Path | None = option(None, "A folder with a folder of images for each class.")
-    profiles: Path | None = option(
-        None,
-        "Operator profiles to predict by, from serfer study profile (docs/explanation/cost.md).",
-        setting="profiles_file",
-        own_default=True,
-    )
     safety: float = option(
         0.0, "A share to add to every predicted compute time; the INFless paper adds 0.1.", least=0, most=1000
     )
@@ -207,7 +201,7 @@ class CostCommand(LoadOptions, PriceOptions, MonthOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackageCommand(AccountOptions, JsonOptions):
+class PackageCommand(AccountOptions, RegistryOptions, JsonOptions):
     """Write what SAM deploys: template, functions, layers, state machine, bill of materials (docs/how-to/deploy.md)."""
 
     command: ClassVar[str] = "deploy package"
@@ -249,13 +243,6 @@ class PackageCommand(AccountOptions, JsonOptions):
     ping_queries: int | None = option(None, "For how many queries at once pings do so; by default 1.")
     results_days: int = option(
         0, "Keep results that are too large for an answer for so long, in a bucket; 0: keep none."
-    )
-    registry: str | None = option(
-        None,
-        "The registry: s3://BUCKET/PREFIX.",
-        metavar="URL",
-        setting="registry",
-        own_default=True,
     )
     app: tuple[str, ...] = option(
         (),

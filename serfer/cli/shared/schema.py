@@ -30,12 +30,13 @@ def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
 
     The function is imported when the command runs, so that its help shows at once.
     """
+    hints = types_of(kind)
     parameters = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [
         Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
         for item, described in options_of(kind)
         if is_on_line(kind, item)
-        for hint, default in [_parameter(kind, item, described)]
+        for hint, default in [_parameter(item, described, hints[item.name])]
     ]
     keys = [item.name for item, _ in options_of(kind) if not is_on_line(kind, item)]
     more = f"{_SET_HELP} Keys: {', '.join(keys)}." if keys else _SET_HELP
@@ -56,8 +57,8 @@ def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
     return made
 
 
-def _parameter(kind: type[Options], item: Field[Any], described: Option) -> tuple[Any, Any]:
-    hint, required = _line_type(types_of(kind)[item.name], described), item.default is MISSING
+def _parameter(item: Field[Any], described: Option, of: Any) -> tuple[Any, Any]:  # noqa: ANN401 - a type
+    hint, required = _line_type(of, described), item.default is MISSING
     meaning = f"{described.help} [SERFER_{described.setting.upper()}]" if described.setting else described.help
     how: dict[str, Any] = {"help": meaning, "metavar": described.metavar}
     if hint in (int, float):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions
+from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions, RegistryOptions
 from serfer.core.options import argument, option
 from serfer.wiring.pipeline_options import PipelineOptions
 
@@ -14,7 +14,7 @@ _DEFAULT_SELECTOR = "infaas"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServiceOptions(JsonOptions):
+class ServiceOptions(RegistryOptions, JsonOptions):
     """Which networks are served over HTTP, where, to whom, and its log."""
 
     model: tuple[str, ...] = option(
@@ -36,13 +36,6 @@ class ServiceOptions(JsonOptions):
     )
     keys: Path | None = option(
         None, "A file of API keys (serfer keys add); none: no key is needed.", setting="keys_file"
-    )
-    registry: str | None = option(
-        None,
-        "The registry: a directory, or s3://BUCKET/PREFIX of a versioned bucket.",
-        metavar="URL",
-        setting="registry",
-        own_default=True,
     )
     app: tuple[str, ...] = option(
         (),

@@ -15,7 +15,6 @@ from serfer.cli.shared import options as cli_options
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ModelError
 from serfer.extras import pip_command
-from serfer.splitter.network.zoo import ZOO
 from tests.core.plans import write_plan
 
 
@@ -61,26 +60,6 @@ def test_no_command_is_imported_to_list_them(arguments, variables, own):
     assert "typer" in loaded
     ours = {"serfer_bench", "serfer.drivers", "serfer.sam", "serfer.splitter", "serfer.storage"}
     assert not ({*heavy} - own | ours) & loaded
-
-
-@pytest.mark.parametrize(
-    "command", [[], *([name] for name in COMMANDS), ["bench", "overhead"], ["keys", "add"], ["deploy", "apply"]]
-)
-def test_h_is_help(serfer, command):
-    short = serfer(*command, "-h")
-    assert short.code == 0
-    assert short.out == serfer(*command, "--help").out
-
-
-def options_in(text):
-    names = re.findall(r"^  (?:-\w, )?--([\w-]+)", text.partition("\nOptions:\n")[2], re.MULTILINE)
-    return [name for name in names if name != "help"]
-
-
-@pytest.mark.parametrize("command", [["split", "--help"], ["deploy", "warm", "--help"]])
-def test_help_names_every_model_of_the_zoo(serfer, command):
-    text = " ".join(serfer(*command).out.split())
-    assert all(name in text.replace("- ", "-") for name in ZOO)
 
 
 def test_a_shell_completes_commands(serfer, monkeypatch, capsys):
@@ -249,7 +228,3 @@ def test_a_misspelt_setting_is_an_error_with_the_nearest_name(tmp_path):
         "(did you mean SERFER_REGISTRY?), SERFER_WHATEVER_ELSE: without it, serfer serve --show-config lists all there "
         "are\n"
     )
-
-
-def test_the_options_of_the_first_example_of_a_map_are_in_its_help(serfer):
-    assert {"network", "preprocess", "reduce", "out"} <= {*options_in(serfer("map", "--help").out)}

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.core.errors import InputError, SerferError
-from serfer_bench.cli import COMMANDS
 from serfer_bench.core.results import require_at_most
 from serfer_bench.core.seeds import over_seeds
 from serfer_bench.core.tables import Results, Table, publish
@@ -55,20 +54,12 @@ def test_only_values_above_their_limit_fail():
         require_at_most(2.0, 1.9, "x")
 
 
-def test_the_help_lists_all_commands_in_order_and_imports_no_benchmark():
+def test_the_help_imports_no_benchmark():
     heavy = ("torch", "onnx", "onnxruntime", "numpy", "scipy", "serfer_bench.core")
-    code = (
-        "import sys\n"
-        "from typer.testing import CliRunner\n"
-        "from serfer.cli.main import app\n"
-        "print(CliRunner().invoke(app, ['bench', '--help']).output)\n"
-        f"print('imported', *({{*sys.modules}} & {{*{heavy}}}))\n"
-    )
+    look = f"import sys, atexit; atexit.register(lambda: print('imported', *({{*sys.modules}} & {{*{heavy}}})))"
+    code = f"{look}; sys.argv = ['serfer', 'bench', '--help']; from serfer.cli.main import app, run; run(app)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    *lines, imported = done.stdout.splitlines()
-    listed = [line.split(maxsplit=1) for line in lines[lines.index("Commands:") + 1 :] if line.strip()]
-    assert listed == [[name, summary] for name, (_, summary) in COMMANDS.items()]
-    assert imported == "imported"
+    assert done.stdout.splitlines()[-1] == "imported"
 
 
 POLICIES = pytest.mark.parametrize("bench", ["optimum", "halves"])

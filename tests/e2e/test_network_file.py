@@ -1,9 +1,7 @@
 """An .onnx file where a plan directory is taken: its first answer without `split`."""
 
 import json
-import signal
 
-import httpx
 import numpy as np
 import onnx
 import pytest
@@ -13,9 +11,7 @@ from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions
 from serfer.cli.shared.service_options import as_plans, served_models
 from serfer.core.errors import UsageError
 from serfer.plan_directory import load_plan
-from tests.e2e.conftest import PATIENCE
 from tests.e2e.small import CLASSES, LABELS, small_onnx, split_small
-from tests.e2e.test_serve import png
 
 HERE = ("--workers", "inprocess")
 ASSUMED = "serfer: assumed: images of small are stretched to 34 x 34 pixels, RGB, their values times 1/255"
@@ -193,18 +189,3 @@ def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monk
         served_models(None, None, [str(file), f"b={file}"], described)
     with pytest.raises(UsageError, match="has no functions in AWS"):
         served_models(None, [str(file)], None, NO_OPTIONS, deployed=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [("serve",), ("serve", "--drivers", "1")])
-def test_a_file_is_served(start, file, labels, command):
-    running = start(*command, f"net={file}", "--set", f"labels={labels}", "--port", "0", "--json")
-    url = running.said()["url"]
-    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        [model] = http.get("/v1/models").json()["models"]
-        assert model["name"] == "net"
-        reply = http.post("/v1/classify", files={"image": png()})
-        assert reply.status_code == 200, reply.text
-        assert reply.json()["images"][0]["predictions"][0]["label"] in LABELS
-    running.interrupt(signal.SIGINT)
-    running.end()

@@ -21,9 +21,9 @@ def plan(tmp_path_factory):
 @pytest.fixture
 def serfer(capsys, monkeypatch):
     """Run a command in this process: its exit code, and what it printed."""
-    monkeypatch.setenv("COLUMNS", "400")
 
     def run(*arguments):
+        monkeypatch.setenv("COLUMNS", "400")  # again where a test has undone it
         code = _exit_code(app, [str(each) for each in arguments], _Interrupt())
         captured = capsys.readouterr()
         return SimpleNamespace(code=code, out=captured.out, err=" ".join(captured.err.split()))

@@ -153,7 +153,6 @@ def test_a_resumed_map_has_the_statistics_that_it_began_with(serfer, report_of, 
     monkeypatch.setattr(ResultParts, "put", interrupted)
     assert serfer(*command).code == 130
     monkeypatch.undo()
-    monkeypatch.setenv("COLUMNS", "400")
     kept = json.loads((tmp_path / "result.tif.parts" / "zarr.json").read_text())["attributes"]["measured"]
     assert kept["pixels"] == HEIGHT * WIDTH
 

@@ -145,7 +145,6 @@ def begun(command, monkeypatch, serfer):
     monkeypatch.setattr(ResultParts, "put", full)
     stopped = serfer(*command, "--set", "concurrency=1")
     monkeypatch.undo()
-    monkeypatch.setenv("COLUMNS", "400")
     return stopped
 
 
@@ -173,7 +172,6 @@ def test_an_image_that_is_gone_half_way_makes_no_result_and_its_windows_are_kept
     assert "image.tif" in stopped.err
     assert not (tmp_path / "result.tif").exists()
     monkeypatch.undo()
-    monkeypatch.setenv("COLUMNS", "400")
     image.write_bytes(whole)
     os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
     report = json.loads(serfer(*command, "--restart", "--json").out)

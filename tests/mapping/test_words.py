@@ -144,7 +144,6 @@ def test_an_interrupted_folder_says_how_many_images_are_done_and_lists_the_other
         str(tmp_path / "scans" / f"{each}.tif") for each in (1, 2)
     ]
     monkeypatch.undo()
-    monkeypatch.setenv("COLUMNS", "400")
     assert serfer(*command).code == 0
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0.tif", "1.tif", "2.tif", "manifest.jsonl"]
 

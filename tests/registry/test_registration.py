@@ -45,6 +45,13 @@ def made(worker, registration, *names):
         worker.record(registration.id, RegistrationStep(name, DONE, variant=variant(name)))
 
 
+def begun(worker, *names, request=REQUEST):
+    """Claim a request, and make variants of it."""
+    claimed = worker.claim(request, "ann")
+    made(worker, claimed, *names)
+    return claimed
+
+
 def test_a_registration_that_is_finished_is_a_network_version(worker):
     mine = worker("me")
     claimed = mine.claim(REQUEST, "ann")
@@ -82,8 +89,7 @@ def test_another_request_is_another_registration(field):
 def test_two_registrations_of_one_network_get_numbers_of_their_own(worker):
     def register(number):
         mine = worker(f"worker-{number}")
-        claimed = mine.claim(replace(REQUEST, settings=str(number)), "ann")
-        made(mine, claimed, "a", "b")
+        claimed = begun(mine, "a", "b", request=replace(REQUEST, settings=str(number)))
         return mine.finish(claimed.id, **CLASSES).version
 
     with ThreadPoolExecutor(4) as threads:
@@ -97,8 +103,7 @@ def test_two_registrations_of_one_network_get_numbers_of_their_own(worker):
 def test_a_silent_owner_is_followed_and_learns_it_and_what_is_done_is_kept(worker):
     clock = Clock()
     first, second = worker("first"), worker("second", clock)
-    claimed = first.claim(REQUEST, "ann")
-    made(first, claimed, "a")
+    claimed = begun(first, "a")
     first.record(claimed.id, RegistrationStep("b", RUNNING))
     assert not second.holds(second.claim(REQUEST, "ann"))
     clock.now = TAKEOVER_S - 1
@@ -124,8 +129,7 @@ def test_a_silent_owner_is_followed_and_learns_it_and_what_is_done_is_kept(worke
 
 def test_a_failed_or_abandoned_registration_is_claimed_at_once_and_goes_on(worker):
     first, second, third = worker("first"), worker("second"), worker("third")
-    claimed = first.claim(REQUEST, "ann")
-    made(first, claimed, "a")
+    claimed = begun(first, "a")
     failed = first.fail(claimed.id, "no room " * 1000)
     assert (failed.state, len(failed.detail)) == (FAILED, 1000)
     claimed = second.claim(REQUEST, "ann")
@@ -142,8 +146,7 @@ def test_a_failed_or_abandoned_registration_is_claimed_at_once_and_goes_on(worke
 def test_a_finish_that_is_interrupted_adds_one_version(worker, after):
     clock = Clock()
     first, second = worker("first"), worker("second", clock)
-    claimed = first.claim(REQUEST, "ann")
-    made(first, claimed, "a")
+    claimed = begun(first, "a")
     update = first.registry.update
 
     def killed(name, step):
@@ -167,8 +170,7 @@ def test_a_registration_whose_version_was_retired_begins_again(worker):
         assert (mine.holds(claimed), claimed.steps) == (True, ())
         made(mine, claimed, "a")
         assert mine.finish(claimed.id, **CLASSES).version == number
-        other = mine.claim(replace(REQUEST, settings=f"other {number}", network="other"), "ann")
-        made(mine, other, "b")
+        other = begun(mine, "b", request=replace(REQUEST, settings=f"other {number}", network="other"))
         mine.finish(other.id, **CLASSES)
         when = {"created": "2026-01-31T12:00:00+00:00", "by": "ann", "why": "test"}
         mine.registry.update("faces", lambda record, when=when: record.promoted({"other": 1}, **when))
@@ -177,11 +179,9 @@ def test_a_registration_whose_version_was_retired_begins_again(worker):
 
 def test_another_number_of_classes_or_other_labels_are_refused(worker):
     mine = worker("me")
-    claimed = mine.claim(REQUEST, "ann")
-    made(mine, claimed, "a")
+    claimed = begun(mine, "a")
     mine.finish(claimed.id, **CLASSES)
-    claimed = mine.claim(replace(REQUEST, settings="2"), "ann")
-    made(mine, claimed, "a")
+    claimed = begun(mine, "a", request=replace(REQUEST, settings="2"))
     with pytest.raises(InputError, match="faces has 10 classes, net has 11"):
         mine.finish(claimed.id, classes=11, labels=DIGEST)
     with pytest.raises(InputError, match="net has other labels than application faces"):

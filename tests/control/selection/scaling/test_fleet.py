@@ -31,12 +31,10 @@ VARIANTS = {(APP, each.name): each for each in (SLOW, FAST, OTHER)}
 class World:
     """Instances that do as they are told: loads take `load_slots`, instances `boot_slots`."""
 
-    def __init__(
-        self, *, most=4, fixed=False, memory_mb=None, size_mb=100.0, ceiling=float("inf"), stays=0, boot_s=BOOT_S
-    ):
+    def __init__(self, *, most=4, fixed=False, memory_mb=None, ceiling=float("inf"), stays=0, has=None, boot_s=BOOT_S):
         self.scaler = FleetScaler({"": PoolTerms(most, boot_s, fixed)})
         self.now, self.made = 0.0, 0
-        self.memory_mb, self.size_mb, self.ceiling = memory_mb, size_mb, ceiling
+        self.memory_mb, self.size_mb, self.ceiling = memory_mb, 100.0, ceiling
         self.copies, self.boots = {}, {}
         self.load_slots, self.boot_slots = 2, 3
         self.loading = {}
@@ -46,6 +44,8 @@ class World:
         for _ in range(stays):
             self.start()
             self.boots.clear()
+        if has is not None:
+            self.copies["i1"][APP, has] = "loaded"
 
     def start(self):
         self.made += 1
@@ -125,8 +125,7 @@ def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it():
 
 
 def test_a_variant_that_is_loaded_and_enough_is_not_joined_by_another():
-    world = World(stays=1)
-    world.copies["i1"][APP, "slow"] = "loaded"
+    world = World(stays=1, has="slow")
     world.want(10.0)
     world.slots(30)
     assert world.loaded() == ["slow"]
@@ -134,8 +133,7 @@ def test_a_variant_that_is_loaded_and_enough_is_not_joined_by_another():
 
 
 def test_more_load_upgrades_in_place_before_another_instance_and_the_old_goes_when_the_new_is_loaded():
-    world = World(stays=1)
-    world.copies["i1"][APP, "slow"] = "loaded"
+    world = World(stays=1, has="slow")
     world.want(40.0)
     loaded = []
     world.slots(8, lambda world, _seen, _plan: loaded.append(tuple(world.loaded())))
@@ -251,8 +249,7 @@ def test_copies_that_saturate_below_their_profile_get_another_instance_which_sta
 
 
 def test_interfered_copies_get_a_replica_where_an_instance_is_free():
-    world = World(stays=2)
-    world.copies["i1"][APP, "fast"] = "loaded"
+    world = World(stays=2, has="fast")
     world.states["i1", (APP, "fast")] = VariantState.INTERFERED
     world.want(40.0)
     world.slots(4)
@@ -260,9 +257,8 @@ def test_interfered_copies_get_a_replica_where_an_instance_is_free():
 
 
 def test_a_loaded_copy_stays_until_the_one_that_is_to_take_over_is_loaded():
-    world = World(stays=2)
+    world = World(stays=2, has="fast")
     world.load_slots = 9
-    world.copies["i1"][APP, "fast"] = "loaded"
     world.want(100.0)
     world.slots(2)
     world.want(40.0)
@@ -292,8 +288,7 @@ def test_what_could_not_be_loaded_lately_is_loaded_elsewhere():
 
 
 def test_a_new_leader_keeps_the_instances_that_an_earlier_one_has_found_worth_their_price():
-    world = World(stays=1)
-    world.copies["i1"][APP, "fast"] = "loaded"
+    world = World(stays=1, has="fast")
     world.want(10.0, functions_usd=2e-5)
     world.slots(5)
     assert world.loaded() == ["fast"]

@@ -49,20 +49,18 @@ class FakeDriver:
 
 
 class TestAccount:
-    def test_allowed_invocations_are_those_of_faults_and_five_percent(self):
+    def test_allowed_invocations_are_those_of_faults_and_five_percent_and_accounts_add_up(self):
         budget = InvocationBudget(queries=10, invocations=90, retries=20, hedges=5, restarts=1)
         assert InvocationBudget().limit(9) == 0
         assert budget.limit(9) == int(1.05 * (90 + 20 + 5 + 9))
         assert budget.limit(9, throttled=20, doubled=90, unanswered=2) == int(1.05 * (90 + 20 + 5 + 9 - 20 + 90 + 18))
-
-    def test_accounts_add_up(self):
         assert InvocationBudget(1, 2.5, 3, 4, 5) + InvocationBudget(10, 20, 30, 40, 50) == InvocationBudget(
             11, 22.5, 33, 44, 55
         )
 
 
 class TestCrowd:
-    def test_it_returns_answers_and_sums_their_times(self):
+    def test_it_returns_answers_sums_their_times_and_cancels_what_is_given_up(self):
         driver = FakeDriver()
         clients = Clients(driver.submit, 3)
         answers = [clients.submit(None) for _ in range(3)]
@@ -74,8 +72,6 @@ class TestCrowd:
             answers[2].result(0)
         assert clients.budget == InvocationBudget(2, 18, retries=2)
         assert clients.served == [0.5, 0.5]
-
-    def test_giving_up_cancels_the_query(self):
         driver = FakeDriver()
         assert Clients(driver.submit, 1).submit(None).cancel()
         assert driver.queries[0].cancelled()
@@ -166,16 +162,16 @@ class TestOutcome:
     def problems(self, *, left=NOTHING, processes=0, criteria=DEMANDS, **observed):
         return judge("x", criteria, replace(self.GOOD, **observed), left, processes, 1.0).problems
 
-    def test_a_good_one_has_no_problems(self):
+    def test_a_good_one_has_no_problems_and_lost_wrong_and_skipped_ones_are_counted(self):
         outcome = judge("x", self.DEMANDS, self.GOOD, NOTHING, 0, 1.0)
         assert (outcome.problems, outcome.lost, outcome.wrong, outcome.shown["verdict"]) == ((), 0, 0, "ok")
         assert (outcome.p50_ms, outcome.p99_ms, outcome.served_p99_ms) == pytest.approx((1495.0, 1980.1, 100.0))
-
-    def test_lost_and_wrong_answers_are_counted_separately(self):
         sent = (*self.GOOD.sent, Sent(100, 0, 0, 1, "DeadlineError", "late"), Sent(101, 0, 0, 1, WRONG, "off"))
         outcome = judge("x", self.DEMANDS, replace(self.GOOD, sent=sent), NOTHING, 0, 1.0)
         assert (outcome.queries, outcome.lost, outcome.wrong) == (102, 1, 1)
         assert "2 queries without a right answer, the first DeadlineError: late" in outcome.shown["verdict"]
+        outcome = skipped("x", 7)
+        assert (outcome.lost, outcome.problems) == (7, ("there was no time left for it: allow more --seconds",))
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -197,10 +193,6 @@ class TestOutcome:
         stay = replace(self.DEMANDS, keys_stay=True)
         assert self.problems(left=Left(9, 0, 179.0), criteria=stay) == ()
         assert self.problems(left=Left(9, 1, 179.0), criteria=stay) == ("1 keys without a time to live",)
-
-    def test_skipped_queries_count_as_lost(self):
-        outcome = skipped("x", 7)
-        assert (outcome.lost, outcome.problems) == (7, ("there was no time left for it: allow more --seconds",))
 
 
 class TestChoice:

@@ -30,14 +30,11 @@ def axes_of(*charts):
     return charts_figure("title", charts, LEGEND, STAMP).axes
 
 
-def test_curves_of_one_name_share_a_colour_and_show_all_their_points():
+def test_curves_of_one_name_share_a_colour_show_all_their_points_and_may_be_dashed():
     [axes] = axes_of(time_chart(ROUNDS))
     assert [line.get_xydata().tolist() for line in axes.lines] == [[*map(list, curve.points)] for curve in ROUNDS]
     first, second, third = (line.get_color() for line in axes.lines)
     assert first == third != second
-
-
-def test_a_dashed_curve_has_its_systems_colour():
     points = ((1.0, 1.0), (2.0, 2.0))
     [axes] = axes_of(order_chart([Curve("serfer", points), Curve("serfer", points, dashed=True)]))
     solid, dashed = axes.lines
@@ -162,14 +159,11 @@ def test_axes_of_one_label_are_all_logarithmic_where_their_values_together_range
     ]
 
 
-def test_an_empty_cell_is_not_drawn():
+def test_an_empty_cell_is_not_drawn_and_a_row_without_values_is_a_distribution():
     rows = [(*row[:4], "" if row[1] == "8" else row[4], row[5]) for row in BODY]
     lines, shares = LINES.of([Table(HEAD, rows)]), SHARES.of([Table(HEAD, rows)])
     assert [curve.points for curve in lines.curves] == [((1000.0, 1100.0),), ((1000.0, 6250.0),)]
     assert shares.curves[0].points == ((20.0, 1.0),)
-
-
-def test_without_a_column_of_values_a_row_is_a_distribution_over_its_quantiles():
     chart = SHARES.of(TABLES)
     assert chart.curves == (
         Curve("ours, burst", ((10.0, 0.5), (20.0, 1.0))),

@@ -50,7 +50,7 @@ def test_parts_of_functions_and_of_a_first_answer(single, settings):
     assert table(rows).head == ["ms", "0.0", "query"]
 
 
-def test_predictions_are_the_cost_models_and_by_others(lean, settings):
+def test_predictions_are_the_cost_models_and_by_others_and_stand_beside_what_was_measured(lean, settings):
     plan, facts = load_plan(lean), shipped_aws().functions
     start = predict(plan, (1, 0), settings)
     assert start.process == facts.init
@@ -66,9 +66,6 @@ def test_predictions_are_the_cost_models_and_by_others(lean, settings):
     assert found == pytest.approx(expected)
     assert predicted_by_others([], 200) == {}
     assert predicted_by_others([replace(small, weight_bytes=0)], 200) == {"process and imports": 0.3}
-
-
-def test_predictions_stand_beside_what_was_measured_with_their_errors():
     row = PartTime("0.0", "graphs and sessions", 200.0, 190.0, 210.0, 3, 300.0, 150.0)
     assert table([row]).body == [
         ["graphs and sessions", "200.0 (190.0 to 210.0, predicted 300 +50%, by others 150 -25%)"]
@@ -77,16 +74,13 @@ def test_predictions_stand_beside_what_was_measured_with_their_errors():
     assert table([short]).body == [["fetching", "0.5 (0.5 to 0.5, predicted 0)"]]
 
 
-def test_time_belongs_to_the_innermost_part(monkeypatch):
+def test_time_belongs_to_the_innermost_part_or_to_one_that_had_started_before(monkeypatch):
     now = iter((1.0, 3.0, 7.0, 8.0, 9.0))
     monkeypatch.setattr("serfer_bench.cold.probe.time", types.SimpleNamespace(monotonic=lambda: next(now)))
     parts = Parts(0.0)
     inner = parts.timed("inner", lambda: None)
     parts.timed("outer", inner)()
     assert parts.taken() == {"runtime": 2.0, "outer": 3.0, "inner": 4.0}
-
-
-def test_an_environment_that_had_started_before_its_stage_is_one_part():
     late = ProbeLine("f", 1, first=1.0, now=5.0, parts={"run": 3.0})
     assert _step_parts(0.5, 6.0, [late]) == {"process": 0.5, "run": 3.0, "response": 1.0}
     assert _step_parts(2.0, 6.0, [late]) == {OVERLAPPED: 4.0}

@@ -168,14 +168,11 @@ def test_what_starts_while_processors_are_bound_runs_on_these():
 
 
 @pytest.mark.filterwarnings("ignore::serfer.core.errors.PlanWarning")
-def test_a_network_without_such_a_gang_is_refused(monkeypatch, settings, tmp_path):
+def test_a_network_without_such_a_gang_and_an_unknown_system_are_refused(monkeypatch, settings, tmp_path):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(settings.cache_dir))
     onnx.save(small_onnx(), tmp_path / "small.onnx")
     with pytest.raises(ModelError, match=f"at {SIZE} px has no gang of 37 members"):
         bench("gangs", "--model", tmp_path / "small.onnx", "--size", SIZE, "--gang-width", 37)
-
-
-def test_an_unknown_system_beside_gangs_is_refused():
     with pytest.raises(UsageError, match="unknown system nothing"):
         bench("gangs", "--system", "nothing")
 

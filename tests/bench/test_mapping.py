@@ -172,7 +172,7 @@ def test_blended_maps_are_the_weighted_means_of_their_windows():
     assert np.allclose(bell[20, 36:64], (left * first[20, 36:] + right * last[20, :28]) / (left + right), atol=0.05)
 
 
-def test_a_line_across_slices_is_one_box_only_where_they_share_half_of_it():
+def test_a_line_across_slices_is_one_box_only_where_they_share_half_of_it_and_pixels_are_the_plans():
     image = np.zeros((3, 64, 200), np.uint8)
     image[:, 20:40, 10:190] = 255
     found = sliced(lambda pixels: pixels[0] / np.float32(255), image, 64)
@@ -180,9 +180,6 @@ def test_a_line_across_slices_is_one_box_only_where_they_share_half_of_it():
     assert found[:, 1].min() == 0
     whole = sliced(lambda pixels: pixels[0] / np.float32(255), image, 256)
     assert len(whole) == 1
-
-
-def test_pixels_reach_the_network_as_the_plan_has_them():
     image = np.random.default_rng(0).integers(0, 255, (3, 8, 8)).astype(np.uint8)
     wanted = ((image[::-1] * np.float32(PREPROCESS.scale) - 0.5) / 0.5)[None]
     assert PREPROCESS.channels == "BGR"

@@ -94,11 +94,8 @@ def test_the_pipeline_is_timed_against_threads_and_over_more_workers(directory, 
     assert measured.shown["plan"] == more.shown["plan"] == "small"
 
 
-def test_fixed_plans_are_of_networks_that_the_zoo_has():
+def test_fixed_plans_are_of_networks_that_the_zoo_has_and_others_are_refused(tmp_path):
     assert all(zoo.find(plan.model) and len(plan.grids) == len(plan.cuts) + 1 for plan in PLANS.values())
-
-
-def test_an_unknown_fixed_plan_is_refused(tmp_path):
     with pytest.raises(UsageError, match="alexnet"):
         bench_plan("lenet", Settings(cache_dir=tmp_path))
 

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parents[2]
 COMMAND = "serfer study policies sharing --seconds 5 --rate 2"
 PAGE = "# Page\n\nText.\n\n<!-- record: shared table: 1 -->\nold\n<!-- end -->\n\nMore.\n"
 TABLES_WITHOUT_A_RECORD = {
-    ("bench.md", "Benchmarks: results, and how to repeat them"): "names commands",
     ("chaos.md", "Chaos tests: scenarios and pass criteria"): "defines scenarios",
     ("infaas.md", "INFaaS: selections, scaling, and figures 5 to 7"): "defines systems",
     ("infless.md", "INFless: its evaluation in simulations, beside the published figures"): "defines profiles",
@@ -54,15 +53,19 @@ def test_a_record_is_run_and_its_table_written_with_what_a_reader_needs(checkout
     assert results(checkout, "--run", "shared", "--check").exit_code == 0
 
 
-def test_a_command_that_was_not_run_yet_says_so_on_its_page(checkout):
+def test_a_command_that_was_not_run_yet_says_so_and_a_record_that_no_page_shows_fails_the_check(checkout):
     assert results(checkout).exit_code == 0
     page = (checkout / "docs" / "page.md").read_text()
     assert f"*Not run yet*: `{COMMAND}`." in page
     assert "Stale" not in page
     assert "not run yet: shared: serfer bench results --run shared" in results(checkout, "--check").output
+    results(checkout, "--run", "shared")
+    (checkout / FOLDER / "shared.json").rename(checkout / FOLDER / "lonely.json")
+    (checkout / "docs" / "page.md").write_text("# Page\n")
+    assert "no page shows lonely" in str(results(checkout, "--check").exception)
 
 
-def test_a_stale_record_is_listed_and_says_so_on_the_page_but_fails_nothing(checkout):
+def test_a_stale_record_is_listed_where_its_page_is_meant_and_fails_nothing(checkout):
     results(checkout, "--run", "shared")
     (checkout / "rule.py").write_text("one = 2\n")
     checked = results(checkout, "--check")
@@ -72,9 +75,17 @@ def test_a_stale_record_is_listed_and_says_so_on_the_page_but_fails_nothing(chec
     results(checkout)
     assert "**Stale**" in (checkout / "docs" / "page.md").read_text()
     assert results(checkout, "--check").exit_code == 0
+    shared = (checkout / FOLDER / "shared.json").read_text()
+    (checkout / FOLDER / "other.json").write_text(shared)
+    (checkout / "docs" / "other.md").write_text(PAGE.replace("shared", "other"))
+    assert results(checkout, "other").output.count("stale: ") == 1
+    assert results(checkout).output.count("stale: ") == 2
+    checked = results(checkout, "--run", "shared", "--check")
+    assert "shared: equal" in checked.output
+    assert "other" not in checked.output
 
 
-def test_a_table_that_was_edited_by_hand_fails_the_check_and_is_put_right(checkout):
+def test_an_edited_table_and_figures_of_old_fail_the_check(checkout):
     results(checkout, "--run", "shared")
     page = checkout / "docs" / "page.md"
     right = page.read_text()
@@ -82,10 +93,6 @@ def test_a_table_that_was_edited_by_hand_fails_the_check_and_is_put_right(checko
     assert "docs/page.md: not what the records say" in str(results(checkout, "--check").exception)
     assert results(checkout, "page").exit_code == 0
     assert page.read_text() == right
-
-
-def test_figures_that_a_command_no_longer_gives_fail_the_check_and_change_nothing(checkout):
-    results(checkout, "--run", "shared")
     file = checkout / FOLDER / "shared.json"
     file.write_text(file.read_text().replace("at once", "at twice"))
     before = file.read_text()
@@ -131,13 +138,6 @@ def test_a_record_with_a_fault_is_refused_by_its_file(checkout, change, fault):
 
 def test_a_folder_without_records_is_no_checkout(tmp_path):
     assert "run this in a checkout of SerFer" in str(results(tmp_path).exception)
-
-
-def test_a_record_that_no_page_shows_fails_the_check(checkout):
-    results(checkout, "--run", "shared")
-    (checkout / FOLDER / "shared.json").rename(checkout / FOLDER / "lonely.json")
-    (checkout / "docs" / "page.md").write_text("# Page\n")
-    assert "no page shows lonely" in str(results(checkout, "--check").exception)
 
 
 @pytest.mark.parametrize("command", ["rm -r", f"{COMMAND} && rm -r"])
@@ -199,19 +199,6 @@ def test_the_command_of_each_record_parses(name):
         command.make_context("serfer", rest, parent=context)
 
 
-def test_stale_records_of_other_pages_are_not_listed_where_one_was_asked_for(checkout):
-    results(checkout, "--run", "shared")
-    (checkout / "rule.py").write_text("one = 2\n")
-    shared = (checkout / FOLDER / "shared.json").read_text()
-    (checkout / FOLDER / "other.json").write_text(shared)
-    (checkout / "docs" / "other.md").write_text(PAGE.replace("shared", "other"))
-    assert results(checkout, "other").output.count("stale: ") == 1
-    assert results(checkout).output.count("stale: ") == 2
-    checked = results(checkout, "--run", "shared", "--check")
-    assert "shared: equal" in checked.output
-    assert "other" not in checked.output
-
-
 def test_a_commit_is_marked_where_files_have_changed_but_not_for_pages_or_without_git(tmp_path, monkeypatch):
     def git(*words):
         names = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
@@ -232,7 +219,7 @@ def test_a_commit_is_marked_where_files_have_changed_but_not_for_pages_or_withou
     assert commit_of(tmp_path) == ""
 
 
-def test_record_and_layout_survive_being_written(tmp_path):
+def test_record_and_layout_survive_being_written_and_long_tables_are_shown_in_part(tmp_path):
     table = Layout(("load",), "system", "{ms} ({share})").of(FIGURES)
     assert (table.head, table.body) == (["load", "a", "b"], [["low", "1,200 (50.0%)", "3"]])
     record = Record(
@@ -241,6 +228,13 @@ def test_record_and_layout_survive_being_written(tmp_path):
     record.write(tmp_path / "a.json")
     assert Record.read(tmp_path / "a.json") == record
     assert '["a", "low", "1,200", "50.0%"],\n' in (tmp_path / "a.json").read_text()
+    record = Record(
+        "serfer x", "measured", "", "", {"rule.py": ""}, tables=(Figures(("n",), tuple((str(n),) for n in range(9))),)
+    )
+    shown = record.markdown(1, 3)
+    assert re.findall(r"^\| (\d) \|$", shown, re.MULTILINE) == ["0", "4", "8"]
+    assert "3 of 9 rows" in shown
+    assert record.markdown(1, 9) == record.markdown(1)
 
 
 @pytest.mark.parametrize(
@@ -285,13 +279,3 @@ def test_tables_of_results_are_of_records_but_for_definitions():
 def test_cheap_records_are_what_their_commands_give(name):
     record = read_records(ROOT)[name]
     assert [*differences(record.tables, recorded(record, ROOT).tables)] == []
-
-
-def test_rows_of_a_long_table_are_spread_evenly_and_the_page_says_of_how_many():
-    record = Record(
-        "serfer x", "measured", "", "", {"rule.py": ""}, tables=(Figures(("n",), tuple((str(n),) for n in range(9))),)
-    )
-    shown = record.markdown(1, 3)
-    assert re.findall(r"^\| (\d) \|$", shown, re.MULTILINE) == ["0", "4", "8"]
-    assert "3 of 9 rows" in shown
-    assert record.markdown(1, 9) == record.markdown(1)

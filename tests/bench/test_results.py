@@ -120,33 +120,27 @@ def test_an_invalid_result_file_is_refused_by_name(tmp_path, text, words):
         read_result(path)
 
 
-def test_a_result_that_was_altered_is_refused_with_the_place(tmp_path):
+def test_a_result_that_was_altered_or_is_missing_is_refused_with_the_place(tmp_path):
     write_result(tmp_path, result(), [])
     value = json.loads((tmp_path / "result.json").read_text())
     value["rounds"][0]["latency"]["p50"] = "fast"
     (tmp_path / "result.json").write_text(json.dumps(value))
     with pytest.raises(InputError, match=r"rounds\[0\]\.latency\.p50 should be a number"):
         read_result(tmp_path)
-
-
-def test_a_missing_file_and_an_invalid_directory_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"result\.json cannot be read: No such file"):
-        read_result(tmp_path)
+        read_result(tmp_path / "none" / "result.json")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is not a directory"):
         check_directory(tmp_path / "file")
 
 
-def test_the_summary_names_systems_failures_and_machine():
+def test_the_summary_names_systems_failures_and_machine_and_the_picture_has_a_line_for_each_round():
     loaded = result(log(failing={5}), log("unsplit"))
     assert [dict(zip(HEAD, row, strict=True))["failed"] for row in rows(loaded)] == ["1", "0"]
     text = "\n".join(remarks(loaded))
     for words in ("1 x Oops: at 5", "alexnet: a burst of 100", "8 to warm up", "descriptors 11 to 11", "Python 3."):
         assert words in text
     assert [line.partition(":")[0] for line in summaries(loaded)] == ["serfer", "unsplit"]
-
-
-def test_the_picture_has_a_line_for_each_round_in_its_systems_colour():
     logs = [log(), log("unsplit"), log("serfer", 1, failing={*range(100)})]
     loaded = result(*logs)
     charts = Uniform(5, 20).charts(logs)
@@ -187,7 +181,7 @@ class Fake(System):
         pass
 
 
-def test_systems_take_turns_and_warming_up_counts_nowhere():
+def test_systems_take_turns_warming_up_counts_nowhere_and_one_without_answers_is_refused():
     turns = []
     systems = [Fake("a", turns), Fake("b", turns)]
     rounds, logs = measure_rounds(systems, [EXAMPLE], Plan(((0.0,) * 2,) * 3, 4, 60))
@@ -196,22 +190,16 @@ def test_systems_take_turns_and_warming_up_counts_nowhere():
     assert [(log.system, log.round) for log in logs] == [(one.system, one.round) for one in rounds]
     assert all((one.sent, one.answered, one.bytes_per_query, one.polls_per_query) == (2, 2, 15, 1) for one in rounds)
     assert all((one.usd_per_query, one.cold, one.hedges) == (None, None, None) for one in rounds)
-
-
-def test_a_system_that_answers_nothing_is_refused_before_it_is_measured():
     with pytest.raises(UnavailableError, match="broken answers no query: WrongAnswerError"):
         measure_rounds([Fake("broken", [], RIGHT * -1)], [EXAMPLE], Plan(((0.0,),), 2, 60))
 
 
-def test_held_descriptors_and_memory(tmp_path):
+def test_held_descriptors_are_counted_and_unreported_counts_stay_unknown(tmp_path):
     before = held()
     with (tmp_path / "x").open("w"):
         assert held().descriptors == before.descriptors + 1
     assert held().descriptors == before.descriptors
     assert before.driver_bytes > 1 << 20
-
-
-def test_unreported_counts_stay_unknown():
     assert Totals(5, 6, 7, 0.5, 3, 2, 1) - Totals(1, 1, 1, 0.25, 1, 1, 1) == Totals(4, 5, 6, 0.25, 2, 1, 0)
     assert Totals(5) - Totals(2) == Totals(3)
 

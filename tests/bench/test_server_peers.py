@@ -94,15 +94,12 @@ def answered(_):
     return web.json_response({"predictions": RIGHT})
 
 
-def test_a_round_counts_its_queries_and_nothing_of_the_warm_up():
+def test_a_round_counts_its_queries_and_a_bounded_system_is_never_sent_more_than_its_workers():
     found, counts = loaded(answered, Load(alone=5, together=40, at_once=4, warm_up=8))
     assert (len(found.alone_ms), len(found.together_ms), counts["all"]) == (5, 40, 53)
     assert counts["most"] == 4
     assert found.bytes > 10_000_000
     assert found.rate > 0 < found.client_share
-
-
-def test_a_system_that_refuses_more_than_its_workers_is_never_sent_more():
     _, counts = loaded(answered, Load(1, 40, 8, 0), bounded=True, workers=3)
     assert counts["most"] <= 3
 

@@ -152,7 +152,7 @@ class TestEverySystem:
 
 
 class TestCounts:
-    def test_parts_of_ours_are_those_of_the_reports_and_taken_once(self, directory, settings, plan):
+    def test_ours_and_their_parts_are_those_of_the_reports(self, directory, settings, plan):
         with ours(directory, settings) as system:
             for _ in range(2):
                 system.submit(PIXELS[:1]).result(PATIENCE)
@@ -166,8 +166,6 @@ class TestCounts:
             **{LAYER.format(number): 2 for number in stages},
         }
         assert all(ms > 0 for part in times.values() for ms in part)
-
-    def test_ours_are_those_of_the_reports(self, directory, settings):
         with ours(directory, settings) as system:
             system.submit(PIXELS[:1]).result(PATIENCE)
             one = system.counts()
@@ -209,13 +207,11 @@ class TestPollDriver:
     def driver(self, plan, functions, *, contiguous=True, **settings):
         return PollDriver(plan, functions.store, functions.invoke, contiguous=contiguous, **settings)
 
-    def test_it_invokes_one_tile_after_the_other_each_in_its_function(self, plan, directory, whole):
+    def test_it_invokes_one_tile_after_the_other_and_times_every_part_until_taken(self, plan, directory, whole):
         functions = Functions(plan, directory)
         assert difference(self.driver(plan, functions).run(PIXELS), whole(PIXELS)).exact
         assert functions.tiles() == every_tile(plan)
         assert all(function == plan.function(event["stage"], 0) for function, event in functions.events)
-
-    def test_it_times_every_request_cut_merge_layer_and_wait_until_they_are_taken(self, plan, directory):
         driver = self.driver(plan, Functions(plan, directory))
         driver.run(PIXELS)
         times = driver.take_times()
@@ -251,7 +247,9 @@ class TestPollDriver:
         assert stored[False] > 8 * ours
         assert stored[True] > 2 * ours
 
-    def test_a_straggler_is_invoked_again_after_ten_thousand_polls_and_not_before(self, plan, directory, whole):
+    def test_a_straggler_is_invoked_again_after_ten_thousand_polls_and_earlier_values_read_again(
+        self, plan, directory, whole
+    ):
         functions = Functions(plan, directory, lost={2})
         driver = self.driver(plan, functions)
         assert difference(driver.run(PIXELS), whole(PIXELS)).exact
@@ -259,8 +257,6 @@ class TestPollDriver:
         assert functions.tiles() == [first, second, third, fourth, third, *later]
         assert driver.counts.exists == POLLS_BEFORE_RETRY == 10_000
         assert len(driver.take_times()[MISS]) == POLLS_BEFORE_RETRY
-
-    def test_a_missing_value_makes_earlier_ones_be_read_again(self, plan, directory):
         functions, calm = Functions(plan, directory, lost={2}), Functions(plan, directory)
         late, early = self.driver(plan, functions), self.driver(plan, calm)
         late.run(PIXELS[:1])

@@ -17,7 +17,7 @@ from serfer_bench.core.tables import Results, Table, publish
 TABLE = Table(("system", "ms", "plan"), [("a", "1.5", "x" * 300), ("longer [b]", "1,200.0", "-"), ("c", "-", "2x2, 1")])
 
 
-def test_numbers_are_aligned_to_the_right_and_no_cell_is_wrapped_or_read_as_markup():
+def test_numbers_are_aligned_no_cell_is_wrapped_but_on_a_terminal_and_markdown_has_notes_as_a_list():
     head, *body = TABLE.text().splitlines()
     assert head.split() == ["system", "ms", "plan"]
     assert len(body) == 3
@@ -27,13 +27,7 @@ def test_numbers_are_aligned_to_the_right_and_no_cell_is_wrapped_or_read_as_mark
     assert "x" * 300 in body[0]
     assert "longer [b]" in body[1]
     assert all(line == line.rstrip() for line in body)
-
-
-def test_a_terminal_wraps_long_cells():
     assert max(map(len, TABLE.text(80).splitlines())) <= 80
-
-
-def test_markdown_has_tables_and_notes_as_a_list():
     text = Results((), [Table(("a", "b"), [("1", "2")])], ["  first", "second"]).markdown()
     assert text == "| a | b |\n| --- | --- |\n| 1 | 2 |\n\n- first\n- second"
 
@@ -106,7 +100,7 @@ class Line:
         return {"name": self.name} | {f"figure {number}": cell for number, cell in enumerate(self.cells)}
 
 
-def test_cells_that_differ_are_their_least_to_their_largest_by_number_and_the_others_stay():
+def test_cells_that_differ_are_ranges_and_rows_that_no_seed_changes_stand_first_and_once():
     seeds = [
         ("9.5%", "1,200", "1e-06", "none", "1"),
         ("10.0%", "300", "2e-05", "none", ""),
@@ -114,8 +108,5 @@ def test_cells_that_differ_are_their_least_to_their_largest_by_number_and_the_ot
     ]
     table = over_seeds([[Line("a", cells), Line("b", tuple("12345"))] for cells in seeds])
     assert [*table.body] == [["a", "7.0% to 10.0%", "300 to -", "3e-07 to 2e-05", "none", ""], ["b", *"12345"]]
-
-
-def test_rows_that_no_seed_changes_stand_first_and_once():
     table = over_seeds([[Line("a", ("1",))], [Line("a", ("2",))]], [Line("fixed", ("5",))])
     assert [*table.body] == [["fixed", "5"], ["a", "1 to 2"]]

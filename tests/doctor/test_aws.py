@@ -65,12 +65,7 @@ class Stubs:
 
     def _client(self, service):
         if service not in self._clients:
-            client = self._clients[service] = boto3.client(
-                service,
-                region_name="us-east-1",
-                aws_access_key_id="k",
-                aws_secret_access_key="s",  # noqa: S106 - of nobody
-            )
+            client = self._clients[service] = self.account.session.client(service)
             self._stubbers[service] = Stubber(client)
             self._stubbers[service].activate()
         return self._clients[service]
@@ -148,34 +143,33 @@ def test_an_account_that_can_be_reached_is_looked_at(tmp_path):
 
 
 @pytest.mark.usefixtures("moto")
-def test_a_foreign_stack_of_the_same_name_is_reported(tmp_path):
-    formation = boto3.client("cloudformation", region_name="us-east-1")
-    body = json.dumps({"Resources": {"Topic": {"Type": "AWS::SNS::Topic"}}})
-    formation.create_stack(StackName="demo-dev", TemplateBody=body)
-    tags = [{"Key": "serfer:stack", "Value": "demo-prod"}]
-    formation.create_stack(StackName="demo-prod", TemplateBody=body, Tags=tags)
-    checks = named(examine_aws(FACTS, build(tmp_path / "b")))
-    assert (checks["stack demo-dev"].ok, "--name" in checks["stack demo-dev"].remedy) == (False, True)
-    assert checks["stack demo-prod"].found == "ours, CREATE_COMPLETE: it would be updated"
-
-
-@pytest.mark.usefixtures("moto")
-def test_a_build_that_would_delete_the_served_plan_is_reported(tmp_path):
+def test_a_stack_that_is_foreign_or_serves_another_plan_is_reported(tmp_path):
     """The doctor said that such a stack "would be updated", and the update deleted the functions in use."""
     formation = boto3.client("cloudformation", region_name="us-east-1")
+    resources, tags = {"Topic": {"Type": "AWS::SNS::Topic"}}, [{"Key": "serfer:stack", "Value": "demo-prod"}]
     place, served = build(tmp_path / "b"), "0" * 12
     [plan] = Build.load(place).deployment.plans
-    for stack, plans in (("demo-dev", [served]), ("demo-prod", [plan, served])):
-        outputs = {"FunctionPrefix": stack, "Store": "s3://b/serfer", "Plans": ",".join(plans), "Serving": plans[0]}
-        body = {
-            "Resources": {"Topic": {"Type": "AWS::SNS::Topic"}},
-            "Outputs": {name: {"Value": value} for name, value in outputs.items()},
-        }
-        formation.create_stack(StackName=stack, TemplateBody=json.dumps(body))
-    checks = named(examine_aws(FACTS, place))
-    assert checks["stack demo-dev"].found == f"ours, CREATE_COMPLETE, serves the plan {served}"
-    assert (checks["stack demo-dev"].ok, "--previous-of demo-dev" in checks["stack demo-dev"].remedy) == (False, True)
-    assert checks["stack demo-prod"].ok
+
+    def looked_at(**plans):
+        for stack, names in plans.items():
+            body = {"Resources": resources}
+            if names:
+                outputs = {"FunctionPrefix": stack, "Store": "s3://b/s", "Plans": ",".join(names), "Serving": names[0]}
+                body["Outputs"] = {name: {"Value": value} for name, value in outputs.items()}
+            formation.create_stack(
+                StackName=f"demo-{stack}", TemplateBody=json.dumps(body), Tags=tags if stack == "prod" else []
+            )
+        checks = named(examine_aws(FACTS, place))
+        for stack in plans:
+            formation.delete_stack(StackName=f"demo-{stack}")
+        return checks["stack demo-dev"], checks["stack demo-prod"]
+
+    dev, prod = looked_at(dev=(), prod=())
+    assert (dev.ok, "--name" in dev.remedy) == (False, True)
+    assert prod.found == "ours, CREATE_COMPLETE: it would be updated"
+    dev, prod = looked_at(dev=(served,), prod=(plan, served))
+    assert dev.found == f"ours, CREATE_COMPLETE, serves the plan {served}"
+    assert (dev.ok, "--previous-of demo-dev" in dev.remedy, prod.ok) == (False, True, True)
 
 
 @pytest.mark.who_may
@@ -363,13 +357,8 @@ def test_permissions_that_may_not_be_simulated_could_not_be_checked(stubs, loade
 
 def test_the_policies_of_a_roles_session_are_the_roles(monkeypatch):
     stubs = Stubs(monkeypatch, "arn:aws:sts::123456789012:assumed-role/deployer/eve")
-    role = {
-        "Path": "/team/",
-        "RoleName": "deployer",
-        "RoleId": "A" * 16,
-        "Arn": "arn:aws:iam::123456789012:role/team/deployer",
-        "CreateDate": 0,
-    }
+    role = {"Path": "/team/", "RoleName": "deployer", "RoleId": "A" * 16, "CreateDate": 0}
+    role["Arn"] = "arn:aws:iam::123456789012:role/team/deployer"
     stubs.answers("iam", "get_role", {"Role": role})
     assert doctor_aws._source(stubs.account) == role["Arn"]
     stubs.refuses("iam", "get_role")

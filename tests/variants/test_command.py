@@ -76,7 +76,7 @@ def test_twice_at_once_one_does_the_work_and_both_say_the_same(start, kept):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("--most", "0"), 2, "--most is from 1 to 200, not 0"),
+        (("--most", "0"), 2, "'--most'"),
         (("--set", "max_loss=2"), 2, "max_loss is from 0 to 1, not 2"),
         (("--instance", "x1.huge"), 2, "the price of 'x1.huge' is not known: give --usd-per-hour"),
         (("--name", "a/b"), 2, "cannot name a network: give --name"),

@@ -81,7 +81,8 @@ def make_app(
     output of a result is too large to be sent.
     """
     telemetry = telemetry or open_telemetry(service.pipelines)
-    kept = _kept(service, settings, streams=streams)
+    most = None if streams else settings.api_max_answer_bytes
+    kept = KeptResults(service.results, most) if service.results is not None else None
     limits = ApiLimits(
         settings.api_max_body_bytes,
         settings.api_max_images,
@@ -143,12 +144,6 @@ def make_app(
         app.add_middleware(HostCheck, allowed=hosts)
     app.add_middleware(RequestMiddleware, telemetry=telemetry, budget=service.admission.bytes)
     return app
-
-
-def _kept(service: Service, settings: Settings, *, streams: bool) -> KeptResults | None:
-    if service.results is None:
-        return None
-    return KeptResults(service.results, None if streams else settings.api_max_answer_bytes)
 
 
 def _guard(keys: KeyRing, service: Service, posts: Scope = Scope.CLASSIFY) -> Any:  # noqa: ANN401 - a dependency of FastAPI's

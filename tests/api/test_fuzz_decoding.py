@@ -21,8 +21,8 @@ from PIL import Image
 from serfer.api.admission import Place
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.decoding.fork_server import ForkServer
-from serfer.api.http.image_sniffing import check_format
 from serfer.api.http.problems import Problem
+from serfer.api.http.uploads import check_format
 from serfer.core.errors import ImageError
 from serfer.core.plan import ImageLimits, Preprocess, Shape
 from serfer.images import BYTES_PER_PIXEL, Recipe

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from serfer.api.http.image_sniffing import MOST_PIECES, MOST_SCANS, _jpeg_pieces, check_format
 from serfer.api.http.problems import Problem
+from serfer.api.http.uploads import MOST_PIECES, MOST_SCANS, _jpeg_pieces, check_format
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 48, 3), dtype=np.uint8)
 

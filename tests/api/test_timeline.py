@@ -5,8 +5,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from serfer.api.observability.telemetry import Tracing
 from serfer.api.observability.timeline import served_report
-from serfer.api.observability.tracing import Tracing
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import invocation_usd

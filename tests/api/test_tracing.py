@@ -13,8 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from serfer.api.app import make_app
 from serfer.api.observability.metrics import Metrics
-from serfer.api.observability.telemetry import Telemetry
-from serfer.api.observability.tracing import Tracing, open_tracing
+from serfer.api.observability.telemetry import Telemetry, Tracing, open_tracing
 from serfer.api.service import ServiceResult
 from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import StoreCounts
@@ -164,7 +163,7 @@ class TestOpening:
         code = """
 import sys
 import serfer.api.app
-from serfer.api.observability.tracing import open_tracing
+from serfer.api.observability.telemetry import open_tracing
 assert open_tracing() is None
 assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk", "opentelemetry.exporter"))]
 """

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from serfer.api.http.problems import Problem
-from serfer.api.http.uploads import ACCEPTED, ApiLimits, ImageRequest, read_images
+from serfer.api.http.body import ApiLimits
+from serfer.api.http.uploads import ACCEPTED, ImageRequest, read_images
 
 JPEG = b"\xff\xd8\xff rest of a picture"
 PNG = b"\x89PNG\r\n\x1a\n rest"

@@ -247,10 +247,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, entries: list[Entry]) -> None:
-    fields = _File(keys=entries).model_dump(mode="json")
-    for key in fields["keys"]:
-        for name in [name for name, value in key.items() if value is None]:  # an application without a quota stays
-            del key[name]
+    fields = _File(keys=entries).model_dump(mode="json", exclude_defaults=True)
     write_whole(path, json.dumps(fields, indent=2).encode() + b"\n", mode=_PRIVATE)
 
 

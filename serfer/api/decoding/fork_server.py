@@ -46,14 +46,9 @@ class ForkServer:
         """Start a decoder at the other end of a socket pair and return its process id; raises UnavailableError."""
         with self._lock:
             control = self._begin()
-            try:
-                socket.send_fds(control, [START], [decoder_end.fileno()])
-                answer = control.recv(CONTROL.size)
-            except OSError:
-                answer = b""
-            if not answer:
+            pid = _asked(control, START, decoder_end.fileno())
+            if pid is None:
                 raise UnavailableError(f"image decoders cannot be started: their server ended with {self._stop()}")
-            pid: int = CONTROL.unpack(answer)[0]
             return pid
 
     def end(self, pid: int) -> int | None:
@@ -61,15 +56,9 @@ class ForkServer:
         with self._lock:
             if self._control is None:
                 return None
-            try:
-                self._control.send(CONTROL.pack(pid))
-                answer = self._control.recv(CONTROL.size)
-            except OSError:
-                answer = b""
-            if not answer:
+            status = _asked(self._control, CONTROL.pack(pid))
+            if status is None:
                 self._stop()
-                return None
-            status: int = CONTROL.unpack(answer)[0]
             return None if status == UNKNOWN else status
 
     def close(self) -> None:
@@ -104,3 +93,13 @@ class ForkServer:
         status = self._process.wait()
         self._control = self._process = None
         return f"exit code {status}"
+
+
+def _asked(control: socket.socket, message: bytes, *descriptors: int) -> int | None:
+    """Return the server's answer, None where it has ended."""
+    try:
+        socket.send_fds(control, [message], descriptors)
+        answer = control.recv(CONTROL.size)
+    except OSError:
+        return None
+    return int(CONTROL.unpack(answer)[0]) if answer else None

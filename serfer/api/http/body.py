@@ -73,8 +73,7 @@ async def read_body(
 
 def _check_headers(headers: Headers, limits: ApiLimits, accepted: Collection[str]) -> None:
     """Refuse what the headers alone show to be too large or coded, before anything is read; raises Problem."""
-    codings = {word.strip().lower() for value in headers.getlist("content-encoding") for word in value.split(",")}
-    if codings - {"identity", "", *accepted}:
+    if {*_codings(headers)} - {*accepted}:
         raise Problem(
             415, "Content-Encoding is not accepted: send the body as it is", headers={"Accept-Encoding": "identity"}
         )
@@ -96,10 +95,14 @@ _WORTH = 1024  # bytes; less is sent as it is
 _LEVEL = 1
 
 
+def _codings(headers: Headers) -> list[str]:
+    words = [word.strip().lower() for value in headers.getlist("content-encoding") for word in value.split(",")]
+    return [word for word in words if word not in ("", "identity")]
+
+
 def coding_of(headers: Headers) -> str | None:
     """Return the one coding of a request's body, None where there is none; raises Problem 415 for others."""
-    words = [word.strip().lower() for value in headers.getlist("content-encoding") for word in value.split(",")]
-    codings = [word for word in words if word not in ("", "identity")]
+    codings = _codings(headers)
     if len(codings) > 1 or not set(codings) <= set(CODINGS):
         raise Problem(
             415,

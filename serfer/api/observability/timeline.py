@@ -100,16 +100,10 @@ def _task(place: tuple[int, int], attempt: Attempt, memory_mb: int, facts: Lambd
 
 
 def _durations(report: Report | None) -> dict[str, Any]:
+    names = ("init_ms", "fetch_ms", "read_ms", "compute_ms", "write_ms")
     if report is None:
-        return {"cold": False, **dict.fromkeys(("init_ms", "fetch_ms", "read_ms", "compute_ms", "write_ms"))}
-    return {
-        "cold": report.init_ms > 0,
-        "init_ms": round(report.init_ms, 3),
-        "fetch_ms": round(report.fetch_ms, 3),
-        "read_ms": round(report.read_ms, 3),
-        "compute_ms": round(report.compute_ms, 3),
-        "write_ms": round(report.write_ms, 3),
-    }
+        return {"cold": False, **dict.fromkeys(names)}
+    return {"cold": report.init_ms > 0, **{name: round(getattr(report, name), 3) for name in names}}
 
 
 def _outcome(attempt: Attempt) -> str:

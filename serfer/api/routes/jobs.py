@@ -12,9 +12,8 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from pydantic import Field
 
-from serfer.api.http.image_sniffing import check_format
 from serfer.api.http.problems import Problem
-from serfer.api.http.uploads import Upload
+from serfer.api.http.uploads import Upload, check_format
 from serfer.api.jobs.job_images import JobImages
 from serfer.api.jobs.offline import OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.jobs.runner import JobState

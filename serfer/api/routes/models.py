@@ -21,7 +21,7 @@ from serfer.api.service import Service
 from serfer.applications.applications import Applications
 from serfer.applications.pipelines import served_name
 from serfer.core.http_messages import InstanceState, ModelInput, ModelOutput, ModelState, ServedModel
-from serfer.core.plan import Operator, OutputTensor, Plan, Preprocess
+from serfer.core.plan import Operator, OutputTensor, Plan
 from serfer.pictures.anatomy import Area, halo, scaled, spread, view
 from serfer.pictures.pareto import Choice, choices
 from serfer.pipeline.prediction import kind_of
@@ -238,12 +238,12 @@ def _output(tensor: OutputTensor) -> ModelOutput:
 
 
 def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
-    known = choices(plan) if plan.alternatives else ()
+    how, known = plan.preprocess, choices(plan) if plan.alternatives else ()
     unsplit = [_competitor(choice) for choice in known if choice.plan.tasks == 1]
     return ModelAnatomy(
         **_listed(name, plan, default=default),
         classes=plan.output.elements if plan.classifies else 0,
-        fit=_fit(plan.preprocess) if plan.preprocess else None,
+        fit=Fit(how.resize, how.interpolation, how.pad.place if how.pad else None) if how else None,
         predicted_for=plan.store,
         predicted_ms=round(sum(plan.predicted_ms), 3),
         predicted_cost_usd=plan.predicted_usd or 0.0,
@@ -252,10 +252,6 @@ def _anatomy(name: str, plan: Plan, *, default: bool) -> ModelAnatomy:
         unsplit=tuple(sorted(unsplit, key=lambda one: one.predicted_ms)),
         competitors=tuple(_competitor(choice) for choice in known),
     )
-
-
-def _fit(preprocess: Preprocess) -> Fit:
-    return Fit(preprocess.resize, preprocess.interpolation, preprocess.pad.place if preprocess.pad else None)
 
 
 def _stage(plan: Plan, number: int) -> StageAnatomy:
@@ -301,8 +297,6 @@ def _box(area: Area, whole: Area) -> Box:
 def _competitor(choice: Choice) -> Competitor:
     """Return an alternative with its warm figures, as those of the plan itself are; its verdict is of expected ones."""
     plan = choice.plan
-    ms, usd = (
-        (plan.ms if plan.warm_ms is None else plan.warm_ms),
-        (plan.usd if plan.warm_usd is None else plan.warm_usd),
-    )
+    ms = plan.ms if plan.warm_ms is None else plan.warm_ms
+    usd = plan.usd if plan.warm_usd is None else plan.warm_usd
     return Competitor(plan.stages, plan.tasks, choice.verdict, ms, usd)

@@ -19,11 +19,9 @@ from starlette.requests import ClientDisconnect
 
 from serfer import __version__
 from serfer.api.admission import Admission
-from serfer.api.auth.clients import Scope, require, require_application, require_scope
 from serfer.api.auth.hosts import HostCheck
-from serfer.api.auth.keys import KeyRing, authorise
+from serfer.api.auth.keys import KeyRing, Scope, authorise, require, require_application, require_scope
 from serfer.api.http.body import ApiLimits
-from serfer.api.http.direct_route import add_direct
 from serfer.api.http.problems import OVERLOADED, Problem, problem_of, problem_response
 from serfer.api.http.request_middleware import RequestMiddleware
 from serfer.api.http.server import FINISH_S
@@ -33,6 +31,7 @@ from serfer.api.jobs.queries import AsyncQueries
 from serfer.api.kept_results import KeptResults
 from serfer.api.observability.metrics import metrics_router
 from serfer.api.observability.telemetry import Telemetry, open_telemetry
+from serfer.api.requests import add_direct
 from serfer.api.routes.applications import applications_router
 from serfer.api.routes.classify import Classifying, classify_router, results_router
 from serfer.api.routes.health import health_router, load_router

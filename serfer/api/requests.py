@@ -6,12 +6,14 @@ import asyncio
 import hashlib
 import re
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -158,3 +160,30 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, _Value]) -> _V
 async def disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+_Endpoint = Callable[[Request], Awaitable[Response]]
+_Dependency = Callable[[Request], Awaitable[None]]
+
+
+class DirectRoute(APIRoute):
+    """A route whose endpoint, like each dependency of its router, is a coroutine of the request alone.
+
+    `add_direct` adds a router of them: dependencies that FastAPI's `include_router` adds would not be called.
+    """
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; what is raised, by a dependency or the endpoint, the application's handlers answer."""
+        if scope["method"] not in (self.methods or ()):
+            await super().handle(scope, receive, send)  # which says what there is
+            return
+        request = Request(scope, receive, send)
+        for guard in self.dependencies:
+            await cast("_Dependency", guard.dependency)(request)
+        response = await cast("_Endpoint", self.endpoint)(request)
+        await response(scope, receive, send)
+
+
+def add_direct(app: FastAPI, router: APIRouter) -> None:
+    """Add a router's routes as the application's own; one that is included is matched twice for each request."""
+    app.router.routes.extend(router.routes)

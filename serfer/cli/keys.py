@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from serfer.api.auth.clients import Scope
-from serfer.api.auth.keys import add_key, read_keys, remove_key
+from serfer.api.auth.keys import Scope, add_key, read_keys, remove_key
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.settings import load_settings

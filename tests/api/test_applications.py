@@ -10,8 +10,7 @@ import pytest
 
 import serfer
 from serfer.api.app import make_app
-from serfer.api.auth.clients import Scope
-from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.auth.keys import KeyRing, Scope, add_key
 from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry

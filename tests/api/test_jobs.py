@@ -17,8 +17,7 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.jobs import offline
-from serfer.api.jobs.job_images import JobImages
-from serfer.api.jobs.offline import MOST_JOBS, OfflineJob, OfflineJobs, OfflineRecord
+from serfer.api.jobs.offline import MOST_JOBS, JobImages, OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.online_load import LoadMonitor
 from serfer.api.service import Service
 from serfer.control.throttle import OnlineLoad

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from typer.testing import CliRunner
 
-from serfer.api.auth.clients import Client, Quota, Scope, require, require_scope
-from serfer.api.auth.keys import KeyRing, add_key, authorise, read_keys, remove_key
+from serfer.api.auth.keys import (
+    Client,
+    KeyRing,
+    Quota,
+    Scope,
+    add_key,
+    authorise,
+    read_keys,
+    remove_key,
+    require,
+    require_scope,
+)
 from serfer.api.http.problems import Problem
 from serfer.cli.keys import app
 from serfer.core.errors import InputError, UsageError

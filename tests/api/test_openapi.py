@@ -11,7 +11,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from serfer.api.auth.clients import Scope
+from serfer.api.auth.keys import Scope
 from tests.api.test_who_may import OPEN, RULES
 from tests.support.served import served
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from serfer.api.http.problems import Problem
 from serfer.api.http.body import ApiLimits
+from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import ACCEPTED, ImageRequest, read_images
 
 JPEG = b"\xff\xd8\xff rest of a picture"

@@ -10,8 +10,7 @@ import pytest
 from fastapi.routing import iter_route_contexts
 
 from serfer.api.app import make_app
-from serfer.api.auth.clients import Scope
-from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.auth.keys import KeyRing, Scope, add_key
 from serfer.registry import open_registry
 from serfer.settings import Settings
 from tests.applications.services import open_service

@@ -17,8 +17,7 @@ from tritonclient.utils import InferenceServerException
 
 from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.auth.clients import Scope
-from serfer.api.auth.keys import KeyRing, add_key
+from serfer.api.auth.keys import KeyRing, Scope, add_key
 from serfer.api.observability.pool_metrics import InstanceMetrics
 from serfer.api.observability.telemetry import open_telemetry
 from serfer.api.service import Service

@@ -15,8 +15,7 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing
 from serfer.api.decoding.decoders import DecodeLimits, Decoders
 from serfer.api.http.server import serve
-from serfer.api.jobs.job_images import JobImages
-from serfer.api.jobs.offline import OfflineJobs
+from serfer.api.jobs.offline import JobImages, OfflineJobs
 from serfer.api.observability.logs import write
 from serfer.api.observability.pool_metrics import KeepWarmMetrics, PoolMetrics, VariantMetrics
 from serfer.api.observability.telemetry import Telemetry, open_telemetry

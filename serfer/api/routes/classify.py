@@ -20,7 +20,6 @@ from pydantic_core import to_json
 
 from serfer.api.admission import Held
 from serfer.api.http.body import ApiLimits
-from serfer.api.http.direct_route import DirectRoute
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
 from serfer.api.http.validation import MAX_DEADLINE_MS
@@ -31,6 +30,7 @@ from serfer.api.observability.timeline import progress
 from serfer.api.questions import ObjectiveParameters, Question, as_text, asked_of, run_question
 from serfer.api.requests import (
     IDENTIFIER,
+    DirectRoute,
     IdempotencyKey,
     TimelyResponse,
     check_parameters,

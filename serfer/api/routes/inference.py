@@ -22,7 +22,6 @@ from fastapi import APIRouter, Request, Response
 from serfer import __version__
 from serfer.api.admission import Held, Place
 from serfer.api.http.body import CODINGS, MOST_RATIO, ApiLimits, accepted, coding_of, compress, decompress, read_body
-from serfer.api.http.direct_route import DirectRoute
 from serfer.api.http.inference_models import (
     InferenceRequest,
     InferenceResponse,
@@ -37,7 +36,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.api.kept_results import owner_id, place_of
 from serfer.api.questions import OPENING, is_cold
-from serfer.api.requests import TimelyResponse, client_of, query_of, unless_gone
+from serfer.api.requests import DirectRoute, TimelyResponse, client_of, query_of, unless_gone
 from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, check_format
-from serfer.api.jobs.job_images import JobImages
-from serfer.api.jobs.offline import OfflineJob, OfflineJobs, OfflineRecord
+from serfer.api.jobs.offline import JobImages, OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.jobs.runner import JobState
 from serfer.api.questions import ObjectiveParameters, Question, asked_of, run_question
 from serfer.api.requests import IDENTIFIER, check_parameters, client_of, owner_of

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from serfer.api.auth.clients import Scope, require
-from serfer.api.auth.keys import KeyRing, authorise
+from serfer.api.auth.keys import KeyRing, Scope, authorise, require
 from serfer.api.http.problems import Problem
 from serfer.api.requests import check_parameters, owner_of
 from serfer.api.routes.applications import ApplicationDetail, detail_of, serving

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.http import InferenceServerClient, InferRequestedOutput
 
 import serfer
 from serfer.core.errors import RequestRefusedError, UsageError
@@ -11,6 +11,7 @@ from tests.api.conftest import PATIENCE, Observed
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import CLASSES, SIZE, batch
 from tests.support.served import served
+from tests.support.tensors import triton_input
 
 DATATYPES = {"float32": "FP32", "int64": "INT64"}
 IMAGE_BYTES = sum(int(np.prod(dims)) * np.dtype(dtype).itemsize for dtype, dims in OUTPUTS.values())
@@ -57,14 +58,13 @@ def test_metadata_list_every_output(http):
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_tritons_client_gets_all_outputs_or_those_it_asks_for(url, expected, binary):
-    given = InferInput("input", [2, 3, SIZE, SIZE], "FP32")
-    given.set_data_from_numpy(batch(2))
+    given = triton_input(batch(2))
     with InferenceServerClient(url.removeprefix("http://"), network_timeout=PATIENCE) as triton:
         names = ["classes", "embedding"]
         asked = [InferRequestedOutput(name, binary_data=binary) for name in names]
-        some = triton.infer("dense", [given], outputs=asked)
+        some = triton.infer("dense", given, outputs=asked)
         assert [output["name"] for output in some.get_response()["outputs"]] == names
-        everything = triton.infer("dense", [given]) if binary else some
+        everything = triton.infer("dense", given) if binary else some
     for name in OUTPUTS if binary else names:
         assert np.array_equal(everything.as_numpy(name), expected["floats"][name])
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
-from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
-from tritonclient.utils import np_to_triton_dtype
+from tritonclient.http import InferenceServerClient, InferRequestedOutput
 
 import serfer
 from serfer.api.http.body import ApiLimits
@@ -24,6 +23,7 @@ from serfer.variants.candidates import PlanRequest
 from serfer.variants.plans import NetworkOptions, make_plan, read_network
 from tests.splitter.models import Net
 from tests.support.served import served
+from tests.support.tensors import triton_input
 
 ROWS, COLUMNS = 12, 10
 WHOLE = serfer.Preprocess(None, "bilinear", "RGB", 1.0, (0.0,) * 3, (1.0,) * 3)
@@ -75,12 +75,6 @@ def triton(url):
         yield client
 
 
-def tensor(name, array, *, binary=True):
-    wanted = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
-    wanted.set_data_from_numpy(array, binary_data=binary)
-    return [wanted]
-
-
 def expected(home, model, images):
     session = ort.InferenceSession(home / f"{model}.onnx")
     return session.run(None, {session.get_inputs()[0].name: images})[0]
@@ -98,15 +92,15 @@ def test_metadata_are_those_of_the_file(triton):
 @pytest.mark.parametrize("binary", [True, False])
 def test_the_files_own_tensors_are_taken_and_given(home, triton, binary):
     pixels = np.random.default_rng(0).integers(0, 256, (2, ROWS, COLUMNS, 3), dtype=np.uint8)
-    answer = triton.infer("keras", tensor("input", pixels, binary=binary)).as_numpy("dense_3")
+    answer = triton.infer("keras", triton_input(pixels, binary=binary)).as_numpy("dense_3")
     assert np.allclose(answer, expected(home, "keras", pixels), rtol=1e-5)
-    best = triton.infer("keras", tensor("input", pixels), outputs=[InferRequestedOutput("dense_3", class_count=1)])
+    best = triton.infer("keras", triton_input(pixels), outputs=[InferRequestedOutput("dense_3", class_count=1)])
     assert [int(text.split(b":")[1]) for text in best.as_numpy("dense_3").ravel()] == answer.argmax(1).tolist()
 
 
 def test_float16_images_are_taken_and_a_network_of_one_takes_several(home, triton):
     images = np.random.default_rng(0).standard_normal((2, 3, ROWS, COLUMNS)).astype(np.float16)
-    answer = triton.infer("half", tensor("image", images)).as_numpy("a/b:0")
+    answer = triton.infer("half", triton_input(images, "image")).as_numpy("a/b:0")
     assert np.allclose(answer, [expected(home, "half", image) for image in images], rtol=1e-3, atol=1e-3)
 
 
@@ -115,9 +109,9 @@ def test_serfers_own_names_are_taken_too_and_answered_by_its_own(home, triton):
     wanted = expected(home, "keras", pixels)
     floats = np.ascontiguousarray(pixels.transpose(0, 3, 1, 2), dtype=np.float32)
     for name, array in (("input", floats), ("image", pixels)):
-        assert np.allclose(triton.infer("keras", tensor(name, array)).as_numpy("logits"), wanted, rtol=1e-5)
+        assert np.allclose(triton.infer("keras", triton_input(array, name)).as_numpy("logits"), wanted, rtol=1e-5)
         both = [InferRequestedOutput("logits"), InferRequestedOutput("dense_3")]
-        answer = triton.infer("keras", tensor(name, array), outputs=both)
+        answer = triton.infer("keras", triton_input(array, name), outputs=both)
         assert np.array_equal(answer.as_numpy("logits"), answer.as_numpy("dense_3"))
 
 

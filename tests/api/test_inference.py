@@ -9,7 +9,7 @@ import time
 import httpx
 import numpy as np
 import pytest
-from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.http import InferenceServerClient, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
 
 import serfer
@@ -23,6 +23,7 @@ from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from tests.api.conftest import running
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, split_small
+from tests.support.tensors import plain, triton_input
 
 INFER = "/v2/models/small/infer"
 PIXELS = np.random.default_rng(5).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
@@ -39,18 +40,6 @@ def expected(small_plan):
 def triton(lasting_url):
     with InferenceServerClient(lasting_url.removeprefix("http://"), network_timeout=60.0) as client:
         yield client
-
-
-def tensor(array, name="input", *, binary=True):
-    given = InferInput(name, list(array.shape), {"f": "FP32", "u": "UINT8"}[array.dtype.kind])
-    given.set_data_from_numpy(array, binary_data=binary)
-    return [given]
-
-
-def plain(array=None, **more):
-    array = batch(1) if array is None else array
-    given = {"name": "input", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
-    return {"inputs": [given], **more}
 
 
 def error(reply, status):
@@ -109,7 +98,7 @@ class TestTritonsClient:
     @pytest.mark.parametrize(("name", "array"), [("input", batch(2)), ("image", PIXELS)])
     def test_logits_are_the_pipelines_own(self, triton, expected, name, array, binary_in, binary_out):
         outputs = None if binary_out is None else [InferRequestedOutput("logits", binary_data=binary_out)]
-        result = triton.infer("small", tensor(array, name, binary=binary_in), outputs=outputs, request_id="mine")
+        result = triton.infer("small", triton_input(array, name, binary=binary_in), outputs=outputs, request_id="mine")
         assert result.as_numpy("logits").tobytes() == expected[name].tobytes()
         assert result.as_numpy("logits").shape == (2, CLASSES)
         response = result.get_response()
@@ -118,7 +107,7 @@ class TestTritonsClient:
     @pytest.mark.parametrize("binary", [True, False])
     def test_the_best_classes_come_with_values_and_labels(self, triton, expected, binary):
         outputs = [InferRequestedOutput("logits", binary_data=binary, class_count=2)]
-        classes = triton.infer("small", tensor(batch(2)), outputs=outputs, model_version="1").as_numpy("logits")
+        classes = triton.infer("small", triton_input(batch(2)), outputs=outputs, model_version="1").as_numpy("logits")
         assert classes.shape == (2, 2)
         for row, logits in zip(classes, expected["input"], strict=True):
             best = np.argsort(-logits)[:2]
@@ -129,14 +118,17 @@ class TestTritonsClient:
     @pytest.mark.parametrize("answered", ["gzip", "deflate", None])
     def test_both_ways_may_be_compressed(self, triton, expected, coding, answered):
         result = triton.infer(
-            "small", tensor(batch(2)), request_compression_algorithm=coding, response_compression_algorithm=answered
+            "small",
+            triton_input(batch(2)),
+            request_compression_algorithm=coding,
+            response_compression_algorithm=answered,
         )
         assert result.as_numpy("logits").tobytes() == expected["input"].tobytes()
 
     @pytest.mark.two_at_once
     def test_concurrent_inference_requests(self, lasting_url, expected):
         with InferenceServerClient(lasting_url.removeprefix("http://"), concurrency=3, network_timeout=60.0) as client:
-            pending = [client.async_infer("small", tensor(batch(2))) for _ in range(3)]
+            pending = [client.async_infer("small", triton_input(batch(2))) for _ in range(3)]
             for one in pending:
                 assert one.get_result().as_numpy("logits").tobytes() == expected["input"].tobytes()
 
@@ -151,7 +143,7 @@ class TestTritonsClient:
     )
     def test_errors_have_the_protocols_format(self, triton, model, version, array, name, status, words):
         with pytest.raises(InferenceServerException) as caught:
-            triton.infer(model, tensor(array, name), model_version=version)
+            triton.infer(model, triton_input(array, name), model_version=version)
         assert caught.value.status() == status
         assert words in caught.value.message()
 
@@ -176,10 +168,10 @@ class TestTritonsClient:
 
     def test_a_timeout_in_microseconds_is_the_deadline(self, triton):
         with pytest.raises(InferenceServerException) as caught:
-            triton.infer("small", tensor(batch(1)), timeout=1)
+            triton.infer("small", triton_input(batch(1)), timeout=1)
         assert caught.value.status() == "504"
-        assert triton.infer("small", tensor(batch(1)), timeout=0)
-        assert triton.infer("small", tensor(batch(1)), timeout=10**15)
+        assert triton.infer("small", triton_input(batch(1)), timeout=0)
+        assert triton.infer("small", triton_input(batch(1)), timeout=10**15)
 
 
 class TestHttp:
@@ -210,12 +202,12 @@ class TestHttp:
     @pytest.mark.parametrize("length", ["", "x", "-1", "1.5", "9" * 19, "999999", "0", "٣"])
     def test_an_odd_header_length_is_refused(self, http, length):
         headers = {"Inference-Header-Content-Length": length.encode()}
-        reply = http.post(INFER, content=json.dumps(plain()), headers=headers)
+        reply = http.post(INFER, content=json.dumps(plain(batch(1))), headers=headers)
         assert "Inference-Header-Content-Length" in error(reply, 400)
 
     @pytest.mark.hostile
     def test_two_header_lengths_are_refused(self, http):
-        body = json.dumps(plain())
+        body = json.dumps(plain(batch(1)))
         headers = [("Inference-Header-Content-Length", str(len(body)))] * 2
         assert "Inference-Header-Content-Length" in error(http.post(INFER, content=body, headers=headers), 400)
 
@@ -224,7 +216,7 @@ class TestHttp:
         [{"deadline_ms": 0}, {"deadline_ms": 1.5}, {"deadline_ms": 10**9}, {"deadline_ms": True}, {"timeout": -1}],
     )
     def test_an_invalid_deadline_is_refused(self, http, parameters):
-        assert next(iter(parameters)) in error(http.post(INFER, json=plain(parameters=parameters)), 400)
+        assert next(iter(parameters)) in error(http.post(INFER, json=plain(batch(1), parameters=parameters)), 400)
 
     @pytest.mark.parametrize("method", ["GET", "PUT"])
     def test_method_not_allowed_has_the_protocols_format(self, http, method):
@@ -264,7 +256,7 @@ class TestFailures:
 
     def test_the_shorter_deadline_counts(self, http, observed):
         parameters = {"deadline_ms": 60_000, "timeout": 1}
-        assert error(http.post(INFER, json=plain(parameters=parameters)), 504)
+        assert error(http.post(INFER, json=plain(batch(1), parameters=parameters)), 504)
         assert isinstance(observed.failures[0][1], DeadlineError)
 
     @pytest.mark.parametrize(
@@ -281,7 +273,7 @@ class TestFailures:
             raise failure
 
         monkeypatch.setattr(service, "run", fail)
-        reply = http.post(INFER, json=plain())
+        reply = http.post(INFER, json=plain(batch(1)))
         assert "secret" not in error(reply, status)
         assert reply.headers.get("retry-after") == retry
 
@@ -302,7 +294,7 @@ class TestFailures:
                 cancelled.set()
 
         monkeypatch.setattr(service, "run", wait)
-        body = json.dumps(plain()).encode()
+        body = json.dumps(plain(batch(1))).encode()
         with connected(url) as client:
             client.sendall(head(len(body)) + body)
             assert begun.wait(60)
@@ -326,7 +318,7 @@ def test_a_key_that_may_not_classify_or_is_for_other_applications_gets_no_answer
     with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
 
         def ask(name, place=INFER, method="POST"):
-            content = {} if method == "GET" else {"json": plain()}
+            content = {} if method == "GET" else {"json": plain(batch(1))}
             return http.request(method, place, headers={"X-API-Key": keys[name]}, **content)
 
         assert ask("asks").status_code == 200

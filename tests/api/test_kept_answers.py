@@ -15,6 +15,7 @@ from tests.api.conftest import PATIENCE
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import batch
 from tests.support.served import served
+from tests.support.tensors import plain
 
 MAPS = ("scores", "classes", "head/depth")
 IMAGE_BYTES = sum(int(np.prod(OUTPUTS[name][1])) * np.dtype(OUTPUTS[name][0]).itemsize for name in MAPS)
@@ -50,10 +51,7 @@ def url(serve):
 
 
 def asked(images=2, outputs=None, **parameters):
-    data = batch(images)
-    tensor = {"name": "input", "shape": [*data.shape], "datatype": "FP32", "data": data.ravel().tolist()}
-    named = {"outputs": outputs} if outputs else {}
-    return {"id": "mine", "inputs": [tensor], "parameters": parameters, **named}
+    return plain(batch(images), id="mine", parameters=parameters, **({"outputs": outputs} if outputs else {}))
 
 
 def infer(http, **request):

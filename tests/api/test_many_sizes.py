@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 from PIL import Image
-from tritonclient.http import InferenceServerClient, InferInput
+from tritonclient.http import InferenceServerClient
 
 import serfer
 from serfer.api.http.body import ApiLimits
@@ -20,6 +20,7 @@ from serfer.splitter.whole import whole_plan
 from tests.api.conftest import png
 from tests.splitter.models import Net
 from tests.support.served import served
+from tests.support.tensors import triton_input
 
 CROPPED = serfer.Preprocess(None, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)
 SIZES = "8..40x8..64,multiple=8,pixels=1024"
@@ -50,9 +51,7 @@ def url(directory):
 
 def asked(url, array, name="x", *, binary=True):
     with InferenceServerClient(url.removeprefix("http://")) as client:
-        tensor = InferInput(name, list(array.shape), {"f": "FP32", "u": "UINT8"}[array.dtype.kind])
-        tensor.set_data_from_numpy(array, binary_data=binary)
-        answer = client.infer("net", [tensor])
+        answer = client.infer("net", triton_input(array, name, binary=binary))
         return answer.as_numpy(answer.get_response()["outputs"][0]["name"])
 
 

@@ -10,6 +10,7 @@ from serfer.core.errors import NotFiniteError
 from tests.api.conftest import png
 from tests.e2e.small import batch, give_nan
 from tests.support.served import served
+from tests.support.tensors import plain
 
 INFER = "/v2/models/small/infer"
 
@@ -42,10 +43,8 @@ def test_classify_is_a_problem_that_says_so(http):
 
 @pytest.mark.parametrize("wanted", [{}, {"binary_data": True}, {"classification": 3}])
 def test_inference_is_an_error_in_every_form(http, wanted):
-    array = batch()
-    tensor = {"name": "input", "shape": list(array.shape), "datatype": "FP32", "data": array.ravel().tolist()}
     outputs = {"outputs": [{"name": "logits", "parameters": wanted}]} if wanted else {}
-    reply = http.post(INFER, json={"inputs": [tensor], **outputs})
+    reply = http.post(INFER, json=plain(batch(), **outputs))
     assert reply.status_code == 500
     assert "not a finite number" in strict(reply)["error"]
 

@@ -124,25 +124,6 @@ class Waited:
         return repr(self._inner)
 
 
-@pytest.fixture
-def time():
-    return Time()
-
-
-@pytest.fixture(params=["sync", "async"])
-def open_(request, time):
-    """Open a client of a service that gives these answers, and return both."""
-
-    def make(*answers, **options):
-        service = Service(time, *answers)
-        chosen = {"transport": httpx.MockTransport(service), "clock": time.clock(), "api_key": KEY, **options}
-        if request.param == "sync":
-            return Client("http://serfer.test/prod", sleep=time.wait, **chosen), service
-        return Waited(AsyncClient("http://serfer.test/prod", sleep=time.await_, **chosen)), service
-
-    return make
-
-
 def answer(status=200, document=REPORT, **headers):
     return httpx.Response(
         status, json=document, headers={name.replace("_", "-"): text for name, text in headers.items()}
@@ -158,9 +139,9 @@ def status(state, **more):
     return {"id": "job/1", "status": state, "model": "small", "created": 1, "stages": [PROGRESS], **more}
 
 
-def test_a_query_is_one_request_with_its_images_key_and_wishes(open_, tmp_path):
+def test_a_query_is_one_request_with_its_images_key_and_wishes(open_client, tmp_path):
     (tmp_path / "b.png").write_bytes(b"second")
-    client, service = open_(answer())
+    client, service = open_client(answer())
     report = client.classify([b"first", tmp_path / "b.png"], model="small", top_k=3, deadline_ms=250, explain=True)
     assert report.images[0].predictions[0].label == "cat"
     assert (report.store.exists, report.stages[0].grid, report.timeline) == (5, "2x2", None)
@@ -175,29 +156,30 @@ def test_a_query_is_one_request_with_its_images_key_and_wishes(open_, tmp_path):
     assert str(tmp_path).encode() not in body
 
 
-def test_names_are_the_callers_where_given(open_):
-    client, service = open_(answer())
-    client.classify(b"first", names=["mine.jpg"])
+def test_names_and_a_key_are_the_callers_where_given(open_client):
+    client, service = open_client(answer())
+    client.classify(b"first", names=["mine.jpg"], idempotency_key="order-66")
     assert b'filename="mine.jpg"' in service.requests[0].content
     assert dict(service.requests[0].url.params) == {"top_k": "5"}
+    assert service.requests[0].headers["Idempotency-Key"] == "order-66"
 
 
-def test_an_explained_report_has_its_timeline(open_):
-    client, _ = open_(answer(document={**REPORT, "timeline": TIMELINE}))
+def test_an_explained_report_has_its_timeline(open_client):
+    client, _ = open_client(answer(document={**REPORT, "timeline": TIMELINE}))
     timeline = client.classify(b"x", explain=True).timeline
     assert (timeline.queue_ms, timeline.decode_ms) == (0.5, 3.0)
     assert (timeline.tasks[0].outcome, timeline.tasks[0].ended_ms) == ("given up", None)
 
 
-def test_a_query_has_no_key_which_would_cost_the_service_two_looks_into_its_store(open_):
-    client, service = open_(problem(503), answer())
+def test_a_query_has_no_key_which_would_cost_the_service_two_looks_into_its_store(open_client):
+    client, service = open_client(problem(503), answer())
     client.classify(b"first")
     assert len(service.requests) == 2
     assert all("Idempotency-Key" not in request.headers for request in service.requests)
 
 
-def test_every_try_of_a_retry_safe_call_is_the_same_request_and_every_call_has_a_key_of_its_own(open_):
-    client, service = open_(problem(503), problem(429), answer(), retry_safe=True)
+def test_every_try_of_a_retry_safe_call_is_the_same_request_and_every_call_has_a_key_of_its_own(open_client):
+    client, service = open_client(problem(503), problem(429), answer(), retry_safe=True)
     client.classify([b"first", b"second"])
     keys = [request.headers["Idempotency-Key"] for request in service.requests]
     assert len(keys) == 3
@@ -205,12 +187,6 @@ def test_every_try_of_a_retry_safe_call_is_the_same_request_and_every_call_has_a
     assert len({request.content for request in service.requests}) == 1
     client.classify(b"first")
     assert service.requests[-1].headers["Idempotency-Key"] != keys[0]
-
-
-def test_a_given_key_is_sent(open_):
-    client, service = open_(answer())
-    client.classify(b"x", idempotency_key="order-66")
-    assert service.requests[0].headers["Idempotency-Key"] == "order-66"
 
 
 @pytest.mark.parametrize(
@@ -225,14 +201,14 @@ def test_a_given_key_is_sent(open_):
         ("9" * 400, 0.05),
     ],
 )
-def test_retry_after_is_respected_in_seconds_and_as_a_date(open_, time, header, waited):
-    client, _ = open_(problem(429, retry_after=header), answer())
+def test_retry_after_is_respected_in_seconds_and_as_a_date(open_client, time, header, waited):
+    client, _ = open_client(problem(429, retry_after=header), answer())
     client.classify(b"x")
     assert time.waits == [waited]
 
 
-def test_without_retry_after_waits_double_up_to_a_bound(open_, time):
-    client, service = open_(problem(503), retries=8)
+def test_without_retry_after_waits_double_up_to_a_bound(open_client, time):
+    client, service = open_client(problem(503), retries=8)
     with pytest.raises(ServiceUnavailableError):
         client.classify(b"x")
     assert time.waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.5, 2.5]
@@ -240,22 +216,22 @@ def test_without_retry_after_waits_double_up_to_a_bound(open_, time):
 
 
 @pytest.mark.parametrize("header", ["60", "59", formatdate(NOW + 3600, usegmt=True)])
-def test_a_retry_past_the_timeout_fails_at_once(open_, time, header):
-    client, service = open_(problem(429, retry_after=header), timeout_s=59.0)
+def test_a_retry_past_the_timeout_fails_at_once(open_client, time, header):
+    client, service = open_client(problem(429, retry_after=header), timeout_s=59.0)
     with pytest.raises(ServiceUnavailableError, match="because") as caught:
         client.classify(b"x")
     assert (time.waits, len(service.requests)) == ([], 1)
     assert caught.value.retry_after_s == pytest.approx(float(header) if header.isdigit() else 3600)
 
 
-def test_each_try_is_bounded_by_the_remaining_timeout(open_, time):
+def test_each_try_is_bounded_by_the_remaining_timeout(open_client, time):
     took = iter([4.0, 4.0, 1.8])
 
     def slow(_):
         time.now += next(took)
         return problem(503)
 
-    client, service = open_(slow, timeout_s=10.0)
+    client, service = open_client(slow, timeout_s=10.0)
     with pytest.raises(ServiceUnavailableError):
         client.classify(b"x")
     allowed = [request.extensions["timeout"] for request in service.requests]
@@ -277,14 +253,14 @@ def test_each_try_is_bounded_by_the_remaining_timeout(open_, time):
     ],
     ids=repr,
 )
-def test_transient_errors_are_retried(open_, fault):
-    client, service = open_(fault, fault, answer())
+def test_transient_errors_are_retried(open_client, fault):
+    client, service = open_client(fault, fault, answer())
     assert client.classify(b"x").model == "small"
     assert len(service.requests) == 3
 
 
-def test_after_the_last_retry_the_last_error_is_raised_with_its_cause(open_):
-    client, service = open_(problem(503), httpx.ConnectError("refused"), retries=1)
+def test_after_the_last_retry_the_last_error_is_raised_with_its_cause(open_client):
+    client, service = open_client(problem(503), httpx.ConnectError("refused"), retries=1)
     with pytest.raises(ServiceUnavailableError, match="refused") as caught:
         client.classify(b"x")
     assert isinstance(caught.value, UnavailableError)
@@ -306,8 +282,8 @@ def test_after_the_last_retry_the_last_error_is_raised_with_its_cause(open_):
         (504, ServiceDeadlineError, 1),
     ],
 )
-def test_permanent_errors_are_not_retried(open_, code, kind, exit_code):
-    client, service = open_(problem(code, "no\nsuch\x1b[31m thing", retry_after="1"))
+def test_permanent_errors_are_not_retried(open_client, code, kind, exit_code):
+    client, service = open_client(problem(code, "no\nsuch\x1b[31m thing", retry_after="1"))
     with pytest.raises(kind) as caught:
         client.classify(b"x")
     error = caught.value
@@ -316,8 +292,8 @@ def test_permanent_errors_are_not_retried(open_, code, kind, exit_code):
     assert (error.exit_code, len(service.requests)) == (exit_code, 1)
 
 
-def test_time_that_runs_out_while_waiting_for_an_answer_is_not_tried_again(open_):
-    client, service = open_(httpx.ReadTimeout(""))
+def test_time_that_runs_out_while_waiting_for_an_answer_is_not_tried_again(open_client):
+    client, service = open_client(httpx.ReadTimeout(""))
     with pytest.raises(ServiceDeadlineError, match="timeout_s"):
         client.classify(b"x")
     assert len(service.requests) == 1
@@ -353,16 +329,16 @@ def test_a_reply_that_trickles_ends_with_the_timeout_async():
         asyncio.run(ask())
 
 
-def test_a_service_that_moved_is_not_followed(open_):
-    client, service = open_(httpx.Response(308, headers={"Location": "http://elsewhere.test"}))
+def test_a_service_that_moved_is_not_followed(open_client):
+    client, service = open_client(httpx.Response(308, headers={"Location": "http://elsewhere.test"}))
     with pytest.raises(ServiceError, match="base_url"):
         client.classify(b"x")
     assert len(service.requests) == 1
 
 
-def test_unknown_newer_fields_are_ignored(open_):
+def test_unknown_newer_fields_are_ignored(open_client):
     images = [{**REPORT["images"][0], "caption": "a cat"}]
-    client, _ = open_(answer(document={**REPORT, "images": images, "carbon": 1.0}))
+    client, _ = open_client(answer(document={**REPORT, "images": images, "carbon": 1.0}))
     assert client.classify(b"x").images[0].name == "a.png"
 
 
@@ -380,48 +356,48 @@ def test_unknown_newer_fields_are_ignored(open_):
         ("\xff", "no JSON"),
     ],
 )
-def test_an_invalid_report_is_refused_by_name(open_, body, fault):
-    client, service = open_(httpx.Response(200, content=body.encode("latin-1")))
+def test_an_invalid_report_is_refused_by_name(open_client, body, fault):
+    client, service = open_client(httpx.Response(200, content=body.encode("latin-1")))
     with pytest.raises(ServiceError, match=fault) as caught:
         client.classify(b"x")
     assert "\n" not in str(caught.value)
     assert len(service.requests) == 1
 
 
-def test_an_answer_is_bounded(open_, monkeypatch):
+def test_an_answer_is_bounded(open_client, monkeypatch):
     monkeypatch.setattr("serfer.client.wire.MAX_REPLY_BYTES", 1000)
-    client, _ = open_(httpx.Response(200, content=b" " * 1001))
+    client, _ = open_client(httpx.Response(200, content=b" " * 1001))
     with pytest.raises(ServiceError, match="more than 1000 bytes"):
         client.classify(b"x")
 
 
-def test_an_answer_is_not_unpacked(open_):
+def test_an_answer_is_not_unpacked(open_client):
     packed = httpx.Response(200, headers={"Content-Encoding": "x-unknown"}, content=json.dumps(REPORT).encode())
-    client, service = open_(packed)
+    client, service = open_client(packed)
     with pytest.raises(ServiceError, match="compressed"):
         client.classify(b"x")
     assert service.requests[0].headers["Accept-Encoding"] == "identity"
 
 
 @pytest.mark.parametrize("mute", [b"", b"{}", b"[1]", b'{"detail": 3}', b'{"detail": "' + b"x" * 100_000])
-def test_a_problem_without_detail_is_reported_by_its_status(open_, mute):
+def test_a_problem_without_detail_is_reported_by_its_status(open_client, mute):
     headers = {"Content-Type": "application/problem+json", "X-Request-Id": "abc"}
-    client, _ = open_(httpx.Response(422, headers=headers, content=mute))
+    client, _ = open_client(httpx.Response(422, headers=headers, content=mute))
     with pytest.raises(RequestRefusedError) as caught:
         client.classify(b"x")
     assert str(caught.value).endswith("(HTTP 422, request abc)")
 
 
-def test_a_long_detail_is_cut(open_):
-    client, _ = open_(problem(422, "x" * 100_000))
+def test_a_long_detail_is_cut(open_client):
+    client, _ = open_client(problem(422, "x" * 100_000))
     with pytest.raises(RequestRefusedError) as caught:
         client.classify(b"x")
     assert len(str(caught.value)) < 600
 
 
-def test_a_job_is_polled_as_often_as_the_service_says(open_, time):
+def test_a_job_is_polled_as_often_as_the_service_says(open_client, time):
     running = answer(document=status("running"), retry_after="1")
-    client, service = open_(
+    client, service = open_client(
         answer(202, status("queued"), location="/v1/results/job/1"),
         answer(document=status("queued"), retry_after="2"),
         problem(503),
@@ -437,17 +413,17 @@ def test_a_job_is_polled_as_often_as_the_service_says(open_, time):
     assert {(look.method, look.url.raw_path) for look in looks} == {("GET", b"/prod/v1/results/job%2F1")}
 
 
-def test_a_job_without_retry_after_is_polled_less_and_less_often(open_, time):
+def test_a_job_without_retry_after_is_polled_less_and_less_often(open_client, time):
     running = answer(document=status("running"))
-    client, _ = open_(
+    client, _ = open_client(
         answer(202, status("queued")), running, running, running, answer(document=status("done", result=REPORT))
     )
     client.submit(b"x").result()
     assert time.waits == [0.05, 0.1, 0.2]
 
 
-def test_a_job_that_does_not_end_in_time_is_left_running(open_, time):
-    client, service = open_(answer(202, status("queued")), answer(document=status("running"), retry_after="10"))
+def test_a_job_that_does_not_end_in_time_is_left_running(open_client, time):
+    client, service = open_client(answer(202, status("queued")), answer(document=status("running"), retry_after="10"))
     job = client.submit(b"x")
     with pytest.raises(ServiceDeadlineError, match="within 25 s"):
         job.result(25.0)
@@ -456,8 +432,8 @@ def test_a_job_that_does_not_end_in_time_is_left_running(open_, time):
     assert all(request.method != "DELETE" for request in service.requests)
 
 
-def test_a_job_says_how_far_it_is(open_):
-    client, _ = open_(answer(202, status("queued")), answer(document=status("running")))
+def test_a_job_says_how_far_it_is(open_client):
+    client, _ = open_client(answer(202, status("queued")), answer(document=status("running")))
     job = client.submit(b"x").status()
     assert (job.status, job.ended, job.result, job.problem) == ("running", False, None, None)
     assert job.stages[0].tiles == (1, 0, 0, 0)
@@ -466,9 +442,9 @@ def test_a_job_says_how_far_it_is(open_):
 @pytest.mark.parametrize(
     ("code", "kind"), [(400, RequestRefusedError), (503, ServiceUnavailableError), (504, DeadlineError)]
 )
-def test_a_failed_job_raises_its_problem_and_is_not_looked_at_again(open_, code, kind):
+def test_a_failed_job_raises_its_problem_and_is_not_looked_at_again(open_client, code, kind):
     ended = status("failed", problem={"title": "No", "status": code, "detail": "a.png is not an image"})
-    client, service = open_(answer(202, status("queued")), answer(document=ended))
+    client, service = open_client(answer(202, status("queued")), answer(document=ended))
     job = client.submit(b"x")
     with pytest.raises(kind, match=r"a\.png is not an image") as caught:
         job.result()
@@ -476,21 +452,21 @@ def test_a_failed_job_raises_its_problem_and_is_not_looked_at_again(open_, code,
 
 
 @pytest.mark.parametrize("ended", [status("done"), status("cancelled"), status("failed", problem=None)])
-def test_a_job_that_ended_with_nothing_is_an_error(open_, ended):
-    client, _ = open_(answer(202, status("queued")), answer(document=ended))
+def test_a_job_that_ended_with_nothing_is_an_error(open_client, ended):
+    client, _ = open_client(answer(202, status("queued")), answer(document=ended))
     job = client.submit(b"x")
     with pytest.raises(ServiceError, match="neither result nor problem"):
         job.result()
 
 
 @pytest.mark.parametrize("gone", [httpx.Response(204), problem(404)], ids=repr)
-def test_cancelling_a_missing_job_succeeds(open_, gone):
-    client, service = open_(answer(202, status("queued")), gone)
+def test_cancelling_a_missing_job_succeeds(open_client, gone):
+    client, service = open_client(answer(202, status("queued")), gone)
     client.submit(b"x").cancel()
     assert (service.requests[-1].method, service.requests[-1].url.raw_path) == ("DELETE", b"/prod/v1/results/job%2F1")
 
 
-def test_models_are_listed(open_):
+def test_models_are_listed(open_client):
     model = {
         "name": "small",
         "plan": "ab",
@@ -498,13 +474,13 @@ def test_models_are_listed(open_):
         "default": True,
         "more": 1,
     }
-    client, _ = open_(answer(document={"models": [model]}))
+    client, _ = open_client(answer(document={"models": [model]}))
     assert client.models() == (ServedModel("small", "ab", ModelInput(34, 35, 3), default=True),)
 
 
 @pytest.mark.parametrize(("code", "ready"), [(200, True), (503, False)])
-def test_readiness_is_queried_once(open_, code, ready):
-    client, service = open_(answer(code, {"ready": ready}))
+def test_readiness_is_queried_once(open_client, code, ready):
+    client, service = open_client(answer(code, {"ready": ready}))
     assert client.ready() is ready
     assert len(service.requests) == 1
 
@@ -518,15 +494,15 @@ def test_readiness_is_queried_once(open_, code, ready):
         ({"images": []}, "at least one image"),
     ],
 )
-def test_contradicting_arguments_are_not_sent(open_, options, word):
-    client, service = open_(answer())
+def test_contradicting_arguments_are_not_sent(open_client, options, word):
+    client, service = open_client(answer())
     with pytest.raises(UsageError, match=word):
         client.classify(**{"images": b"x", **options})
     assert service.requests == []
 
 
-def test_an_image_that_cannot_be_read_is_named(open_, tmp_path):
-    client, _ = open_(answer())
+def test_an_image_that_cannot_be_read_is_named(open_client, tmp_path):
+    client, _ = open_client(answer())
     with pytest.raises(ImageError, match=r"nothing\.png cannot be read: No such file"):
         client.classify([tmp_path / "nothing.png"])
 
@@ -564,9 +540,9 @@ def test_an_unusable_key_is_refused_and_not_repeated(kind, key):
     assert "sh" not in str(caught.value).replace("show", "")
 
 
-def test_the_key_is_nowhere_to_be_seen(open_, caplog):
+def test_the_key_is_nowhere_to_be_seen(open_client, caplog):
     caplog.set_level("DEBUG")
-    client, _ = open_(answer(202, status("queued")), problem(401, f"unknown key {KEY}"))
+    client, _ = open_client(answer(202, status("queued")), problem(401, f"unknown key {KEY}"))
     job = client.submit(b"x")
     with pytest.raises(KeyRefusedError) as caught:
         client.classify(b"x")

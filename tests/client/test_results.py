@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from serfer import AsyncClient, Client
+from serfer import Client
 from serfer.client.arrays import ArrayForm, FileValues, place_chunk
 from serfer.core.errors import (
     RequestRefusedError,
@@ -92,13 +92,12 @@ def cut(data):
 
 
 class Both:
-    """A client, or an asynchronous one that is waited for: a result's outputs are read the same way."""
+    """A result of a client, or of an asynchronous one that is waited for: its outputs are read the same way."""
 
     def __init__(self, client, result):
-        self.client = client
         self.id, self.expires = result.id, result.expires
-        self._result = result if isinstance(client, Client) else Waited(result)
         self._blocks = isinstance(client, Client)
+        self._result = result if self._blocks else Waited(result)
 
     def array(self, name):
         return np.asarray(self._result[name] if self._blocks else self._result.tensor(name))
@@ -111,22 +110,12 @@ class Both:
 
 
 @pytest.fixture
-def time():
-    return Time()
-
-
-@pytest.fixture(params=["sync", "async"])
-def open_(request, time):
+def open_(open_client):
     """Return a result of a service that gives these answers after the first, and the service."""
 
     def make(*answers, first=None, **options):
-        service = Service(time, answer(document=first or document()), *answers)
-        chosen = {"transport": httpx.MockTransport(service), "clock": time.clock(), "api_key": KEY, **options}
-        if request.param == "sync":
-            client = Client("http://serfer.test/prod", sleep=time.wait, **chosen)
-            return Both(client, client.infer(BATCH, model="dense", result="link")), service
-        client = AsyncClient("http://serfer.test/prod", sleep=time.await_, **chosen)
-        return Both(client, asyncio.run(client.infer(BATCH, model="dense", result="link"))), service
+        client, service = open_client(answer(document=first or document()), *answers, **options)
+        return Both(client, client.infer(BATCH, model="dense", result="link")), service
 
     return make
 
@@ -151,20 +140,14 @@ def test_an_output_is_an_array_of_its_chunks(open_):
     assert {request.headers["X-API-Key"] for request in chunks} == {KEY}
 
 
-def test_a_download_is_a_file_that_numpy_reads(open_, tmp_path):
+def test_a_download_is_a_file_that_numpy_reads_in_place_of_one_that_is_there(open_, tmp_path):
+    (tmp_path / "classes.npy").write_bytes(b"old and longer than nothing" * 100)
     result, service = open_(served(CLASSES, name="head/classes"))
     path = result.download("head/classes", tmp_path / "classes.npy")
     assert path == tmp_path / "classes.npy"
     assert np.array_equal(np.load(path, mmap_mode="r"), CLASSES)
     assert [*tmp_path.iterdir()] == [path]
     assert service.requests[-1].url.path == f"/prod{PLACE}/1/c/0/0/1/1"
-
-
-def test_a_download_takes_the_place_of_a_file_that_is_there(open_, tmp_path):
-    (tmp_path / "x.npy").write_bytes(b"old and longer than nothing" * 100)
-    result, _ = open_(served(SCORES))
-    result.download("scores", tmp_path / "x.npy")
-    assert np.array_equal(np.load(tmp_path / "x.npy"), SCORES)
 
 
 def test_a_download_is_written_where_no_event_loop_waits_for_the_disk(open_, tmp_path, monkeypatch):

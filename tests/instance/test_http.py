@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from tritonclient.http import InferenceServerClient, InferInput
+from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from serfer.api.admission import Admission
@@ -17,6 +17,7 @@ from tests.api.conftest import Observed, running
 from tests.e2e.conftest import eventually
 from tests.e2e.small import batch
 from tests.instance.conftest import PATIENCE, QUICK
+from tests.support.tensors import plain, triton_input
 
 INFER = "/v2/models/small/infer"
 
@@ -36,19 +37,8 @@ def served(engine_of, pipeline_of, profile):
         yield url, engine
 
 
-def tensor(images):
-    given = InferInput("input", list(images.shape), "FP32")
-    given.set_data_from_numpy(images)
-    return [given]
-
-
-def plain(images, **parameters):
-    given = {"name": "input", "shape": list(images.shape), "datatype": "FP32", "data": images.ravel().tolist()}
-    return {"inputs": [given], "parameters": parameters}
-
-
 def ask(url, images, **parameters):
-    return httpx.post(url + INFER, json=plain(images, **parameters), timeout=PATIENCE)
+    return httpx.post(url + INFER, json=plain(images, parameters=parameters), timeout=PATIENCE)
 
 
 def test_an_answer_says_how_many_images_ran_together_and_for_how_long(served, network):
@@ -78,7 +68,7 @@ def test_a_predicted_deadline_miss_is_429_with_retry_after(served, network):
             assert (refused.status_code, "too much to do" in refused.json()["error"]) == (429, True)
             assert 100 <= int(refused.headers["retry-after"]) <= 500
             with pytest.raises(InferenceServerException, match="too much to do"):
-                triton.infer("small", tensor(batch()), timeout=timeout)
+                triton.infer("small", triton_input(batch()), timeout=timeout)
         assert first.result().status_code == 200
     assert (engine.counts.refused, network.sizes) == (2, [1])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from tritonclient.http import InferenceServerClient, InferInput
+from tritonclient.http import InferenceServerClient
 from tritonclient.utils import InferenceServerException
 
 from serfer.api.admission import Admission
@@ -38,6 +38,7 @@ from tests.e2e.small import CLASSES, batch, split_small
 from tests.fleet.fakes import TEXT as SCENARIO
 from tests.instance.conftest import PATIENCE
 from tests.instance.heavy import WEIGHTS, split_heavy
+from tests.support.tensors import plain, triton_input
 
 CPU = Hardware("cpu", threads=1)
 SLACK = 14 * MIB  # what a process that serves grows by beside its networks
@@ -94,17 +95,6 @@ def shared(shared_url):
         yield client
 
 
-def tensor(images):
-    given = InferInput("input", list(images.shape), "FP32")
-    given.set_data_from_numpy(images)
-    return [given]
-
-
-def plain(images):
-    given = {"name": "input", "shape": list(images.shape), "datatype": "FP32", "data": images.ravel().tolist()}
-    return {"inputs": [given]}
-
-
 def states(http):
     return {each["name"]: each["state"] for each in http.get("/v1/models").raise_for_status().json()["models"]}
 
@@ -113,7 +103,7 @@ def test_each_network_answers_by_its_name_and_is_loaded_when_it_is_first_asked(u
     assert {name: state["status"] for name, state in states(http).items()} == {"small": "loaded", "other": "unloaded"}
     with InferenceServerClient(url.removeprefix("http://"), concurrency=8, network_timeout=PATIENCE) as triton:
         queries = [(name, batch(1 + seed % 3, seed)) for seed in range(8) for name in ("small", "other")]
-        pending = [triton.async_infer(name, tensor(images), timeout=60_000_000) for name, images in queries]
+        pending = [triton.async_infer(name, triton_input(images), timeout=60_000_000) for name, images in queries]
         answers = [one.get_result().as_numpy("logits") for one in pending]
     whole = {"small": unsplit(load_plan(directory), directory), "other": unsplit(load_plan(other), other)}
     for (name, images), logits in zip(queries, answers, strict=True):
@@ -150,7 +140,7 @@ def test_the_repository_lists_loads_and_unloads_what_it_was_given(url, http):
             triton.load_model("third")
         with pytest.raises(InferenceServerException, match="'config' is not taken here"):
             triton.load_model("other", config='{"max_batch_size": 1}')
-        triton.infer("small", tensor(batch()))
+        triton.infer("small", triton_input(batch()))
     assert [each["name"] for each in http.post("/v2/repository/index", json={"ready": True}).json()] == [
         "small",
         "other",

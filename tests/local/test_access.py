@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from serfer.core.sigv4 import Access, sign
 from serfer.local.lambda_.access import Verifier
-from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.socket_owner import is_ours
 from tests.local.test_lambda_service import Local, probe
 
@@ -35,8 +34,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become ano
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory):
-    runtime = runtime_directory(tmp_path_factory.mktemp("runtime"))
+def local(runtime):
     variables = {"SERFER_STORE": f"redis://:{PASSWORD}@127.0.0.1:1/0"}
     with Local(runtime, probe("echo", environment=variables), probe("variables")) as local:
         yield local

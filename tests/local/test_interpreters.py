@@ -10,7 +10,6 @@ import pytest
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
 from serfer.local.lambda_.function import FunctionConfig
-from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.settings import load_settings
 from serfer_bench.core.faults import Faults, Injector
@@ -19,11 +18,6 @@ from tests.local.test_lambda_service import HERE, Local, gone, probe
 FACTS = shipped_aws().functions
 OWN = f"python{sys.version_info.major}.{sys.version_info.minor}"
 PYTHON_313 = Path(sys.prefix) / "python3.13" / "bin" / "python3.13"
-
-
-@pytest.fixture(scope="module")
-def runtime(tmp_path_factory):
-    return runtime_directory(tmp_path_factory.mktemp("runtime"))
 
 
 @pytest.fixture

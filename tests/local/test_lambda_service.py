@@ -172,11 +172,6 @@ def gone(pidfd):
 
 
 @pytest.fixture(scope="module")
-def runtime(tmp_path_factory):
-    return runtime_directory(tmp_path_factory.mktemp("runtime"))
-
-
-@pytest.fixture(scope="module")
 def local(runtime):
     functions = [
         probe("echo", environment={"COLOUR": "green"}),

@@ -1,7 +1,6 @@
 import json
 import os
 import select
-import socket
 import sys
 import uuid
 from pathlib import Path
@@ -16,7 +15,6 @@ from serfer.core.sigv4 import Access
 from serfer.drivers.stepfunctions.client import connect
 from serfer.local import server as module
 from serfer.local.lambda_.function import REGION, FunctionConfig
-from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.local.servers.step_functions import StepFunctionsServer
 from serfer.pipeline.event_loop import LoopThread
@@ -70,11 +68,10 @@ def ask(server, kind, text):
 
 
 @pytest.fixture(scope="module")
-def lambda_url(tmp_path_factory):
+def lambda_url(runtime, tmp_path_factory):
     """A Lambda service with one function that says what it was asked."""
     directory = tmp_path_factory.mktemp("echo")
     (directory / "echo.py").write_text(ECHOING, encoding="utf-8")
-    runtime = runtime_directory(tmp_path_factory.mktemp("runtime"))
     echo = FunctionConfig("echo", directory, "echo.handler")
     loop = LoopThread()
     service = LambdaService([echo], facts=shipped_aws().functions, runtime=runtime, access=ACCESS)
@@ -108,14 +105,6 @@ def test_tasks_reach_the_local_functions_other_users_reach_nothing_and_nothing_i
 @pytest.mark.parametrize("kind", [pytest.param("standard", marks=pytest.mark.weekly), "express"])
 def test_dies_with_a_parent_that_is_killed(kind):
     said_before_kill(PARENT, kind)
-
-
-def test_another_port_is_tried_where_a_free_one_was_snatched(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as snatcher:
-        ports = [snatcher.getsockname()[1], module.free_port()]
-        monkeypatch.setattr(module, "free_port", iter(ports).__next__)
-        with StepFunctionsServer("express", [], NO_LAMBDA, PASS, ACCESS) as server:
-            assert server.endpoint.endswith(f":{ports[1]}")
 
 
 def test_service_output_is_forwarded(monkeypatch):

@@ -3,15 +3,16 @@
 import { bytes, count, duration, html, percent, perMillion, plural, svg } from "./dom.js";
 
 /** A bar of `share` (0..1) of its place. */
-function bar(share, kind = "") {
-  const width = Math.max(0, Math.min(1, share)) * 100;
-  return svg(
-    "svg",
-    { viewBox: "0 0 100 1", preserveAspectRatio: "none", class: `bar ${kind}`, "aria-hidden": "true" },
-    svg("rect", { width: 100, height: 1, class: "rest" }),
-    svg("rect", { width, height: 1, class: "full" }),
-  );
+function bar(share) {
+  const widths = { rest: 100, full: Math.max(0, Math.min(1, share)) * 100 };
+  const rects = Object.entries(widths).map(([kind, width]) => svg("rect", { width, height: 1, class: kind }));
+  return svg("svg", { viewBox: "0 0 100 1", preserveAspectRatio: "none", class: "bar", "aria-hidden": "true" }, ...rects);
 }
+
+/** An item of a list: what was found, its score as text, and a bar. */
+const item = (attributes, what, score, share) =>
+  html("li", attributes, html("span", { class: "label" }, ...what), html("span", { class: "number" }, score), bar(share));
+const note = (...parts) => html("p", { class: "note" }, ...parts);
 
 const MOST_VALUES = 12; // of a vector
 
@@ -19,7 +20,7 @@ const MOST_VALUES = 12; // of a vector
 export function findings(report) {
   const [image] = report.images;
   const parts = image.boxes ? boxes(image.boxes) : image.outputs ? image.outputs.map(output) : [predictions(image.predictions)];
-  if (report.untrained) parts.push(html("p", { class: "note" }, "This network's weights are random: its answers mean nothing."));
+  if (report.untrained) parts.push(note("This network's weights are random: its answers mean nothing."));
   return [html("h3", {}, "What it shows"), ...parts];
 }
 
@@ -35,16 +36,10 @@ const named = ({ label, score }) => `${label}${score >= 0 && score <= 1 ? `, ${p
 
 /** The boxes as a list; each item has the number of its box in `data-box`. */
 function boxes(found) {
-  if (!found.length) return [html("p", { class: "note" }, "Nothing was found.")];
+  if (!found.length) return [note("Nothing was found.")];
+  const key = () => html("span", { class: "key own" });
   const items = found.map(({ label, score, index }, number) =>
-    html(
-      "li",
-      { "data-box": number, class: `s${index % 8}` },
-      html("span", { class: "label" }, html("span", { class: "key own" }), label),
-      html("span", { class: "number" }, percent(score)),
-      bar(score),
-    ),
-  );
+    item({ "data-box": number, class: `s${index % 8}` }, [key(), label], percent(score), score));
   return [html("ol", { class: "classes boxes scroll", tabindex: 0, role: "region", "aria-label": "Boxes" }, ...items)];
 }
 
@@ -57,8 +52,8 @@ function output({ name, type, shape, values, png, href }) {
     image.addEventListener("load", () => URL.revokeObjectURL(url), { once: true });
     return html("div", {}, what, image);
   }
-  if (values) return html("div", {}, what, html("p", { class: "note" }, `${values.slice(0, MOST_VALUES).map((value) => (Number.isInteger(value) ? `${value}` : value.toPrecision(4))).join(" ")}${values.length > MOST_VALUES ? " …" : ""}`));
-  return html("div", {}, what, html("p", { class: "note" }, ...(href ? ["Kept as a zarr array at ", html("code", {}, href)] : ["No picture holds it."])));
+  if (values) return html("div", {}, what, note(`${values.slice(0, MOST_VALUES).map((value) => (Number.isInteger(value) ? `${value}` : value.toPrecision(4))).join(" ")}${values.length > MOST_VALUES ? " …" : ""}`));
+  return html("div", {}, what, note(...(href ? ["Kept as a zarr array at ", html("code", {}, href)] : ["No picture holds it."])));
 }
 
 /** The best classes; scores that are not shares are shown as they are. */
@@ -66,14 +61,7 @@ function predictions(found) {
   const shares = found.every(({ score }) => score >= 0 && score <= 1);
   const most = Math.max(...found.map(({ score }) => Math.abs(score))) || 1;
   const items = found.map(({ label, score }) =>
-    html(
-      "li",
-      {},
-      html("span", { class: "label" }, label),
-      html("span", { class: "number" }, shares ? percent(score) : score.toFixed(2)),
-      bar(shares ? score : Math.abs(score) / most),
-    ),
-  );
+    item({}, [label], shares ? percent(score) : score.toFixed(2), shares ? score : Math.abs(score) / most));
   return html("ol", { class: "classes" }, ...items);
 }
 
@@ -150,19 +138,16 @@ export function comparison(model, report) {
     })),
   ];
   const [slowest, dearest] = ["ms", "usd"].map((field) => Math.max(...lines.map((line) => line[field])) || 1);
-  const rows = lines.map(({ name, kind, ms, usd, measured }) =>
-    html(
-      "tr",
-      { class: measured ? "measured" : "predicted" },
-      html("th", { scope: "row" }, name, html("span", { class: "note" }, kind)),
-      html("td", {}, html("span", { class: "number" }, duration(ms)), bar(ms / slowest)),
-      html("td", {}, ...(usd === null ? ["–"] : [html("span", { class: "number" }, perMillion(usd)), bar(usd / dearest)])),
-    ),
-  );
+  const cell = (number, share) => html("td", {}, html("span", { class: "number" }, number), bar(share));
+  const rows = lines.map(({ name, kind, ms, usd, measured }) => {
+    const head = html("th", { scope: "row" }, name, html("span", { class: "note" }, kind));
+    const cost = usd === null ? html("td", {}, "–") : cell(perMillion(usd), usd / dearest);
+    return html("tr", { class: measured ? "measured" : "predicted" }, head, cell(duration(ms), ms / slowest), cost);
+  });
   const heads = ["", "Latency", "A million queries"].map((head) => (head ? html("th", { scope: "col" }, head) : html("td")));
   const parts = [html("table", { class: "compare" }, html("thead", {}, html("tr", {}, ...heads)), html("tbody", {}, ...rows))];
   const store = `What is predicted is the planner's estimate for warm functions on AWS Lambda with a store like ${model.predicted_for}; what is measured is this service, where it runs.`;
-  parts.push(html("p", { class: "note" }, store));
+  parts.push(note(store));
   if (model.why) parts.push(html("details", {}, html("summary", {}, "Why this plan"), html("p", {}, model.why)));
   return parts;
 }

@@ -77,18 +77,14 @@ export class Service {
     }
   }
 
-  async models() {
-    return (await this.#json("v1/models")).models;
-  }
+  models = async () => (await this.#json("v1/models")).models;
 
   /** A model's plan, or that of APPLICATION:VARIANT. */
   model(name, signal) {
     return this.#json(`v1/models/${encodeURIComponent(name)}`, { signal });
   }
 
-  async applications() {
-    return (await this.#json("v1/applications")).applications;
-  }
+  applications = async () => (await this.#json("v1/applications")).applications;
 
   application(name, signal) {
     return this.#json(`v1/applications/${encodeURIComponent(name)}`, { signal });
@@ -99,12 +95,8 @@ export class Service {
     const form = new FormData();
     form.append("image", file, file.name || "picture");
     const query = new URLSearchParams({ ...parameters, explain: "true" });
-    const found = await this.#json(`v1/${route}?${query}`, {
-      method: "POST",
-      body: form,
-      signal,
-      headers: { Prefer: "respond-async" },
-    });
+    const options = { method: "POST", body: form, signal, headers: { Prefer: "respond-async" } };
+    const found = await this.#json(`v1/${route}?${query}`, options);
     return found.status ? found : { status: "done", result: found, stages: [] };
   }
 

@@ -20,13 +20,9 @@ export function table(caption, heads, rows) {
     const right = typeof value === "number" || /^[-–$<]?[\d.,]+(\s|%|$)/.test(value);
     return html(index ? "td" : "th", { scope: index ? null : "row", class: index && right ? "number" : null }, value instanceof Node ? value : String(value));
   };
-  return html(
-    "table",
-    {},
-    html("caption", {}, caption),
-    html("thead", {}, html("tr", {}, ...heads.map((head) => html("th", { scope: "col" }, head)))),
-    html("tbody", {}, ...rows.map((row) => html("tr", {}, ...row.map(cell)))),
-  );
+  const head = html("thead", {}, html("tr", {}, ...heads.map((text) => html("th", { scope: "col" }, text))));
+  const body = html("tbody", {}, ...rows.map((row) => html("tr", {}, ...row.map(cell))));
+  return html("table", {}, html("caption", {}, caption), head, body);
 }
 
 const GAP = "\u00a0"; // a number and its unit stay on one line

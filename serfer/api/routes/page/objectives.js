@@ -3,29 +3,16 @@
 import { byId, html, perMillion } from "./dom.js";
 
 const FIELDS = [
-  {
-    id: "latency",
-    name: "latency_ms",
-    wrong: (ms) => (ms > 0 && ms <= 900_000 ? "" : "Write milliseconds: a number above 0, at most 900000."),
-    sent: (ms) => ms,
-  },
-  {
-    id: "accuracy",
-    name: "min_accuracy",
-    wrong: (share) => {
-      if (share > 0 && share <= 1) return `Write percent: 70 for 70 of 100 right. ${share} would be ${share}%.`;
-      return share >= 0 && share <= 100 ? "" : "Write percent: a number from 0 to 100.";
-    },
-    sent: (share) => share / 100,
-  },
-  {
-    id: "cost",
-    name: "max_cost_usd",
-    wrong: (usd) => (usd >= 0 && usd <= 1_000_000 ? "" : "Write dollars for one query: 0 or more, such as 0.00001."),
-    sent: (usd) => usd,
-  },
+  { id: "latency", name: "latency_ms", wrong: (ms) => (ms > 0 && ms <= 900_000 ? "" : "Write milliseconds: a number above 0, at most 900000."), sent: (ms) => ms },
+  { id: "accuracy", name: "min_accuracy", wrong: wrongShare, sent: (share) => share / 100 },
+  { id: "cost", name: "max_cost_usd", wrong: (usd) => (usd >= 0 && usd <= 1_000_000 ? "" : "Write dollars for one query: 0 or more, such as 0.00001."), sent: (usd) => usd },
 ];
 const COST_HINT = "0.00001 is $10.00 a million queries.";
+
+function wrongShare(share) {
+  if (share > 0 && share <= 1) return `Write percent: 70 for 70 of 100 right. ${share} would be ${share}%.`;
+  return share >= 0 && share <= 100 ? "" : "Write percent: a number from 0 to 100.";
+}
 
 export class ObjectiveFields {
   #variants = "";
@@ -53,9 +40,7 @@ export class ObjectiveFields {
     select.value = names.includes(before) ? before : "";
   }
 
-  get variant() {
-    return byId("variant").value;
-  }
+  get variant() { return byId("variant").value; }
 
   /** Return the request's parameters, without what is not asked; or the first field that is `wrong`. */
   read() {

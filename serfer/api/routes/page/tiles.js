@@ -13,14 +13,9 @@ export function cropOf(width, height, fit, input) {
   const shorter = Math.max(fit.resize, Math.round(Math.min(width, height) * Math.max(input.width / width, input.height / height)));
   const whole = [width, height].map((side) => Math.floor((shorter * side) / Math.min(width, height)));
   const total = { width: Math.max(input.width, whole[0]), height: Math.max(input.height, whole[1]) };
-  const across = width / total.width;
-  const down = height / total.height;
-  return {
-    left: Math.round((total.width - input.width) / 2) * across,
-    top: Math.round((total.height - input.height) / 2) * down,
-    width: input.width * across,
-    height: input.height * down,
-  };
+  const [across, down] = [width / total.width, height / total.height];
+  const [left, top] = [Math.round((total.width - input.width) / 2), Math.round((total.height - input.height) / 2)];
+  return { left: left * across, top: top * down, width: input.width * across, height: input.height * down };
 }
 
 function paddedOf(width, height, pad, input) {
@@ -33,13 +28,9 @@ function paddedOf(width, height, pad, input) {
     return { left: 0, top: 0, width: input.width / across, height };
   }
   const ratio = Math.min(input.height / height, input.width / width);
-  const before = (space) => (pad === "centre" ? space / 2 : 0);
-  return {
-    left: -before(input.width / ratio - width),
-    top: -before(input.height / ratio - height),
-    width: input.width / ratio,
-    height: input.height / ratio,
-  };
+  const [across, down] = [input.width / ratio, input.height / ratio];
+  const before = pad === "centre" ? 0.5 : 0; // the share of the padding on the left and above
+  return { left: -before * (across - width), top: -before * (down - height), width: across, height: down };
 }
 
 export class Tiles {
@@ -115,14 +106,9 @@ export class Tiles {
 
   #drawStrip() {
     const buttons = (this.#model?.stages ?? []).map((stage, number) => {
-      const button = html(
-        "button",
-        { type: "button", class: `stage s${number % 8}` },
-        miniature(stage),
-        html("span", { class: "strong" }, titled(stage.name)),
-        html("span", { class: "note" }, gridText(stage)),
-        html("span", { class: "note state" }),
-      );
+      const words = [["strong", titled(stage.name)], ["note", gridText(stage)], ["note state", ""]];
+      const spans = words.map(([kind, text]) => html("span", { class: kind }, text));
+      const button = html("button", { type: "button", class: `stage s${number % 8}` }, miniature(stage), ...spans);
       button.addEventListener("click", () => {
         this.#chosen = true;
         this.#select(number);
@@ -146,11 +132,8 @@ export class Tiles {
     }
     const stage = stages[this.#stage];
     const crop = this.#picture ? cropOf(width, height, fit, input) : { left: 0, top: 0, width, height };
-    const layers = svg(
-      "svg",
-      { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": spoken(stage), class: `s${this.#stage % 8}` },
-      shade(width, height, crop),
-    );
+    const told = { role: "img", "aria-label": spoken(stage), class: `s${this.#stage % 8}` };
+    const layers = svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", ...told }, shade(width, height, crop));
     this.#drawn = shapes(stage, crop);
     layers.append(...this.#drawn.map(({ own }) => own), ...this.#drawn.flatMap(({ around }) => around));
     this.#boxes = this.#picture && this.#found ? boxShapes(this.#found, width, height) : [];
@@ -209,12 +192,8 @@ function boxShapes(image, width, height) {
 }
 
 function place(box, crop) {
-  return {
-    x: crop.left + box.left * crop.width,
-    y: crop.top + box.top * crop.height,
-    width: box.width * crop.width,
-    height: box.height * crop.height,
-  };
+  const [x, y] = [crop.left + box.left * crop.width, crop.top + box.top * crop.height];
+  return { x, y, width: box.width * crop.width, height: box.height * crop.height };
 }
 
 /** For each task its own share, and what is drawn around it. */
@@ -225,8 +204,9 @@ function shapes(stage, crop) {
       const around = [svg("rect", { ...place(tile.reads, crop), class: "reads" })];
       if (tile.pixels) around.push(svg("rect", { ...place(tile.pixels, crop), class: "pixels" }));
       own.append(svg("title", {}, tileText(stage, number)));
-      own.addEventListener("pointerenter", () => around.forEach((shape) => shape.classList.add("lit")));
-      own.addEventListener("pointerleave", () => around.forEach((shape) => shape.classList.remove("lit")));
+      for (const [event, lit] of [["pointerenter", true], ["pointerleave", false]]) {
+        own.addEventListener(event, () => around.forEach((shape) => shape.classList.toggle("lit", lit)));
+      }
       return { own, around };
     });
   }

@@ -144,10 +144,6 @@ def _selected(choice: Choice) -> SelectedVariant:
     )
 
 
-def as_text(asked: ApplicationQuery | None) -> str:
-    return "" if asked is None else f"{asked.application} {asked.objectives}"
-
-
 def is_cold(answered: ServiceResult) -> bool:
     return any(stage.cold for stage in answered.result.report.stages)
 

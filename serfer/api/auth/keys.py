@@ -239,7 +239,9 @@ class KeyRing:
         before = {(known.digest, known.client): known for known in self._known}
         known = []
         for entry in entries:
-            client, digest = _client(entry), bytes.fromhex(entry.sha256)
+            applications = tuple(sorted(entry.applications.items())) if entry.applications else None
+            scopes, digest = frozenset(entry.scopes or (Scope.CLASSIFY,)), bytes.fromhex(entry.sha256)
+            client = Client(entry.name, entry.requests_per_minute, entry.burst, scopes, applications)
             known.append(before.get((digest, client)) or self._new(client, digest))
         self._known = tuple(known)
 
@@ -346,12 +348,6 @@ def _alone(path: Path) -> Iterator[None]:
 def _write(path: Path, entries: list[Entry]) -> None:
     fields = _File(keys=entries).model_dump(mode="json", exclude_defaults=True)
     write_whole(path, json.dumps(fields, indent=2).encode() + b"\n", mode=_PRIVATE)
-
-
-def _client(entry: Entry) -> Client:
-    applications = tuple(sorted(entry.applications.items())) if entry.applications else None
-    scopes = frozenset(entry.scopes or (Scope.CLASSIFY,))
-    return Client(entry.name, entry.requests_per_minute, entry.burst, scopes, applications)
 
 
 def _first(error: ValidationError) -> str:

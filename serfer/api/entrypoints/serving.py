@@ -215,9 +215,7 @@ def _concurrency(opening: Opening, settings: Settings) -> int:
 def _deployed(opening: Opening, options: ApplicationOptions) -> Callable[[Variant], bool]:
     """Return what says whether functions have a variant: all that can be started, or what a stack has."""
     plans: Collection[str] | None = opening.deployment.plans if opening.deployment else options.plans
-    if plans is None:
-        return lambda _: True
-    return lambda variant: variant.plan[:12] in plans
+    return lambda variant: plans is None or variant.plan[:12] in plans
 
 
 def make_service(

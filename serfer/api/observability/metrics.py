@@ -46,6 +46,14 @@ _OUTCOMES = (
     (SerferError, "failed"),
     (asyncio.CancelledError, "cancelled"),
 )
+_TOTALS = {
+    "retries": ("serfer_retries", "Tasks tried again."),
+    "hedges": ("serfer_hedges", "Late tasks that got a duplicate."),
+    "disbanded": ("serfer_gangs_disbanded", "Gangs that were aborted and ran stage by stage."),
+    "warm_ups": ("serfer_warm_ups", "Requests that warmed functions of later stages or the other plan."),
+    "restarts": ("serfer_restarts", "Queries restarted after lost or altered pieces."),
+}
+"""Counters of a report's fields."""
 
 
 class Metrics:
@@ -54,55 +62,45 @@ class Metrics:
     def __init__(self, plans: Mapping[str, str]) -> None:
         registry = self.registry = CollectorRegistry()
         self.over_quota = self.overloaded = 0
-        make = _Maker(registry)
-        self._requests = make.counter("serfer_http_requests", "Requests answered.", ["route", "method", "status"])
-        self._seconds = make.histogram(
+
+        def counter(name: str, words: str, labels: Sequence[str]) -> _ChildCache[Counter]:
+            return _ChildCache(Counter(name, words, labels, registry=registry).labels)
+
+        def histogram(name: str, words: str, labels: Sequence[str]) -> _ChildCache[Histogram]:
+            return _ChildCache(Histogram(name, words, labels, registry=registry, buckets=_SECONDS).labels)
+
+        self._requests = counter("serfer_http_requests", "Requests answered.", ["route", "method", "status"])
+        self._seconds = histogram(
             "serfer_http_request_seconds", "Seconds from a request's head to its last byte.", ["route"]
         )
-        self._bytes = make.counter("serfer_http_request_bytes", "Bytes of bodies received.", ["route"])
+        self._bytes = counter("serfer_http_request_bytes", "Bytes of bodies received.", ["route"])
         self._kept = Counter("serfer_results_kept", "Results kept for their owners to fetch.", registry=registry)
-        self._result_bytes = make.counter("serfer_result_bytes", "Bytes of results kept and sent.", ["direction"])
-        self._retries = make.counter("serfer_call_retries", "Calls of stores and the registry tried again.", ["call"])
+        self._result_bytes = counter("serfer_result_bytes", "Bytes of results kept and sent.", ["direction"])
+        self._retries = counter("serfer_call_retries", "Calls of stores and the registry tried again.", ["call"])
         stage = ["model", "stage"]
-        self._queries = make.counter("serfer_queries", "Queries that ended.", ["model", "target", "outcome"])
-        self._query_seconds = make.histogram("serfer_query_seconds", "Seconds from decoding to the answer.", ["model"])
+        self._queries = counter("serfer_queries", "Queries that ended.", ["model", "target", "outcome"])
+        self._query_seconds = histogram("serfer_query_seconds", "Seconds from decoding to the answer.", ["model"])
         self._queue = Histogram(
             "serfer_queue_seconds", "Seconds that queries waited for their turn.", registry=registry, buckets=_SECONDS
         )
-        self._stages = make.histogram("serfer_stage_seconds", "Wall time of stages, seconds.", stage)
-        self._tasks = make.counter("serfer_tasks", "Tasks that answered queries.", stage)
-        self._cold = make.counter("serfer_cold_starts", "Tasks that waited for a new environment.", stage)
-        self._exchanged = make.counter(
+        self._stages = histogram("serfer_stage_seconds", "Wall time of stages, seconds.", stage)
+        self._tasks = counter("serfer_tasks", "Tasks that answered queries.", stage)
+        self._cold = counter("serfer_cold_starts", "Tasks that waited for a new environment.", stage)
+        self._exchanged = counter(
             "serfer_exchanged_bytes", "Bytes of halos that members of gangs received from one another.", stage
         )
-        self._waited = make.counter(
+        self._waited = counter(
             "serfer_gang_wait_seconds", "Seconds that members of gangs waited for halos, all together.", stage
         )
-        self._store_bytes = make.counter(
+        self._store_bytes = counter(
             "serfer_store_bytes", "Bytes written to and read from the store.", ["model", "direction"]
         )
-        self._operations = make.counter("serfer_store_operations", "Store operations.", ["model", "operation"])
-        self._usd = make.counter("serfer_usd", "Dollars that Lambda charges, or would charge.", ["model"])
-        self._task_retries = Counter("serfer_retries", "Tasks tried again.", registry=registry)
-        self._hedges = Counter("serfer_hedges", "Late tasks that got a duplicate.", registry=registry)
-        self._disbanded = Counter(
-            "serfer_gangs_disbanded", "Gangs that were aborted and ran stage by stage.", registry=registry
-        )
-        self._warm_ups = Counter(
-            "serfer_warm_ups", "Requests that warmed functions of later stages or the other plan.", registry=registry
-        )
-        self._plans = make.counter(
-            "serfer_plan_queries", "Queries that functions answered, by plan.", ["model", "plan"]
-        )
-        self._restarts = Counter(
-            "serfer_restarts", "Queries restarted after lost or altered pieces.", registry=registry
-        )
-        build = Gauge(
-            "serfer_build_info",
-            "Version, model and plan digest; always 1.",
-            ["version", "model", "plan"],
-            registry=registry,
-        )
+        self._operations = counter("serfer_store_operations", "Store operations.", ["model", "operation"])
+        self._usd = counter("serfer_usd", "Dollars that Lambda charges, or would charge.", ["model"])
+        self._totals = {field: Counter(*known, registry=registry) for field, known in _TOTALS.items()}
+        self._plans = counter("serfer_plan_queries", "Queries that functions answered, by plan.", ["model", "plan"])
+        labels, words = ["version", "model", "plan"], "Version, model and plan digest; always 1."
+        build = Gauge("serfer_build_info", words, labels, registry=registry)
         for model, plan in plans.items():
             build.labels(__version__, model, plan).set(1)
 
@@ -138,14 +136,8 @@ class Metrics:
         self._usd[(model,)].inc(report.cost_usd)
         if report.stages:
             self._plans[model, report.plan].inc()
-        for total, count in (
-            (self._task_retries, report.retries),
-            (self._hedges, report.hedges),
-            (self._restarts, report.restarts),
-            (self._disbanded, report.disbanded),
-            (self._warm_ups, report.warm_ups),
-        ):
-            if count:
+        for field, total in self._totals.items():
+            if count := getattr(report, field):
                 total.inc(count)
         for stage in report.stages:
             self._stage(model, stage)
@@ -188,17 +180,6 @@ class _ChildCache(dict[tuple[str, ...], _Metric], Generic[_Metric]):
     def __missing__(self, labels: tuple[str, ...]) -> _Metric:
         child = self[labels] = self._make(*labels)
         return child
-
-
-class _Maker:
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def counter(self, name: str, words: str, labels: Sequence[str]) -> _ChildCache[Counter]:
-        return _ChildCache(Counter(name, words, labels, registry=self._registry).labels)
-
-    def histogram(self, name: str, words: str, labels: Sequence[str]) -> _ChildCache[Histogram]:
-        return _ChildCache(Histogram(name, words, labels, registry=self._registry, buckets=_SECONDS).labels)
 
 
 class ServiceMetrics(Collector):

@@ -27,7 +27,7 @@ from serfer.api.idempotency import IdempotencyStore, Reply
 from serfer.api.jobs.queries import AsyncQueries, AsyncQuery, Watch
 from serfer.api.kept_results import owner_id
 from serfer.api.observability.timeline import progress
-from serfer.api.questions import ObjectiveParameters, Question, as_text, asked_of, run_question
+from serfer.api.questions import ObjectiveParameters, Question, asked_of, run_question
 from serfer.api.requests import (
     IDENTIFIER,
     DirectRoute,
@@ -111,7 +111,8 @@ class _ClassifyRequest:
         """Return what makes this request the same as another one with its idempotency key."""
         if self.key is None:
             return None
-        asked = f"{as_text(self.asked) or self.query.model} {self.wanted.top_k} {self.explain}"
+        named = f"{self.asked.application} {self.asked.objectives}" if self.asked else self.query.model
+        asked = f"{named} {self.wanted.top_k} {self.explain}"
         parameters = (asked if self.wanted.classes else f"{asked} {self.wanted.min_score} {self.as_coco}").encode()
         parts = [part for image in images for part in (image.name.encode(errors="surrogatepass"), image.data)]
         return IdempotencyKey(owner_of(self.request), self.key, digest_of([parameters, *parts]))

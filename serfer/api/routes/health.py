@@ -57,8 +57,7 @@ def health_router(service: Service) -> APIRouter:
         wrong = await watch.wrong()
         if wrong is None:
             return Readiness()
-        body = Unready(**wrong).model_dump()
-        return JSONResponse(body, 503, {"Retry-After": _RETRY_S})
+        return JSONResponse(Unready(**wrong).model_dump(), 503, {"Retry-After": _RETRY_S})
 
     return router
 

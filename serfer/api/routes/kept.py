@@ -177,10 +177,10 @@ async def _chunk(routes: Keeping, kept: KeptResults, manifest: ResultManifest, p
 async def _file(
     routes: Keeping, kept: KeptResults, manifest: ResultManifest, output: ChunkedArray, request: Request
 ) -> Response:
-    size = npy_bytes(output)
+    size, plain = npy_bytes(output), _PLAIN.sub("_", output.name).strip(".")[:_MOST_NAME] or "output"
     headers = {
         "Content-Type": NPY,
-        "Content-Disposition": f'attachment; filename="{_file_name(manifest, output)}"',
+        "Content-Disposition": f'attachment; filename="{manifest.id[:8]}-{plain}.npy"',
         "Accept-Ranges": "none",
     }
     if request.method == "HEAD" and kept.sends(size):
@@ -217,8 +217,3 @@ def _output(manifest: ResultManifest, name: str) -> ChunkedArray:
         return found
     known = ", ".join(repr(output.name) for output in manifest.outputs)
     raise Problem(404, f"the result has no output {name[:80]!r}: there is {known}")
-
-
-def _file_name(manifest: ResultManifest, output: ChunkedArray) -> str:
-    plain = _PLAIN.sub("_", output.name).strip(".")[:_MOST_NAME] or "output"
-    return f"{manifest.id[:8]}-{plain}.npy"

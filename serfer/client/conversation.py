@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeAlias, TypeVar
@@ -53,6 +53,7 @@ from serfer.core.zarr import METADATA
 
 T = TypeVar("T")
 _SLOWEST = 1_000_000.0  # bytes a second that a download is allowed time for
+_CHUNK = (HTTPStatus.OK, HTTPStatus.TEMPORARY_REDIRECT)
 _LAST_LOOK_S = 0.05  # with less time left, another look is pointless
 
 
@@ -125,12 +126,12 @@ class Conversation:
         self._secret = secret
 
     def classify(self, upload: Upload, options: QueryOptions) -> Steps[ServedReport]:
-        reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe))
-        return read_report(reply)
+        return read_report((yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe))))
 
     def predict(self, upload: Upload, options: QueryOptions) -> Steps[ServedPrediction]:
-        reply = yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe))
-        return read_prediction(reply)
+        return read_prediction(
+            (yield from self._answer(options.call(upload, HTTPStatus.OK, {}, once=self._retry_safe)))
+        )
 
     def submit(self, upload: Upload, options: QueryOptions) -> Steps[str]:
         call = options.call(upload, HTTPStatus.ACCEPTED, {"Prefer": "respond-async"}, once=True)
@@ -138,8 +139,7 @@ class Conversation:
         return read_status(reply).id
 
     def status(self, job: str) -> Steps[JobStatus]:
-        reply = yield from self._answer(Call("GET", _place(job)))
-        return read_status(reply)
+        return read_status((yield from self._answer(Call("GET", _place(job)))))
 
     def result(self, job: str, timeout_s: float | None) -> Steps[ServedReport]:
         """Poll a job until it has ended, as often as the service asks for, and return its result."""
@@ -161,37 +161,21 @@ class Conversation:
         yield from self._answer(Call("DELETE", _place(job), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
     def models(self) -> Steps[tuple[ServedModel, ...]]:
-        reply = yield from self._answer(Call("GET", "/v1/models"))
-        return read_models(reply)
+        return read_models((yield from self._answer(Call("GET", "/v1/models"))))
 
-    def infer(
-        self,
-        batch: Any,  # noqa: ANN401 - as infer_call's
-        model: str | None,
-        outputs: Sequence[str] | None,
-        deadline_ms: int | None,
-    ) -> Steps[dict[str, ServedTensor]]:
-        reply = yield from self._inferred(batch, model, outputs, deadline_ms, INLINE)
-        return read_tensors(reply)
+    def infer(self, batch: Any, model: str | None, *asked: Any) -> Steps[dict[str, ServedTensor]]:  # noqa: ANN401 - infer_call's
+        return read_tensors((yield from self._inferred(batch, model, *asked, INLINE)))
 
-    def infer_result(
-        self,
-        batch: Any,  # noqa: ANN401 - as infer_call's
-        model: str | None,
-        outputs: Sequence[str] | None,
-        deadline_ms: int | None,
-    ) -> Steps[StoredResult]:
+    def infer_result(self, batch: Any, model: str | None, *asked: Any) -> Steps[StoredResult]:  # noqa: ANN401 - same
         """Have the service keep what a model's network makes of a batch, and return what it says of that."""
-        reply = yield from self._inferred(batch, model, outputs, deadline_ms, LINK)
-        return read_stored(reply)
+        return read_stored((yield from self._inferred(batch, model, *asked, LINK)))
 
     def open_result(self, result: str) -> Steps[StoredResult]:
-        reply = yield from self._answer(Call("GET", _result_place(result)))
-        return read_stored(reply)
+        return read_stored((yield from self._answer(Call("GET", _place(result, "v2")))))
 
     def delete_result(self, result: str) -> Steps[None]:
         """Delete a result; one that is already gone is not an error."""
-        yield from self._answer(Call("DELETE", _result_place(result), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
+        yield from self._answer(Call("DELETE", _place(result, "v2"), (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_FOUND)))
 
     def fetch(self, output: StoredOutput, values: Values, timeout_s: float | None) -> Steps[None]:
         """Download an output, chunk by chunk, from the service or from where it says that a chunk lies."""
@@ -201,28 +185,15 @@ class Conversation:
         array = read_stored_array(reply, output.form)
         values.start()
         for chunk in array.chunks:
-            call = Call(
-                method="GET",
-                path=f"{output.place}/{chunk.path}",
-                expected=(HTTPStatus.OK, HTTPStatus.TEMPORARY_REDIRECT),
-                sink=ChunkSink(array, chunk, values),
-            )
-            reply = yield from self._answer(call, deadline)
+            sink = ChunkSink(array, chunk, values)
+            reply = yield from self._answer(Call("GET", f"{output.place}/{chunk.path}", _CHUNK, sink=sink), deadline)
             if reply.status == HTTPStatus.TEMPORARY_REDIRECT:
-                lies = Call("GET", read_location(reply), sink=call.sink, elsewhere=True)
-                yield from self._answer(lies, deadline)
+                yield from self._answer(Call("GET", read_location(reply), sink=sink, elsewhere=True), deadline)
 
-    def _inferred(
-        self,
-        batch: Any,  # noqa: ANN401 - as infer_call's
-        model: str | None,
-        outputs: Sequence[str] | None,
-        deadline_ms: int | None,
-        result: str,
-    ) -> Steps[Reply]:
+    def _inferred(self, batch: Any, model: str | None, *asked: Any) -> Steps[Reply]:  # noqa: ANN401 - same
         if model is None:
             model = next((model.name for model in (yield from self.models()) if model.default), "")
-        return (yield from self._answer(infer_call(model, batch, outputs, deadline_ms, result)))
+        return (yield from self._answer(infer_call(model, batch, *asked)))
 
     def ready(self) -> Steps[bool]:
         reply = yield from self._answer(Call("GET", "/readyz", (HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)))
@@ -256,12 +227,8 @@ class Conversation:
         raise failure(status.problem.status, status.problem.detail, None, self._secret)
 
 
-def _place(job: str) -> str:
-    return f"/v1/results/{quote(job, safe='')}"
-
-
-def _result_place(result: str) -> str:
-    return f"/v2/results/{quote(result, safe='')}"
+def _place(result: str, version: str = "v1") -> str:
+    return f"/{version}/results/{quote(result, safe='')}"
 
 
 def _checked(timeout_s: float) -> float:

@@ -5,6 +5,8 @@ The speed is the light profile of MArk, section 4.3: how long batches of 1, 2, 4
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +21,10 @@ from serfer.core.exactness import TOLERANCE, Difference, difference
 from serfer.core.plan import Plan
 from serfer.core.plan.answers import Answer
 from serfer.core.units import MS_PER_S
-from serfer.instance.memory import used_bytes
 from serfer.instance.network import Array, Hardware, Network, converter, open_network, prepared_device
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import check_artefacts
-from serfer.system import begin_peak, peak_bytes
+from serfer.system import begin_peak, give_back, machine_bytes, peak_bytes, resident_bytes
 
 _IMAGES = 2  # of a comparison
 _REPEATS, _BUDGET_S = 3, 4.0  # of the profile that it starts with, each size's best: batches will correct it
@@ -190,3 +191,42 @@ def _noise(plan: Plan) -> Array:
     shape = plan.input
     size = (_IMAGES, shape.channels, shape.height, shape.width)
     return np.random.default_rng(0).standard_normal(size, dtype=np.float32)
+
+
+_SHARE = 0.6  # of the machine: the rest is for the process, its decoders, bodies and images that wait
+_GPU_SHARE = 0.9  # of what is free: CUDA's libraries take workspace
+_CUDART = ("libcudart.so.13", "libcudart.so.12")  # found once ONNX Runtime has loaded its own
+
+
+def default_bound(device: str) -> int | None:
+    """Return how many bytes networks may take: 60% of the machine's or the container's memory, 90% of a GPU's free one.
+
+    None for a GPU whose memory cannot be read.
+    """
+    if device == "cuda":
+        known = _gpu()
+        return None if known is None else int(known[0] * _GPU_SHARE)
+    return int(machine_bytes() * _SHARE)
+
+
+def used_bytes(device: str) -> int | None:
+    """Return the bytes in use: resident ones of this process, or all of a GPU; None where they cannot be read."""
+    if device == "cuda":
+        known = _gpu()
+        return None if known is None else known[1] - known[0]
+    gc.collect()
+    give_back()
+    return resident_bytes()
+
+
+def _gpu() -> tuple[int, int] | None:
+    """Return the free bytes and all bytes of the current GPU by CUDA's runtime, None where it is not loaded."""
+    for name in _CUDART:
+        try:
+            ask = ctypes.CDLL(name).cudaMemGetInfo
+        except (OSError, AttributeError):
+            continue
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        if ask(ctypes.byref(free), ctypes.byref(total)) == 0:
+            return free.value, total.value
+    return None

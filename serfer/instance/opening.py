@@ -17,8 +17,7 @@ from serfer.core.variants import caution
 from serfer.core.wire import MAX_BATCH
 from serfer.drivers.driver import NO_CONTEXT
 from serfer.instance.engine import Engine
-from serfer.instance.measuring import NetworkMeasurement, load_again, measure, weight_bytes
-from serfer.instance.memory import default_bound
+from serfer.instance.measuring import NetworkMeasurement, default_bound, load_again, measure, weight_bytes
 from serfer.instance.network import Hardware, Network, instruction_sets, load_whole, open_network, prepared_device
 from serfer.instance.residents import Resident, Residents
 from serfer.pipeline.event_loop import LoopThread

@@ -16,10 +16,9 @@ from serfer.core.plan import Artefact, sealed
 from serfer.core.plan.layout import QUANTISED
 from serfer.core.units import MIB
 from serfer.core.variants import INSTRUCTION_SETS
-from serfer.instance import memory
+from serfer.instance import measuring
 from serfer.instance import network as module
-from serfer.instance.measuring import compare, expected, profile
-from serfer.instance.memory import default_bound, used_bytes
+from serfer.instance.measuring import compare, default_bound, expected, profile, used_bytes
 from serfer.instance.network import (
     Hardware,
     Network,
@@ -241,7 +240,7 @@ def test_the_default_is_a_share_of_what_there_is():
 
 
 def test_a_gpus_memory_is_unknown_where_cuda_is_not_loaded(monkeypatch):
-    monkeypatch.setattr(memory, "_CUDART", ("libcudart.so.no-such",))
+    monkeypatch.setattr(measuring, "_CUDART", ("libcudart.so.no-such",))
     assert default_bound("cuda") is None
     assert used_bytes("cuda") is None
 

@@ -166,20 +166,18 @@ def _error(status: int) -> str:
     """Return the line that words HAProxy's own error `status` as problem+json; 502 goes out as 503."""
     title, detail = _PROBLEMS[status]
     shown = 503 if status == 502 else status  # noqa: PLR2004 - HTTP's
-    problem = {"title": title, "status": shown, "detail": detail, "request_id": "%[var(txn.request)]"}
-    body = json.dumps(problem)
     retry = " hdr Retry-After 1" if shown == 503 else ""  # noqa: PLR2004 - HTTP's
-    return f"  http-error status {status} content-type application/problem+json lf-string '{body}'{retry}"
+    return f"  http-error status {status} {_worded(title=title, status=shown, detail=detail)}{retry}"
 
 
 def _refusal(most: int) -> str:
     """Return the line that refuses POSTs while the drivers have `most` requests, worded as the drivers' refusals."""
-    problem = {
-        "type": "urn:serfer:problem:overloaded",
-        "title": "Too Many Requests",
-        "status": 429,
-        "detail": f"more queries than can be answered in time: come again in {_FULL_S} s",
-        "request_id": "%[var(txn.request)]",
-    }
-    response = f"content-type application/problem+json lf-string '{json.dumps(problem)}' hdr Retry-After {_FULL_S}"
-    return f"  http-request tarpit deny_status 429 {response} if METH_POST {{ be_conn(drivers) ge {most} }}"
+    detail = f"more queries than can be answered in time: come again in {_FULL_S} s"
+    told = _worded(type="urn:serfer:problem:overloaded", title="Too Many Requests", status=429, detail=detail)
+    deny = f"tarpit deny_status 429 {told} hdr Retry-After {_FULL_S}"
+    return f"  http-request {deny} if METH_POST {{ be_conn(drivers) ge {most} }}"
+
+
+def _worded(**problem: str | int) -> str:
+    text = json.dumps({**problem, "request_id": "%[var(txn.request)]"})
+    return f"content-type application/problem+json lf-string '{text}'"

@@ -1,3 +1,4 @@
+import asyncio
 import io
 import queue
 import threading
@@ -52,6 +53,13 @@ def png(width=48, height=40, seed=0):
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+async def until(condition):
+    """Wait for what other threads or processes do."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 - as it says
+            await asyncio.sleep(0.001)
 
 
 @contextmanager

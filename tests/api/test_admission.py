@@ -260,8 +260,9 @@ class TestPace:
         run(check)
         return held
 
-    def test_few_refusals_go_out_at_once(self):
+    def test_few_refusals_go_out_at_once_and_departed_clients_hold_back_none(self):
         assert self.holds(0, 0.15, 1, 2, 2.15) == [0.0] * 5
+        assert self.holds(*[0] * 100, 3.2)[-1] == 0.0
 
     def test_many_go_out_at_a_bounded_rate_and_none_is_held_longer_than_three_seconds(self):
         held = self.holds(*[0] * 100)
@@ -271,9 +272,6 @@ class TestPace:
     @pytest.mark.parametrize("left_s", [0.5, -1.0])
     def test_none_is_held_longer_than_until_its_deadline(self, left_s):
         assert max(self.holds(*[0] * 100, left_s=left_s)) == max(left_s, 0.0)
-
-    def test_departed_clients_hold_back_no_requests(self):
-        assert self.holds(*[0] * 100, 3.2)[-1] == 0.0
 
 
 class TestTime:
@@ -389,15 +387,12 @@ class TestTime:
         for task in waiting:
             task.cancel()
 
-    async def test_an_idle_driver_accepts_every_query(self):
-        admission, held = await self.busy(Clock(100.0), 0.5)
+    async def test_an_idle_driver_accepts_every_query_and_old_measurements_say_nothing(self):
+        clock = Clock(100.0)
+        admission, held = await self.busy(clock, 0.5)
         for each in held:
             await each.aclose()
         admission.check("a", 0.001)
-
-    async def test_old_measurements_say_nothing(self):
-        clock = Clock(100.0)
-        admission, _ = await self.busy(clock, 0.5)
         clock.now += 11
         assert admission.rate is None
 

@@ -23,7 +23,7 @@ from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, Unavai
 from serfer.core.plan import ImageLimits, InputSizes, Preprocess, Shape
 from serfer.images import Recipe, decode_image, decode_sized
 from serfer.pipeline.event_loop import run
-from tests.api.conftest import png
+from tests.api.conftest import png, until
 
 PREPROCESS = Preprocess(26, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)
 RECIPE = Recipe(PREPROCESS, Shape(3, 24, 24, flat=False), ImageLimits(max_pixels=1_000_000))
@@ -58,11 +58,6 @@ def decode(forks, images, recipe=RECIPE, limits=None, client="me"):
             await pool.close()
 
     return run(once())
-
-
-async def until(condition):
-    while not condition():  # noqa: ASYNC110 - what other processes do
-        await asyncio.sleep(0.001)
 
 
 def test_a_decoder_gives_the_pixels_that_decoding_in_process_gives(forks):

@@ -33,10 +33,6 @@ def says(service, monkeypatch):
 
 
 class TestWords:
-    def test_a_driver_that_can_answer(self, http):
-        assert (http.get("/healthz").status_code, http.get("/healthz").json()) == (200, {"live": True})
-        assert (http.get("/readyz").status_code, http.get("/readyz").json()) == (200, {"ready": True})
-
     def test_failures_are_named(self, http, says):
         says("no answer", "throttled: none are left")
         response = http.get("/readyz")

@@ -11,6 +11,7 @@ from serfer.core.errors import StoreUnavailableError
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
 from tests import bugs
+from tests.api.conftest import until
 
 PATIENCE = 30.0
 ID = "a" * 32
@@ -46,21 +47,11 @@ async def at_once(_):
     return {"answer": 1}
 
 
-async def until(condition):
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 - what threads do
-            await asyncio.sleep(0.005)
-
-
 async def status(results, job_id, owner=""):
     try:
         return (await results.find(job_id, owner))["status"]
     except Problem as problem:
         return problem.status
-
-
-def run(check):
-    asyncio.run(asyncio.wait_for(check(), PATIENCE))
 
 
 async def test_a_result_that_is_deleted_while_its_state_is_being_written_stays_deleted():

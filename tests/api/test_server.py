@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import closing, contextmanager
 
 import pytest
 
 from serfer.api.http.server import serve
 from serfer.core.errors import UnavailableError
+from tests.e2e.conftest import eventually
 
 PATIENCE = 30.0
 MAIN = """
@@ -116,24 +116,17 @@ def waiting(server):
         yield connection
 
 
-def eventually(condition):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_draining_answers_new_requests_until_balancers_notice_and_finishes_running_ones():
     with serving(2.0) as server, waiting(server) as running:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", server.url)
         assert server.status("/readyz") == 200
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: server.status("/readyz") == 503)
+        eventually(lambda: server.status("/readyz") == 503, "it drains")
         assert server.status("/") == 200
         with server.connected() as kept:
             kept.request("GET", "/")
             assert kept.getresponse().read() == b""
-            eventually(lambda: not server.listens())
+            eventually(lambda: not server.listens(), "it takes no more connections")
             assert select.select([kept.sock], [], [], PATIENCE)[0], "an idle connection is kept open"
         assert select.select([running.sock], [], [], 0.3) == ([], [], []), "what runs was cut off"
         assert server.process.poll() is None
@@ -158,7 +151,7 @@ def test_answers_on_a_kept_connection_do_not_wait_for_the_clients_ack():
 def test_a_second_signal_aborts_running_requests():
     with serving(600.0) as server, waiting(server) as running:
         server.process.send_signal(signal.SIGTERM)
-        eventually(lambda: server.status("/readyz") == 503)
+        eventually(lambda: server.status("/readyz") == 503, "it drains")
         server.process.send_signal(signal.SIGTERM)
         assert server.says() == "ended"
         assert server.says() == "returned True"

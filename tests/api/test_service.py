@@ -14,7 +14,7 @@ from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavai
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
 from serfer.pipeline.query import Wanted
-from tests.api.conftest import Observed
+from tests.api.conftest import Observed, until
 
 
 class Pipeline:
@@ -68,12 +68,6 @@ class NoDecoders:
 
 def query(deadline_s=60.0, client="a"):
     return ServiceQuery("m", time.monotonic() + deadline_s, deadline_s, RequestContext("request-1"), client)
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what other threads do
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from serfer.core.errors import UnavailableError
 from serfer.local.server import free_port
 from serfer.local.servers.balancer import Balancer
+from tests.e2e.conftest import eventually
 from tests.support.processes import check_gone, said_before_kill, use_temporary_folder, wait_for_end
 
 PATIENCE = 30.0
@@ -107,14 +108,6 @@ def ask(balancer, path="/", method="GET", body=None, headers=()):
         connection.request(method, path, body, dict(headers))
         response = connection.getresponse()
         return response.status, response.headers, json.loads(response.read())
-
-
-def eventually(condition, what):
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.02)
-    return value
 
 
 def listens(port):

@@ -301,7 +301,7 @@ class Held:
 
     def __exit__(self, *_: object) -> None:
         if not self._kept:
-            self.release()
+            self.add(-self._bytes)
 
 
 class Admission:

@@ -13,7 +13,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload
 from serfer.api.http.validation import QueryParameters
 from serfer.api.kept_results import place_of
-from serfer.api.observability.timeline import served_report
+from serfer.api.observability.timeline import timeline_of
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.answering import ApplicationQuery, Choice, Run
 from serfer.core.http_messages import SelectedVariant, ServedPrediction, ServedReport
@@ -115,7 +115,8 @@ async def run_question(
         choice, answered = await service.applications.answering.answer(question.asked, runs_on)
     pipeline = used[choice.model if choice else question.query.model]
     plan, chosen = answered.result.plan or pipeline.plan, _selected(choice) if choice else None
-    report = served_report(answered, plan, pipeline.facts, explain=question.explain, selected=chosen)
+    timeline = timeline_of(answered, plan, pipeline.facts) if question.explain else None
+    report = ServedReport(**vars(answered.result.report), timeline=timeline, selected=chosen)
     if question.wanted.classes:
         return answered, report
     kept = answered.result.kept

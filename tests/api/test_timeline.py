@@ -6,7 +6,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from serfer.api.observability.telemetry import Tracing
-from serfer.api.observability.timeline import served_report
+from serfer.api.observability.timeline import timeline_of
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.costs.cost_model import invocation_usd
@@ -37,7 +37,7 @@ STARTED = [(10.001, TaskStarted(0, tile, 0)) for tile in (0, 1)]
 
 def test_a_members_stages_follow_one_another_and_share_its_price():
     result = served(*STARTED, (10.035, TaskDone(0, 1, 0, SECOND)), (10.061, TaskDone(0, 0, 0, FIRST)))
-    tasks = served_report(result, GANG, FACTS, explain=True).timeline.tasks
+    tasks = timeline_of(result, GANG, FACTS).tasks
     assert [(one.stage, one.tile, one.gang) for one in tasks] == [(0, 0, 0), (0, 1, 0), (1, 0, 0)]
     first, last = tasks[0], tasks[2]
     assert (first.asked_ms, first.started_ms, first.ended_ms) == (0, 1, pytest.approx(1 + 6.5 + 27))
@@ -58,7 +58,7 @@ def test_a_member_that_failed_and_was_retried_is_there_twice_in_the_first_stage_
         (11.001, TaskStarted(0, 0, 1)),
         (11.061, TaskDone(0, 0, 1, FIRST)),
     )
-    tasks = served_report(result, GANG, FACTS, explain=True).timeline.tasks
+    tasks = timeline_of(result, GANG, FACTS).tasks
     known = [(one.stage, one.tile, one.attempt, one.outcome, one.gang) for one in tasks]
     assert sorted(known) == [
         (0, 0, 0, "failed in code", None),

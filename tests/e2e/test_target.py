@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import serfer
-from serfer.api.observability.timeline import served_report
+from serfer.api.observability.timeline import timeline_of
 from serfer.api.service import ServiceResult
 from serfer.core.errors import DeadlineError, InputError, UnavailableError
 from serfer.drivers.driver import NO_CONTEXT
@@ -84,8 +84,8 @@ def test_images_are_classified_on_a_target_with_report_and_trace(open_with, plan
     answers = pipeline.classify([examples / "chelsea.png"], top_k=2)
     assert len(answers[0].predictions) == 2
     result = pipeline.last
-    report = served_report(ServiceResult(result, result.split[0], 0.0), pipeline.plan, pipeline.facts, explain=True)
-    assert (report.target, report.timeline.tasks) == ("gpu", ())
+    timeline = timeline_of(ServiceResult(result, result.split[0], 0.0), pipeline.plan, pipeline.facts)
+    assert (result.report.target, timeline.tasks) == ("gpu", ())
     spans = [event for event in trace_events([("q", result)]) if event["ph"] == "X"]
     assert [(span["name"], span["args"].get("serfer.target")) for span in spans] == [("q", "gpu"), ("decode", None)]
 

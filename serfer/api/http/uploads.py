@@ -72,8 +72,13 @@ async def read_images(request: Request, limits: ApiLimits, left_s: float = math.
     Raises Problem: 400 for a body that is not what it says, 408, 413 and 504 as `read_body` does, 413 for too many
     images, 415 for other types, 422 for what the body or an image should not hold; starlette's ClientDisconnect.
     """
-    content_type = _content_type(request)
-    kind = content_type.partition(";")[0].strip().lower()
+    types = request.headers.getlist("content-type") or [""]
+    content_type, kind = types[0], types[0].partition(";")[0].strip().lower()
+    if len(types) > 1:
+        raise Problem(400, "Content-Type is given more than once")
+    if kind not in ACCEPTED:
+        known = ", ".join(ACCEPTED)
+        raise Problem(415, f"Content-Type should be one of {known}", headers={"Accept": known})
     body = await read_body(request, limits, left_s=left_s)
     if kind == FORM:
         images = _images_in_form(content_type, body, limits)
@@ -92,16 +97,6 @@ async def read_images(request: Request, limits: ApiLimits, left_s: float = math.
             raise Problem(422, f"{image.name} is empty")
         check_format(image.name, image.data)
     return images
-
-
-def _content_type(request: Request) -> str:
-    values = request.headers.getlist("content-type")
-    if len(values) > 1:
-        raise Problem(400, "Content-Type is given more than once")
-    if not values or values[0].partition(";")[0].strip().lower() not in ACCEPTED:
-        known = ", ".join(ACCEPTED)
-        raise Problem(415, f"Content-Type should be one of {known}", headers={"Accept": known})
-    return values[0]
 
 
 def _images_in_form(content_type: str, body: bytes, limits: ApiLimits) -> list[Upload]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from serfer.api.service import ServiceResult
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.http_messages import SelectedVariant, ServedReport, StageProgress, TaskTime, Timeline
+from serfer.core.http_messages import StageProgress, TaskTime, Timeline
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Attempt, Failure, StageRun, TileRun, gang_starts
 from serfer.core.units import MS_PER_S
@@ -16,15 +16,6 @@ from serfer.core.wire import Report
 from serfer.drivers.driver import Answer
 from serfer.pipeline.report import task_usd
 from serfer.pipeline.trace import stage_times
-
-
-def served_report(
-    answered: ServiceResult, plan: Plan, facts: LambdaFacts, *, explain: bool, selected: SelectedVariant | None = None
-) -> ServedReport:
-    """Return a query's report for the client, its timeline counted from the request's arrival at admission."""
-    result = answered.result
-    timeline = _timeline(answered, plan, facts) if explain else None
-    return ServedReport(**vars(result.report), timeline=timeline, selected=selected)
 
 
 def progress(plan: Plan, stages: Sequence[StageRun], zero: float) -> tuple[StageProgress, ...]:
@@ -43,7 +34,8 @@ def _progress(name: str, tasks: int, run: StageRun | None, zero: float) -> Stage
     return StageProgress(name, tasks, sum(tiles), _ms(run.started, zero), ended, tiles)
 
 
-def _timeline(answered: ServiceResult, plan: Plan, facts: LambdaFacts) -> Timeline:
+def timeline_of(answered: ServiceResult, plan: Plan, facts: LambdaFacts) -> Timeline:
+    """Return a query's timeline, counted from the request's arrival at admission."""
     result, zero = answered.result, answered.admitted - answered.queued_s
     return Timeline(
         queue_ms=round(answered.queued_s * MS_PER_S, 3),

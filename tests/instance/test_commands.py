@@ -8,13 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
-from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
+from tritonclient.http import InferenceServerClient, InferRequestedOutput
 
 from serfer.core.exactness import difference
 from tests.e2e.dense import split_dense
 from tests.e2e.small import CLASSES, batch
 from tests.fleet.fakes import TEXT as SCENARIO
 from tests.instance.conftest import PATIENCE, pixels
+from tests.support.tensors import plain, triton_input
 
 
 @pytest.fixture
@@ -28,12 +29,6 @@ def launch(start, directory):
     return launch
 
 
-def tensor(array, name):
-    given = InferInput(name, list(array.shape), {"f": "FP32", "u": "UINT8"}[array.dtype.kind])
-    given.set_data_from_numpy(array)
-    return [given]
-
-
 def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_queries_on_shutdown_too(launch, whole):
     command, ready = launch("--max-batch", "8", "--set", "threads=1", "--set", "drain_s=0", "--window-ms", "700")
     assert (ready["pid"], ready["model"], ready["device"], ready["precision"]) == (command.pid, "small", "cpu", "fp32")
@@ -43,7 +38,9 @@ def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_qu
     with InferenceServerClient(ready["url"].removeprefix("http://"), concurrency=8, network_timeout=PATIENCE) as triton:
         assert triton.is_server_ready()
         assert triton.is_model_ready("small")
-        pending = [triton.async_infer("small", tensor(*one), outputs=wanted, timeout=60_000_000) for one in queries]
+        pending = [
+            triton.async_infer("small", triton_input(*one), outputs=wanted, timeout=60_000_000) for one in queries
+        ]
         answers = [one.get_result() for one in pending]
     for (array, _), answer in zip(queries, answers, strict=True):
         logits = answer.as_numpy("logits")
@@ -51,9 +48,8 @@ def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_qu
         assert difference(logits, whole(array)).exact
         assert answer.get_response()["parameters"]["batch"] >= len(array)
     with ThreadPoolExecutor(1) as pool:
-        given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
         url = f"{ready['url']}/v2/models/small/infer"
-        asking = pool.submit(httpx.post, url, json={"inputs": [given]}, timeout=PATIENCE)
+        asking = pool.submit(httpx.post, url, json=plain(batch()), timeout=PATIENCE)
         metrics = ""
         while 'serfer_waiting_images{model="small"} 1.0' not in metrics and not asking.done():
             metrics = httpx.get(f"{ready['url']}/metrics", timeout=PATIENCE).text
@@ -67,10 +63,7 @@ def test_tritons_own_client_is_answered_as_by_the_unsplit_network_and_running_qu
 def test_concurrent_queries_share_batches_which_are_counted_and_its_routes_are_every_drivers(launch, examples):
     command, ready = launch("--window-ms", "60000", "--max-batch", "4", "--set", "drain_s=0")
     with httpx.Client(base_url=ready["url"], timeout=PATIENCE) as http, ThreadPoolExecutor(4) as pool:
-        given = {"name": "input", "shape": [1, 3, 34, 34], "datatype": "FP32", "data": batch().ravel().tolist()}
-        replies = list(
-            pool.map(lambda _: http.post("/v2/models/small/infer", json={"inputs": [given]}).json(), range(4))
-        )
+        replies = list(pool.map(lambda _: http.post("/v2/models/small/infer", json=plain(batch())).json(), range(4)))
         assert [reply["parameters"]["batch"] for reply in replies] == [4] * 4  # the window is a minute: it is full
         image = (examples / "chelsea.png").read_bytes()
         classified = list(pool.map(lambda _: http.post("/v1/classify", files={"image": image}).json(), range(4)))
@@ -88,7 +81,7 @@ def test_half_precision_reports_its_loss_and_an_instance_exits_when_idle(launch,
     command, ready = launch("--precision", "fp16", "--set", "exit_when_idle_s=1", "--set", "drain_s=0")
     assert (ready["precision"], 0 < ready["loss"] < 0.01) == ("fp16", True)
     with InferenceServerClient(ready["url"].removeprefix("http://"), network_timeout=PATIENCE) as triton:
-        logits = triton.infer("small", tensor(batch(3), "input")).as_numpy("logits")
+        logits = triton.infer("small", triton_input(batch(3))).as_numpy("logits")
     assert np.isfinite(logits).all()
     assert 0 < difference(logits, whole(batch(3))).error < 0.01
     result = command.end()
@@ -134,13 +127,7 @@ def test_an_invalid_plan_is_reported_in_one_line(serfer_here, tmp_path):
 def test_a_plan_that_does_not_classify_is_refused_at_the_start(serfer_here, tmp_path, command):
     dense = split_dense(tmp_path / "dense", ["classes"])
     (tmp_path / "scenario.toml").write_text(SCENARIO)
-    pool = [
-        "--route",
-        "gpu",
-        "--instances",
-        "static:http://127.0.0.1:1",
-        "--set",
-        f"scenario={tmp_path / 'scenario.toml'}",
-    ]
+    pool = ["--route", "gpu", "--instances", "static:http://127.0.0.1:1"]
+    pool += ["--set", f"scenario={tmp_path / 'scenario.toml'}"]
     result = serfer_here(*command, "--plan", dense, *(pool if command[0] == "serve" else ()))
     result.complains(3, "score for each class", "classes [34, 34]", "--route serverless")

@@ -47,11 +47,6 @@ class Manifest:
 
 
 def put_directory(store: RegistryStore, path: Path) -> str:
-    """Keep the files that a plan directory's plans name, and return the digest of their manifest.
-
-    Raises PlanError for a directory that is not whole, holds links, or was altered; InputError for one that is too
-    large.
-    """
     if path.is_symlink():
         raise PlanError(f"{path} is a link: give the plan directory itself")
     files = tuple(PlanFile(name, _put(store, path, name, digest), size) for name, digest, size in _named(path))
@@ -77,11 +72,6 @@ def read_manifest(store: RegistryStore, digest: str) -> Manifest | None:
 
 
 def fetch_directory(store: RegistryStore, digest: str, cache: Path, *, again: bool = False) -> Path:
-    """Return the plan directory of a digest in a cache, where it is fetched to once, by one process at a time.
-
-    With `again`, what is there goes first: processes that have its files open keep them. Raises MissingKeyError for a
-    digest that is not kept, InputError for one of something else, AlteredPieceError.
-    """
     place = cache / check_digest(digest)
     if place.is_dir() and not again:
         return place
@@ -98,10 +88,6 @@ def fetch_directory(store: RegistryStore, digest: str, cache: Path, *, again: bo
 
 
 def fetch_to(store: RegistryStore, digest: str, place: Path) -> None:
-    """Write a plan directory to a place of the user's, whole or not at all; raises as `fetch_directory`.
-
-    Raises InputError for a place that is there already, or cannot be written.
-    """
     if place.exists():
         raise InputError(f"{place} is there already: choose another place")
     try:

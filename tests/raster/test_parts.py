@@ -54,6 +54,8 @@ def path_of(folder, number):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_was_put_is_there_for_the_next_process_too(tmp_path, dtype):
     values, form = pixels(21, 30, 4, dtype)[:, ::2], {"channels": 4, "dtype": dtype, "size": (11, 30)}
+    if np.dtype(dtype).kind == "f":
+        values[0, 0, :4] = np.nan, np.inf, -np.inf, -0.0
     with parts_of(tmp_path, **form) as parts:
         assert parts.done() == set()
         parts.put(3, values)  # strided
@@ -61,15 +63,8 @@ def test_what_was_put_is_there_for_the_next_process_too(tmp_path, dtype):
     with parts_of(tmp_path, **form) as parts:
         assert parts.done() == {3}
         assert values_of(parts, 3).dtype == values.dtype
-        np.testing.assert_array_equal(values_of(parts, 3), values)
+        assert values_of(parts, 3).tobytes() == values.tobytes()  # NaN and -0.0, too
         np.testing.assert_array_equal(parts.rows(3, 2, Span(4, 9)), values[2, 4:9])
-
-
-def test_nan_and_infinity_are_kept_bit_by_bit(tmp_path):
-    values = np.array([[[np.nan, np.inf, -np.inf, -0.0]]], "float32")
-    with parts_of(tmp_path, channels=1, dtype="float32", size=(1, 4)) as parts:
-        parts.put(0, values)
-        assert values_of(parts, 0).tobytes() == values.tobytes()
 
 
 def test_parts_are_chunks_of_an_array_that_zarr_opens(tmp_path):

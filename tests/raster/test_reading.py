@@ -110,18 +110,6 @@ def test_a_jpeg_that_is_too_large_to_be_decoded_whole_is_decoded_by_gdal_and_say
         assert [path.name for path in tmp_path.iterdir()] == ["a.jpg"]
 
 
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_jpeg_is_upright(tmp_path, orientation):
-    image = Image.fromarray(np.kron(np.arange(6, dtype="uint8").reshape(2, 3) * 40, np.ones((32, 32), "uint8")))
-    exif = Image.Exif()
-    exif[274] = orientation
-    image.save(tmp_path / "a.jpg", exif=exif, quality=95)
-    with Image.open(tmp_path / "a.jpg") as stored, open_raster(tmp_path / "a.jpg") as source:
-        upright = np.asarray(ImageOps.exif_transpose(stored))
-        assert source.size == upright.shape
-        np.testing.assert_array_equal(source.read(Rect.whole(*source.size))[0], upright)
-
-
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
 def test_palette_becomes_its_colours_and_one_bit_black_and_white(tmp_path, suffix):
     image = Image.fromarray(pixels(40, 50, 1)[0])

@@ -18,17 +18,22 @@ def whole(path):
         return source.read(Rect.whole(*source.size)), source.notes
 
 
+@pytest.mark.parametrize("suffix", ["tif", "jpg"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_tiff_is_upright_as_a_jpeg_is(tmp_path, orientation):
+def test_an_image_is_upright(tmp_path, orientation, suffix):
+    (exif := Image.Exif())[274] = orientation
+    given = {"tif": {"tiffinfo": {274: orientation}}, "jpg": {"exif": exif, "quality": 95}}[suffix]
     values = Image.fromarray(pixels(40, 60, 1)[0])
-    values.save(tmp_path / "a.tif", tiffinfo={274: orientation})
+    values.save(path := tmp_path / f"a.{suffix}", **given)
     values.getexif()[274] = orientation
-    upright = np.asarray(ImageOps.exif_transpose(values))
-    with open_raster(tmp_path / "a.tif") as source:
+    with Image.open(path) as jpeg, open_raster(path) as source:
+        upright = np.asarray(ImageOps.exif_transpose(jpeg if suffix == "jpg" else values))
         assert source.size == upright.shape
         np.testing.assert_array_equal(source.read(Rect.whole(*source.size))[0], upright)
         np.testing.assert_array_equal(source.read(Rect(Span(3, 21), Span(8, 17)))[0], upright[3:21, 8:17])
-        assert source.notes == ((f"it is read upright, by its orientation {orientation}",) if orientation > 1 else ())
+        if suffix == "tif":
+            said = (f"it is read upright, by its orientation {orientation}",)
+            assert source.notes == (said if orientation > 1 else ())
 
 
 def test_a_georeferenced_image_keeps_its_rows_and_says_that_its_orientation_is_not_applied(tmp_path):

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from serfer.cli.explain import print_cold_choice, print_cold_starts, print_months, print_starting_ways
+from serfer.cli.explain import deployed_store, print_cold_choice, print_cold_starts, print_months, print_starting_ways
 from serfer.cli.shared.display import byte_size, columns, plain
 from serfer.cli.shared.load_costs import check_load, plan_directory_of, show_load_costs
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import CostCommand
 from serfer.cli.shared.terminal import out
 from serfer.core.costs.cost_model import HOURS_A_MONTH, GangPrice, PlanPrice
-from serfer.core.costs.pricing import Circumstances, Prices, price, uses_store
+from serfer.core.costs.pricing import Circumstances, Prices, price
 from serfer.core.errors import UsageError
 from serfer.core.plan.window_plan import priced_query
 from serfer.core.units import MS_PER_S
@@ -125,18 +125,9 @@ def _print_prices(prices: Prices) -> None:
         f"account has it takes {burst.least_seconds:.1f} s or more"
     )
     idle = f"an idle month ({HOURS_A_MONTH} h): ${prices.standing_usd:.2f} for {prices.store}, nothing for functions"
-    out.print(f"{idle}; {_deployed_store(prices)}")
+    out.print(f"{idle}; {deployed_store(plan, prices.store)}")
     if prices.store != plan.store:
         out.print(f"stages and paths were chosen for {plain(plan.store)}: split with --store {prices.store} for others")
-
-
-def _deployed_store(prices: Prices) -> str:
-    if not uses_store(prices.plan, load_settings().facts()):
-        return "no stage hands anything on through a store, so that serfer deploy package deploys s3, $0.00 idle"
-    if not prices.store.startswith("redis"):
-        return f"serfer deploy package deploys {prices.store.partition('+')[0]}"
-    least = HOURS_A_MONTH * load_settings().facts().redis_serverless.price_hour
-    return f"serfer deploy package deploys redis without a node, ElastiCache Serverless, from ${least:.2f} idle"
 
 
 def _query_price(price: PlanPrice) -> str:

@@ -18,7 +18,7 @@ from serfer.cli.shared.plan_commands import ExplainCommand
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
 from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, StartingWay, price_cold, starting_ways
-from serfer.core.costs.cost_model import MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
+from serfer.core.costs.cost_model import HOURS_A_MONTH, MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
 from serfer.core.costs.pricing import Circumstances, Prices, cold_share_of, price, store_of, uses_store
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
@@ -119,7 +119,7 @@ def _print_plan(plan: Plan, facts: LambdaFacts, per_month: Sequence[int]) -> Non
         f"${usd:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
     )
     print_months(price(priced, load_settings().facts(), Circumstances()), per_month)
-    out.print(_deployed_store(plan))
+    out.print(deployed_store(plan, store_of(plan, load_settings().facts())))
     if plan.tasks > 1:
         from serfer.pictures import text_picture  # noqa: PLC0415 - the command line starts fast
 
@@ -134,13 +134,15 @@ def print_months(prices: Prices, per_month: Sequence[int]) -> None:
         )
 
 
-def _deployed_store(plan: Plan) -> str:
+def deployed_store(plan: Plan, store: str) -> str:
+    """Return what `serfer deploy package` deploys for a store, and what that costs idle."""
     facts = load_settings().facts()
-    if uses_store(plan, facts):
-        return f"serfer deploy package deploys it over {store_of(plan, facts)}, as planned"
-    return (
-        "serfer deploy package deploys it with s3, which costs nothing idle: no stage hands anything on through a store"
-    )
+    if not uses_store(plan, facts):
+        return "no stage hands anything on through a store, so that serfer deploy package deploys s3, $0.00 idle"
+    if not store.startswith("redis"):
+        return f"serfer deploy package deploys {store.partition('+')[0]}"
+    least = HOURS_A_MONTH * facts.redis_serverless.price_hour
+    return f"serfer deploy package deploys redis without a node, ElastiCache Serverless, from ${least:.2f} idle"
 
 
 def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:

@@ -86,7 +86,7 @@ class Settings(BaseSettings):
         pattern=r"^$|^arn:[a-z-]+:states:[a-z0-9-]+:[0-9]{12}:stateMachine:[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
         max_length=300,
     )
-    """The ARN of the plan's state machine, for `--workers aws --engine stepfunctions` without `--stack`."""
+    """The ARN of the plan's state machine, for `--workers aws --set engine=stepfunctions` without `--stack`."""
     function_prefix: str = Field(default="", max_length=40, pattern=r"^[A-Za-z0-9_-]*$")
     """The first part of deployed functions' names: the name of the stack."""
     function_alias: str = Field(default="", max_length=128, pattern=r"^[A-Za-z0-9_-]*$")

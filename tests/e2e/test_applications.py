@@ -1,7 +1,11 @@
-"""Applications as `serfer serve` serves them (test_several_drivers_applications.py has canaries)."""
+"""Applications as `serfer serve` serves them: by one driver, and by two over one local Lambda service and a registry."""
 
 import io
+import json
+import os
 import signal
+from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -9,12 +13,17 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from PIL import Image
+from typer.testing import CliRunner
 
 import serfer
+from serfer.cli.main import app
+from serfer.core.variants import Canary, CanaryLimits
+from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
-from tests.applications.worlds import plan_variant, register, version
-from tests.e2e.conftest import PATIENCE
+from tests.applications.worlds import NOW, plan_variant, register, variant, version
+from tests.e2e.conftest import PATIENCE, eventually, starting
 from tests.e2e.small import LABELS, PREPROCESS, small_onnx
+from tests.e2e.test_several_drivers import QUIET, System
 
 
 def white():
@@ -77,3 +86,136 @@ def test_a_selector_of_the_users_own_chooses_the_variants(start, redis, tmp_path
     assert classify(command.said()["url"]).json()["selected"]["variant"] == "net.tiles"
     command.interrupt(signal.SIGTERM)
     assert command.end().code == 0
+
+
+LIMITS = CanaryLimits(window_s=600.0, queries=10, max_error_rate=0.2)
+APPLICATIONS = ("faces", "taken-back", "promoted")
+
+
+@dataclass(frozen=True)
+class World:
+    """A running `serfer serve --drivers N` with two drivers, an application for each test, and keys."""
+
+    system: System
+    registry: object
+    directory: Path
+    phone: str
+    """A key for the application faces alone, two queries a minute; every other request comes with a key for all."""
+    anyone: str
+
+    @property
+    def drivers(self):
+        return self.system.started["drivers"]
+
+    def send(self, method, path, body=None, *, at=None, **headers):
+        return self.system.send(method, path, body, at=at, **{"X_API_Key": self.anyone, **headers})
+
+    def ask(self, application, *, at=None, **headers):
+        path = f"/v1/classify?application={application}"
+        status, _, body = self.send("POST", path, white(), at=at, Content_Type="image/png", **headers)
+        return status, json.loads(body)
+
+    def shown(self, application, driver):
+        return json.loads(self.send("GET", f"/v1/applications/{application}", at=driver["url"])[2])
+
+
+@pytest.fixture(scope="module")
+def world(cache, tmp_path_factory):
+    """Applications whose version 1, on one function, is live; version 2 fails for white images."""
+    directory = tmp_path_factory.mktemp("up")
+    registry = open_registry(str(directory / "registry"))
+    whole = plan_variant(registry, directory / "one", "net.1.whole", grids=[(1, 1)])
+    broken = split_broken(directory / "two")
+    second = variant("net.2.whole", plan=load_plan(broken).digest, artefact=registry.put_directory(broken))
+    for name in APPLICATIONS:
+        register(registry, name, version("net", 1, whole), version("net", 2, second))
+    file = directory / "keys.json"
+    phone, anyone = (
+        CliRunner().invoke(app, ["keys", "add", *words, "--file", str(file)], catch_exceptions=False).stdout.split()[-1]
+        for words in (("phone", "--app", "faces=2"), ("anyone",))
+    )
+    named = [word for name in APPLICATIONS for word in ("--app", name)]
+    with starting(cache, directory) as start:
+        system = System(
+            start("serve", "--drivers", "2", "--port", 0, *QUIET, "--registry", registry, *named, "--keys", file)
+        )
+        yield World(system, registry, directory, phone, anyone)
+        system.command.process.send_signal(signal.SIGTERM)
+        result = system.command.end()
+        assert result.code == 0, result.err
+
+
+@pytest.mark.slow
+def test_all_drivers_serve_the_applications_and_a_canary_is_taken_back_by_what_all_of_them_saw(world):
+    name, drivers, registry = "taken-back", world.drivers, world.registry
+    for driver in drivers:
+        status, answer = world.ask(name, at=driver["url"])
+        assert (status, answer["selected"]["version"]) == (200, 1)
+    assert world.send("GET", "/v1/applications")[0] == 200
+
+    registry.update(name, lambda record: record.with_canary(Canary({"net": 2}, 0.5, NOW, "test", LIMITS)))
+    for driver in drivers:
+        eventually(lambda driver=driver: world.shown(name, driver)["canary"], "the driver sees the canary", every=0.1)
+    replies = [world.ask(name, at=drivers[number % 2]["url"]) for number in range(40)]
+    assert {(status, answer["selected"]["version"]) for status, answer in replies} == {(200, 1)}
+    assert any(answer["selected"]["failed"] for _, answer in replies)
+    eventually(lambda: registry.application(name).canary is None, "the canary is taken back", every=0.1)
+    for driver in drivers:
+        eventually(lambda driver=driver: not world.shown(name, driver)["canary"], "it is used no more", every=0.1)
+    assert not any(world.ask(name, at=driver["url"])[1]["selected"]["failed"] for driver in drivers for _ in range(20))
+    assert "failed" in world.shown(name, drivers[0])["taken_back"]
+
+
+@pytest.mark.slow
+def test_a_version_that_is_promoted_later_runs_in_the_one_lambda_service(world):
+    name, registry = "promoted", world.registry
+    assert world.ask(name)[1]["selected"]["version"] == 1
+    third = plan_variant(registry, world.directory / "three", "net.3.tiles", seed=1, grids=[(1, 2), (1, 1)])
+    register(registry, name, version("net", 3, third))
+    registry.update(name, lambda record: record.promoted({"net": 3}, NOW, "test", ""))
+    for driver in world.drivers:
+
+        def answers(driver=driver):
+            status, answer = world.ask(name, at=driver["url"])
+            assert status == 200
+            return answer["selected"]["version"] == 3
+
+        eventually(answers, "the driver serves the promoted version", every=0.1)
+    workers = [process for process in world.system.command.processes() if process.kind == "worker"]
+    assert {process.stage for process in workers} >= {0, 1}
+
+
+@pytest.mark.killed
+@pytest.mark.slow
+def test_a_killed_driver_and_a_registry_that_is_away_lose_no_query(world):
+    first, second = world.drivers
+    here = Path(str(world.registry))
+    away = here.rename(here.with_suffix(".away"))
+    try:
+        os.kill(first["pid"], signal.SIGKILL)
+        for _ in range(5):
+            assert world.ask("faces", at=second["url"])[0] == 200
+    finally:
+        away.rename(here)
+    eventually(lambda: world.system.ready(first), "the driver comes back with the registry", every=0.2)
+    assert world.ask("faces", at=first["url"])[0] == 200
+
+
+@pytest.mark.slow
+def test_keys_are_limited_to_applications_and_by_quotas(world):
+    driver = world.drivers[1]["url"]
+    assert world.ask("faces", at=driver, X_API_Key="unknown")[0] == 401
+    statuses = [world.ask("faces", at=driver, X_API_Key=world.phone)[0] for _ in range(3)]
+    assert statuses == [200, 200, 429]
+    status, _, body = world.send("POST", "/v1/applications/faces/rollback", b"{}", X_API_Key=world.phone)
+    assert (status, json.loads(body)["type"].rpartition(":")[2]) == (403, "scope")
+
+
+def test_what_is_not_registered_is_refused_before_anything_starts(serfer_here, tmp_path):
+    place = str(tmp_path / "registry")
+    serfer_here("serve", "--drivers", "2", "--registry", place).complains(2, "has no applications yet")
+    register(open_registry(place), "faces", version("net", 1, variant("net.1.whole")))
+    serfer_here("serve", "--drivers", "2", "--registry", place, "--app", "pets").complains(
+        2, "no application pets", "faces"
+    )
+    serfer_here("serve", "--drivers", "2", "--app", "faces").complains(2, "--registry")

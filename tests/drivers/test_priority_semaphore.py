@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serfer.drivers.dispatching.priority_semaphore import PrioritySemaphore
+from tests.support.hand_clock import Clock
 
 
 def run(main):
@@ -103,14 +104,6 @@ async def test_who_is_older_than_those_that_wait_takes_free_slots_at_once():
     assert not younger.done()
     slots.release(2)
     await younger
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 async def test_the_seconds_of_all_slots_in_use_are_counted():

@@ -1,4 +1,4 @@
-"""Applications as `serfer serve` serves them: by one driver, and by two over one local Lambda service and a registry."""
+"""Applications as `serfer serve` serves them: by one driver, and by two over one local Lambda service."""
 
 import io
 import json

@@ -65,8 +65,8 @@ def _logger() -> Logger:
 
 
 def _logs_details() -> bool:
-    asked = any(os.environ.get(name, "").upper() == "DEBUG" for name in _LEVELS)
-    return asked and bool(_logger().log_level <= logging.DEBUG)
+    wanted = any(os.environ.get(name, "").upper() == "DEBUG" for name in _LEVELS)
+    return wanted and bool(_logger().log_level <= logging.DEBUG)
 
 
 def _ms_since_process_start() -> float:

@@ -62,7 +62,7 @@ class _Read(NamedTuple):
     counts: StoreCounts
 
 
-class _Written(NamedTuple):
+class _TileOutput(NamedTuple):
     """What a task answers with, None where it wrote that, and the store requests of writing."""
 
     output: memoryview | None
@@ -309,25 +309,25 @@ class Worker:
         times = _Times(started, read, computed, time.perf_counter())
         return self._report_tasks(reads, written, times)
 
-    def _write(self, task: Task, tile: Tile, outputs: Sequence[Array]) -> _Written:
+    def _write(self, task: Task, tile: Tile, outputs: Sequence[Array]) -> _TileOutput:
         if task.result is not None:
             from serfer.lambdas.results import write_result  # noqa: PLC0415 - most answers are carried
 
             self._check_answer(task)
-            return _Written(None, write_result(self._results, self._plan, task.result, tile, outputs))
+            return _TileOutput(None, write_result(self._results, self._plan, task.result, tile, outputs))
         key = output_key(task.query, task.stage, task.tile)
         value = cells_to_bytes(outputs, tile, key)
         if task.inline:
-            return _Written(value, StoreCounts())
+            return _TileOutput(value, StoreCounts())
         self._store.put(key, value, task.ttl)
-        return _Written(None, StoreCounts(bytes_put=len(value), puts=1))
+        return _TileOutput(None, StoreCounts(bytes_put=len(value), puts=1))
 
     def _check_answer(self, task: Task) -> None:
         last = (task.gang.stop if task.gang else task.stage + 1) == len(self._plan.stages)
         if not last or self._plan.windows or self._plan.sizes:
             raise InputError("only what the last stage computes of whole images of one size is kept as a result")
 
-    def _report_tasks(self, reads: Sequence[_Read], written: Sequence[_Written], times: _Times) -> list[Report]:
+    def _report_tasks(self, reads: Sequence[_Read], written: Sequence[_TileOutput], times: _Times) -> list[Report]:
         start, self._start = self._start, _WARM
         images = sum(read.task.batch for read in reads)
         return [

@@ -146,9 +146,9 @@ def open_memory(url: str) -> MemoryStore:
     """Open `memory://`, a new private store, or `memory://name`, the one of that name in this process."""
     parts = urlsplit(url)
     name = parts.netloc + parts.path
-    return _named(name) if name else MemoryStore()
+    return _shared_store(name) if name else MemoryStore()
 
 
 @functools.cache
-def _named(_name: str) -> MemoryStore:
+def _shared_store(_name: str) -> MemoryStore:
     return MemoryStore()

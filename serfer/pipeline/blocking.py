@@ -145,7 +145,7 @@ class Pipeline:
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers.
         """
         check_classifies(self.plan)
-        return self._found(images, names, Wanted(top_k, classes=True), deadline_s)
+        return self._predict(images, names, Wanted(top_k, classes=True), deadline_s)
 
     def predict(
         self,
@@ -166,10 +166,10 @@ class Pipeline:
         Raises ImageError that names the image, PlanError where the plan does not say how pixels become numbers,
         DeadlineError.
         """
-        found = self._found(images, names, Wanted(top_k, min_score), deadline_s)
+        found = self._predict(images, names, Wanted(top_k, min_score), deadline_s)
         return [image for image in found if isinstance(image, PredictedImage)]
 
-    def _found(
+    def _predict(
         self, images: Sequence[Image], names: Sequence[str] | None, wanted: Wanted, deadline_s: float
     ) -> list[ImageAnswer]:
         started = time.monotonic()
@@ -185,14 +185,14 @@ class Pipeline:
             raise DeadlineError(
                 f"no answer by the deadline of {ms}: it passed while the images were decoded; allow more"
             )
-        asked = []
+        queries = []
         for places in _of_one_size(decoded):
             batch = np.stack([decoded[place].pixels for place in places])
             named = [NamedImage(names[place], decoded[place].size) for place in places]
             query = self.asynchronous.answer(batch, deadline_s=left_s, decoded_s=decoded_s, images=named, wanted=wanted)
-            asked.append((places, self.asynchronous.loop.submit(query)))
+            queries.append((places, self.asynchronous.loop.submit(query)))
         found: dict[int, ImageAnswer] = {}
-        for places, future in asked:
+        for places, future in queries:
             found |= zip(places, self._waited(future).report.images, strict=True)
         return [found[place] for place in range(len(decoded))]
 

@@ -122,12 +122,12 @@ def _label(plan: Plan, index: int) -> str:
 
 
 def _output(tensor: OutputTensor, values: NDArray[Any], *, as_numbers: bool) -> PredictedOutput:
-    said = PredictedOutput(tensor.name, tensor.dtype, values.shape[1:])
+    output = PredictedOutput(tensor.name, tensor.dtype, values.shape[1:])
     if as_numbers:
-        return replace(said, values=tuple(np.ravel(values).tolist()))
+        return replace(output, values=tuple(np.ravel(values).tolist()))
     if not holds(PNG, tensor):
-        return said
+        return output
     try:
-        return replace(said, png=base64.b64encode(encode(values, PNG, tensor.name)).decode("ascii"))
+        return replace(output, png=base64.b64encode(encode(values, PNG, tensor.name)).decode("ascii"))
     except InputError:  # a mask of more classes than a PNG has
-        return said
+        return output

@@ -135,7 +135,7 @@ class RedisCluster:
     def _has_moved(self, hops: Iterable[_Hop], owners: Sequence[Address | None], failed: Iterable[Address]) -> bool:
         failed = set(failed)
         try:
-            now = self._look_up(owners, first=[address for address in self._known() if address not in failed])
+            now = self._look_up(owners, first=[address for address in self._addresses() if address not in failed])
         except SerferError:
             return False
         return any(now[hop.slot] != owners[hop.slot] for hop in hops)
@@ -145,7 +145,7 @@ class RedisCluster:
         with self._lock:
             if self._owners is not seen and self._owners:
                 return self._owners
-            for address in (order := list(dict.fromkeys([*first, *self._known()]))):
+            for address in (order := list(dict.fromkeys([*first, *self._addresses()]))):
                 try:
                     self._owners = _owners(self._node(address).execute([("CLUSTER", "SLOTS")])[0], address)
                     break
@@ -171,7 +171,7 @@ class RedisCluster:
             self._nodes.setdefault(address, node)
         return self._nodes[address]
 
-    def _known(self) -> list[Address]:
+    def _addresses(self) -> list[Address]:
         return [*self._nodes, *self._seeds]
 
     @property

@@ -44,7 +44,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
-class Found:
+class S3Object:
     """An object, or a range of one: its bytes, the whole object's size, its entity tag, and when it expires.
 
     `expires` is in seconds since the epoch, None for an object that is not a value of ours.
@@ -123,16 +123,16 @@ class S3Client:
     def close(self) -> None:
         self._stores: dict[float, obstore.store.S3Store] = {}
 
-    def get(self, name: str, start: int = 0, length: int | None = None) -> Found:
+    def get(self, name: str, start: int = 0, length: int | None = None) -> S3Object:
         options: GetOptions = {}
         if length is not None:
             options = {"range": (start, start + length)}
         elif start:
             options = {"range": {"offset": start}}
-        return self._ask(lambda store: _found(obstore.get(store, name, options=options), read=True))
+        return self._ask(lambda store: _object_of(obstore.get(store, name, options=options), read=True))
 
-    def head(self, name: str) -> Found:
-        return self._ask(lambda store: _found(obstore.get(store, name, options={"head": True}), read=False))
+    def head(self, name: str) -> S3Object:
+        return self._ask(lambda store: _object_of(obstore.get(store, name, options={"head": True}), read=False))
 
     def put(
         self,
@@ -243,13 +243,13 @@ def open_bucket(
         ) from error
 
 
-def _found(result: "GetResult", *, read: bool) -> Found:
+def _object_of(result: "GetResult", *, read: bool) -> S3Object:
     meta = result.meta
     try:
         expires = float(str(result.attributes[_EXPIRES]))
     except (KeyError, ValueError):
         expires = None
-    return Found(bytes(result.bytes()) if read else b"", meta["size"], meta["e_tag"] or "", expires)
+    return S3Object(bytes(result.bytes()) if read else b"", meta["size"], meta["e_tag"] or "", expires)
 
 
 def _list_pages(

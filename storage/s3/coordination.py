@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from serfer.core.errors import StoreError, StoreUnavailableError, ValueTooLargeError
 from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.storage.coordination import Coordination, Entry
-from serfer.storage.s3.client import Found, RefusedError
+from serfer.storage.s3.client import RefusedError, S3Object
 from serfer.storage.s3.errors import refusal
 from serfer.storage.s3.objects import Objects
 from serfer.storage.store import check_keys, check_ttl
@@ -86,13 +86,13 @@ class S3Coordination(Coordination):
         check_keys(keys)
         self._objects.delete([self._objects.name(key) for key in keys])
 
-    def _read_head(self, key: str, doing: str) -> Found | None:
+    def _read_head(self, key: str, doing: str) -> S3Object | None:
         return self._objects.look(key, doing, lambda name: self._objects.client.get(name, 0, TAG_BYTES))
 
-    def _is_own(self, there: Found, own: bytes) -> bool:
+    def _is_own(self, there: S3Object, own: bytes) -> bool:
         return there.body[:TAG_BYTES] == own
 
-    def _is_other(self, there: Found, expected: str | None, doing: str) -> bool:
+    def _is_other(self, there: S3Object, expected: str | None, doing: str) -> bool:
         """Return whether what lies there is neither the expected version nor, where none may lie there, expired."""
         if expected:
             return there.tag != expected

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from serfer.core.errors import SerferError, StoreError
-from serfer.storage.s3.client import Found, RefusedError, S3Client
+from serfer.storage.s3.client import RefusedError, S3Client, S3Object
 from serfer.storage.s3.errors import refusal
 
 _PART = 200
@@ -33,7 +33,7 @@ class Objects:
     def expiry(self, ttl: float) -> float:
         return self._clock() + ttl
 
-    def look(self, key: str, doing: str, request: Callable[[str], Found] | None = None) -> Found | None:
+    def look(self, key: str, doing: str, request: Callable[[str], S3Object] | None = None) -> S3Object | None:
         """Return what a HEAD request, or `request`, finds for a key's object, None where there is none."""
         try:
             return (request or self.client.head)(self.name(key))
@@ -46,7 +46,7 @@ class Objects:
                 raise refusal(self.client.address, answer, doing) from refused
             return None
 
-    def is_live(self, found: Found, doing: str) -> bool:
+    def is_live(self, found: S3Object, doing: str) -> bool:
         """Return whether a value has not expired; raises StoreError if the object is not SerFer's."""
         if found.expires is None:
             raise StoreError(
@@ -55,7 +55,7 @@ class Objects:
             )
         return found.expires > self._clock()
 
-    def get(self, key: str, doing: str, start: int = 0, length: int | None = None) -> Found | None:
+    def get(self, key: str, doing: str, start: int = 0, length: int | None = None) -> S3Object | None:
         try:
             found = self.client.get(self.name(key), start, length)
         except RefusedError as refused:

@@ -45,7 +45,7 @@ def _explain(where: Address, error: Exception) -> SerferError:
         return StoreUnavailableError(
             f"S3 at {where.url} does not answer: {error}; check --store, AWS_ENDPOINT_URL_S3 and the network"
         )
-    said = response.get("Error", {})
-    body = f"<Code>{said.get('Code', '')}</Code><Message>{said.get('Message', '')}</Message>"
+    details = response.get("Error", {})
+    body = f"<Code>{details.get('Code', '')}</Code><Message>{details.get('Message', '')}</Message>"
     status = response["ResponseMetadata"]["HTTPStatusCode"]
     return refusal(where, Answer(status, body.encode()), "to change its lifecycle rules")

@@ -157,7 +157,6 @@ class BoxParts(ResultParts):
 
     @classmethod
     def metadata(cls, array: ChunkedArray) -> dict[str, Any]:
-        """Return what zarr.json says: a group, for tables of several sizes are not an array."""
         edges = [[*axis.edges] for axis in (array.rows, array.cols)]
         return {"zarr_format": 3, "node_type": "group", "attributes": {"serfer": {"boxes": COLUMNS, "edges": edges}}}
 

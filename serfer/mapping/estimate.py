@@ -56,12 +56,10 @@ class Estimate:
 
     @property
     def usd_per_megapixel(self) -> float | None:
-        """Dollars for a million pixels of the image, None where some of its windows are there already."""
         return self.usd * 1e6 / (self.height * self.width) if self.missing == self.windows else None
 
     @property
     def usd_per_km2(self) -> float | None:
-        """Dollars for a square kilometre, None where that is not known."""
         if self.pixel_m2 is None or self.usd_per_megapixel is None:
             return None
         return self.usd_per_megapixel / self.pixel_m2  # a million pixels are as many square kilometres
@@ -149,7 +147,6 @@ def all_macs(plan: Plan, windows: ImageWindows) -> int:
 
 
 def overlap_share(plan: Plan, windows: ImageWindows) -> float:
-    """Return the multiply-accumulates of all windows beyond those of the image at once, as a share of the latter."""
     whole = whole_macs(plan, windows)
     return max(0.0, all_macs(plan, windows) / whole - 1) if whole else 0.0
 

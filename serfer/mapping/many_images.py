@@ -52,7 +52,6 @@ class ManyImages:
 
     @property
     def manifest_path(self) -> Path:
-        """Where the manifest is: in the folder, or beside the parts of results that go to S3."""
         return self._file(MANIFEST)
 
     @property

@@ -42,7 +42,6 @@ class Sampling:
         return first, last.clip(first + 1, read.size)
 
     def hull(self, written: Span, read: Span, size: int) -> Span:
-        """Return, of an axis of `size` pixels, those that are read or covered."""
         first, last = self.covered(written, Span(0, size))
         return Span(min(read.start, int(first[0])), max(read.stop, int(last[-1])))
 

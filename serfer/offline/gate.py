@@ -111,7 +111,6 @@ class OfflineGate:
             return self._paused_s + (0.0 if since is None else self._clock() - since)
 
     def _note(self) -> str:
-        """Note whether a pause has begun or ended, and return the reason of the present one."""
         now = self._clock()
         reason = self._throttle.reason(now)
         if reason and self._paused_since is None:

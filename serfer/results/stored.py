@@ -32,7 +32,6 @@ class StoredResult:
         return self.manifest.id
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return all outputs by name, as `Pipeline.run` has them."""
         return self.results.arrays(self.manifest)
 
     def save(self, folder: Path | str, stem: str | None = None, *, overwrite: bool = False) -> list[Path]:

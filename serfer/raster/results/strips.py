@@ -53,7 +53,6 @@ class Mosaic:
                 )
 
     def read(self, window: Rect, channels: Span) -> NDArray[Any]:
-        """Return the values (channels, rows, cols) of a window that lies in one row of blocks."""
         values = np.empty((channels.size, window.rows.size, window.cols.size), self.array.dtype)
         for number in self._by_block_row[window.rows.start // BLOCK]:
             rect = self._parts.rects[number]

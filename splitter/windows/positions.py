@@ -136,5 +136,5 @@ def _bins(graph: Graph, other: Graph, node: Node, made: dict[str, Node]) -> Node
     growth = _growth(graph, other, source)
     if growth is None or not all(growth) or not does_not_grow(graph, other, node):
         return None
-    (high, rows), (wide, cols) = (matrix.shape for _, matrix in sorted((last, first), key=lambda each: each[0]))
+    (high, rows), (wide, cols) = (matrix.shape for _, matrix in sorted((last, first), key=lambda factor: factor[0]))
     return Node(node.name, BINS, (source,), node.output, {BINS: Bins((high, wide), (rows, cols), growth)})

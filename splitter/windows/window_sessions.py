@@ -56,7 +56,7 @@ class WindowSessions:
             for name, view in zip(graph.outputs, views, strict=True)
         ]
         numbers = range(len(windows)) if chosen is None else chosen
-        for number, window in sorted(((index, windows[index]) for index in numbers), key=lambda each: each[1].tile):
+        for number, window in sorted(((index, windows[index]) for index in numbers), key=lambda pair: pair[1].tile):
             values = self._compute(image, window, statistics, self._cut.windows.reads, kept, len(views))
             for result, view, value in zip(results, views, values, strict=True):
                 part = view[number]
@@ -78,7 +78,7 @@ class WindowSessions:
                     zip(pass_.keeps, windows[len(windows) - 1].keeps, strict=True)
                 ):
                     maps[first + number] = np.empty((kept_map.channels, rect.rows.stop, rect.cols.stop), np.float32)
-                for window in sorted(windows, key=lambda each: each.tile):
+                for window in sorted(windows, key=lambda window: window.tile):
                     known = np.frombuffer(told(statistics.tobytes(), window), np.float32)
                     values = self._compute(image, window, known, pass_.reads, maps)[0].reshape(-1)
                     total.add(values)

@@ -301,16 +301,6 @@ def test_late_and_duplicate_events_change_nothing():
         assert run.handle(event, 7.0) == [], "the run has ended"
 
 
-def test_the_next_stage_waits_for_the_last_tile():
-    run, actions = started()
-    assert actions == [WakeAt(100.0), Invoke(0, 0, 0), Invoke(0, 1, 0)]
-    assert run.handle(done(0, 1, REPORT), 1.0) == []
-    assert run.handle(done(0, 0, REPORT), 2.0) == [Invoke(1, 0, 0)]
-    assert run.handle(done(1, 0, REPORT), 3.0) == [Finish(None)]
-    assert [(stage.started, stage.ended) for stage in run.stages] == [(0.0, 2.0), (2.0, 3.0)]
-    assert (run.retries, run.hedges) == (0, 0)
-
-
 def test_failed_tiles_are_retried_after_their_backoff():
     run, _ = started(tiles=(1,))
     (wake,) = wakes(run.handle(failed(0, 0), 1.0))

@@ -66,10 +66,6 @@ def test_directory_permissions_follow_the_umask(file, home):
     assert (home / "plan").stat().st_mode & 0o777 == 0o750
 
 
-def test_the_same_model_gives_the_same_plan(file, home):
-    assert split(file, out=home / "one", grids="2x2") == split(file, out=home / "two", grids="2x2")
-
-
 @pytest.mark.parametrize("error", [RuntimeError("disk on fire"), KeyboardInterrupt(), OSError(28, "No space left")])
 @pytest.mark.parametrize("step", ["write_functions", "check_exact", "write_plan"])
 def test_a_failed_split_leaves_no_directory(file, home, monkeypatch, error, step):
@@ -117,16 +113,6 @@ def test_a_network_may_give_its_name_to_its_plan(home, monkeypatch):
     monkeypatch.setattr(build, "load", lambda *_: pytest.fail("got so far"))
     with pytest.raises(pytest.fail.Exception, match="got so far"):
         split("alexnet", out="alexnet")
-
-
-def test_a_network_that_mixes_the_images_of_a_batch_runs_image_by_image(home):
-    net = Net(2, 8, 8, batch="N")
-    x = net.conv("x", 2, 3, [3, 3])
-    x = net.op("Sub", x, net.op("ReduceMean", x, net.constant(np.array([0])), keepdims=1))
-    path = save(net.model(net.linear(net.flat(x), 108, 4)), home / "mixing.onnx")
-    plan = split(path, np.ones((1, 2, 8, 8), np.float32), home / "plan")
-    assert plan.tasks == 1
-    assert "mixes the images of a batch" in plan.why
 
 
 @pytest.mark.parametrize(

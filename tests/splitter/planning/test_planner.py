@@ -53,11 +53,6 @@ def chain():
     return from_onnx(model, *size)
 
 
-def test_nothing_is_split_where_invocations_cost_more_than_they_save(chain):
-    (stage,) = best_chain(chain, "auto", None, budget(lambdas(invoke_floor=10.0)))
-    assert stage.grid == ONE
-
-
 @pytest.mark.parametrize("wanted", [("2x2", "1"), ("1x2", "3x3", "1"), ("1", "2x2", "1"), ("1", "1")])
 def test_a_list_gives_every_stage_its_grid(chain, wanted):
     choice = best_chain(chain, list(wanted))
@@ -114,13 +109,6 @@ def test_a_head_that_is_too_large_is_spread_by_columns_for_any_requested_grid(ch
     assert decision.choices[-1].grid.columns
     assert decision.changes == ()
     assert not any(choice.grid.columns for choice in decision.choices[:-1])
-
-
-def test_stages_are_cut_where_the_package_limit_requires_it(chain):
-    tight = budget(lambdas(invoke_floor=10.0), room=641_000)
-    choice = best_chain(chain, "1", None, tight)
-    assert len(choice) == 2
-    assert all(weight_bytes(chain, stage.start, stage.stop) <= tight.limit.room for stage in choice)
 
 
 @pytest.mark.parametrize("room", [640_200, 640_199])

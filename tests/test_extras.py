@@ -23,7 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OURS = {"serfer", "serfer.sam", "serfer.splitter"}
 IMAGE = ROOT / "examples" / "images" / "chelsea.png"
 
-RUN = """
+HIDE = """
 import json, sys
 hidden, commands = json.loads(sys.argv[1])
 
@@ -33,6 +33,8 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Hidden())
+"""
+RUN = """
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 for command in commands:
@@ -53,7 +55,7 @@ def run(hidden, *commands):
     arguments = json.dumps([sorted(hidden), [[str(word) for word in command] for command in commands]])
     with tempfile.TemporaryDirectory() as cache:  # a cache that has plans needs no splitter
         variables = {**os.environ, "SERFER_CACHE_DIR": cache}
-        command = [sys.executable, "-c", RUN, arguments]
+        command = [sys.executable, "-c", HIDE + RUN, arguments]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.stderr.count("\0") == 3 * len(commands), done.stderr
     parts = done.stderr.split("\0")[1:]
@@ -151,15 +153,6 @@ def test_bench_and_study_not_installed_name_their_distribution(missing):
 
 
 API = """
-import sys
-hidden = sys.argv[1].split(",")
-
-class Hidden:
-    def find_spec(self, name, path=None, target=None):
-        if name in hidden:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Hidden())
 import serfer
 assert {"numpy", "torch", "onnxruntime", "aiohttp", "httpx"}.isdisjoint(sys.modules)
 try:
@@ -181,7 +174,8 @@ except ImportError as error:
     ],
 )
 def test_the_python_api_names_the_extra_of_a_missing_module(hidden, use, extra, tmp_path):
-    run = [sys.executable, "-c", API.replace("USE", use), ",".join(hidden), tmp_path / "plan"]
+    code = HIDE + API.replace("USE", use)
+    run = [sys.executable, "-c", code, json.dumps([hidden, []]), tmp_path / "plan"]
     done = subprocess.run(run, capture_output=True, text=True, check=True)
     assert done.stdout.endswith(f" is not installed, and this needs it: {command_of(extra)}\n")
     assert done.stdout.count("\n") == 1

@@ -180,7 +180,7 @@ def test_an_output_that_is_listed_twice_or_is_the_input(value, outputs, tmp_path
     assert len(plan.stages[0].tiles) == 4
 
 
-@pytest.mark.parametrize("fault", [None, "missing", "cut", "elsewhere"])
+@pytest.mark.parametrize("fault", [None, "elsewhere"])
 def test_external_data_in_several_files_are_read_or_named(fault, tmp_path):
     """onnxruntime 11848: external data, each tensor in a file of its own."""
     net, home = Net(3, 12, 10), tmp_path / "home"
@@ -192,17 +192,12 @@ def test_external_data_in_several_files_are_read_or_named(fault, tmp_path):
     if fault is None:
         assert len(serfer.split(path, out=tmp_path / "plan", grids=(2, 2)).stages[0].tiles) == 4
         return
-    if fault == "missing":
-        file.unlink()
-    elif fault == "cut":
-        file.write_bytes(file.read_bytes()[:-8])
-    else:
-        file.rename(tmp_path / file.name)
-        model = onnx.load(path, load_external_data=False)
-        for tensor in model.graph.initializer:
-            for entry in tensor.external_data:
-                entry.value = f"../{file.name}" if entry.value == file.name else entry.value
-        path.write_bytes(model.SerializeToString())
+    file.rename(tmp_path / file.name)
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            entry.value = f"../{file.name}" if entry.value == file.name else entry.value
+    path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError) as caught:
         serfer.split(path, out=tmp_path / "plan")
     assert path.name in str(caught.value)

@@ -10,14 +10,12 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import ModelError
-from serfer.core.geometry import Span
 from serfer.core.plan import IMAGE
 from serfer.splitter.network.graph import INLINE_BYTES
 from serfer.splitter.network.source import load
 from serfer.splitter.plan_dir.check import check_exact, run_tiles
 from serfer.splitter.plan_dir.weights import WeightsFile
 from serfer.splitter.split import split
-from serfer.splitter.tiling.onnx_builder import Slice
 from tests.once import one_each
 from tests.splitter.models import (
     Net,
@@ -133,16 +131,6 @@ def test_a_tile_without_readers_writes_nothing(tmp_path, grid):
     check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
-def test_pieces_are_as_few_as_the_tiles_that_are_read(tmp_path):
-    net = Net(3, 20, 20)
-    x = net.conv("x", 3, 4, [3, 3], **SAME)
-    y = net.conv(x, 4, 4, [3, 3], **SAME)
-    model = net.model(net.flat(net.op("MaxPool", net.op("Add", x, y), kernel_shape=[4, 4], strides=[4, 4])))
-    plan = cut(model, (20, 20), tmp_path / "plan", ["2x2", "2x2", "1"], cuts=(x, y))
-    assert [[len(tile.pieces) for tile in stage.tiles] for stage in plan.stages[1:]] == [[4] * 4, [8]]
-    assert all(len(piece.ranges) == 1 for tile in plan.stages[1].tiles for piece in tile.pieces)
-
-
 def test_the_network_in_a_plan_directory_can_be_split_itself(tmp_path):
     """As `register` does: names that the first plan gave to parts of tensors are taken in the second."""
     net = Net(3, 10, 10)
@@ -244,24 +232,3 @@ def test_references_point_to_the_written_weights(file, tmp_path):
     empty = WeightsFile("weights-0.bin", {}, frozenset())
     empty.write(tmp_path / empty.name)
     assert (tmp_path / empty.name).stat().st_size == empty.bytes == 0
-
-
-def test_a_file_knows_which_parts_of_a_constant_it_holds():
-    parts = [Slice("w", 1, Span(0, 20)), Slice("w", 1, Span(20, 41))]
-    values = {part.name: part.of(CONSTANTS["large"]) for part in parts}
-    other = {Slice("v", 0, Span(0, 300)).name: np.ones(300, np.float32)}
-    file = WeightsFile("weights-0.bin", {**values, **other}, frozenset())
-    assert file.slices_of("w") == parts
-    assert file.slices_of("v") == [Slice("v", 0, Span(0, 300))]
-    assert file.slices_of("x") == []
-    assert "w" not in file
-
-
-def test_a_slice_is_parsed_from_its_name():
-    part = Slice("a|b", 1, Span(3, 7))
-    assert Slice.parse(part.name) == part
-    for name in ("plain", "a|b|c|d", "|||", "1|2|3", "a|0|1|-2"):
-        assert Slice.parse(name) is None
-    value = np.arange(80).reshape(8, 10)
-    assert np.array_equal(part.of(value), value[:, 3:7])
-    assert np.array_equal(Slice("a", 0, Span(3, 7)).of(value), value[3:7])

@@ -176,18 +176,6 @@ def test_a_norm_of_the_last_axis_that_an_operator_broadcasts(grid, tmp_path):
     assert spread(net, net.conv(x, 6, 4, [3, 3]), tmp_path, grid) <= EXACT
 
 
-@pytest.mark.parametrize("kind", ["ReduceMean", "ReduceMax", "ReduceSum"])
-@pytest.mark.parametrize("axes", [[2, 3], [-1, -2]])
-@pytest.mark.parametrize("keep", [0, 1])
-def test_global_pooling_by_a_reduction(kind, axes, keep, tmp_path):
-    net, x = network()
-    x = net.op(kind, x, net.constant(np.array(axes)), keepdims=keep)
-    model = net.model(net.linear(net.flat(x), 6, 5))
-    graph = with_tile_pools(from_onnx(model, *SIZE))
-    assert "TilePool" in [node.kind for node in graph.nodes]
-    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"], cuts=[f"{graph.nodes[1].name}"]) <= EXACT
-
-
 @pytest.mark.parametrize("kind", ["ArgMax", "ArgMin"])
 @pytest.mark.parametrize("form", [{"axis": 1}, {"axis": -3, "keepdims": 0}, {"axis": 1, "select_last_index": 1}])
 def test_the_index_of_the_largest_channel(tmp_path, kind, form):

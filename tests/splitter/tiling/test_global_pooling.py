@@ -31,6 +31,7 @@ def pool(net, x, form, size=SIZE):
 FORMS = [
     *("GlobalAveragePool", "AveragePool", "ReduceMean", "ReduceMean flat", "ReduceMean flat negative"),
     *("GlobalMaxPool", "MaxPool", "ReduceMax", "ReduceMax flat", "ReduceMax turned"),
+    *("ReduceSum", "ReduceSum flat negative"),
 ]
 
 

@@ -6,7 +6,6 @@ import torch
 from onnx import numpy_helper
 from torch.nn import functional
 
-from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
 from serfer.splitter.network.source import mean_matrix
 from serfer.splitter.tiling import operators
@@ -204,15 +203,6 @@ def test_a_convolution_over_channels_is_exact(tmp_path):
     assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
 
 
-def test_tensors_may_be_named_input_or_output(tmp_path):
-    net = Net(2, 9, 9)
-    weight = net.constant(net.floats(2, 2, 3, 3), "output")
-    x = net.op("Conv", "x", weight, output="input", kernel_shape=[3, 3])
-    x = net.op("Sigmoid", net.conv(x, 2, 2, [2, 2]))
-    model = net.model(net.flat(x))
-    assert worst_error(model, net.batch_of(2), tmp_path, "2x2") <= EXACT
-
-
 @pytest.mark.filterwarnings("ignore::serfer.core.errors.PlanWarning")  # of cuts without a map to spread
 def test_a_stage_never_ends_in_a_tensor_that_is_neither_map_nor_vector(tmp_path):
     net = Net(3, 8, 8)
@@ -247,15 +237,6 @@ def test_a_mean_that_ceil_mode_ends_differently_in_each_direction(tmp_path, grid
         "AveragePool", "x", kernel_shape=kernel, strides=[2, 2], pads=pads, ceil_mode=1, count_include_pad=include
     )
     assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, [grid, "1"]) <= EXACT
-
-
-def test_a_second_output_without_a_rule_is_refused():
-    net = Net(1, 8, 8)
-    net.op("MaxPool", "x", output="top", kernel_shape=[2, 2])
-    net.nodes[-1].output.append("where")
-    x = net.op("Cast", "where", to=1)
-    with pytest.raises(ModelError, match="second output"):
-        from_onnx(net.model(net.flat(x)), 8, 8)
 
 
 def test_work_is_counted_by_hand():

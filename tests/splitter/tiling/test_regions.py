@@ -132,23 +132,6 @@ def test_a_chains_receptive_field_equals_the_inputs_its_output_depends_on(kernel
             assert (rows[0], rows[-1] + 1) == (need.start, need.stop)
 
 
-def test_a_tile_is_padded_only_at_borders_of_the_map():
-    net = Net(1, 12, 12)
-    x = net.conv("x", 1, 1, [3, 3], pads=[1, 1, 1, 1])
-    graph = from_onnx(net.model(net.flat(x)), 12, 12)
-    nodes = graph.nodes[:-1]
-
-    def padding(rows, cols):
-        target = {nodes[-1].output: Rect(Span(*rows), Span(*cols))}
-        ((amounts,),) = input_paddings(graph, nodes, ["x"], [target])
-        return amounts
-
-    assert padding((0, 6), (0, 6)) == Padding(1, 1, 0, 0)
-    assert padding((6, 12), (0, 6)) == Padding(0, 1, 1, 0)
-    assert padding((4, 8), (4, 8)) == Padding(0, 0, 0, 0)
-    assert padding((0, 12), (0, 12)) == Padding(1, 1, 1, 1)
-
-
 def test_several_outputs_read_the_hull_of_their_input_regions():
     net = Net(1, 20, 20)
     first = net.conv("x", 1, 1, [7, 1], pads=[3, 0, 3, 0])

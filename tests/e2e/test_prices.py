@@ -133,8 +133,8 @@ def test_prices_from_the_users_file_are_used(serfer_here, plan, tmp_path):
     [
         (["--burst", "0"], "--burst"),
         (["--burst", "many"], "--burst"),
-        (["--cold-share", "1.5"], "--cold-share is from 0 to 1, not 1.5"),
-        (["--cold-share", "nan"], "--cold-share is from 0 to 1, not nan"),
+        (["--cold-share", "1.5"], "--cold-share"),
+        (["--cold-share", "nan"], "--cold-share"),
         (["--store", "tape"], "redis+s3 and valkey+s3, not 'tape'"),
         (["--memory", "64"], "memory must be 128 to 10240 MB, not 64"),
     ],
@@ -159,7 +159,7 @@ def test_a_plans_network_becomes_a_profile_of_a_clusters_scenario(serfer_here, p
     assert shipped_profiles().machine in (tmp_path / "small.toml").read_text()
     one = Configuration(4, 2, 0)
     operators = sum(each.ms(one) for each in shipped.operators[1:])
-    for given in ({"options": ("--set", f"profiles={slow}")}, {"variables": {"SERFER_PROFILES_FILE": str(slow)}}):
+    for given in ({"options": ("--profiles", slow)}, {"variables": {"SERFER_PROFILES_FILE": str(slow)}}):
         own = cluster_profile(
             serfer_here, plan, tmp_path / "small.toml", *given.get("options", ()), **given.get("variables", {})
         )

@@ -5,7 +5,7 @@ hopeless, so no slow hash and no salt is needed, as they would be for passwords.
 looked up: the digest of a password that was written into the file by hand is of no use.
 
     {"keys": [{"name": "phone", "sha256": "9f86...", "requests_per_minute": 60, "burst": 10,
-               "scopes": ["classify", "register"], "applications": {"faces": 30, "pets": null},
+               "scopes": ["classify", "promote"], "applications": {"faces": 30, "pets": null},
                "created": "2026-01-31T12:00:00Z"}]}
 
 `requests_per_minute` and `burst` may be left out: then there is no quota, or the burst is a minute's requests. A quota

@@ -241,3 +241,11 @@ def test_error_says_where_an_option_is_from_that_was_not_given(arguments, told, 
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("serfer: --store memory:// cannot be shared with local workers (--workers local)")
     assert line.endswith(told or "use redis:// or file://")
+
+
+def test_error_says_of_an_option_that_it_names_that_it_is_a_key(folder, capsys):
+    plan = write_plan(folder / "plan")
+    line = ["deploy", "package", str(plan), "--out", "build", "--set", "ping_queries=2"]
+    assert _exit_code(app, line, _Interrupt()) == 2
+    told = "(--ping-queries is from --set ping_queries; --ping-every is a key: --set ping_every=VALUE)\n"
+    assert capsys.readouterr().err.endswith(told)

@@ -97,8 +97,10 @@ def read_options(kind: type[Options], context: typer.Context, line: Mapping[str,
         if option.setting:
             context.meta[_GIVEN][option.setting] = Given(origin, values[name])
         if (flag := flag_of(item, option)) != origin:
-            origins[flag] = origin
-    for name, (_, option) in described.items():
+            origins[flag] = f"from {origin}"
+    for name, (item, option) in described.items():
+        if name not in said and not is_on_line(kind, item):
+            origins[flag_of(item, option)] = f"a key: --set {name}=VALUE"
         if option.setting and name not in values and not option.own_default:
             values[name] = getattr(_settings_of(kind, context), option.setting)
     return kind(**values)
@@ -151,6 +153,6 @@ def _settings_of(kind: type[Options], context: typer.Context) -> Settings:
         flags = {option.setting: flag_of(item, option) for item, option in options_of(kind) if option.setting}
         for name, _, origin in origins(loaded, given):
             if name not in given and origin != "default":
-                meta[ORIGINS].setdefault(flags.get(name, f"--{name.replace('_', '-')}"), origin)
+                meta[ORIGINS][flags.get(name, f"--{name.replace('_', '-')}")] = f"from {origin}"
     found: Settings = meta[_SETTINGS]
     return found

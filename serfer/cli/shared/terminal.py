@@ -33,7 +33,7 @@ _DEBUG = "--debug"
 _HOME = Path(__file__).resolve().parents[3]  # of our packages
 _PACKAGES = ("serfer", "serfer_bench")
 ORIGINS = "serfer.origins"
-"""The key of a context's meta under which the origin stands of each option that a variable or the file has set."""
+"""The key of a context's meta under which stands, by option, where its value is from, or that it is a key."""
 _FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
 
 
@@ -207,7 +207,7 @@ def _code_of(error: Exception, origins: Mapping[str, str]) -> int:
 
 def _with_origins(line: str, origins: Mapping[str, str]) -> str:
     named = dict.fromkeys(re.findall(r"--[a-z][a-z-]*", line))
-    said = [f"{option} is from {origins[option]}" for option in named if option in origins]
+    said = [f"{option} is {origins[option]}" for option in named if option in origins]
     return f"{line} ({'; '.join(said)})" if said else line
 
 

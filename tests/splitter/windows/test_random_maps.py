@@ -33,7 +33,7 @@ from tests.splitter.windows.random_maps import draw
 
 FEW, DAILY, WEEKLY = 5, 120, 3000
 FIXED_SEED = 34
-FEW_LANES, LANES = 6, 10
+FEW_LANES, LANES = 3, 10  # of 40 networks and more each, since a share of few is chance
 MAPPED = 0.75
 """Of the networks that the judge says have a map."""
 NOT_A_REASON = re.compile(

@@ -10,8 +10,10 @@ import os
 import sys
 
 from serfer.__main__ import main
-from serfer.cli.shared.service_options import ARGUMENTS
+from serfer.cli.shared.service_options import ARGUMENTS, BALANCERS
+from serfer.settings import leave_out
 
 if __name__ == "__main__":
+    leave_out(BALANCERS)
     sys.argv += json.loads(os.environ.pop(ARGUMENTS, "[]"))
     main(check=False)  # the command that started it has, of the same environment

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
@@ -437,6 +437,9 @@ def settings_file() -> tuple[Path | None, dict[str, Any]]:
     return path, values
 
 
+_left_out: Final[set[str]] = set()
+
+
 def _file() -> tuple[Path | None, dict[str, Any]]:
     named = os.environ.get(_FILE_VARIABLE)
     path = Path(named) if named else _FILE
@@ -455,6 +458,11 @@ def _refuse_password(path: Path | None, key: str, value: object) -> None:
         raise InputError(f"{path}: {key} has a password, which belongs in the variable {_PREFIX}{key.upper()} alone")
 
 
+def leave_out(keys: Iterable[str]) -> None:
+    """Read these keys of a command's table no more: what started this process gives their values on its line."""
+    _left_out.update(keys)
+
+
 def command_keys(table: str, names: Collection[str]) -> dict[str, tuple[Any, str]]:
     """Return what variables SERFER_TABLE_NAME and, below them, a command's table of the file set, each with its origin.
 
@@ -464,6 +472,8 @@ def command_keys(table: str, names: Collection[str]) -> dict[str, tuple[Any, str
     in_file = values.get(table, {})
     found: dict[str, tuple[Any, str]] = {}
     for key, value in in_file.items() if isinstance(in_file, dict) else ():
+        if key in _left_out:
+            continue
         if key not in names:
             raise InputError(f"{path}: [{table}] {unknown_key(key, names)}")
         _refuse_password(path, key, value)

@@ -25,7 +25,7 @@ from serfer.api.observability.logs import JsonFormatter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.schema import given_settings, is_given
-from serfer.cli.shared.service_options import ARGUMENTS, as_plans, least_concurrency, plans_of
+from serfer.cli.shared.service_options import ARGUMENTS, BALANCERS, as_plans, least_concurrency, plans_of
 from serfer.cli.shared.terminal import err, ignore_signals, out
 from serfer.core.errors import UsageError
 from serfer.extras import installed
@@ -39,12 +39,6 @@ from serfer.settings import NONE, Settings, access_setting
 from serfer.wiring.options import Choices
 
 _DRIVER = "serfer.balanced_driver"
-_OWN = {
-    *("network", "model", "plan", "demo", "size", "channels", "preprocess", "labels", "output", "weights_file"),
-    *("random", "download", "show_config", "drivers", "host", "port", "store", "object_store", "workers", "results"),
-    *("allow_host", "allow_hosts", "drain_s", "api_drain_s", "log_format", "as_json"),
-}
-"""Options that drivers do not have as they were given: they get plans, addresses and stores that follow from these."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -123,7 +117,7 @@ def _driver_command(options: list[str], urls: tuple[str | None, str | None]) -> 
     command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
     command += ["--json", f"--set=drain_s={DRAIN_S}", f"--set=log_format={form}", *options]
     named = zip(("--store=", "--set=object_store="), urls, strict=True)
-    own = {f"SERFER_SERVE_{name.upper()}" for name in _OWN}
+    own = {f"SERFER_SERVE_{name.upper()}" for name in BALANCERS}
     variables = {name: value for name, value in os.environ.items() if name not in own}
     return command, {**variables, ARGUMENTS: json.dumps([f"{option}{url}" for option, url in named if url])}
 
@@ -131,13 +125,14 @@ def _driver_command(options: list[str], urls: tuple[str | None, str | None]) -> 
 def _passed_on(context: typer.Context) -> Iterator[str]:
     for parameter in context.command.params:
         name, value = parameter.name or "", context.params.get(parameter.name or "")
-        if name in _OWN or not is_given(context, name):
+        if name in BALANCERS or not is_given(context, name):
             continue
         if value is True:
             yield parameter.opts[0]
         else:
             values = value if isinstance(value, list) else [value]
-            yield from (f"{parameter.opts[0]}={item}" for item in values if str(item).partition("=")[0] not in _OWN)
+            passed = (item for item in values if str(item).partition("=")[0] not in BALANCERS)
+            yield from (f"{parameter.opts[0]}={item}" for item in passed)
 
 
 def found_applications(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:

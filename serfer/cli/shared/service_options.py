@@ -39,6 +39,12 @@ from serfer.wiring.options import check_keep_warm
 
 ARGUMENTS = "SERFER_DRIVER_ARGUMENTS"
 """The variable with the last arguments of a driver behind a balancer, a list in JSON; they hold passwords."""
+BALANCERS = {
+    *("network", "model", "plan", "demo", "size", "channels", "preprocess", "labels", "output", "weights_file"),
+    *("random", "download", "show_config", "drivers", "host", "port", "store", "object_store", "workers", "results"),
+    *("allow_host", "allow_hosts", "drain_s", "api_drain_s", "log_format", "as_json"),
+}
+"""Options that drivers do not have as they were given: they get plans, addresses and stores that follow from these."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})=(.+)")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")

@@ -114,7 +114,7 @@ class Client:
 
 
 def require_scope(client: Client | None, scope: Scope) -> None:
-    """Raise Problem, 403, where a key lacks a scope; without keys (None), everything is allowed."""
+    """Raise Problem, 403, where a key lacks a scope; without keys (None) it is the route that refuses what anyone may not."""
     if client is not None and scope not in client.scopes:
         has = ", ".join(sorted(client.scopes))
         raise _forbidden(f"the API key {client.name!r} lacks the scope '{scope}': it has {has}")
@@ -124,7 +124,7 @@ def require(client: Client | None, scope: Scope, application: str | None) -> Non
     """Raise Problem where a key is not good for a request, and count the request.
 
     `application` is what it is about, None for none. 403 where the key lacks the scope, or is limited to other
-    applications; 429 where its quota for the application is used up. Without keys (None), everything is allowed.
+    applications; 429 where its quota for the application is used up; without keys (None), as `require_scope`.
     """
     require_scope(client, scope)
     require_application(client, application)

@@ -114,7 +114,7 @@ class Client:
 
 
 def require_scope(client: Client | None, scope: Scope) -> None:
-    """Raise Problem, 403, where a key lacks a scope; without keys (None) it is the route that refuses what anyone may not."""
+    """Raise Problem, 403, where a key lacks a scope; without keys (None), it is the route that refuses."""
     if client is not None and scope not in client.scopes:
         has = ", ".join(sorted(client.scopes))
         raise _forbidden(f"the API key {client.name!r} lacks the scope '{scope}': it has {has}")

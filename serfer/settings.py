@@ -36,6 +36,7 @@ from serfer.system import processors
 _PREFIX = "SERFER_"
 _FILE = Path("serfer.toml")  # of the working directory
 _FILE_VARIABLE = "SERFER_CONFIG"
+_left_out: Final[set[str]] = set()
 # Kubernetes sets these in every container next to a service that is called serfer.
 _SERVICE_LINK = re.compile(r"SERFER_(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)\w*)")
 _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
@@ -435,9 +436,6 @@ def settings_file() -> tuple[Path | None, dict[str, Any]]:
             raise InputError(f"{path}: {key} is a secret, which belongs in the variable {_PREFIX}{key.upper()} alone")
         _refuse_password(path, key, value)
     return path, values
-
-
-_left_out: Final[set[str]] = set()
 
 
 def _file() -> tuple[Path | None, dict[str, Any]]:

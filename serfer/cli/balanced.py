@@ -130,9 +130,8 @@ def _passed_on(context: typer.Context) -> Iterator[str]:
         if value is True:
             yield parameter.opts[0]
         else:
-            values = value if isinstance(value, list) else [value]
-            passed = (item for item in values if str(item).partition("=")[0] not in BALANCERS)
-            yield from (f"{parameter.opts[0]}={item}" for item in passed)
+            items = value if isinstance(value, list) else [value]
+            yield from (f"{parameter.opts[0]}={item}" for item in items if str(item).partition("=")[0] not in BALANCERS)
 
 
 def found_applications(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:

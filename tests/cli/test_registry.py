@@ -49,7 +49,18 @@ def test_variants_are_listed_with_state_accuracy_and_what_is_predicted(serfer):
         ["net-v2-fp32", "other"],
         ["other-v1-fp32", "live"],
     ]
-    assert rows[0].split()[2:] == ["functions", "0.9000", "0.8256", "to", "0.9448", "40.0", "700.0", "~300.0", "~10.0"]
+    assert rows[0].split()[2:] == [
+        "functions",
+        "0.9000",
+        "0.8256",
+        "to",
+        "0.9448",
+        "40.0",
+        "700.0",
+        "~300.0",
+        "~20.0",
+        "~10.0",
+    ]
     assert note.startswith("~ predicted")
     assert serfer("app", "list").out == text
 

@@ -103,7 +103,6 @@ def _warn(
     line: str | None = None,
 ) -> None:
     """Show a warning of our own as any other message: where it was raised means nothing to the user of a command."""
-    """Show a warning of our own as any other message: where it was raised means nothing to the user of a command."""
     if issubclass(category, PlanWarning):
         complain(message)
     else:

@@ -156,7 +156,7 @@ def test_settings_behind_a_name_reach_the_policy(file):
 
 
 def test_setting_out_of_bounds_ends_serve():
-    options = ("--route", "mark:sl_min=98", "--instances", "local", "--scenario", "two-types")
+    options = ("--route", "mark:sl_min=98", "--instances", "local", "--set", "scenario=two-types")
     result = CliRunner().invoke(app, ["serve", *options])
     assert isinstance(result.exception, UsageError)
     assert "mark.sl_min should be 0 to 1" in str(result.exception)

@@ -58,8 +58,7 @@ def way(small_plan, forks):
         with running(make_app(service, Settings())) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
             for trace.on in (False, False, True, True, True):
                 trace.calls = {}
-                reply = client.post("/v1/predict", files={"image": ("a.png", png())})
-                assert reply.status_code == 200
+                assert client.post("/v1/predict", files={"image": ("a.png", png())}).status_code == 200
                 ways.append(trace.way)
             trace.on = False
     finally:

@@ -171,8 +171,8 @@ def test_a_killed_stack_leaves_no_process(up, lean):
 def test_drivers_of_a_settings_file_compute_themselves_and_start_no_drivers_of_their_own(
     start, single, image, tmp_path
 ):
-    table = f'[serve]\nnetwork = ["{single}"]\n'
-    (tmp_path / "serfer.toml").write_text(f'drivers = 2\nport = 0\nworkers = "inprocess"\n{table}')
+    keys = f'drivers = 2\nport = 0\nworkers = "inprocess"\n[serve]\nnetwork = ["{single}"]\n'
+    (tmp_path / "serfer.toml").write_text(keys)
     system = System(start("serve", *QUIET))
     assert (len(system.started["drivers"]), system.started["functions"]) == (2, {"url": None})
     assert [system.classify(image, at=driver["url"])[0] for driver in system.started["drivers"]] == [200, 200]

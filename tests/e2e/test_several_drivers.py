@@ -168,9 +168,7 @@ def test_a_killed_stack_leaves_no_process(up, lean):
     eventually(lambda: not system.command.processes(), "everything dies with it")
 
 
-def test_drivers_of_a_settings_file_compute_themselves_and_start_no_drivers_of_their_own(
-    start, single, image, tmp_path
-):
+def test_drivers_of_a_settings_file_compute_themselves_and_start_no_drivers(start, single, image, tmp_path):
     keys = f'drivers = 2\nport = 0\nworkers = "inprocess"\n[serve]\nnetwork = ["{single}"]\n'
     (tmp_path / "serfer.toml").write_text(keys)
     system = System(start("serve", *QUIET))

@@ -32,7 +32,7 @@ FAST = {"README.md", "serve-a-file.md"}  # what `make test` runs
 ONLY_PARSED = {
     r"^(make|pip|python3) |/pip ": "sets up an environment; tests/test_packaging.py",
     r"s3://|--stack|--aws|deploy (apply|destroy|smoke)|measure-aws": "an account of AWS; tests/sam, on emulators",
-    r"deploy package|cost build": "wheels from a package index; tests/sam/test_bundles.py",
+    r"deploy package|cost build": "wheels from a package index; tests/sam/test_wheels.py",
     r"alexnet|vgg16|--device|study tune|bench |jq .target": "minutes, or a GPU; tests/e2e, instance, bench",
     r"study (replay|simulator|paper|policies|train|fetch)|policy half_hour.py:HalfHour$": "minutes; tests/study",
     r"forecaster=lstm.npz|--scenario cluster": "minutes, or what a command which is not run writes; tests/study",

@@ -130,6 +130,7 @@ class TestRefusals:
             ({"shape": [4, 2, 3, 4]}, ["4 images", "1 to 3"]),
             ({"shape": [10**4000, 2, 3, 4]}, ["images", "1 to 3"]),
             ({"data": [0] * 23}, ["data", "24 numbers"]),
+            ({"data": [0] * 25}, ["24 numbers"]),
             ({"data": None}, ["24 numbers"]),
             ({"data": [[0] * 24]}, ["nested as [1, 2, 3, 4]"]),
             ({"data": [[[[0] * 4] * 3, [[0] * 4, [0] * 4, [0] * 5]]]}, ["nested"]),

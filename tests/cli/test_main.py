@@ -40,6 +40,14 @@ def test_help_lists_every_command_in_panels_in_the_order_of_use(serfer):
 
 
 @pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS), ["bench", "overhead"], ["keys", "add"], ["deploy", "apply"]]
+)
+def test_h_is_help(serfer, command):
+    short = serfer(*command, "-h")
+    assert (short.code, short.out) == (0, serfer(*command, "--help").out)
+
+
+@pytest.mark.parametrize(
     ("arguments", "variables", "own"),
     [
         (["--help"], {}, set()),

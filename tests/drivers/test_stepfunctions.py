@@ -294,6 +294,18 @@ async def test_cancelling_a_query_stops_its_execution(store, kind):
     assert store.keys == set()
 
 
+async def test_closing_stops_running_executions(store):
+    service = Service(store)
+    service.hang.clear()
+    engine = driver(service, store)
+    queries = [asyncio.create_task(engine.run(CROPS, 2, PATIENCE)) for _ in range(3)]
+    await asyncio.to_thread(service.reached.wait, PATIENCE)
+    await engine.close()
+    assert all(query.cancelled() for query in queries)
+    assert sorted(service.stopped) == sorted(service.executions)
+    assert store.keys == set()
+
+
 async def test_an_execution_that_is_given_up_while_it_is_being_started_is_stopped_too(store):
     service = Service(store)
     start, going_on = service.start_execution, threading.Event()

@@ -17,7 +17,7 @@ from serfer.api.http.body import ApiLimits
 from serfer.api.routes.inference import signature_of
 from serfer.core.detections import Boxes
 from serfer.core.errors import ImageError, ModelError, PlanError, UsageError
-from serfer.core.plan import DetectionHead, OutputTensor, Pad, Preprocess
+from serfer.core.plan import DetectionHead, OutputTensor, Pad, Preprocess, dump_plan, parse_plan, sealed
 from serfer.pipeline.prediction import kind_of
 from serfer.plan_directory import load_plan
 from serfer.raster.palette import palette
@@ -72,6 +72,20 @@ def expected(output, size):
 
 def test_a_plan_says_where_its_boxes_are(plan):
     assert load_plan(plan).detection == DetectionHead("yolov8", ("output0",), len(CLASSES))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        DetectionHead("yolov8", ("output1",)),
+        DetectionHead("nms", ("output0", "output0", "output0")),
+        DetectionHead("end2end", ("boxes",)),
+        DetectionHead("yolov8", ("output0",), 2),  # of three labels
+    ],
+)
+def test_a_plan_whose_head_is_of_other_outputs_is_refused(plan, head):
+    with pytest.raises(PlanError):
+        parse_plan(dump_plan(sealed(replace(load_plan(plan), detection=head))))
 
 
 def test_what_contradicts_boxes_is_refused(tmp_path):

@@ -269,6 +269,43 @@ class TestChaos:
         assert check(pipeline, rows, query).hedges >= 1  # on a busy machine also for other tasks
         assert [task.tile for task in invocations.seen if task and task.query == late.query].count(0) == 2
 
+    @pytest.mark.slow
+    def test_members_that_all_freeze_are_ended_by_their_functions_time_limit(
+        self, monkeypatch, opened, rows, invocations
+    ):
+        for name in ("_COLD_START_S", "_REPORT_S"):
+            monkeypatch.setattr(f"serfer.core.plan.gang_times.{name}", 1.0)
+        pipeline = opened(rows)
+        invocations.stop()
+        assert check(pipeline, rows, start(pipeline)).retries == 2
+
+    @pytest.mark.slow
+    def test_a_member_that_is_cold_by_two_seconds_is_waited_for(self, settings, rows, redis, invocations):
+        with serfer.open(rows, store=redis, workers="local", settings=settings) as pipeline:
+            query = start(pipeline)
+            _, pids = invocations.members(2)
+            os.kill(pids[1], signal.SIGSTOP)
+            timer = threading.Timer(2, os.kill, [pids[1], signal.SIGCONT])
+            timer.start()
+            assert check(pipeline, rows, query).retries == 0
+            timer.join()
+
+    def test_a_store_that_comes_back_empty_costs_no_answer(self, opened, rows, invocations):
+        with RedisServer() as first:
+            pipeline = opened(rows, store=first.url)
+            invocations.stop()
+            query = start(pipeline)
+            task, pids = invocations.members(2)
+            os.kill(pids[0], signal.SIGCONT)
+            wait_sent(first.url, task, 2, 0, 0)
+            first.stop()
+            with RedisServer(first.port, first.url.partition("@")[0].removeprefix("redis://:")) as second:
+                invocations.resume()
+                check(pipeline, rows, query)
+                check(pipeline, rows, start(pipeline, 1))
+                eventually(lambda: keys(second.url) == [], "the queries' keys are deleted")
+                pipeline.close()
+
     def test_a_member_for_which_there_is_no_room_has_the_others_stop(self, opened, rows, throttled):
         pipeline = opened(rows)
         throttled.extend([False, True])

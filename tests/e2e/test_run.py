@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from PIL import Image
+from PIL import Image, ImageSequence
 
 import serfer
 from serfer.core.costs import aws
@@ -84,6 +84,15 @@ def test_png_holds_masks_and_maps_of_one_channel(run, answer, examples, tmp_path
         assert tuple(mask.getpalette()[3:6]) == palette()[1] == (128, 0, 0)
     depth = answer["head/depth"][0, 0]
     assert np.abs(read_depth(tmp_path / "maps" / "rocket.head_depth.png") - depth).max() <= np.ptp(depth) / 130_000
+
+
+def test_tiff_holds_every_channel_in_float32(run, answer, examples, tmp_path):
+    assert run(examples / "rocket.jpg", "--out", tmp_path, "--format", "tiff").code == 0
+    with Image.open(tmp_path / "rocket.scores.tiff") as pages:
+        read = [np.asarray(page) for page in ImageSequence.Iterator(pages)]
+    assert np.array_equal(np.stack(read), answer["scores"][0])
+    assert read[0].dtype == np.float32
+    assert (tmp_path / "rocket.embedding.npy").exists()
 
 
 def test_an_array_is_the_input_itself(run, dense, tmp_path):

@@ -366,12 +366,18 @@ class TestRefused:
         with pytest.raises(error):
             worker.run(replace(job, **change))
 
-    @pytest.mark.parametrize("change", [lambda value: value + bytes(4), lambda _: bytes(4)])
-    def test_a_piece_of_another_size(self, worker, plan, store, change):
+    @pytest.mark.parametrize(
+        ("change", "error"),
+        [
+            (lambda value: value + bytes(4), pytest.raises(AlteredPieceError, match="another size")),
+            (lambda _: bytes(4), pytest.raises((MissingKeyError, AlteredPieceError))),
+        ],
+    )
+    def test_a_piece_of_another_size(self, worker, plan, store, change, error):
         run_all(worker, plan, batch())
         for tile in range(4):
             store.put(output_key(QUERY, 1, tile), change(store.get(output_key(QUERY, 1, tile))), 60)
-        with pytest.raises((MissingKeyError, AlteredPieceError)):
+        with error:
             worker.run(task(plan, 2, 0))
 
     def test_a_part_of_another_size(self, worker, plan, store):
@@ -781,6 +787,9 @@ class TestOtherPayloads:
         report = unpack_result(verified(store.get(reply_key(QUERY, 0, 3, 7)), reply_key(QUERY, 0, 3, 7)))
         assert report.counts.puts == 1
         assert store.exists([output_key(QUERY, 0, 3)]) == [True]
+        assert worker.handle(json.loads(encode_task(replace(task(plan, 2, 0), reply=0)))) == {}
+        error = unpack_result(verified(store.get(reply_key(QUERY, 2, 0, 0)), reply_key(QUERY, 2, 0, 0)))
+        assert (type(error), error.error_type) == (TaskError, "MissingKeyError")
 
     def test_a_task_that_is_not_an_event_has_no_reply(self, worker, plan):
         with pytest.raises(InputError, match="not an event"):

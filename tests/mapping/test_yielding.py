@@ -5,10 +5,11 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
+import serfer as package
 from serfer.core.errors import LambdaThrottledError
 from serfer.pipeline.blocking import Pipeline
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
@@ -37,6 +38,28 @@ def asked(service, times):
 
 
 class TestYielding:
+    def test_nothing_starts_beside_online_load_and_everything_is_done_after_it(
+        self, service, image, plan, tmp_path, monkeypatch
+    ):
+        submitted, submit = [], Pipeline.submit
+
+        def counted(self, *arguments, **options):
+            submitted.append(1)
+            return submit(self, *arguments, **options)
+
+        monkeypatch.setattr(Pipeline, "submit", counted)
+        service.replies = [load(0.9)]
+        out = tmp_path / "result.tif"
+        with ThreadPoolExecutor() as threads:
+            job = threads.submit(package.map, image, plan, out, workers="inprocess", yield_to=[service.url])
+            asked(service, 20)
+            assert (submitted, job.done()) == ([], False)
+            service.replies = [load(0.1)]
+            report = job.result(60)
+        assert (report.computed, len(submitted)) == (WINDOWS, WINDOWS)
+        assert report.paused_s > 0
+        assert_equal(read(out), expected(pixels(HEIGHT, WIDTH)))
+
     def test_a_pause_is_named_and_its_time_reported(self, service, serfer, command):
         service.replies = [*[load(0.0)] * 2, *[load(0.0, latency=1.5)] * 40, load(0.2)]
         done = serfer(*command, "--yield-to", service.url, "--set", "concurrency=1")

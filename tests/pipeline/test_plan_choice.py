@@ -141,6 +141,19 @@ def test_a_query_takes_the_whole_function_where_the_cold_plan_has_no_room():
     assert (again.plan, again.reason) == (WHOLE, WARM)  # its environment is known from the first one
 
 
+def test_a_query_that_fails_gives_up_its_environment():
+    testbed = Testbed()
+
+    async def main():
+        await testbed.query()
+        await testbed.clock.sleep(START_S)
+        with pytest.raises(ZeroDivisionError), testbed.plans.choose():
+            raise ZeroDivisionError
+        return await testbed.query()
+
+    assert testbed.clock.run(main())[0].reason == WARM
+
+
 def test_closing_waits_for_no_warm_up():
     testbed = Testbed()
 

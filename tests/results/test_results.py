@@ -14,7 +14,7 @@ from zarr.storage import MemoryStore
 from serfer.core.crc32c import crc32c
 from serfer.core.errors import InputError, PlanError, ResultDamagedError, ResultGoneError
 from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.keys import LOCAL_OWNER, MOST_RESULT_TTL_S, ResultPlace
+from serfer.core.keys import LOCAL_OWNER, MOST_RESULT_TTL_S, RESULT_MARGIN_S, ResultPlace
 from serfer.core.plan.answers import answer_arrays
 from serfer.core.zarr import MOST_METADATA_BYTES, Axis
 from serfer.local.servers.redis import RedisServer
@@ -325,5 +325,6 @@ def test_any_damage_is_refused_or_harmless(data):
 
 @pytest.mark.parametrize("ttl", [0, -1, float("nan"), MOST_RESULT_TTL_S + 1])
 def test_a_lifetime_is_bounded(ttl):
+    assert PLACE.chunks_ttl == PLACE.ttl + RESULT_MARGIN_S, "chunks outlive the manifest, so that downloads can end"
     with pytest.raises(InputError, match="lifetime"):
         ResultPlace("local", "0" * 32, ttl)

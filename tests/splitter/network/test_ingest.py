@@ -227,6 +227,13 @@ def test_second_outputs_are_refused_only_if_used(tmp_path, used):
         assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, "2x2") <= EXACT
 
 
+def test_a_second_output_without_a_rule_is_refused():
+    net, x = network()
+    net.op("MaxPool", x, output="top", kernel_shape=[2, 2])
+    net.nodes[-1].output.append("where")
+    refused(net, net.flat(net.op("Cast", "where", to=1)), "'top' (MaxPool)", "second output 'where'")
+
+
 def test_a_slice_that_keeps_all_images_is_removed():
     net, x = network()
     x = net.op("Slice", x, *(net.constant(np.array(value)) for value in ([0], [2**63 - 1], [0])))

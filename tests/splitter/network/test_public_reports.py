@@ -270,6 +270,9 @@ def test_sizes_and_axes_that_a_network_does_not_take_are_refused(tmp_path):
     x = net.op("Div", joined, net.op("ReduceProd", shape, keepdims=0))
     with pytest.raises(ModelError, match=rf"of 321 x 330: it takes 320 x 320.*{joined}"):
         split(net, x, tmp_path, size=(321, 330))
+    net = Net(3, 12, 10)
+    with pytest.raises(ModelError, match="takes images of 12 x 10 alone, not of 24 x 10"):
+        split(net, padded(net, "x"), tmp_path, dims=("N", "C", 12, 10), size=(24, 10))
     net = Net(3, 8, 16)
     net.size = (3, 4, 8, 16)
     volume = net.op("Conv", "x", net.constant(net.floats(4, 3, 3, 3, 3)), kernel_shape=[3, 3, 3], pads=[1] * 6)

@@ -10,12 +10,14 @@ from onnx.external_data_helper import load_external_data_for_tensor
 
 from serfer.core.checksum import CHECKSUM_BYTES
 from serfer.core.errors import ModelError
+from serfer.core.geometry import Span
 from serfer.core.plan import IMAGE
 from serfer.splitter.network.graph import INLINE_BYTES
 from serfer.splitter.network.source import load
 from serfer.splitter.plan_dir.check import check_exact, run_tiles
 from serfer.splitter.plan_dir.weights import WeightsFile
 from serfer.splitter.split import split
+from serfer.splitter.tiling.onnx_builder import Slice
 from tests.once import one_each
 from tests.splitter.models import (
     Net,
@@ -232,3 +234,13 @@ def test_references_point_to_the_written_weights(file, tmp_path):
     empty = WeightsFile("weights-0.bin", {}, frozenset())
     empty.write(tmp_path / empty.name)
     assert (tmp_path / empty.name).stat().st_size == empty.bytes == 0
+
+
+def test_a_file_knows_which_parts_of_a_constant_it_holds():
+    value = np.arange(1200, dtype=np.float32).reshape(20, 60)
+    parts = [Slice("w|b", 1, Span(0, 20)), Slice("w|b", 1, Span(20, 60)), Slice("v", 0, Span(3, 10))]
+    file = WeightsFile("weights-0.bin", {part.name: part.of(value) for part in parts} | {"u": value}, frozenset())
+    assert [file.slices_of(base) for base in ("w|b", "v", "u", "w")] == [parts[:2], parts[2:], [], []]
+    assert np.array_equal(parts[1].of(value), value[:, 20:60])
+    assert np.array_equal(parts[2].of(value), value[3:10])
+    assert [Slice.parse(name) for name in ("plain", "a|b|c|d", "|||", "1|2|3", "a|0|1|-2")] == [None] * 5

@@ -71,6 +71,12 @@ def test_any_resize_in_tiles(before, after, mode, where, rounding, by_scales, an
     assert tile_error(net, x, grid) <= EXACT
 
 
+def test_the_rounding_of_a_coordinate_at_a_thousand_rows_is_that_of_the_whole_map():
+    net = Net(1, 1201, 4)
+    x = resized(net, "x", 1, (3001, 9), mode="linear", coordinate_transformation_mode="align_corners")
+    assert tile_error(net, x, (4, 1)) <= EXACT / 4
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 def test_resizing_a_pooled_map_spreads_one_value_and_to_the_same_size_is_nothing(tmp_path, mode):
     net = Net(3, 20, 18)

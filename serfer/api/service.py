@@ -205,22 +205,25 @@ class Service:
         `AsyncPipeline.answer`.
         """
         pipeline = self.pipelines[query.model]
-        with self._place(query) as place:
+
+        def check() -> None:
             check_count(images, names, wanted.top_k)
             if wanted.classes:
                 check_classifies(pipeline.plan)
-            with self.admission.bytes.hold(query.client, len(images) * pipeline.recipe.shape.elements):
-                async with query.in_time("its images were not decoded"):
-                    decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
-                run = partial(
-                    pipeline.answer,
-                    decoded.pixels,
-                    context=query.context,
-                    decoded_s=decoded.busy_s,
-                    images=[NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)],
-                    wanted=wanted,
-                )
-                return await self._in_turn(query, place, run, decoded.waited_s, decoded.busy_s)
+
+        held_bytes = len(images) * pipeline.recipe.shape.elements
+        with self._place(query, check) as place, self.admission.bytes.hold(query.client, held_bytes):
+            async with query.in_time("its images were not decoded"):
+                decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
+            run = partial(
+                pipeline.answer,
+                decoded.pixels,
+                context=query.context,
+                decoded_s=decoded.busy_s,
+                images=[NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)],
+                wanted=wanted,
+            )
+            return await self._in_turn(query, place, run, decoded.waited_s, decoded.busy_s)
 
     async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as AsyncPipeline.run's
         """Return what the network makes of an array, as `AsyncPipeline.answer` takes it; raises as `predict` does."""
@@ -237,9 +240,14 @@ class Service:
         return answered, answered.result.kept
 
     @contextmanager
-    def _place(self, query: ServiceQuery) -> Iterator[Place]:
-        """Give a query its place, and note why it ends without an answer; refusals are counted with their requests."""
+    def _place(self, query: ServiceQuery, check: Callable[[], None] | None = None) -> Iterator[Place]:
+        """Give a query its place, and note why it ends without an answer; refusals are counted with their requests.
+
+        What the check refuses takes no other query's place.
+        """
         try:
+            if check is not None:
+                check()
             left_s = query.remaining_s("nothing was begun")
             with query.place or self.admission.place(query.client, left_s) as place:
                 yield place

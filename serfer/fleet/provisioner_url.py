@@ -25,7 +25,7 @@ PORT = 8000
 """The port of an Auto Scaling group's instances."""
 LOCAL: Final = "local"
 _MAX_URLS = 256
-MAX_TEXT = 64 * 1024
+_MAX_TEXT = 64 * 1024
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+=@-]{0,254}")
 _PASSWORD = re.compile(r"//[^/@]*@")
 _WANTED = "it is local, static:URL,URL, ec2:GROUP, or one for each type: TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP"
@@ -33,9 +33,9 @@ _WANTED = "it is local, static:URL,URL, ec2:GROUP, or one for each type: TYPE=ec
 
 def check_instances(text: str) -> None:
     """Raise UsageError for what no scenario makes a value of `--instances`."""
-    if len(text) > MAX_TEXT:
-        raise UsageError(f"--instances has {len(text):,} characters, at most {MAX_TEXT:,} can be used")
-    parts = parts_by_type(text)
+    if len(text) > _MAX_TEXT:
+        raise UsageError(f"--instances has {len(text):,} characters, at most {_MAX_TEXT:,} can be used")
+    parts = _parts(text)
     for _, spec in parts:
         open_provisioner(spec, command=(sys.executable,), registry=Path())
     groups = [spec for _, spec in parts if spec.startswith("ec2:")]
@@ -55,7 +55,7 @@ def specs_by_purchase(text: str, scenario: Scenario) -> dict[Purchase, str]:
     and for a type and market that are given twice.
     """
     check_instances(text)
-    parts = parts_by_type(text)
+    parts = _parts(text)
     if parts == [(None, LOCAL)]:
         return dict.fromkeys(purchases_of(scenario), LOCAL)
     specs: dict[Purchase, str] = {}
@@ -67,10 +67,10 @@ def specs_by_purchase(text: str, scenario: Scenario) -> dict[Purchase, str]:
     return specs
 
 
-def parts_by_type(text: str) -> list[tuple[str | None, str]]:
+def _parts(text: str) -> list[tuple[str | None, str]]:
     """Return the specs with the types that they are of, None for the first type of the scenario."""
     if text.partition(":")[0] in {LOCAL, "static", "ec2"}:
-        return [(None, _divided(text))]
+        return [(None, text)]
     parts: list[tuple[str | None, str]] = []
     for part in text.split(","):
         key, equals, spec = part.strip().partition("=")
@@ -78,12 +78,8 @@ def parts_by_type(text: str) -> list[tuple[str | None, str]]:
             raise UsageError(
                 f"--instances {_shown(part)}: {_WANTED}; the addresses of TYPE=static:URL|URL are divided by |"
             )
-        parts.append((key, _divided(spec)))
+        parts.append((key, spec.replace("|", ",") if spec.startswith("static:") else spec))
     return parts
-
-
-def _divided(spec: str) -> str:
-    return spec.replace("|", ",") if spec.startswith("static:") else spec
 
 
 def _purchase(key: str, scenario: Scenario) -> Purchase:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
@@ -342,10 +341,6 @@ class _Input:
 
 def _hull(spans: Sequence[Span]) -> Span:
     return Span(min(span.start for span in spans), max(span.stop for span in spans))
-
-
-def seconds_now() -> float:
-    return time.monotonic()
 
 
 @dataclass

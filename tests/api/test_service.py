@@ -10,7 +10,7 @@ from serfer.api.admission import Admission
 from serfer.api.decoding.decoders import DecodedImages
 from serfer.api.http.problems import Problem, problem_of
 from serfer.api.service import Service, ServiceQuery
-from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError
+from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavailableError, UsageError
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
 from serfer.pipeline.query import Wanted
@@ -168,6 +168,8 @@ class TestQueries:
     async def test_client_with_all_places_loses_its_newest_query_to_another_client(self, service, pipeline, observed):
         flood = [classify(service) for _ in range(5)]
         await until(lambda: service.admission.turns.waiting == 4)
+        with pytest.raises(UsageError):  # what is refused takes nobody's place
+            await service.predict(query(client="b"), [b"image"], ["a.png"], Wanted(0))
         served = classify(service, client="b")
         await until(flood[-1].done)
         for number in range(5):
@@ -176,7 +178,7 @@ class TestQueries:
         assert (await served).result == "2"  # after one of the flood that ran, and one whose line was first
         ended = await asyncio.gather(*flood, return_exceptions=True)
         assert [isinstance(end, Problem) for end in ended] == [False] * 4 + [True]
-        assert observed.failures == []
+        assert len(observed.failures) == 1
 
     async def test_decoded_pixels_count_with_the_bytes_that_requests_hold(self, service, pipeline):
         service.admission.bytes.most = 1

@@ -335,7 +335,7 @@ def test_a_fleet_starts_instances_of_its_registry_and_applications_and_uses_thos
     with MemoryStore() as store:
         applications = open_applications(
             ApplicationOptions(
-                str(tmp_path / "registry"), ("faces",), parse_instances("gpu=ec2:group,cpu=local:3"), 2.0
+                str(tmp_path / "registry"), ("faces",), parse_instances("gpu=ec2:group , cpu=local:3 "), 2.0
             ),
             {},
             lambda _: None,

@@ -8,20 +8,23 @@ TYPE=ec2:GROUP,TYPE=static:URL|URL,...    one for each type that variants were r
 
 from __future__ import annotations
 
-import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import UsageError
-from serfer.fleet.provisioner_url import LOCAL, MAX_TEXT, check_instances, parts_by_type
+from serfer.fleet.provisioner_url import LOCAL, open_provisioner
 
 _OPTION: Final = "--variant-instances"
-_LOCAL_N: Final = re.compile(r"(^|=)local:[1-9]\d?(?=,|$)", re.ASCII)
+_KINDS: Final = {LOCAL, "static", "ec2"}
+_MOST_TEXT: Final = 64 * 1024
 _MOST_LOCAL: Final = 64
 _DEFAULT_LOCAL: Final = 2  # each of them computes on all processors
 _MOST_EC2: Final = 256  # and as many as the group's MaxSize says
 _BOOT_S: Final = {LOCAL: 5.0, "ec2": 180.0, "static": 0.0}
+_WANTED: Final = "it is local, local:N, static:URL,URL, ec2:GROUP, or one for each type: TYPE=ec2:GROUP,TYPE=local:N"
 
 
 @dataclass(frozen=True)
@@ -47,27 +50,37 @@ class InstancePool:
 
 def parse_instances(text: str) -> tuple[InstancePool, ...]:
     """Return the pools that a value of `--variant-instances` names; raises UsageError."""
-    plain = _LOCAL_N.sub(r"\1local", text[: MAX_TEXT + 1])
-    try:
-        check_instances(plain)
-    except UsageError as error:
-        raise UsageError(str(error).replace("--instances", _OPTION)) from None
+    if len(text) > _MOST_TEXT:
+        raise UsageError(f"{_OPTION} has {len(text):,} characters, at most {_MOST_TEXT:,} can be used")
+    if text.partition(":")[0] in _KINDS:
+        return (_pool("", text),)
     pools: dict[str, InstancePool] = {}
-    for kind, spec in parts_by_type(text):
-        if (kind or "") in pools:
-            raise UsageError(f"{_OPTION}: {str(kind)[:80]!r} is given twice")
-        pools[kind or ""] = InstancePool(
-            kind or "", spec.partition(":")[0] if spec.startswith(LOCAL) else spec, _most(spec)
-        )
+    for part in text.split(","):
+        kind, equals, spec = part.strip().partition("=")
+        if not equals or not kind:
+            raise UsageError(f"{_OPTION} {part.strip()[:80]!r}: {_WANTED}; TYPE's addresses are divided by |")
+        if kind in pools:
+            raise UsageError(f"{_OPTION}: {kind[:80]!r} is given twice")
+        pools[kind] = _pool(kind, spec)
+    places = [place for pool in pools.values() for place in pool.urls or (pool.spec,) if place != LOCAL]
+    if len(set(places)) < len(places):
+        raise UsageError(f"{_OPTION}: an address or a group is given for two types: each has instances of its own")
     return tuple(pools.values())
 
 
-def _most(spec: str) -> int:
+def _pool(kind: str, spec: str) -> InstancePool:
     word, _, argument = spec.partition(":")
-    if word == "static":
-        return spec.count(",") + 1
-    if word != LOCAL:
-        return _MOST_EC2
-    if int(argument or _DEFAULT_LOCAL) > _MOST_LOCAL:
-        raise UsageError(f"{_OPTION} {spec}: local:N has a number of processes, 1 to {_MOST_LOCAL}")
-    return int(argument or _DEFAULT_LOCAL)
+    if word == LOCAL:
+        if argument and not (argument.isascii() and argument.isdecimal() and 0 < int(argument) <= _MOST_LOCAL):
+            raise UsageError(f"{_OPTION} {spec[:80]!r}: local:N has a number of processes, 1 to {_MOST_LOCAL}")
+        if spec not in {LOCAL, f"{LOCAL}:{argument}"} or spec.endswith(":"):
+            raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
+        return InstancePool(kind, LOCAL, int(argument) if argument else _DEFAULT_LOCAL)
+    if word not in _KINDS:
+        raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
+    spec = spec.replace("|", ",") if word == "static" else spec
+    try:
+        open_provisioner(spec, command=(sys.executable,), registry=Path())
+    except UsageError as error:
+        raise UsageError(str(error).replace("--instances", _OPTION)) from None
+    return InstancePool(kind, spec, spec.count(",") + 1 if word == "static" else _MOST_EC2)

@@ -43,7 +43,6 @@ class TimeLeft:
         self._part, self._started, self._began = 0, clock(), clock()
 
     def __call__(self, step: str) -> None:
-        """Pass on a step."""
         self._say(f"{step} (about {max(self.seconds, 1):.0f} s left)")
 
     @property

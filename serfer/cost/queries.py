@@ -169,7 +169,6 @@ class QueriesRun:
         self._count_from(0.0)
 
     def _count_from(self, time: float) -> None:
-        """Begin to count."""
         self._since = time
         self._answered_before = self._answered()
         self._retries = self._queued = self._hedges = 0

@@ -406,7 +406,6 @@ _REACHED: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 
 def _reached(name: str, service: str, operation: str, arguments: dict[str, Any]) -> _Look:
-    """Return a look at whether a service answers."""
 
     @_checked(name, f"see that the account may use {name} in this region")
     def look(account: Account, _build: Build | None) -> Check:

@@ -54,7 +54,6 @@ class InstanceChoices:
     measured_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def of(self, model: str) -> InstanceChoices:
-        """Return the options of one model."""
         if model not in self.own:
             return self
         precision, max_batch = self.own[model]

@@ -109,7 +109,6 @@ class Graph:
 
     @property
     def output_tensors(self) -> tuple[OutputTensor, ...]:
-        """The outputs, described."""
         return self.answers or (OutputTensor(SCORES, self.shapes[self.output][1:], "float32"),)
 
     def activations(self, node: Node) -> list[str]:
@@ -117,7 +116,6 @@ class Graph:
         return list(dict.fromkeys(name for name in node.inputs if name and name not in self.weights))
 
     def constants(self, node: Node) -> list[str]:
-        """Return the inputs of `node` that are constant."""
         return [name for name in node.inputs if name in self.weights]
 
     def axes(self, tensor: str) -> Axes | None:

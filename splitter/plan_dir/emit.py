@@ -139,7 +139,6 @@ class _Views:
         self._names: dict[tuple[str, Rect], str] = {}
 
     def of(self, name: str, part: Rect) -> str:
-        """Return the name of the part `part` of tensor `name`."""
         have = self.regions[name]
         if have == part:
             return name

@@ -35,7 +35,6 @@ def weights_file(function: int) -> str:
 
 
 def is_graph(path: str, stage: int) -> bool:
-    """Whether `path` can be a graph of the stage."""
     return re.fullmatch(f"{stage_directory(stage)}/{_GRAPH}", path) is not None
 
 

@@ -509,7 +509,6 @@ class Plan:
 
     @property
     def output_tensors(self) -> tuple[OutputTensor, ...]:
-        """The outputs, described."""
         return self.outputs or (OutputTensor(SCORES, (self.output.width,), OUTPUT_TYPES[0]),)
 
     @property
@@ -521,7 +520,6 @@ class Plan:
 
     @property
     def tasks(self) -> int:
-        """Tasks of one query."""
         return sum(stage.grid.tiles for stage in self.stages)
 
     @property

@@ -444,7 +444,6 @@ class ImageWindows:
         return len(self.rows.windows) * len(self.cols.windows)
 
     def __getitem__(self, number: int) -> ImageWindow:
-        """Return a window by its number."""
         row, col = divmod(number, len(self.cols.windows))
         down, across = self.rows.windows[row], self.cols.windows[col]
         tile = self.tiles[down.kind][across.kind]

@@ -228,7 +228,6 @@ def _until_open(client: Client) -> None:
 
 
 def _image(plan: Plan) -> bytes:
-    """Return a PNG as large as the plan's input: a gradient."""
     image = Image.radial_gradient("L").resize((plan.input.width, plan.input.height)).convert("RGB")
     buffer = io.BytesIO()
     image.save(buffer, "PNG")

@@ -48,7 +48,6 @@ def tear_down(stack: str, session: Any, progress: Callable[[str], None]) -> None
 
 
 def _resources(formation: Any, identity: str, *types: str) -> Iterator[Any]:  # noqa: ANN401 - same
-    """Yield what a stack still has, of these types or of any."""
     for page in formation.get_paginator("list_stack_resources").paginate(StackName=identity):
         for resource in page["StackResourceSummaries"]:
             if resource["ResourceStatus"] != "DELETE_COMPLETE" and (not types or resource["ResourceType"] in types):

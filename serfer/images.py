@@ -262,7 +262,6 @@ def _high_bytes(image: Image.Image) -> Pixels:
 
 
 def _fit(image: Image.Image, preprocess: Preprocess, shape: Shape) -> Pixels:
-    """Resize, and crop or pad, to the network's input."""
     placement = preprocess.placement(image.height, image.width, (shape.height, shape.width))
     if preprocess.interpolation == OPENCV_BILINEAR:
         pixels = _fit_as_opencv(image, preprocess, placement, shape)
@@ -280,7 +279,6 @@ def _resampling(preprocess: Preprocess) -> Image.Resampling:
 
 
 def _pixels(image: Image.Image) -> Pixels:
-    """Return an image as (H, W, C)."""
     pixels = np.asarray(image, dtype=np.uint8)
     return pixels[..., None] if pixels.ndim == 2 else pixels  # noqa: PLR2004 - grey has no axis for channels
 
@@ -307,7 +305,6 @@ def _edged(pixels: Pixels, side: int, value: int) -> Pixels:
 
 
 def _framed(pixels: Pixels, pad: Pad, placement: Placement, shape: Shape) -> Pixels:
-    """Return an input of padding with an image in its place."""
     framed = np.full((shape.height, shape.width, shape.channels), pad.value, dtype=np.uint8)
     bottom, right = placement.top + placement.rows, placement.left + placement.columns
     framed[placement.top : bottom, placement.left : right] = pixels

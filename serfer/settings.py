@@ -9,6 +9,8 @@ import os
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -232,8 +234,11 @@ class Settings(BaseSettings):
         """Read variables, and what they lack from the file; raises InputError for one that cannot be used."""
         given = init_settings()
         variables = _left(env_settings(), given)
-        in_file = _left(settings_file()[1], {**variables, **given})
-        return init_settings, InitSettingsSource(settings_cls, variables), InitSettingsSource(settings_cls, in_file)
+        table = {name: key.value for name, key in _GIVEN.get({}).items() if key.in_file}
+        table = _left(table, {**variables, **given})
+        in_file = _left(settings_file()[1], {**table, **variables, **given})
+        sources = (variables, table, in_file)
+        return init_settings, *(InitSettingsSource(settings_cls, source) for source in sources)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -354,7 +359,7 @@ class DriverSettings(BaseSettings):
 
 def _split(names: object) -> Sequence[str]:
     """Return a variable's names, which have commas between them, or a file's list; raises ValueError for neither."""
-    hosts = names.split(",") if isinstance(names, str) else names
+    hosts = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
     if not isinstance(hosts, list | tuple) or not all(isinstance(name, str) for name in hosts):
         raise ValueError("Input should be a list of names, or one text with commas between them")
     return hosts
@@ -414,10 +419,24 @@ def aws_region() -> str | None:
 
 @dataclass(frozen=True)
 class Given:
-    """What an option of a command line says of a setting: the option, such as `--store`, and its value."""
+    """What an option of a command line, such as `--store`, or a key of its table `in_file` says of a setting."""
 
     option: str
     value: Any
+    in_file: bool = False
+
+
+_GIVEN: ContextVar[Mapping[str, Given]] = ContextVar("given")
+
+
+@contextmanager
+def given_settings(given: Mapping[str, Given]) -> Iterator[None]:
+    """Let `load_settings` use the options of the command that runs within."""
+    token = _GIVEN.set(given)
+    try:
+        yield
+    finally:
+        _GIVEN.reset(token)
 
 
 def settings_file() -> tuple[Path | None, dict[str, Any]]:
@@ -445,7 +464,7 @@ def _file() -> tuple[Path | None, dict[str, Any]]:
         return None, {}
     try:
         return path, tomllib.loads(_text(_FILE_VARIABLE, path) if named else read_text(path, _MOST_BYTES))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also of numbers and tables without end
         raise InputError(f"{path}: not TOML: {error}") from error
 
 
@@ -461,25 +480,27 @@ def leave_out(keys: Iterable[str]) -> None:
     _left_out.update(keys)
 
 
-def command_keys(table: str, names: Collection[str]) -> dict[str, tuple[Any, str]]:
-    """Return what variables SERFER_TABLE_NAME and, below them, a command's table of the file set, each with its origin.
+def command_keys(table: str, names: Mapping[str, str | None]) -> dict[str, tuple[Any, str, bool]]:
+    """Return what variables SERFER_TABLE_NAME and, below them, a command's table of the file set.
 
-    Raises InputError and UsageError for keys that are not among the command's `names`.
+    Each has its origin, and whether that is the file, of which a key is left out whose setting has a variable. Raises
+    InputError and UsageError for keys that are not among the command's `names`, each of which has its setting.
     """
     path, values = _file()
     in_file = values.get(table, {})
-    found: dict[str, tuple[Any, str]] = {}
+    found: dict[str, tuple[Any, str, bool]] = {}
     for key, value in in_file.items() if isinstance(in_file, dict) else ():
         if key in _left_out:
             continue
         if key not in names:
             raise InputError(f"{path}: [{table}] {unknown_key(key, names)}")
         _refuse_password(path, key, value)
-        found[key] = value, f"{path}: [{table}] {key}"
+        if not ((setting := names[key]) and os.environ.get(f"{_PREFIX}{setting.upper()}")):
+            found[key] = value, f"{path}: [{table}] {key}", True
     for variable, key in command_variables(table):
         if key not in names:
             raise UsageError(f"{variable}: {unknown_key(key, names)}")
-        found[key] = os.environ[variable], variable
+        found[key] = os.environ[variable], variable, False
     return found
 
 
@@ -522,23 +543,24 @@ def origins(settings: Settings, given: Mapping[str, Given]) -> Iterator[tuple[st
     variables = {name.upper() for name, value in os.environ.items() if value}
     for name in Settings.model_fields:
         variable = f"{_PREFIX}{name.upper()}"
-        if name in given:
-            yield name, given[name].value, given[name].option
-        elif name not in settings.model_fields_set:
+        if name not in settings.model_fields_set:
             yield name, getattr(settings, name), "default"
+        elif name in given:
+            yield name, getattr(settings, name), given[name].option
         else:
             yield name, getattr(settings, name), variable if variable in variables else str(path)
 
 
 def load_settings(given: Mapping[str, Given] | None = None) -> Settings:
-    """Read the settings: options that were `given`, by setting, win over variables, and these over the file.
+    """Read the settings: options that were `given`, or the command's, win over variables, and these over the file.
 
     A stack replaces the workers and stores of what it wins over, and workers that are not in AWS a stack. Raises
     UsageError that names the wrong option or variable, InputError for the file.
     """
-    given = given or {}
+    given = _GIVEN.get({}) if given is None else given
     try:
-        return Settings(**{name: each.value for name, each in given.items()})
+        with given_settings(given):
+            return Settings(**{name: option.value for name, option in given.items() if not option.in_file})
     except ValidationError as error:
         path, in_file = settings_file()
         name = str(error.errors()[0]["loc"][0])

@@ -311,7 +311,6 @@ def _constraints(options: SplitOptions, budget: Budget) -> Constraints:
 
 
 def _storages(graph: Graph, options: SplitOptions, *, spread: bool) -> Iterator[WeightStorage]:
-    """Yield ways to store weights, the most exact first."""
     exact = WeightStorage(spread=spread, places=options.places)
     if options.precision == "fp16":
         yield replace(exact, half=precision.storable(graph, graph.nodes), always=True)

@@ -151,10 +151,7 @@ class TestFile:
         ("content", "words"),
         [
             ("prot = 1", "^serfer.toml: 'prot' is not a setting: did you mean port\\?$"),
-            (
-                "[quux]\nport = 1",
-                "^serfer.toml: 'quux' is not a setting: without it, serfer serve --show-config lists",
-            ),
+            ("[quux]\nport = 1", "^serfer.toml: 'quux' is not a setting: without it, serfer serve --show-config lists"),
             ("drivers = true", "^serfer.toml: drivers: Input should be a number, not true or false$"),
             ("max_usd_per_hour = true", "^serfer.toml: max_usd_per_hour: .*a number, not true or false$"),
             (
@@ -186,8 +183,7 @@ def test_variables_of_a_kubernetes_service_called_serfer_are_not_settings(monkey
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [("relative", "{cwd}/relative"), ("~/kept", "{home}/kept"), ("", "{home}/.cache/serfer")],
+    ("value", "expected"), [("relative", "{cwd}/relative"), ("~/kept", "{home}/kept"), ("", "{home}/.cache/serfer")]
 )
 def test_the_cache_is_an_absolute_path(monkeypatch, tmp_path, value, expected):
     monkeypatch.chdir(tmp_path)

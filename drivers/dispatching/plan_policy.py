@@ -101,7 +101,6 @@ class PlanPolicy:
         self._problem = f" Its last warm-up failed: {problem}"
 
     def _in_use(self) -> int:
-        """Return how many invocations are in flight, or may be soon."""
         return sum(environments.in_use for environments in self.environments.values()) + self._cold * self._terms.width
 
     def _warm_ups(self, now: float) -> list[str]:

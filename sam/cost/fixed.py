@@ -191,7 +191,6 @@ def _acl(stack: _Stack, properties: Properties) -> list[Line]:
 
 
 def _alarm(stack: _Stack, properties: Properties) -> list[Line]:
-    """Price an alarm: by the metrics that it looks at."""
     metrics = sum("MetricStat" in metric for metric in properties.get("Metrics", [])) or 1
     return [stack.service("price_alarm", "alarms", metrics, "metrics")]
 

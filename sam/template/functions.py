@@ -148,7 +148,6 @@ def _running(digest: str, options: Options) -> list[Part]:
 
 
 def _target(function: str, options: Options) -> Part:
-    """Return what is invoked: the function, or its alias."""
     return {"Ref": f"{function}.Alias"} if options.by_alias else {"Fn::GetAtt": [function, "Arn"]}
 
 

@@ -131,7 +131,8 @@ def _passed_on(context: typer.Context) -> Iterator[str]:
             yield parameter.opts[0]
         else:
             items = value if isinstance(value, list) else [value]
-            yield from (f"{parameter.opts[0]}={item}" for item in items if str(item).partition("=")[0] not in BALANCERS)
+            items = [item for item in items if name != "set_keys" or str(item).partition("=")[0] not in BALANCERS]
+            yield from (f"{parameter.opts[0]}={item}" for item in items)
 
 
 def found_applications(applications: ApplicationOptions | None, store: str | None) -> ApplicationOptions | None:

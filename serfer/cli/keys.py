@@ -75,7 +75,6 @@ def list_(
 
 
 def _application(text: str) -> tuple[str, int | None]:
-    """Return the application and the requests a minute of NAME or NAME=N; raises UsageError."""
     name, given, rate = text.partition("=")
     if not given:
         return name, None

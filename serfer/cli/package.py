@@ -87,7 +87,6 @@ def package(options: PackageCommand, _context: typer.Context) -> None:
 
 
 def _chosen(options: PackageCommand, plan: Plan, settings: Settings) -> Options:
-    """Return what is deployed, and how; raises UsageError for options that contradict each other."""
     return Options(
         name=options.name or default_name(plan.model),
         region=options.region or aws_region() or "us-east-1",

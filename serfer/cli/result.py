@@ -67,7 +67,6 @@ def delete(result: _Id, results: KeptOption = None) -> None:
 
 @contextmanager
 def _found(result: str, url: str | None) -> Iterator[StoredResult]:
-    """Open the store and find a result of this machine's; raises ResultGoneError."""
     from serfer.results import Results, StoredResult  # noqa: PLC0415 - the command line starts fast
     from serfer.storage import open_store  # noqa: PLC0415 - same
 

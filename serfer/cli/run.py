@@ -55,7 +55,6 @@ def run(options: RunCommand, _context: typer.Context) -> None:
 
 
 def _check(images: Sequence[str], options: RunCommand) -> None:
-    """Raise UsageError for what could not be done with any plan."""
     if images.count(STANDARD_INPUT) > 1:
         raise UsageError("standard input can be read only once")
     [(stem, count)] = Counter(PurePath(name).stem for name in images).most_common(1)
@@ -140,7 +139,6 @@ class _Queries:
         out.print()
 
     def _paths(self, name: str) -> list[Path]:
-        """Return the files of a query's outputs; raises InputError for one that is there already."""
         if self.folder is None:
             return []
         files = file_names(_stem(name), self.pipeline.plan.output_tensors, self.options.kind)
@@ -151,7 +149,6 @@ class _Queries:
         return paths
 
     def _input(self, name: str) -> Array:
-        """Return what a query is run on: the array of a .npy file, or an image's pixels."""
         if PurePath(name).suffix.lower() == f".{NPY}":
             return read_npy(Path(name), _HEAD + MAX_BATCH * self.pipeline.plan.input.elements * FLOAT_BYTES)
         return self.pipeline.pixels([data_of(name)], [name])

@@ -104,7 +104,6 @@ class BudgetLimiter:
         return min(begin + S_PER_HOUR - self._noted, S_PER_HOUR)
 
     def _slice(self, at: float) -> list[float]:
-        """Return the slice at a time, which is new or among the latest."""
         begin, place = at - at % _SLICE_S, len(self._slices)
         while place and self._slices[place - 1][0] > begin:
             place -= 1

@@ -63,7 +63,6 @@ class Environments:
         return missing
 
     def _drop(self, now: float) -> None:
-        """Forget those that Lambda has dropped."""
         while self._used and self._used[0][0] + self._target.keep_alive_s <= now:
             self._count -= self._used.popleft()[1]
 

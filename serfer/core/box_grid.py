@@ -134,7 +134,6 @@ class _Grids:
                 yield level, queries[inside][some], first[some], last[some]
 
     def _overlapping(self, ones: _Indices, others: _Indices) -> NDArray[np.bool_]:
-        """Return which pairs overlap by more than `max_iou`, in the same arithmetic as `without_overlaps`."""
         one, other = self.boxes.corners[ones], self.boxes.corners[others]
         sides = np.minimum(one[:, 2:], other[:, 2:]) - np.maximum(one[:, :2], other[:, :2])
         common = sides.clip(0).prod(axis=1)

@@ -172,7 +172,6 @@ def _rows(head: DetectionHead, values: Sequence[Array], size: tuple[int, int]) -
 
 
 def _scores(head: DetectionHead, rows: NDArray[np.float64], first: int) -> NDArray[np.float64]:
-    """Return the columns of classes; masks' coefficients and the like lie behind them."""
     return rows[:, first : first + head.classes] if head.classes else rows[:, first:]
 
 
@@ -197,7 +196,6 @@ def cells_in(size: tuple[int, int], strides: Sequence[int]) -> int:
 
 
 def _cells(size: tuple[int, int], count: int) -> tuple[Array, Array]:
-    """Return each cell's column and row, (K, 2), and its stride, (K, 1), of maps with so many cells together."""
     for strides in STRIDES:
         if cells_in(size, strides) == count:
             maps = [(stride, size[0] // stride, size[1] // stride) for stride in strides]

@@ -61,7 +61,6 @@ def inline_stages(plan: Plan, batch: int, limit: int, *, gangs: bool = False) ->
 
 
 def _bytes_read(plan: Plan, number: int, batch: int, first: Mapping[int, int]) -> _Tiles:
-    """Count the bytes that each later task, as (stage, tile), reads of a stage; `first` has the first of its stages."""
     sizes: _Tiles = Counter()
     for later in range(number + 1, len(plan.stages)):
         for index, tile in enumerate(plan.stages[later].tiles):

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_ty
 from serfer.core.errors import UsageError
 
 _METADATA = "option"
+_MOST_INTEGER = 2**63 - 1
+_ITEMS = {tuple[int, ...]: " of whole numbers"}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -150,8 +152,8 @@ def check_bounds(name: str, described: Option, value: object) -> None:
     if (least is None or value >= least) and (most is None or value <= most):
         return
     if most is None:
-        raise UsageError(f"{name} is at least {least:g}, not {value:g}")
-    raise UsageError(f"{name} is from {least or 0:g} to {most:g}, not {value:g}")
+        raise UsageError(f"{name} is at least {_shown(least)}, not {_shown(value)}")
+    raise UsageError(f"{name} is from {_shown(least or 0)} to {_shown(most)}, not {_shown(value)}")
 
 
 def types_of(kind: type) -> Mapping[str, Any]:
@@ -164,15 +166,48 @@ def value_of(kind: type, item: Field[Any], raw: object, name: str) -> Any:  # no
     described: Option = item.metadata[_METADATA]
     hint = types_of(kind)[item.name]
     if isinstance(raw, str) and described.read:
-        return described.read(raw)
+        return _read(described.read, raw, name)
     for choice in _choices(hint):
         try:
             value = _converted(choice, raw)
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             continue
         check_bounds(name, described, value)
         return value
-    raise UsageError(f"{name} is {in_words(hint)}, not {str(raw)!r:.80}")
+    if described.read and (text := _as_text(raw)):  # the numbers and lists of TOML
+        return _read(described.read, text, name)
+    raise UsageError(f"{name} is {in_words(hint)}{_ITEMS.get(hint, '')}, not {_shown(raw)}")
+
+
+def _read(read: Callable[[str], Any], text: str, name: str) -> Any:  # noqa: ANN401 - of a field's type
+    try:
+        return read(text)
+    except UsageError as error:
+        raise UsageError(str(error) if name in str(error) else f"{name}: {error}") from error
+
+
+def _as_text(raw: object) -> str:
+    """Return numbers and texts, or a list of them, as a line has them, "" for anything else."""
+    items = raw if isinstance(raw, list) else [raw]
+    can = all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items)
+    return ",".join(item if isinstance(item, str) else _shown(item) for item in items) if can else ""
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message, whatever its size."""
+    if isinstance(value, int) and abs(value) > _MOST_INTEGER:
+        return "one of so many digits"
+    if isinstance(value, float) and abs(value) <= _MOST_INTEGER and value.is_integer():
+        return str(int(value))
+    if isinstance(value, list | tuple):
+        value = ",".join(item if isinstance(item, str) else _shown(item) for item in value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return str(value) if is_number else f"{str(value)!r:.80}"
+
+
+def is_list(hint: Any) -> bool:  # noqa: ANN401 - a type
+    """Return whether a type may be a list."""
+    return any(get_origin(choice) in (tuple, Sequence) for choice in _choices(hint))
 
 
 def in_words(hint: Any) -> str:  # noqa: ANN401 - a type
@@ -191,7 +226,6 @@ def in_words(hint: Any) -> str:  # noqa: ANN401 - a type
 
 
 def _choices(hint: Any) -> list[Any]:  # noqa: ANN401 - a type
-    """Return the types of a union without None."""
     if get_origin(hint) is types.UnionType or str(get_origin(hint)) == "typing.Union":
         return [choice for part in get_args(hint) if part is not types.NoneType for choice in _choices(part)]
     return [hint]
@@ -202,8 +236,8 @@ def _converted(kind: Any, raw: Any) -> Any:  # noqa: ANN401 - same; raises Value
         if raw not in get_args(kind):
             raise ValueError
         return raw
-    if get_origin(kind) is tuple:
-        items = raw.split(",") if isinstance(raw, str) else raw
+    if get_origin(kind) in (tuple, Sequence):
+        items = [item.strip() for item in raw.split(",")] if isinstance(raw, str) else raw
         if not isinstance(items, list | tuple):
             raise TypeError
         return tuple(_converted(get_args(kind)[0], item) for item in items)
@@ -214,6 +248,9 @@ def _converted(kind: Any, raw: Any) -> Any:  # noqa: ANN401 - same; raises Value
         return text in _TRUE
     if kind in (int, float) and (isinstance(raw, bool) or (kind is int and isinstance(raw, float))):
         raise TypeError
-    if kind in (str, Path) and not isinstance(raw, str | Path):
+    if kind not in (int, float, str, Path) or (kind in (str, Path) and not isinstance(raw, str | Path)):
         raise TypeError
-    return kind(raw)
+    value = kind(raw)
+    if kind is int and abs(value) > _MOST_INTEGER:
+        raise ValueError
+    return value

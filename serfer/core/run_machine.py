@@ -472,7 +472,6 @@ class Run:
             raise ImpossibleEventError(f"{event!r:.200} in stage {len(self.stages) - 1}, about what was never invoked")
 
     def _release(self, now: float) -> list[Action]:
-        """Start the next stage, all its tiles together."""
         number, count = len(self.stages), self._tiles[len(self.stages)]
         tiles = [TileRun([Attempt(0, now)]) for _ in range(count)]
         gang = GangRun(self._gangs[number]) if number in self._gangs else None
@@ -485,7 +484,6 @@ class Run:
         return Invoke(stage, number, tile.attempts[-1].number)
 
     def _open_tile(self, stage: int, tile: int, attempt: int) -> TileRun | None:
-        """Return the tile that an event is about, or None if the event came too late: it has an answer, or is void."""
         current = self.stages[stage].tiles[tile]
         over = stage != len(self.stages) - 1 or current.state is TileState.DONE or attempt < current.void
         return None if over else current
@@ -643,7 +641,6 @@ class Run:
         return [*actions, WakeAt(next_time)] if next_time - now < _EARLY_S else actions
 
     def _duplicate(self, stage: int, number: int, now: float) -> list[Action]:
-        """Invoke the task of a late tile a second time, if the budget has a duplicate left."""
         tile = self.stages[stage].tiles[number]
         if not (self._hedging and self._hedging.spend()):
             return []
@@ -675,7 +672,6 @@ class Run:
 
 
 def _breaks_gang(failure: Failure) -> bool:
-    """Return whether a member's failure says that its gang is not going to run as a whole."""
     return failure.kind is FailureKind.THROTTLED or failure.error_type == GangStalledError.__name__
 
 

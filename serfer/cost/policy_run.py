@@ -76,6 +76,5 @@ def _beyond(fleet: Fleet, rate: float, begin: float, end: float) -> float:
 
 
 def _usd(instance: Instance, fleet: Fleet, end: float) -> float:
-    """Return what an instance costs up to a time, at which it ends."""
     billed_s = max(end - instance.launched_s, instance.kind.min_billing_s)
     return billed_s * fleet.purchases[instance.purchase].usd_per_s

@@ -180,7 +180,6 @@ class QueriesRun:
         self._seen = 0  # of those, by the policy
 
     def _answered(self) -> int:
-        """Return how many queries Lambda has answered."""
         return self._answered_before + len(self._latencies) - self._on_instances
 
     def over(self, steps: Steps, begin_s: float, window: Window, progress: Progress = silent) -> QueriesResult:
@@ -259,7 +258,6 @@ class QueriesRun:
             self._stop(self._instances.pop(instance))
 
     def _new_latencies(self) -> LatencyWindow:
-        """Return those that the policy has not seen."""
         new_ms = np.array(self._latencies[self._seen :]) * _MS
         if not new_ms.size:
             return NO_QUERIES
@@ -299,7 +297,6 @@ class QueriesRun:
                 self._enqueue(named[targets[0]], now)
 
     def _enqueue(self, instance: SimulatedInstance, now: float) -> None:
-        """Queue a query at an instance that serves."""
         instance.queue.append(now)
         if instance.computing:
             self._note(instance)
@@ -344,7 +341,6 @@ class QueriesRun:
         heappush(self._due, (time, self._number, attempt))
 
     def _invoke_due(self, until: float) -> None:
-        """Invoke what is due by a time, each when it is."""
         due, busy = self._due, self._busy
         while due and due[0][0] <= until:
             now, _, attempt = heappop(due)

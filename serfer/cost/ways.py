@@ -290,7 +290,6 @@ class Serving:
         return float((running < count).mean()) if running.size else 1.0
 
     def _running(self, functions: Functions) -> Iterator[Floats]:
-        """Yield how many warm queries run as each comes: (queries,)."""
         for window in self.windows:
             times = arrival_times(self.load, window.begin_s, window.end_s, self.seed)
             ended = np.searchsorted(times + functions.warm.mean, times, side="right")

@@ -122,7 +122,6 @@ class ControlLoop(Loop):
                 self.view, self.hears = exchanging.result(), True
 
     def _is_busy(self, part: str) -> bool:
-        """Whether the last duty of a part is in flight."""
         return part in self.duties and not self.duties[part].done()
 
     def _begin(self, part: str, duty: Callable[[], Awaitable[None]]) -> None:
@@ -189,7 +188,6 @@ class FleetLoop(ControlLoop):
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:
-    """Cancel a task and wait for it; its error is dropped."""
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task

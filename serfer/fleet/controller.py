@@ -258,7 +258,6 @@ class Controller(FleetLoop):
                 self._begin("functions", partial(self._pinger.send, pings))
 
     def _use(self) -> None:
-        """Send queries to the instances that serve."""
         self._pool.use(
             ServingInstance(one.name, one.url, bought, one.batch)
             for bought, one in self._fleet.members
@@ -266,8 +265,6 @@ class Controller(FleetLoop):
         )
 
     async def _revive(self) -> None:
-        """Probe the instances that did not answer a query."""
-
         async def probe(client: InstanceClient) -> None:
             if await client.ready(_REVIVE_S):
                 self._pool.revive(client)
@@ -275,7 +272,6 @@ class Controller(FleetLoop):
         await asyncio.gather(*(probe(client) for client in self._pool.down()))
 
     def _note(self, now: float, wanted: ProvisioningPlan, *, own_usd: float) -> None:
-        """Keep the status for metrics, and log it where it changed."""
         before, usd = self.status, self._fleet.hour_usd(now)
         counts, on, serving = wanted_by(wanted), self._fleet.on, self._pool.serving_by_type
         types = {

@@ -146,7 +146,6 @@ class Leader:
         return members, failures
 
     async def _carry_out(self, actions: Mapping[Purchase, Actions], wanted: ProvisioningPlan) -> list[BaseException]:
-        """Stop and start instances, and return what failed."""
         outcomes = await asyncio.gather(
             *(self._stop(bought, name, wanted) for bought, action in actions.items() for name in action.stop),
             *(self._start(bought, action.start, wanted) for bought, action in actions.items() if action.start),

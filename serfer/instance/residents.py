@@ -271,7 +271,6 @@ class Residents:
         self._changed()
 
     def _changed(self) -> None:
-        """Let those that wait for room look again."""
         self._change.set()
         self._change = asyncio.Event()
 

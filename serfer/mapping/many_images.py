@@ -170,7 +170,6 @@ class ManyImages:
             self.retry_path.unlink(missing_ok=True)
 
     def _upload(self) -> None:
-        """Put a copy of the manifest beside results in S3."""
         where = parse_place(self.out)
         if isinstance(where, S3Place) and self.manifest_path.exists():
             place = S3Place(where.bucket, f"{where.key.rstrip('/')}/{MANIFEST}", where.region, where.endpoint)

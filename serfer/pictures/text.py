@@ -84,7 +84,6 @@ def _box(plan: Plan, number: int) -> list[str]:
 
 
 def _grid(number: int, plan: Plan) -> list[str]:
-    """Return a small drawing of a stage's grid, three lines of it."""
     grid = plan.stages[number].grid
     if grid.tiles == 1:
         return ["┌────┐", "│    │", "└────┘"]

@@ -249,7 +249,6 @@ def _limit(table: dict[str, Any]) -> SideLimit | None:
 
 
 def _resize(table: dict[str, Any]) -> int | None:
-    """Return the shorter side's pixels, or None to stretch."""
     crop = table.get("crop", CROPS[0])
     if crop not in CROPS:
         raise PlanError('crop should be "centre" or "none": its size is always that of the network\'s input')

@@ -421,7 +421,6 @@ class _Rewrite:
         return copy if fit and node.op_type in PER_VALUE | BROADCAST else None
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
-        """Return a constant's shape, None for what is computed."""
         if name in self.model.large:
             return self.model.large[name].shape
         return tuple(self._constants[name].dims) if name in self._constants else None

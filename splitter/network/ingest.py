@@ -353,7 +353,6 @@ def _read_graph(light: ExternalWeightsModel) -> Graph:
 
 
 def _inputs(proto: onnx.NodeProto) -> tuple[str, ...]:
-    """Return an operator's inputs without absent ones at the end."""
     names = list(proto.input)
     while names and not names[-1]:
         names.pop()

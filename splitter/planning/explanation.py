@@ -260,7 +260,6 @@ def describe(chain: Chain) -> str:
 
 
 def _weights(half: bool, place: str) -> str:  # noqa: FBT001 - what a function's weights are
-    """Describe weights that are not in fp32 in a zip."""
     if place == ZIP:
         return ", fp16 weights" if half else ""
     return f",{' fp16' if half else ''} weights {IN_PLACE[place]}"

@@ -331,7 +331,6 @@ def _undominated(several: Sequence[_Labels]) -> _Labels:
 
 
 def _weighted(per_second: float, seconds: Floats, per_usd: float, usd: Floats) -> Floats:
-    """Return the weighted sum; what has no weight may be infinite."""
     if not (per_second and per_usd):
         return per_second * seconds if per_second else per_usd * usd
     return per_second * seconds + per_usd * usd

@@ -233,6 +233,5 @@ class ObjectStoreTradeoff:
         return size * self.byte_usd - tasks * (ranges * self.get_usd + waiting)
 
     def _waiting(self, seconds: float, memory_mb: int) -> float:
-        """Price the least that a bill of whole milliseconds grows by."""
         whole = math.floor(seconds * MS_PER_S - _ROUNDING) if seconds else 0
         return float(billed_usd(memory_mb, max(whole, 0) / MS_PER_S, self.functions))

@@ -77,7 +77,6 @@ def _cells(output: Rect, number: int, readers: Sequence[Wanted]) -> list[_Part]:
 
 
 def _segments(span: Span, wanted: Iterable[Span]) -> list[Span]:
-    """Cut `span` wherever one of `wanted` begins or ends."""
     marks = {span.start, span.stop}
     for other in wanted:
         marks.update(mark for mark in (other.start, other.stop) if span.start < mark < span.stop)

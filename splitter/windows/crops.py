@@ -148,7 +148,6 @@ def _compared(
 
 
 def _run(graph: Graph, image: Array, statistics: Array) -> list[Array]:
-    """Return the outputs of the whole network, (1, K, H, W) each."""
     inputs = {input_name(0): image} | ({input_name(1): statistics[None]} if statistics.size else {})
     model = whole_tile(graph).model({})
     with naming_failure("the network on a part of an image"):

@@ -176,7 +176,6 @@ def _write_batch(builder: OnnxBuilder, part: str) -> None:
 
 
 def _same(builder: OnnxBuilder, name: str, count: int, value: float) -> str:
-    """Append a vector of `count` equal values for each image."""
     one = builder.constant(f"{name}.length", np.array([count]))
     shape = builder.append("Concat", [_BATCH, one], f"{name}.shape", {"axis": 0})
     filled = numpy_helper.from_array(np.array([value], np.float32))

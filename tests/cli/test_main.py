@@ -6,29 +6,15 @@ import signal
 import subprocess
 import sys
 from importlib import import_module
-from types import SimpleNamespace
 
 import pytest
 
-from serfer.cli.main import COMMANDS, PANELS, app
+from serfer.cli.main import COMMANDS, PANELS
 from serfer.cli.shared import options as cli_options
-from serfer.cli.shared.terminal import _exit_code, _Interrupt
+from serfer.cli.shared.terminal import _Interrupt
 from serfer.core.errors import ModelError
 from serfer.extras import pip_command
 from tests.core.plans import write_plan
-
-
-@pytest.fixture
-def serfer(capsys, monkeypatch):
-    """Run a command in this process: its exit code, and what it printed."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(*arguments, interrupt=None):
-        code = _exit_code(app, list(arguments), interrupt or _Interrupt())
-        captured = capsys.readouterr()
-        return SimpleNamespace(code=code, out=captured.out, err=captured.err)
-
-    return run
 
 
 def test_help_lists_every_command_in_panels_in_the_order_of_use(serfer):
@@ -101,11 +87,7 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
         ("keys ad x", 2, "No such command 'ad'. Did you mean 'add'? (see serfer keys --help)"),
         ("split net.onnx --grid 2x2 --out x", 2, "No such option: --grid (Possible options: --grids)"),
         ("split folder.onnx --out x", 3, "folder.onnx is a directory, not an .onnx file"),
-        (
-            "split plan --out x",
-            3,
-            "plan is a plan directory, which was split before: give the network, or see serfer",
-        ),
+        ("split plan --out x", 3, "plan is a plan directory, which was split before: give the network, or see serfer"),
         ("split . --out x", 3, ". is a directory: give an .onnx file, module.py:factory, or a name"),
         ("split no.py:make --size 8x8 --out x", 3, "no.py does not exist: give the Python file that has make()"),
         ("explain gone.onnx", 3, "gone.onnx is not a plan directory: it does not exist; make one with serfer split"),

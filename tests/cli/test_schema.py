@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import typer
 
+from serfer.cli.balanced import _passed_on
 from serfer.cli.main import COMMANDS, app
 from serfer.cli.shared import schema
 from serfer.cli.shared.schema import given_settings, settings_of
@@ -15,7 +16,7 @@ from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import InputError, UsageError
 from serfer.core.options import is_on_line, options_of
 from serfer.fleet.open_pool import local_instance
-from serfer.settings import TABLES, Settings, origins
+from serfer.settings import TABLES, Settings, load_settings, origins
 from tests.core.plans import write_plan
 
 GROUPS = {
@@ -58,6 +59,7 @@ def called(monkeypatch):
 
         def run(options, context):
             got.options, got.settings, got.context = options, settings_of(context), context
+            assert load_settings() == got.settings
 
         monkeypatch.setattr(schema, "import_module", lambda _module: SimpleNamespace(run=run))
         least = []
@@ -117,6 +119,8 @@ def test_set_wins_over_variable_and_this_over_table(refusal, called, monkeypatch
         ("[map]\nconcurency = 2\n", "[map] 'concurency' is not a key of the command: did you mean concurrency?"),
         ("[map]\nstore = 'redis://me:secret@host'\n", "store has a password"),
         ("[map]\nconcurrency = true\n", "concurrency is a whole number, not 'True'"),
+        ("[map]\nbands = ['a']\n", "serfer.toml: [map] bands: --bands is a list of numbers"),
+        (f"[map]\nconcurrency = {'9' * 5000}\n", "serfer.toml: not TOML"),
     ],
 )
 def test_wrong_table_is_refused_by_name(refusal, folder, text, why):
@@ -164,6 +168,20 @@ def test_option_of_a_setting_wins_over_the_variable_and_this_over_the_file(
     check(given, "--set", f"{key}={text[1]}")
 
 
+def test_settings_of_a_line_are_those_of_all_that_the_command_does(called):
+    settings = called(
+        "cost", "--set", "max_image_bytes=5", "--set", "allow_hosts=a", "--set", "allow_hosts=b, c"
+    ).settings
+    assert (settings.max_image_bytes, settings.allow_hosts) == (5, ("a", "b", "c"))
+    with pytest.raises(UsageError, match=r"^--set port: "):
+        called("cost", "--set", "port=abc")
+
+
+def test_drivers_get_what_the_balancer_was_given(called):
+    own = ["--app=demo", "--app=results", "--registry=r", "--route=random", "--set=queue=1"]
+    assert {*_passed_on(called("serve", *own, "--set=size=1x1", "--drivers=2").context)} == {*own}
+
+
 @pytest.mark.parametrize(("name", "setting"), [("serve", "results"), ("serve", "keys_file"), ("instance", "keys_file")])
 def test_none_takes_back_what_is_set_below_it(called, name, setting, monkeypatch, folder):
     key = {"keys_file": "keys"}.get(setting, setting)
@@ -182,34 +200,42 @@ def test_instances_that_drivers_start_here_do_not_ask_for_the_keys_of_drivers(ca
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "file", "left"),
+    ("arguments", "variables", "file", "expected"),
     [
-        (["--stack", "prod"], {"STORE": "file:///s", "WORKERS": "local"}, 'object_store = "s3://b/p"', ["stack"]),
-        (["--stack", "prod", "--store", "s3://b/p"], {"STORE": "file:///s"}, "", ["store", "stack"]),
-        ([], {"STACK": "prod", "STORE": "s3://b/p"}, 'workers = "local"', ["store", "stack"]),
-        (["--workers", "inprocess"], {"STACK": "prod", "STORE": "file:///s"}, "", ["store", "workers"]),
-        ([], {"WORKERS": "local"}, 'stack = "prod"\nobject_store = "file:///o"', ["object_store", "workers"]),
-        (["--workers", "aws"], {"STACK": "prod"}, 'store = "s3://b/p"', ["workers", "stack"]),
-        (["--store", "s3://b/p"], {}, 'stack = "prod"', ["store", "stack"]),
-        (["--set", "stack=prod"], {"STORE": "file:///s"}, "", ["stack"]),
+        ([], {"PORT": "8"}, "[serve]\nport = 9", {"port": 8}),
+        ([], {}, "port = 7\n[serve]\nport = 9", {"port": 9}),
+        ([], {"PORT": "8", "SERVE_PORT": "6"}, "[serve]\nport = 9", {"port": 6}),
+        (["--set", "port=5"], {"SERVE_PORT": "6"}, "[serve]\nport = 9", {"port": 5}),
+        ([], {"REGISTRY": "b"}, "[serve]\nregistry = 'a'", {"registry": None}),
+        ([], {}, "[serve]\nregistry = 'a'", {"registry": "a"}),
+        (["--set", "allow_hosts=b"], {}, "[serve]\nallow_host = ['a']", {"allow_host": ("b",)}),
+        (["--set", "allow_host=a", "--set", "allow_host=b, c"], {}, "", {"allow_host": ("a", "b", "c")}),
+        ([], {"WORKERS": "local"}, "[serve]\nstack = 's'", {"workers": "local"}),
+        ([], {}, "store = 't'\n[serve]\nstack = 's'", {"stack": "s"}),
+        ([], {"STACK": "s"}, "[serve]\nstore = 't'", {"stack": "s"}),
+        (["--stack", "prod"], {"STORE": "s", "WORKERS": "local"}, 'object_store = "t"', {"stack": "prod"}),
+        (["--stack", "prod", "--store", "s"], {"STORE": "file:///s"}, "", {"store": "s", "stack": "prod"}),
+        ([], {"STACK": "prod", "STORE": "s"}, 'workers = "local"', {"store": "s", "stack": "prod"}),
+        (["--workers", "local"], {"STACK": "prod", "STORE": "s"}, "", {"store": "s", "workers": "local"}),
+        ([], {"WORKERS": "local"}, 'stack = "prod"\nobject_store = "o"', {"object_store": "o", "workers": "local"}),
+        (["--workers", "aws"], {"STACK": "prod"}, 'store = "s3://b/p"', {"workers": "aws", "stack": "prod"}),
+        (["--store", "s"], {}, 'stack = "prod"', {"store": "s", "stack": "prod"}),
+        (["--set", "stack=prod"], {"STORE": "file:///s"}, "", {"stack": "prod"}),
     ],
 )
-def test_stack_replaces_workers_and_stores_below_it_and_they_replace_a_stack(
-    called, arguments, variables, file, left, monkeypatch, folder
+def test_source_wins_over_those_below_and_a_stack_replaces_their_workers_and_stores(
+    called, arguments, variables, file, expected, monkeypatch, folder
 ):
     (folder / "serfer.toml").write_text(file)
     for name, value in variables.items():
         monkeypatch.setenv(f"SERFER_{name}", value)
-    options = called("verify", *arguments).options
-    names = ("store", "object_store", "workers", "stack")
-    assert [name for name in names if getattr(options, name) is not None] == left
-
-
-def test_what_a_stack_replaces_is_shown_as_not_set(called, monkeypatch):
-    monkeypatch.setenv("SERFER_STORE", "file:///s")
-    got = called("serve", "--stack", "prod")
+    got = called("serve", *arguments)
+    of_a_stack = dict.fromkeys(("store", "object_store", "workers", "stack"))
+    assert {name: getattr(got.options, name) for name in of_a_stack | expected} == of_a_stack | expected
     shown = {name: origin for name, _, origin in origins(got.settings, given_settings(got.context))}
-    assert (shown["store"], shown["stack"]) == ("default", "--stack")
+    assert [name for name in of_a_stack if shown[name] != "default"] == [
+        name for name in of_a_stack if name in expected
+    ]
 
 
 def test_wrong_setting_is_refused_by_the_name_of_what_has_it(called, monkeypatch, folder):

@@ -1,6 +1,7 @@
 """`serfer serve --show-config`: what holds, and where it comes from."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -30,13 +31,14 @@ def shown(monkeypatch, tmp_path, capsys):
 
 
 def test_options_win_over_variables_and_these_over_the_file(shown):
-    held = shown("--json", "--set", "queue=3", "--route", "auto", "--keys", "mine.json")
+    held = shown("--json", "--set", "queue=3", "--set=max_image_bytes=5", "--route", "auto", "--keys", "mine.json")
     assert {*held} == {*Settings.model_fields}
     assert held["port"] == (9000, "serfer.toml")
     assert held["engine"] == ("push", "SERFER_ENGINE")
     assert held["api_queue"] == (3, "--set queue")
     assert held["route"] == ("auto", "--route")
-    assert held["keys_file"] == ("mine.json", "--keys")
+    assert held["keys_file"] == (str(Path("mine.json").absolute()), "--keys")
+    assert held["max_image_bytes"] == (5, "--set max_image_bytes")
     assert held["host"] == ("127.0.0.1", "default")
     assert held["instance_key"] == ("***", "SERFER_INSTANCE_KEY")
     assert held["yield_key"] == (None, "default")

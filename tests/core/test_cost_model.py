@@ -264,8 +264,7 @@ def test_a_burst_is_limited_by_the_accounts_concurrency():
 
 
 @pytest.mark.parametrize(
-    ("store", "usd"),
-    [("s3", 0.0), ("redis", 0.216), ("redis+s3", 0.216), ("valkey", 0.0084), ("valkey+s3", 0.0084)],
+    ("store", "usd"), [("s3", 0.0), ("redis", 0.216), ("redis+s3", 0.216), ("valkey", 0.0084), ("valkey+s3", 0.0084)]
 )
 def test_the_fixed_cost_of_a_store_is_that_of_its_nodes(store, usd):
     assert standing_usd(Platform.over(shipped_aws(), store)) == pytest.approx(730 * usd, rel=0.01)

@@ -190,9 +190,7 @@ def random_boxes(draw):
 
 
 @given(
-    boxes=random_boxes(),
-    max_iou=st.sampled_from([0.0, 0.05, 0.45, 0.5, 0.9, 1.0]),
-    block=st.sampled_from([1, 3, 2048]),
+    boxes=random_boxes(), max_iou=st.sampled_from([0.0, 0.05, 0.45, 0.5, 0.9, 1.0]), block=st.sampled_from([1, 3, 2048])
 )
 @settings(max_examples=300, deadline=None)
 @example(  # one box is a million times as large as the other

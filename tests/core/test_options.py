@@ -14,15 +14,23 @@ from serfer.core.options import (
     argument,
     changed,
     flag_of,
-    in_words,
     is_on_line,
     key_of,
     option,
     options_of,
-    types_of,
     value_of,
     with_values,
 )
+
+
+def _bounds(text):
+    if not text.replace("-", "").isdecimal():
+        raise UsageError("numbers, such as 3-4")
+    return [int(part) for part in text.split("-")]
+
+
+class Grid(list):
+    """What no value of TOML is made into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +51,8 @@ class Command(Base):
     kind: Literal["oil", "chalk"] = option("oil", "Of what.")
     colours: tuple[str, ...] = option((), "Which.")
     sizes: tuple[int, ...] = option((), "Several.", least=2)
-    bounds: Sequence[int] = option((), "Two.", read=lambda text: [int(part) for part in text.split("-")])
+    bounds: Sequence[int] = option((), "Two.", read=_bounds)
+    grid: Grid | None = option(None, "A class that a text is read into.", read=lambda text: Grid(_bounds(text)))
     layered: bool = option(True, "In layers.")
 
 
@@ -67,7 +76,11 @@ GIVEN = {"picture": Path("a.png"), "out": "b"}
         ("colours", "red,blue", ("red", "blue")),
         ("colours", ["red"], ("red",)),
         ("sizes", ["2", 3], (2, 3)),
+        ("colours", "red, blue", ("red", "blue")),
         ("bounds", "3-4", [3, 4]),
+        ("bounds", [3, "4"], (3, 4)),
+        ("grid", ["3-4"], Grid([3, 4])),
+        ("grid", 3, Grid([3])),
     ],
 )
 def test_value_is_read_of_text_and_of_toml(name, raw, value):
@@ -92,6 +105,14 @@ def test_value_is_read_of_text_and_of_toml(name, raw, value):
         ("colours", 3, "it is a list"),
         ("sizes", "2,x", "it is a list"),
         ("sizes", [2, 1], "it is at least 2, not 1"),
+        ("sizes", {}, "it is a list of whole numbers, not '{}'"),
+        ("bounds", {}, "it is a list"),
+        ("bounds", "x", "it: numbers"),
+        ("picture", 1, "it is a path"),
+        ("side", 10**400, "it is a whole number or auto, not one of so many digits"),
+        ("count", 10**9, "it is from 1 to 9, not 1000000000"),
+        ("share", 10**400, "it is a number"),
+        ("grid", 2.5, "it: numbers"),
     ],
 )
 def test_other_value_is_refused_by_name(name, raw, why):
@@ -121,18 +142,3 @@ def test_own_options_come_first_and_only_a_line_has_flags():
     flags = {flag_of(item, described): is_on_line(Command, item) for item, described in options_of(Command)}
     assert [flag for flag, on_line in flags.items() if on_line] == ["picture", "--out", "--count", "--json"]
     assert [key_of(Command, flag) for flag in ("--share", "--count", "--colour")] == ["share", None, None]
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("count", "a whole number"),
-        ("side", "a whole number or auto"),
-        ("kind", "oil or chalk"),
-        ("colours", "a list"),
-        ("bounds", "a list"),
-        ("picture", "a path"),
-    ],
-)
-def test_type_is_said_in_words(name, words):
-    assert in_words(types_of(Command)[name]) == words

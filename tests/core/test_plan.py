@@ -415,7 +415,7 @@ def vectors(lengths, reads, inline):
         whole = Shape.vector(length).whole
         tile = replace(base.tiles[0], outputs=(whole,), cells=(Cell(0, whole),), pieces=pieces)
         stages.append(
-            replace(base, outputs=(Shape.vector(length),), tiles=(tile,), path=INLINE if inline[number] else CACHE),
+            replace(base, outputs=(Shape.vector(length),), tiles=(tile,), path=INLINE if inline[number] else CACHE)
         )
     return replace(small_plan(), stages=tuple(stages))
 

@@ -96,7 +96,6 @@ class ForkServer:
 
 
 def _asked(control: socket.socket, message: bytes, *descriptors: int) -> int | None:
-    """Return the server's answer, None where it has ended."""
     try:
         socket.send_fds(control, [message], descriptors)
         answer = control.recv(CONTROL.size)

@@ -105,7 +105,6 @@ def _print_boxes(boxes: MapBoxes) -> None:
 
 
 def _sizes(texts: Sequence[str]) -> list[tuple[int, int]] | str:
-    """Return the sizes that were given, or the one text for those of any size; raises UsageError."""
     if any(text.startswith("any") for text in texts):
         if len(texts) > 1:
             raise UsageError("--size any is for images of all sizes: give no other --size with it")

@@ -118,7 +118,6 @@ def retire(
 
 
 def _change(url: str | None, name: str, step: Callable[[Application], Application]) -> None:
-    """Change an application's record, and say what is live then; raises UsageError for an unknown application."""
     record = opened(url).update(name, lambda found: step(found) if found else None)
     live, tried = record.live_release, record.canary
     parts = [f"release {live.number}: {networks_in_words(live.networks)}" if live else "no release is live"]

@@ -84,7 +84,6 @@ def _stub(name: str, summary: str) -> Any:  # noqa: ANN401 - same
 
 
 def _imported(name: str, place: str, options: str = "") -> Any:  # noqa: ANN401 - same
-    """Return the command of a class of options, or at a place: a function, or an application of commands."""
     if options:
         target = make_command(name, _attribute(options), place)
     else:
@@ -104,7 +103,6 @@ def _attribute(place: str) -> Any:  # noqa: ANN401 - same
 
 
 def _installed(name: str) -> Any:  # noqa: ANN401 - a function, or an application
-    """Return the command of an entry point; raises MissingExtraError where its distribution is not installed."""
     from serfer.plug_ins import plugged_in  # noqa: PLC0415  `serfer --help` needs no metadata of all distributions
 
     entry = plugged_in("serfer.commands").get(name)

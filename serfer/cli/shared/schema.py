@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc
@@ -13,7 +13,7 @@ import typer
 
 from serfer.cli.shared.terminal import ORIGINS
 from serfer.core.errors import UsageError
-from serfer.core.options import Option, Options, flag_of, is_on_line, options_of, types_of, value_of
+from serfer.core.options import Option, Options, flag_of, is_list, is_on_line, options_of, types_of, value_of
 
 if TYPE_CHECKING:
     from serfer.settings import Given, Settings
@@ -46,7 +46,10 @@ def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
     def command(context: typer.Context, **given: object) -> None:
         module, _, function = place.partition(":")
         options = read_options(kind, context, given)
-        getattr(import_module(module), function)(options, context)
+        from serfer.settings import given_settings as in_command  # noqa: PLC0415 - help needs no settings
+
+        with in_command(given_settings(context)):
+            getattr(import_module(module), function)(options, context)
 
     command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -85,43 +88,63 @@ def _line_type(hint: Any, described: Option) -> Any:  # noqa: ANN401 - a type
 
 def read_options(kind: type[Options], context: typer.Context, line: Mapping[str, Any]) -> Any:  # noqa: ANN401 - of the class
     """Return a command's options: those of its line win over `--set`, variables, and its table of the file."""
-    from serfer.settings import Given  # noqa: PLC0415 - help needs no settings
+    from serfer.settings import Given, command_keys, load_settings, origins  # noqa: PLC0415 - help needs no settings
 
     described = {item.name: (item, option) for item, option in options_of(kind)}
-    said = dict(_keys(kind, described, line[_SET] or (), context.meta.setdefault(_GIVEN, {})))
-    said |= {name: (line[name], flag_of(*described[name])) for name in described if is_given(context, name)}
-    values, origins = {}, context.meta.setdefault(ORIGINS, {})
-    for name, (raw, origin) in said.items():
+    keys = command_keys(table_of(kind), {name: option.setting for name, (_, option) in described.items()})
+    given, said = context.meta.setdefault(_GIVEN, {}), context.meta.setdefault(ORIGINS, {})
+    named = _named_by_set(kind, line[_SET] or (), given)
+    keys = {name: key for name, key in keys.items() if described[name][1].setting not in given} | named
+    keys |= {name: (line[name], flag_of(*described[name]), False) for name in described if is_given(context, name)}
+    values = {}
+    for name, (raw, origin, in_file) in keys.items():
         item, option = described[name]
         values[name] = value_of(kind, item, raw, origin)
         if option.setting:
-            context.meta[_GIVEN][option.setting] = Given(origin, values[name])
+            given[option.setting] = Given(origin, values[name], in_file)
         if (flag := flag_of(item, option)) != origin:
-            origins[flag] = f"from {origin}"
+            said[flag] = f"from {origin}"
+    settings = context.meta[_SETTINGS] = load_settings(given)
+    flags = {option.setting: flag_of(item, option) for item, option in described.values() if option.setting}
+    for name, _, origin in origins(settings, given):
+        if name not in given and origin != "default":
+            said[flags.get(name, f"--{name.replace('_', '-')}")] = f"from {origin}"
     for name, (item, option) in described.items():
-        if name not in said and not is_on_line(kind, item):
-            origins[flag_of(item, option)] = f"a key: --set {name}=VALUE"
-        if option.setting and name not in values and not option.own_default:
-            values[name] = getattr(_settings_of(kind, context), option.setting)
+        if option.setting and option.setting not in settings.model_fields_set and values.pop(name, None) is not None:
+            said.pop(flag_of(item, option), None)  # a stack in a variable, say, takes the place of a table's store
+        if option.setting and not option.own_default:
+            values[name] = getattr(settings, option.setting)
+        if name not in keys and not is_on_line(kind, item):
+            said.setdefault(flag_of(item, option), f"a key: --set {name}=VALUE")
     return kind(**values)
 
 
-def _keys(
-    kind: type[Options], described: Mapping[str, object], given: Sequence[str], settings: dict[str, Given]
-) -> Iterator[tuple[str, tuple[Any, str]]]:
-    from serfer.settings import Given, Settings, command_keys, is_secret, unknown_key  # noqa: PLC0415 - help needs no settings
+def _named_by_set(
+    kind: type[Options], texts: Sequence[str], settings: dict[str, Given]
+) -> dict[str, tuple[str, str, bool]]:
+    """Return the command's keys that `--set` has, each with its origin, and add the settings; lists grow."""
+    from serfer.settings import Given, Settings, is_secret, unknown_key  # noqa: PLC0415 - help needs no settings
 
-    yield from command_keys(table_of(kind), described).items()
-    for text in given:
+    found: dict[str, tuple[str, str, bool]] = {}
+    hints = {item.name: types_of(kind)[item.name] for item, _ in options_of(kind)}
+    for text in texts:
         key, is_pair, value = text.partition("=")
+        origin = f"--set {key}"
         if not is_pair:
-            raise UsageError(f"--set {text!r:.80}: give KEY=VALUE, such as {next(iter(described))}=...")
-        if key in described:
-            yield key, (value, f"--set {key}")
-        elif key in Settings.model_fields and not is_secret(key):
-            settings[key] = Given(f"--set {key}", value)
+            raise UsageError(
+                f"--set {text!r:.80}: give KEY=VALUE, such as {key if key in hints else next(iter(hints))}=..."
+            )
+        if key in hints:
+            before = f"{found[key][0]}," if key in found and is_list(hints[key]) else ""
+            found[key] = f"{before}{value}", origin, False
+        elif key not in Settings.model_fields:
+            raise UsageError(f"--set: {unknown_key(key, hints)}")
+        elif is_secret(key):
+            raise UsageError(f"{origin}: a secret belongs in the variable SERFER_{key.upper()} alone")
         else:
-            raise UsageError(f"--set: {unknown_key(key, described)}")
+            is_longer = key in settings and is_list(Settings.model_fields[key].annotation)
+            settings[key] = Given(origin, f"{settings[key].value},{value}" if is_longer else value)
+    return found
 
 
 def table_of(kind: type[Options]) -> str:
@@ -139,20 +162,6 @@ def given_settings(context: typer.Context) -> Mapping[str, Given]:
 
 
 def settings_of(context: typer.Context) -> Settings:
-    """Return the settings with the options and keys of a command; raises UsageError and InputError."""
-    return _settings_of(context.command.callback.options, context)  # type: ignore[union-attr]
-
-
-def _settings_of(kind: type[Options], context: typer.Context) -> Settings:
-    from serfer.settings import load_settings, origins  # noqa: PLC0415 - help needs no settings
-
-    meta = context.meta
-    if _SETTINGS not in meta:
-        given = given_settings(context)
-        meta[_SETTINGS] = loaded = load_settings(given)
-        flags = {option.setting: flag_of(item, option) for item, option in options_of(kind) if option.setting}
-        for name, _, origin in origins(loaded, given):
-            if name not in given and origin != "default":
-                meta[ORIGINS][flags.get(name, f"--{name.replace('_', '-')}")] = f"from {origin}"
-    found: Settings = meta[_SETTINGS]
+    """Return the settings with the options and keys of a command."""
+    found: Settings = context.meta[_SETTINGS]
     return found

@@ -109,7 +109,6 @@ def _place(text: str) -> Path:
 
 
 def _network(text: str) -> tuple[str | None, str | None]:
-    """Return an argument as (a model of the zoo, None), or as (None, what --plan takes)."""
     place = _place(text)
     if text in ZOO and not place.exists():
         return text, None

@@ -217,7 +217,6 @@ def _refused(error: OSError) -> str:
 
 
 def _bug(error: Exception) -> str:
-    """Return what a bug is, where, and how to report it."""
     what = traceback.format_exception_only(error)[-1].strip()[:_MOST_OF_A_BUG]
     return (
         f"a bug in SerFer, {_place(error)}: {what} (to report it, send what the same command prints with {_DEBUG}, and "

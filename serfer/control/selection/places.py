@@ -94,7 +94,6 @@ def _spare(load: float) -> float:
 
 
 def _moderate(load: float) -> float:
-    """Return the damped load that queries are divided by."""
     least, most = _MODERATE
     moderate: float = min(most, max(least, load)) ** _DAMPING
     return moderate

@@ -224,12 +224,10 @@ def _table(document: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _value(entry: Any) -> Any:  # noqa: ANN401 - plain TOML
-    """Return an entry's value: a number or list by itself, or in a table that says where it comes from."""
     return entry.get("value") if isinstance(entry, dict) else entry
 
 
 def _source(entry: Any) -> Source:  # noqa: ANN401 - plain TOML
-    """Return where an entry comes from; one that does not say is its user's own."""
     given = entry if isinstance(entry, dict) else {}
     return Source(**{key: str(given.get(key, default)) for key, default in _SOURCE.items()})
 

@@ -692,7 +692,6 @@ def _runs(numbers: Iterable[int]) -> int:
 
 
 def _exchanges(plan: Plan, gang: Gang, members: int) -> Iterable[Exchange]:
-    """Yield what members send one another for each stage of a gang but the first."""
     had: list[Mapping[_Written, set[int]]] = [{} for _ in range(members)]
     for number in gang.stages:
         sent, received, messages = np.zeros((3, members))

@@ -247,7 +247,6 @@ class Profiles:
     def _serial_and_parallel(
         self, work: Work, batch: int, without: frozenset[str] = frozenset()
     ) -> tuple[float, float]:
-        """Return `parts` of a work, some counts left out."""
         if work.measured_s:
             return self._shared(self.kinds[work.kind], batch * work.measured_s * _NS)
         profile = self.kinds[work.kind]

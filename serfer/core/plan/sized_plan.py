@@ -54,7 +54,6 @@ def check_one_size(plan: Plan, what: str) -> None:
 
 
 def _shape(before: Shape, tensor: OutputTensor) -> Shape:
-    """Return the shape in which the stage writes an output: a map's three axes, or all of them as a vector."""
     elements = prod(tensor.dims)
     if elements > MAX_ELEMENTS:
         raise InputError(f"output {tensor.name!r} of an input of this size has {elements:,} values: give a smaller one")

@@ -215,12 +215,10 @@ def _examples(rule: AxisRule, outputs: int) -> Iterator[AxisWindows]:
 
 
 def _are_results(others: Sequence[AxisResult], outputs: int) -> bool:
-    """Return whether results are those of all outputs but the first, and lie somewhere on their image."""
     return len(others) == outputs - 1 and all(1 / _LARGEST_STEP <= other.step <= _LARGEST_STEP for other in others)
 
 
 def _kind_sizes(axes: Iterable[AxisWindows], kinds: int) -> _Kinds:
-    """Return a window of each kind that occurs; those of one kind read and make as much."""
     found: _Kinds = {}
     for axis in axes:
         _check_axis(axis, kinds)
@@ -238,7 +236,6 @@ def _size(window: AxisWindow) -> tuple[int, ...]:
 
 
 def _check_axis(axis: AxisWindows, kinds: int) -> None:
-    """Refuse windows along an axis that reach beyond the image, or leave a gap in the result."""
     if not 0 < len(axis.windows) <= MAX_WINDOWS:
         raise PlanError(f"plan.json has no windows, or more than {MAX_WINDOWS:,}, along an axis")
     if axis.start is not None and not isfinite(axis.start):

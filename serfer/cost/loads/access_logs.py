@@ -111,7 +111,6 @@ def _format_of(head: Sequence[bytes]) -> _Parse | None:
 
 
 def _path_of(line: bytes) -> bytes:
-    """Return the path of a line's URL, empty where it has none."""
     found = _URL_PATH.search(line)
     return found[1] if found else b""
 
@@ -143,7 +142,6 @@ def _row_time(place: int, line: bytes) -> int | None:
 
 
 def _separated(line: bytes) -> list[str] | None:
-    """Return the cells of a row, None for a line that is not text."""
     try:
         text = line.decode("utf-8-sig")
         mark = next((mark for mark in _SEPARATORS if mark in text), ",")
@@ -163,7 +161,6 @@ def _cell_time(cell: str) -> float | None:
 
 
 def _common(line: bytes) -> int | None:
-    """Return the second of a line in the common log format."""
     found = _COMMON.search(line)
     if found is None:
         return None

@@ -144,7 +144,6 @@ def of_counts(name: str, numbers: NDArray[np.int64], counts: Floats, step_s: flo
 
 
 def _rows(path: Path, lines: list[str]) -> list[tuple[float, float]]:
-    """Return time and value of each row, times ascending."""
     rows: list[tuple[float, float]] = []
     before = -math.inf
     for number, line in enumerate(lines[1:], 2):

@@ -77,7 +77,6 @@ def package_size(directory: Path) -> int:
 
 
 def _loops(subfolder: Path) -> bool:
-    """Return whether a subfolder is a link back to where it lies."""
     return subfolder.is_symlink() and subfolder.parent.resolve().is_relative_to(subfolder.resolve())
 
 

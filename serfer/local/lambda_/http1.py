@@ -138,7 +138,6 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _advance(self) -> None:
-        """Hand over the next request if all of it is here."""
         if self._answering is not None or self._transport.is_closing():
             return
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import serfer
 from serfer.api.http.problems import PROBLEM_TYPES
 from serfer.cli.main import app
 from serfer.cli.shared.schema import read_options
@@ -60,6 +61,11 @@ def test_every_problem_type_is_in_the_reference():
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "serfer" / "api").rglob("*.py")]
     slugs = {slug for text in sources for slug in re.findall(r'slug(?:=|: str \| None = )"(\w+)"', text)}
     assert slugs <= PROBLEM_TYPES.keys()
+
+
+def test_every_public_name_is_in_the_reference():
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    assert [name for name in serfer.__all__ if name[0] != "_" and not re.search(rf"\b{name}\b", page)] == []
 
 
 def test_the_readme_is_short():

@@ -208,9 +208,15 @@ def test_the_users_own_prices_stand_in_for_the_shipped_ones(tmp_path):
     path.write_text("[lambda]\nprice_request = 0.5\n")
     facts = Settings(aws_file=path).facts().functions
     assert (facts.price_request, facts.price_gb_second) == (0.5, shipped_aws().functions.price_gb_second)
-    for content in (b"\xff\xfe", b"= =", b"[lambda]\ncolour = 1", b"[lambda]\nprice_request = -1", None):
+    for content, words in (
+        (b"\xff\xfe", "^SERFER_AWS_FILE: .*not UTF-8 text"),
+        (b"= =", "not TOML"),
+        (b"[lambda]\ncolour = 1", "unknown 'colour'"),
+        (b"[lambda]\nprice_request = -1", "price_request should be"),
+        (None, "^SERFER_AWS_FILE: .*cannot be read: No such file"),
+    ):
         path.unlink() if content is None else path.write_bytes(content)
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match=words):
             Settings(aws_file=path).facts()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import serfer
 from serfer.api.http.problems import Problem
-from serfer.core.errors import DeadlineError, InputError, RequestRefusedError
+from serfer.core.errors import DeadlineError, InputError, RequestRefusedError, ServiceUnavailableError
 from tests.api.conftest import PATIENCE, png, running
 from tests.support.served import served
 
@@ -149,6 +149,17 @@ def listening(*replies):
         thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
         thread.join(PATIENCE)
+
+
+def test_a_connection_error_names_the_address():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+    with (
+        serfer.Client(url, retries=1, sleep=lambda _: None) as client,
+        pytest.raises(ServiceUnavailableError, match=url) as caught,
+    ):
+        client.ready()
+    assert caught.value.exit_code == 4
 
 
 def test_connections_that_break_are_tried_again():

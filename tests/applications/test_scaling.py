@@ -245,7 +245,7 @@ async def test_without_the_store_nothing_is_started_or_stopped_and_instances_are
     assert drivers.provisioner.there == {}
 
 
-@pytest.mark.parametrize(("bounds", "expected"), [({"ceiling": 8.0}, 2), ({"most": 1}, 1)])
+@pytest.mark.parametrize(("bounds", "expected"), [({"ceiling": 3.0}, 0), ({"ceiling": 8.0}, 2), ({"most": 1}, 1)])
 async def test_no_more_instances_are_started_than_the_bounds_allow(bounds, expected):
     drivers = Drivers(**bounds)
     drivers.add("a")

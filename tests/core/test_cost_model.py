@@ -54,6 +54,13 @@ def test_an_invocation_costs_its_whole_milliseconds_as_aws_and_the_serfer_paper_
     assert invocation_usd(memory, milliseconds, FACTS) - 0.2e-6 == pytest.approx(usd, abs=1e-9)
 
 
+def test_a_query_costs_what_the_serfer_paper_lists():
+    """Equation 2 over Table 2: (workers, MB, ms) of each layer."""
+    layers = [(4, 512, 124), (4, 1216, 116), (1, 2048, 3881)]
+    usd = sum(count * (invocation_usd(memory, ms, FACTS) - FACTS.price_request) for count, memory, ms in layers)
+    assert usd == pytest.approx(0.00014271638, rel=1e-3)
+
+
 @given(st.integers(128, 10240), st.floats(0, 900_000), st.floats(0, 1000))
 def test_more_time_never_costs_less(memory, milliseconds, more):
     assert invocation_usd(memory, milliseconds, FACTS) <= invocation_usd(memory, milliseconds + more, FACTS)

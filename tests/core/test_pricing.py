@@ -59,6 +59,17 @@ def test_printed_costs_add_up_and_another_store_and_memory_change_them():
     assert other["idle_month"] == {"hours": 730, "functions_usd": 0.0, "store_usd": 0.0}
 
 
+def test_each_boundary_is_priced_by_its_data_path():
+    first, last = small_plan().stages
+    plan = replace(small_plan(), store="valkey+s3", stages=(replace(first, path="objects"), last))
+    both, one = (price(plan, FACTS, Circumstances(store=store)).as_dict() for store in (None, "valkey"))
+    assert both["store"] == "valkey+s3"
+    assert [stage["path"] for stage in both["query"]["stages"]] == ["objects", "inline"]
+    assert both["query"]["latency_ms"]["mean"] > one["query"]["latency_ms"]["mean"] + 40
+    assert both["query"]["cost_usd"] > one["query"]["cost_usd"] + 2 * FACTS.s3.price_put
+    assert both["idle_month"]["store_usd"] == pytest.approx(0.0084 * 730)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

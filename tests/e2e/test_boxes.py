@@ -310,19 +310,20 @@ def test_what_is_said_of_outputs_counts_and_other_outputs_are_left_as_they_are(f
     assert serfer.split(file, out=tmp_path / "plan", grids="1").detection is None
 
 
-def test_a_file_that_ends_in_suppression_gives_its_own_boxes_of_each_image(tmp_path, examples):
+@pytest.mark.parametrize("gathered", [True, False])
+def test_a_file_that_ends_in_suppression_gives_its_own_boxes_of_each_image(gathered, tmp_path, examples):
     file, paths = tmp_path / "net.onnx", [examples / "rocket.jpg", examples / "coffee.png"]
-    onnx.save(suppressed_onnx(gathered=False), file)
+    onnx.save(suppressed_onnx(gathered=gathered), file)
     given = {"preprocess": LETTERBOX, "labels": CLASSES, "activation": "boxes,score=0"}
     plan = whole_plan(file, None, tmp_path / "plan", **given)
-    assert (plan.detection.family, len(plan.detection.outputs)) == ("selected", 4)
+    assert (plan.detection.family, len(plan.detection.outputs)) == ("nms" if gathered else "selected", 4)
     session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
     with serfer.open(tmp_path / "plan", workers="inprocess") as pipeline:
         pixels = pipeline.pixels(paths)
         found = pipeline.predict(paths)
     for image, own in zip(found, pixels, strict=True):
-        chosen, _, of_all = session.run(None, {"images": (own.astype(np.float32) / 255).transpose(2, 0, 1)[None]})
-        classes, scores = chosen[0, :, 1], of_all[0][chosen[0, :, 1], chosen[0, :, 2]]
+        first, *others = session.run(None, {"images": (own.astype(np.float32) / 255).transpose(2, 0, 1)[None]})
+        scores, classes = others if gathered else (others[1][0][first[0, :, 1], first[0, :, 2]], first[0, :, 1])
         assert sorted(box.index for box in image.boxes) == sorted(classes.tolist())
         assert sorted(box.score for box in image.boxes) == pytest.approx(sorted(scores.tolist()), abs=1e-5)
     assert len({len(image.boxes) for image in found}) == 2  # each image has a number of its own

@@ -118,6 +118,9 @@ class TestUsage:
         result.complains(2, words)
         assert not (tmp_path / "out").exists()
 
+    def test_a_missing_size_is_told_before_anything_is_imported(self, serfer_here, tmp_path):
+        serfer_here("split", "net.py:make", "--out", tmp_path / "out").complains(2, "give --size HEIGHTxWIDTH")
+
     def test_a_split_onto_a_full_disk(self, start, tmp_path):
         (tmp_path / "out" / "plan").mkdir(parents=True)
         onnx.save(small_onnx(), tmp_path / "small.onnx")
@@ -309,6 +312,12 @@ class TestInterrupted:
     def test_while_the_command_line_is_still_imported(self):
         run = subprocess.run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, check=False)
         assert (run.returncode, run.stderr) == (INTERRUPTED, "serfer: interrupted\n")
+
+    def test_during_start_up(self, start, plan, picture):
+        command = start("classify", "--plan", plan, *[picture] * 1000)  # it lasts until a busy machine looks at it
+        command.started("redis")
+        command.interrupt()
+        command.end().complains(INTERRUPTED, "interrupted")
 
     @pytest.mark.killed
     def test_an_impatient_user_interrupts_twice(self, start, plan, picture):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 import rasterio
@@ -153,6 +154,44 @@ def test_a_full_disk_keeps_what_is_done(serfer, command, begun, tmp_path):
     assert begun.err.count("7 of 20") == 1
     assert not (tmp_path / "result.tif").exists()
     assert json.loads(serfer(*command, "--json").out)["resumed"] == 7
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A disk of its own, of eight megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["/bin/mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place]
+    if os.geteuid() or subprocess.run(mount, check=False).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    yield place
+    subprocess.run(["/bin/umount", place], check=True)
+
+
+def test_a_disk_that_is_really_full_at_nine_tenths_keeps_them_and_the_map_goes_on(serfer, command, disk, monkeypatch):
+    put, out = ResultParts.put, disk / "result.tif"
+
+    def filling(parts, number, values):
+        if number == 18:
+            with (disk / "others").open("wb", buffering=0) as others, suppress(OSError):
+                while True:
+                    others.write(bytes(1 << 12))
+        put(parts, number, values)
+
+    monkeypatch.setattr(ResultParts, "put", filling)
+    stopped = serfer(*command, "--out", out, "--set", "concurrency=1")
+    assert (stopped.code, "18 of 20" in stopped.err) == (4, True)
+    monkeypatch.undo()
+    assert sorted(path.name for path in disk.iterdir()) == ["others", "result.tif.parts"]
+    assert serfer(*command, "--out", out).code == 4
+    assert not out.exists()
+    (disk / "others").unlink()
+    done = serfer(*command, "--out", out, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert (report["resumed"], report["computed"]) == (18, 2)
+    assert_equal(read(out), expected(pixels(HEIGHT, WIDTH)))
+    assert [path.name for path in disk.iterdir()] == ["result.tif"]
 
 
 @pytest.mark.parametrize("how", ["deleted", "cut"])

@@ -264,6 +264,14 @@ class TestRedisOfWorkers(RedisContract):
             assert other.execute([("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")])[0] >= 1
         assert store.get(key) == b"x"
 
+    def test_redis_py_is_not_imported(self, server):
+        code = (
+            "import sys; from serfer import storage; storage.in_worker = True;"
+            "storage.open_store(sys.argv[1]).exists(['k']); print('redis.connection' in sys.modules)"
+        )
+        run = subprocess.run([sys.executable, "-c", code, server.url], capture_output=True, text=True, check=True)
+        assert run.stdout == "False\n"
+
 
 @pytest.mark.usefixtures("in_worker")
 class TestRedisExchangeOfWorkers(ExchangeContract):

@@ -128,13 +128,17 @@ class TestNoRedisThere:
         assert quoted in says
 
     @pytest.mark.parametrize(
-        ("answer", "means"), [(b"", "closed the connection"), (None, "does not answer in time: check --store")]
+        ("answer", "words"),
+        [
+            (b"", ["closed the connection", "--store"]),
+            (None, ["does not answer in time", "check --store", "socket_timeout=SECONDS"]),
+        ],
     )
-    def test_a_server_that_closes_or_says_nothing(self, answer, means):
+    def test_a_server_that_closes_or_says_nothing(self, answer, words):
         with answering(answer) as port:
             says = refusal(at(port, "?socket_timeout=0.2"))
-        assert f"127.0.0.1:{port} {means.partition(':')[0]}" in says
-        assert "--store" in says
+        assert f"127.0.0.1:{port} {words[0]}" in says
+        assert all(word in says for word in words), says
 
 
 class TestLogin:
@@ -181,15 +185,15 @@ class TestTrouble:
         ("setting", "value", "means"),
         [
             ("requirepass", "", "has no password: leave it out of --store"),
-            ("maxmemory", "1", "is full (maxmemory)"),
-            ("maxclients", "1", "has no connection free"),
+            ("maxmemory", "1", r"is full \(maxmemory\).*--store"),
+            ("maxclients", "1", "has no connection free.*raise its maxclients"),
         ],
     )
     def test_a_setting_of_the_server(self, server, setting, value, means):
         with open_store(server.url) as store:
             store.execute([("CONFIG", "SET", setting, value)])
             says = refusal(server.url)
-        assert f"127.0.0.1:{server.port} {means}" in says
+        assert re.search(f"127.0.0.1:{server.port} {means}", says), says
 
     def test_a_replica(self, server):
         with RedisServer() as primary:

@@ -147,7 +147,7 @@ def _of_protocol(body: bytes) -> Any:  # noqa: ANN401 - JSON
 
 
 def _uvicorn(app: str, launch: Launch) -> list[str]:
-    options = ["--workers", str(launch.workers), "--port", str(launch.ports[0]), "--set", "log_level=warning"]
+    options = ["--workers", str(launch.workers), "--port", str(launch.ports[0]), "--log-level", "warning"]
     quiet = ["--lifespan", "off", "--no-access-log", "--backlog", "2048"]
     return [str(launch.python), "-m", "uvicorn", f"{APPS}.{app}:app", *options, *quiet]
 

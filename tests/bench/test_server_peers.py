@@ -204,4 +204,4 @@ def test_bare_uvicorn_a_function_and_ours_answer_alike(tmp_path, monkeypatch):
     if away := [line["left_out"] for line in lines if "cannot be installed" in line.get("left_out", "")]:
         pytest.skip(away[0])
     assert sorted(line["system"] for line in lines) == sorted([BARE, "Lambda handler", SERFER, NULL])
-    assert all(len(line["together_ms"]) == 40 for line in lines)
+    assert [line.get("left_out") or len(line["together_ms"]) for line in lines] == [40] * 4

@@ -459,6 +459,6 @@ def _open_exchange(plan: Plan, store: Store, slots: int) -> Exchange | None:
         raise UsageError(
             f"the gang of stages {widest.start} to {widest.stop - 1} needs {members(plan, widest)} invocations at "
             f"once, {slots} are allowed: allow more (SERFER_LOCAL_CONCURRENCY), or split with fewer tiles or "
-            "--gang never"
+            "--set gang=never"
         )
     return exchange

@@ -110,9 +110,9 @@ class GpuPool:
                 f"--gpu-instance-type is one of EC2's G types such as g6.xlarge, not {self.instance_type!r}"
             )
         if not 1 <= self.most <= _MOST_GPUS:
-            raise UsageError(f"--gpu-max is 1 to {_MOST_GPUS} instances, not {self.most}")
+            raise UsageError(f"gpu_max is 1 to {_MOST_GPUS} instances, not {self.most}")
         if not 0 <= self.warm <= self.most:
-            raise UsageError(f"--gpu-warm-pool is 0 to {self.most}, which is --gpu-max, not {self.warm}")
+            raise UsageError(f"gpu_warm_pool is 0 to {self.most}, which is gpu_max, not {self.warm}")
 
 
 @dataclass(frozen=True)
@@ -124,9 +124,9 @@ class Pings:
 
     def check(self) -> None:
         if self.minutes < 1:
-            raise UsageError(f"--ping-every is 1 minute or more, not {self.minutes}")
+            raise UsageError(f"ping_every is 1 minute or more, not {self.minutes}")
         if not 1 <= self.queries <= MOST_AT_ONCE:
-            raise UsageError(f"--ping-queries is 1 to {MOST_AT_ONCE} queries at once, not {self.queries}")
+            raise UsageError(f"ping_queries is 1 to {MOST_AT_ONCE} queries at once, not {self.queries}")
 
 
 @dataclass(frozen=True)
@@ -221,18 +221,18 @@ class Options:
             ("--engine", self.engine, ENGINES),
             ("--runtime", self.runtime, RUNTIMES),
             ("--architecture", self.architecture, ARCHITECTURES),
-            ("--driver-runs", self.driver_runs, DRIVER_RUNS),
+            ("driver_runs", self.driver_runs, DRIVER_RUNS),
         ):
             if value not in known:
                 raise UsageError(f"{option} is {_listed(known)}, not {value!r}")
         if (self.store == "s3express") != (self.zone is not None):
-            raise UsageError("--zone, an availability zone's id such as use1-az4, goes with --store s3express")
+            raise UsageError("zone, an availability zone's id such as use1-az4, goes with --store s3express")
         if self.reserved_concurrency is not None and self.reserved_concurrency < 1:
-            raise UsageError(f"--reserved-concurrency is 1 or more, not {self.reserved_concurrency}")
+            raise UsageError(f"reserved_concurrency is 1 or more, not {self.reserved_concurrency}")
         self._check_results()
         self._check_applications()
         if self.base_image is not None and not _IMAGE.fullmatch(self.base_image):
-            raise UsageError(f"--base-image is an image such as {_BASE_IMAGE}:3.13, not {self.base_image!r:.80}")
+            raise UsageError(f"base_image is an image such as {_BASE_IMAGE}:3.13, not {self.base_image!r:.80}")
         if self.gpu is not None:
             self._check_pool(self.gpu)
         if self.pings is not None:
@@ -248,16 +248,16 @@ class Options:
         if self.gpu is not None:
             raise UsageError(
                 f"--gpu-instance-type: {stages[0]} has its weights in a container image, which instances do not read: "
-                "split with --weights fetched, or package without a pool"
+                "split with --set weights=fetched, or package without a pool"
             )
 
     def _check_results(self) -> None:
         if self.results_days is None:
             return
         if not 1 <= self.results_days <= _MOST_RESULTS_DAYS:
-            raise UsageError(f"--results-days is 1 to {_MOST_RESULTS_DAYS}, or 0 for none, not {self.results_days}")
+            raise UsageError(f"results_days is 1 to {_MOST_RESULTS_DAYS}, or 0 for none, not {self.results_days}")
         if self.by_state_machine:
-            raise UsageError(f"--results-days goes with --engine push or poll: {self.engine} keeps no results")
+            raise UsageError(f"results_days goes with --engine push or poll: {self.engine} keeps no results")
 
     def _check_applications(self) -> None:
         if self.applications is None:
@@ -266,22 +266,22 @@ class Options:
         if self.by_state_machine:
             raise UsageError(f"--app goes with --engine push or poll: {self.engine} runs one plan")
         if self.driver_runs == "always":
-            raise UsageError("--driver-runs always: with --app a driver invokes the functions of several variants")
+            raise UsageError("driver_runs=always: with --app a driver invokes the functions of several variants")
 
     def _check_pings(self, pings: Pings) -> None:
         pings.check()
         if self.drivers != "function":
             raise UsageError(
-                "--ping-every goes with --drivers function, which the schedule invokes: a fleet's drivers are always "
+                "ping_every goes with --drivers function, which the schedule invokes: a fleet's drivers are always "
                 "there; run serfer deploy warm --stack STACK --every-s N"
             )
 
     def _check_provisioned(self, queries: int) -> None:
         if queries < 1:
-            raise UsageError(f"--provisioned-concurrency is 1 query at once or more, not {queries}")
+            raise UsageError(f"provisioned_concurrency is 1 query at once or more, not {queries}")
         if self.snapstart:
             raise UsageError(
-                "--provisioned-concurrency does not go with --snapstart, since Lambda keeps no environments of "
+                "provisioned_concurrency does not go with --snapstart, since Lambda keeps no environments of "
                 "functions that start from snapshots: choose one of them"
             )
 

@@ -97,7 +97,7 @@ def _check_zone(options: Options, facts: AwsFacts) -> None:
         has = ", ".join(sorted(facts.zones))
         raise UsageError(f"--store s3express: {options.region} has no zone with S3 Express; these regions have: {has}")
     if options.zone not in zones:
-        raise UsageError(f"--zone {options.zone} has no S3 Express: in {options.region} these have: {', '.join(zones)}")
+        raise UsageError(f"zone {options.zone} has no S3 Express: in {options.region} these have: {', '.join(zones)}")
 
 
 def _check_functions(plan: Plan, facts: AwsFacts) -> None:
@@ -115,7 +115,7 @@ def _check_functions(plan: Plan, facts: AwsFacts) -> None:
         if size > limit:
             raise UsageError(
                 f"stage-{number}/{part} has {size:,} bytes with its dependencies, a "
-                f"{'container image' if image else 'function'} may have {limit:,}: split without --limit-mb"
+                f"{'container image' if image else 'function'} may have {limit:,}: split without limit_mb"
             )
 
 
@@ -147,10 +147,10 @@ def _check_gangs(plan: Plan, options: Options, facts: AwsFacts) -> None:
         count = members(plan, gang)
         needs = f"the gang of stages {gang.start} to {gang.stop - 1} needs {count:,} environments at once"
         if reserved is not None and count > reserved:
-            raise UsageError(f"{needs}, --reserved-concurrency allows {reserved:,}: allow as many, or split again")
+            raise UsageError(f"{needs}, reserved_concurrency allows {reserved:,}: allow as many, or split again")
         if count > facts.functions.concurrency:
             most = facts.functions.concurrency
-            raise UsageError(f"{needs}, an account has {most:,}: split with fewer tiles, or with --gang never")
+            raise UsageError(f"{needs}, an account has {most:,}: split with fewer tiles, or with --set gang=never")
 
 
 def _check_room(plan: Plan, cold: Plan, facts: AwsFacts) -> None:
@@ -160,7 +160,7 @@ def _check_room(plan: Plan, cold: Plan, facts: AwsFacts) -> None:
     if sum(needed) > most:
         raise UsageError(
             f"a query on the cold plan needs {needed[0]:,} environments while {needed[1]:,} of the other plan start, "
-            f"an account has {most:,}: split with fewer tiles, or with --cold-plan never"
+            f"an account has {most:,}: split with fewer tiles, or with --set cold_plan=never"
         )
 
 
@@ -169,13 +169,13 @@ def _check_pings(plan: Plan, pings: Pings, facts: AwsFacts) -> None:
     if _S_PER_MINUTE * pings.minutes > functions.kept_warm:
         most = int(functions.kept_warm // _S_PER_MINUTE) or 1
         raise UsageError(
-            f"--ping-every {pings.minutes} is later than environments without work stay, {functions.kept_warm:.0f} s "
+            f"ping_every={pings.minutes} is later than environments without work stay, {functions.kept_warm:.0f} s "
             f"(lambda.kept_warm of SERFER_AWS_FILE): ping every {most} minutes or more often"
         )
     needed = 1 + max(environments(plan, pings.queries).values())
     if needed > functions.concurrency:
         raise UsageError(
-            f"--ping-queries {pings.queries} takes {needed:,} environments at once, an account has "
+            f"ping_queries={pings.queries} takes {needed:,} environments at once, an account has "
             f"{functions.concurrency:,}: ping for fewer"
         )
 
@@ -186,13 +186,13 @@ def _check_provisioned(plan: Plan, options: Options, queries: int, facts: AwsFac
     reserved = options.reserved_concurrency
     if reserved is not None and max(counts.values()) > reserved:
         raise UsageError(
-            f"--provisioned-concurrency {queries} takes {max(counts.values()):,} environments of a function, "
-            f"--reserved-concurrency allows {reserved:,}: allow as many, or provision fewer"
+            f"provisioned_concurrency={queries} takes {max(counts.values()):,} environments of a function, "
+            f"reserved_concurrency allows {reserved:,}: allow as many, or provision fewer"
         )
     total, most = sum(counts.values()), functions.concurrency - functions.concurrency_kept
     if total > most:
         raise UsageError(
-            f"--provisioned-concurrency {queries} takes {total:,} environments of all functions together, an account "
+            f"provisioned_concurrency={queries} takes {total:,} environments of all functions together, an account "
             f"may set {most:,} aside: provision fewer"
         )
 
@@ -219,7 +219,7 @@ def _notes(plan: Plan, cold: Plan | None, options: Options, facts: AwsFacts, acc
     reserved = (options.reserved_concurrency or 0) * count
     if reserved > functions.concurrency - functions.concurrency_kept:
         notes.append(
-            f"--reserved-concurrency takes {reserved:,} environments for {count} functions, an account "
+            f"reserved_concurrency takes {reserved:,} environments for {count} functions, an account "
             f"may reserve {functions.concurrency - functions.concurrency_kept:,} unless its quota was raised"
         )
     return notes
@@ -242,7 +242,7 @@ def account_notes(plans: Sequence[Plan], account: AccountQuotas, *, drivers: boo
     if widest + drivers > account.concurrency:
         beside = " and its driver one more" if drivers else ""
         notes.append(
-            f"a query takes {widest} environments at once{beside}; {account} has fewer: split with --max-tiles "
+            f"a query takes {widest} environments at once{beside}; {account} has fewer: split with --set max_tiles="
             f"{max(1, account.concurrency - drivers)} or less, or ask for more in the Service Quotas console"
         )
     return notes

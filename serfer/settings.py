@@ -175,9 +175,9 @@ class Settings(BaseSettings):
     `TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP,TYPE=static:URL|URL` (`--instances`).
     """
     scenario_file: Path | None = None
-    """Prices and speeds of functions and instances (`--scenario`)."""
+    """Prices and speeds of functions and instances (`scenario`)."""
     max_usd_per_hour: float | None = Field(default=None, gt=0)
-    """What any hour may cost (`--max-usd-per-hour`)."""
+    """What any hour may cost (`max_usd_per_hour`)."""
     keep_warm: str | None = Field(default=None, max_length=300)
     """The windows by which a driver keeps functions warm: `lsth`, `hybrid`, or seconds (`keep_warm`)."""
     instance_key: SecretStr = SecretStr("")

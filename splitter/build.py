@@ -60,7 +60,7 @@ _ONE_BY_ONE = (
 )
 _ONE_CLASS = (
     "the model gives the images that the plan was checked on one class everywhere, so that the check says "
-    "little: split once without --reduce, which compares scores, or look at `serfer verify` on your images"
+    "little: split once without reduce, which compares scores, or look at `serfer verify` on your images"
 )
 
 
@@ -328,8 +328,8 @@ def _check_example(graph: Graph, sample: Array) -> None:
     channels = graph.shape(graph.input).channels
     if sample.shape[1] != channels:
         raise ModelError(
-            f"the model takes images of {channels} channels, the example has {sample.shape[1]}: give --channels "
-            f"{channels}"
+            f"the model takes images of {channels} channels, the example has {sample.shape[1]}: give --set "
+            f"channels={channels}"
         )
 
 

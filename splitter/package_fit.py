@@ -209,7 +209,7 @@ def _excess_loss(change: ModelChange, options: SplitOptions) -> str:
         return ""
     text = (
         f"fp16 storage changes the outputs by {change.error:.2g} of their range on {change.samples} "
-        f"{change.measured_on}, --max-loss allows {options.max_loss:g}"
+        f"{change.measured_on}, max_loss allows {options.max_loss:g}"
     )
     if options.precision == "fp16":
         raise ModelError(f"{text}: allow more, or use --precision fp32")
@@ -231,7 +231,7 @@ def _half_instead(fitted: _Fitted, chain: Chain, options: SplitOptions, budget: 
         return ""
     with_half = replace(storage, half=names, allowed=True)
     loss = precision.predicted_loss(graph, names)
-    option = f"--max-loss {precision.rounded_up(loss):g}, as predicted from rounding"
+    option = f"max_loss={precision.rounded_up(loss):g}, as predicted from rounding"
     if storage.places == (ZIP,):
         search = _search(graph, fitted.cuts, options, budget, with_half, options.gang)
         other = best_chain(search, options.goal, budget.platform) if search.fastest else None
@@ -275,7 +275,7 @@ def _why_no_gang(graph: Graph, options: SplitOptions, budget: Budget, choices: S
     elif not exchange_points(graph):
         what = "the network has neither windows of several rows nor global pooling, before which tiles exchange"
     else:
-        width = f" of at most {budget.gang_width} tiles (--gang-width)" if budget.gang_width else ""
+        width = f" of at most {budget.gang_width} tiles (gang_width)" if budget.gang_width else ""
         grid = f"the grid {wanted}" if wanted else f"any grid{width}"
         what = f"no stages on {grid} have maps that are large enough, or a function that holds them"
     return f"no stages can be a gang: {what}. "
@@ -388,7 +388,7 @@ def _with_gap(
 ) -> tuple[Graph, tuple[ModelChange, ...]]:
     """Return the network with a global average pooling head, and the change in accuracy."""
     if find_head(original) is None:
-        raise ModelError("the network has no fully connected head that pooling could replace: use --gap never")
+        raise ModelError("the network has no fully connected head that pooling could replace: use --set gap=never")
     if calibration is None:
         progress("making a pooling head without data")
         graph, how = replace_head_blind(original, progress=progress)
@@ -477,6 +477,6 @@ def _deployment_options(
                 )
         classes = graph.shape(graph.output).elements
         pooled = 4 * classes * (graph.shape(head.trunk_end).channels + 1)
-        fitted = next((change.how for change in changes if "pooling" in change.what), "needs --calibration")
+        fitted = next((change.how for change in changes if "pooling" in change.what), "needs --set calibration=DIR")
         listed.append(DeploymentOption(f"global average pooling head ({fitted})", 1, pooled, fits=True, exact=False))
     return tuple(listed)

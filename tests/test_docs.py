@@ -13,11 +13,12 @@ import serfer
 from serfer.api.http.problems import PROBLEM_TYPES
 from serfer.cli.main import app
 from serfer.cli.shared.schema import read_options
-from serfer.core.options import options_of
+from serfer.core.options import flag_of, is_on_line, options_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s:]*)(#[^)\s]*)?\)")
+ROOMS = ("serfer", "splitter", "drivers", "lambdas", "storage", "sam", "bench")
 IN_TEXT = re.compile(
     r"\b(?:docs|serfer|splitter|drivers|lambdas|storage|sam|bench|tests|examples)/[\w./-]+\.(?:md|py|toml|yaml|sh)\b"
 )
@@ -121,6 +122,28 @@ def test_commands_of_page_are_parsed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words in commands_of(lines_of(page)):
         parse(words)
+
+
+OF_OTHERS = {
+    "of the AWS command line": {"--statistics"},
+    "of a fleet's own processes": {"--log-level", "--memory-mb", "--exit-when-idle-s", "--auto-scaling-release"},
+}
+"""Options of other programs that have the names of keys."""
+
+
+def test_no_message_and_no_page_names_a_key_as_an_option():
+    commands = [command for command, _ in generate.walk()]
+    kinds = {getattr(command.callback, "options", None) for command in commands} - {None}
+    keys = {flag_of(item, how) for kind in kinds for item, how in options_of(kind) if not is_on_line(kind, item)}
+    keys -= {flag for command in commands for option in command.params for flag in option.opts}
+    sources = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if "build" not in path.parts]
+    for path in [*PAGES, ROOT / "CHANGELOG.md", *sources]:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", path.read_text(encoding="utf-8")))
+        assert (named & keys).difference(*OF_OTHERS.values()) == set(), path
+    for code in {code for page in PAGES for code in re.findall(r"`serfer ([a-z][^`\n]*)`", page.read_text("utf-8"))}:
+        command, words = reached(typer.main.get_command(app), code.partition(" && ")[0].split())
+        known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+        assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", " ".join(words))) <= known | {"--help", "--debug"}, code
 
 
 def test_metrics_and_settings_that_pages_name_exist():

@@ -122,7 +122,7 @@ def other_plan(directory: Path, plan: Plan, against: Path | None) -> tuple[Plan,
         return other, against
     cold = load_cold_plan(directory, plan)
     if cold is None:
-        raise UsageError(f"{directory} has no cold plan: split with --cold-plan always, or give --against DIR")
+        raise UsageError(f"{directory} has no cold plan: split with --set cold_plan=always, or give --against DIR")
     return cold, directory / COLD_DIRECTORY
 
 

@@ -123,7 +123,7 @@ def check_size(name: str, worker: Built, own: Iterable[Built], limit: int) -> in
         raise ModelError(
             f"function {name} takes {size:,} bytes unzipped, {size - limit:,} more than the {limit:,} that AWS allows: "
             f"{mine:,} of plan, weights and graphs, and {worker.bytes:,} of code and dependencies; split the network "
-            "again with more --stages, with --precision fp16, or with a smaller --limit-mb"
+            "again with more --stages, with --precision fp16, or with a smaller limit_mb"
         )
     return size
 

@@ -157,15 +157,15 @@ def package(  # noqa: PLR0913 - what can be chosen, by name
 def _variants(beside: Sequence[Path], plan: Plan, options: Options, settings: Settings) -> tuple[_Source, ...]:
     """Return the plans of other variants; raises UsageError for what drivers would not use, and as `package` does."""
     if beside and options.applications is None:
-        raise UsageError("--beside adds variants of applications: name these, --registry URL --app NAME")
+        raise UsageError("beside adds variants of applications: name these, --registry URL --app NAME")
     if len(beside) > MOST_BESIDE:
-        raise UsageError(f"--beside takes at most {MOST_BESIDE} plans, not {len(beside)}")
+        raise UsageError(f"beside takes at most {MOST_BESIDE} plans, not {len(beside)}")
     found = {digest12(plan): _Source(plan)}
     for directory in beside:
         other = load_plan(directory)
         check_artefacts(other, directory)
         if digest12(other) in found:
-            raise UsageError(f"--beside {directory}: the plan {digest12(other)} is given twice")
+            raise UsageError(f"beside={directory}: the plan {digest12(other)} is given twice")
         check_deployable(other, options, settings.facts())
         found[digest12(other)] = _Source(other, directory)
     return tuple(found.values())[1:]

@@ -159,7 +159,7 @@ class Bill:
             return [note]
         return [
             note,
-            f"at most {pool.most} spot instances besides, at the price of --gpu-profile, which is not known here",
+            f"at most {pool.most} spot instances besides, at the price of gpu_profile, which is not known here",
         ]
 
     def _of_second_invocation(self) -> list[str]:

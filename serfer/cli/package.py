@@ -70,7 +70,7 @@ def package(options: PackageCommand, _context: typer.Context) -> None:
         complain(note)
     if cold is None and load_cold_plan(directory, plan):
         reason = (
-            "functions that --provisioned-concurrency keeps are never cold"
+            "functions that provisioned_concurrency keeps are never cold"
             if chosen.provisioned_concurrency is not None
             else f"--engine {chosen.engine} runs one plan, --engine push chooses"
         )
@@ -110,7 +110,7 @@ def _pool(options: PackageCommand) -> GpuPool | None:
     most, warm = options.gpu_max, options.gpu_warm_pool
     if options.gpu_instance_type is None:
         if most is not None or warm is not None or options.gpu_spot:
-            raise UsageError("--gpu-max, --gpu-warm-pool and --gpu-spot go with --gpu-instance-type")
+            raise UsageError("gpu_max, gpu_warm_pool and gpu_spot go with --gpu-instance-type")
         return None
     return GpuPool(options.gpu_instance_type, _GPUS if most is None else most, warm or 0, options.gpu_spot)
 
@@ -129,7 +129,7 @@ def _served(url: str | None, given: str | None, names: Sequence[str]) -> Serves 
 def _pings(minutes: int | None, queries: int | None) -> Pings | None:
     if minutes is None:
         if queries is not None:
-            raise UsageError("--ping-queries goes with --ping-every")
+            raise UsageError("ping_queries goes with ping_every")
         return None
     return Pings(minutes, 1 if queries is None else queries)
 

@@ -65,7 +65,7 @@ def _check(images: Sequence[str], options: RunCommand) -> None:
     if options.results is not None and not options.keep:
         raise UsageError("--results says where outputs are kept: give --keep too")
     if options.keep and (options.kind != NPY or options.compare or options.cache_s > 0):
-        raise UsageError("--keep goes without --compare and --cache-s, and --out has npy files then")
+        raise UsageError("--keep goes without --compare and cache_s, and --out has npy files then")
 
 
 def _results_url(results: str | None, workers: str) -> str:

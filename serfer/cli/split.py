@@ -23,7 +23,7 @@ from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
 from serfer.settings import Settings, load_settings
 from serfer.splitter.planning.split_options import FunctionOptions, SplitOptions
 
-_BOUNDS = ("--grids", "--stages", "--cuts", "--gang", "--max-tiles", "--max-cost-usd")
+_BOUNDS = ("--grids", "--stages", "cuts", "gang", "max_tiles", "max_cost_usd")
 """The options that rule plans out."""
 
 
@@ -51,7 +51,7 @@ def split(options: SplitCommand, _context: typer.Context) -> None:
         if options.whole:
             of_functions = changed(options, FunctionOptions())
             wrong = [flag for flag in searched if flag not in of_functions]
-            if wrong := [*wrong, *(["--calibration"] if options.calibration else [])]:
+            if wrong := [*wrong, *(["calibration"] if options.calibration else [])]:
                 raise UsageError(f"--whole splits nothing, and chooses from nothing: leave out {', '.join(wrong)}")
             from serfer.splitter.whole import whole_plan  # noqa: PLC0415 - the command line starts fast
 
@@ -82,7 +82,7 @@ def _warn_of_aws(plan: Plan, settings: Settings, quotas: AccountQuotas) -> None:
     from serfer.sam.quotas import account_notes  # noqa: PLC0415 - imports botocore
 
     if (limit := explained(plan.limit).package) > settings.facts().functions.package_limit:
-        complain(f"with --limit-mb {limit // MIB}, more than AWS allows, this plan runs on this machine only")
+        complain(f"with limit_mb={limit // MIB}, more than AWS allows, this plan runs on this machine only")
         return
     for note in account_notes([plan], quotas):
         complain(f"in AWS: {note}")

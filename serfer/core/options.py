@@ -115,9 +115,9 @@ def with_values(options: _Some, values: Mapping[str, Any]) -> _Some:
 
 
 def changed(options: Options, unsaid: Options) -> list[str]:
-    """Return the flags of the options that have other values than `unsaid`, which is of a base of their class."""
+    """Return the flags and keys of options with other values than `unsaid`, which is of a base of their class."""
     return [
-        flag_of(item, described)
+        flag_of(item, described) if is_on_line(type(options), item) else item.name
         for item, described in options_of(type(unsaid))
         if getattr(options, item.name) != getattr(unsaid, item.name)
     ]

@@ -31,9 +31,9 @@ def remember(cache: Path, region: str, account: str, quotas: AccountQuotas, date
 
 
 def quotas_for(settings: Settings, given: str | None, region: str | None = None) -> AccountQuotas:
-    """Return the quotas to plan for: those of --account, of SERFER_AWS_FILE, found in the region, or of a new account.
+    """Return the quotas to plan for: those of `account`, of SERFER_AWS_FILE, found in the region, or of a new account.
 
-    Raises UsageError for an --account that says nothing.
+    Raises UsageError for an `account` that says nothing.
     """
     facts = settings.facts()
     if given is not None:

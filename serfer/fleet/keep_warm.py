@@ -1,4 +1,4 @@
-"""Keeping a plan's functions warm by learnt windows: `--keep-warm`, SERFER_KEEP_WARM.
+"""Keeping a plan's functions warm by learnt windows: `keep_warm`, SERFER_KEEP_WARM.
 
     each second:  queries in flight of all drivers    (serfer/fleet/control_loop.py)
                     └──> levels, which learn idle times ── leads: pings where environments are missing that are to be

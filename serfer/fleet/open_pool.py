@@ -1,4 +1,4 @@
-"""Opens a pool from a user's options: `--route`, `--instances`, `--scenario`, and what goes with them."""
+"""Opens a pool from a user's options: `--route`, `--instances`, `scenario`, and what goes with them."""
 
 from __future__ import annotations
 
@@ -117,11 +117,7 @@ def choose_routing(
     if route not in ROUTES:
         find_policy(route, f"{AUTO}, {GPU}, ")
     if route == SERVERLESS:
-        values = {
-            "--instances": instances,
-            "--scenario": scenario,
-            "--max-usd-per-hour": max_usd_per_hour,
-        }
+        values = {"--instances": instances, "scenario": scenario, "max_usd_per_hour": max_usd_per_hour}
         for option in [option for option, value in values.items() if value is not None]:
             raise UsageError(f"{option} is about a pool of instances: give --route auto, gpu or a policy with it")
         return None
@@ -129,10 +125,10 @@ def choose_routing(
         raise UsageError(f"--route {route} needs --instances: local, static:URL,URL, ec2:GROUP or TYPE=ec2:GROUP,...")
     if scenario is None:
         raise UsageError(
-            f"--route {route} needs --scenario FILE.toml: prices and speeds are not assumed (serfer study tune)"
+            f"--route {route} needs --set scenario=FILE.toml: prices and speeds are not assumed (serfer study tune)"
         )
     if max_usd_per_hour is not None and not 0 < max_usd_per_hour < math.inf:
-        raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {max_usd_per_hour}")
+        raise UsageError(f"max_usd_per_hour is a number of dollars above 0, not {max_usd_per_hour}")
     ceiling = math.inf if max_usd_per_hour is None else max_usd_per_hour
     check_instances(instances)
     routing = Routing(route, instances, read_scenario(scenario), ceiling)

@@ -338,9 +338,7 @@ class Pool:
         if reason is Reason.CEILING:
             usd = images * scenario.serverless.usd_per_query
             wait_s = self.router.budget_limiter.wait_s(self._clock(), usd)
-            return CeilingError(
-                "the dollars that an hour may cost are spent (--max-usd-per-hour)", retry_after_s=wait_s
-            )
+            return CeilingError("the dollars that an hour may cost are spent (max_usd_per_hour)", retry_after_s=wait_s)
         wait_s = _SOON_S
         if reason is Reason.NO_INSTANCE:
             wait_s = min(max(scenario.instance.boot_s, _SOON_S), _LONGEST_S)

@@ -65,7 +65,7 @@ class InstanceChoices:
         if not 0 <= self.window_ms <= _LARGEST_WINDOW_MS:
             raise UsageError(f"--window-ms is 0 to {_LARGEST_WINDOW_MS:g}, not {self.window_ms:g}")
         if self.memory_mb is not None and not 1 <= self.memory_mb <= _LARGEST_MEMORY_MB:
-            raise UsageError(f"--memory-mb is 1 to {_LARGEST_MEMORY_MB}, not {self.memory_mb}")
+            raise UsageError(f"memory_mb is 1 to {_LARGEST_MEMORY_MB}, not {self.memory_mb}")
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,9 @@ def _bound(choices: InstanceChoices, plans: Mapping[str, Plan]) -> int | None:
     device = prepared_device(choices.hardware.device)
     bound = default_bound(device) if choices.memory_mb is None else choices.memory_mb * MIB
     if bound is None:
-        raise UsageError("the GPU's free memory cannot be read: say with --memory-mb how much of it networks may take")
+        raise UsageError(
+            "the GPU's free memory cannot be read: say with --set memory_mb=MB how much of it networks may take"
+        )
     for name, plan in plans.items():
         if (least := weight_bytes(plan)) > bound:
             raise _too_large(name, least, bound)
@@ -171,15 +173,15 @@ def _check_fits(name: str, measured: NetworkMeasurement, bound: int | None, othe
     beside = sum(network.size for network in others)
     if beside + measured.load_size > bound:
         raise UnavailableError(
-            f"--preload: {name} needs {_mb(measured.load_size)} to be loaded beside {_mb(beside)} of other networks, "
-            f"which is more than the {_mb(bound)} that networks may take: raise --memory-mb, or preload only the first"
+            f"preload: {name} needs {_mb(measured.load_size)} to be loaded beside {_mb(beside)} of other networks, "
+            f"which is more than the {_mb(bound)} that networks may take: raise memory_mb, or preload only the first"
         )
 
 
 def _too_large(name: str, size: int, bound: int) -> UnavailableError:
     return UnavailableError(
         f"{name} needs {_mb(size)} to be loaded, more than the {_mb(bound)} that networks may take here: raise "
-        "--memory-mb, or serve it on a larger machine"
+        "memory_mb, or serve it on a larger machine"
     )
 
 

@@ -86,7 +86,7 @@ class MapOptions(YieldOptions, PipelineOptions):
             raise UsageError("bands are counted from 1")
         if self.driver.startswith("stepfunctions"):
             raise UsageError(
-                f"--engine {self.driver} runs whole plans, and a map runs one window at a time: use push or poll"
+                f"engine={self.driver} runs whole plans, and a map runs one window at a time: use push or poll"
             )
 
     def values(self) -> dict[str, Any]:

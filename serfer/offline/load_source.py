@@ -61,7 +61,7 @@ class ServiceLoad:
         if status == HTTPStatus.FORBIDDEN:
             raise UsageError(
                 f"--yield-to {self.name} refuses: a service with keys needs one of the scope classify "
-                "(SERFER_YIELD_KEY), one without keys the host's name (--allow-host)"
+                "(SERFER_YIELD_KEY), one without keys the host's name (--set allow_host=NAME)"
             )
         if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             raise UnavailableError(f"--yield-to {self.name} answers with {status}")

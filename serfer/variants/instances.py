@@ -56,7 +56,7 @@ def why_not(measured: InstanceMeasurement, whole: InstanceFigures, max_loss: flo
     figures = measured.figures
     lost = loss(figures.accuracy, whole.accuracy) if figures.accuracy and whole.accuracy else 0.0
     if lost > max_loss:
-        return f"it loses {lost:.2%} of the images, more than --max-loss {max_loss:g}"
+        return f"it loses {lost:.2%} of the images, more than max_loss, {max_loss:g}"
     if not gains(figures.best_ms, whole.best_ms):
         return f"it is not faster on {figures.device}"
     return ""

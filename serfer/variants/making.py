@@ -301,7 +301,7 @@ class Making:
             accuracy = given if each.request.exact else self._accuracy(each.made)
             lost = loss(accuracy, given) if accuracy and given else 0.0
             if lost > self._options.max_loss:
-                most = f"--max-loss {self._options.max_loss:g}"
+                most = f"max_loss={self._options.max_loss:g}"
                 self._remarks.append(
                     f"{each.made.name} was left out: it loses {lost:.2%} of the images, more than {most}"
                 )

@@ -57,13 +57,13 @@ class Deployment:
             return
         if not self.state_machine or self.engine != driver:
             raise UsageError(
-                f"--engine {driver}: the stack {self.stack} was packaged for {self.engine or 'another engine'}: "
+                f"engine={driver}: the stack {self.stack} was packaged for {self.engine or 'another engine'}: "
                 f"use that, or push or poll, or package it with --engine {driver}"
             )
         if wanted != self.serving:
             raise UsageError(
-                f"--engine {driver}: the stack {self.stack} has a state machine for the plan {self.serving} alone, "
-                f"this one is {wanted}: use --engine push"
+                f"engine={driver}: the stack {self.stack} has a state machine for the plan {self.serving} alone, "
+                f"this one is {wanted}: use --set engine=push"
             )
 
     def settings(self, settings: Settings) -> Settings:

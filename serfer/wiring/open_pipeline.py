@@ -492,7 +492,7 @@ class _Assembly:
 
             client = connect(arn.split(":")[3])
         else:
-            raise UsageError("--engine stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
+            raise UsageError("engine=stepfunctions with --workers aws: set SERFER_STATE_MACHINE to the machine's ARN")
         driver = StepFunctionsDriver(plan, store, client, arn, kind=kind)
         self.parts.push_async_callback(driver.close)
         if server is not None:

@@ -25,7 +25,7 @@ def check_keep_warm(windows: str | None, workers: str) -> None:
     if windows is None:
         return
     if workers == "inprocess":
-        raise UsageError("--keep-warm pings functions; workers in this process are always warm")
+        raise UsageError("keep_warm pings functions; workers in this process are always warm")
     window_policies(windows)
 
 
@@ -70,7 +70,7 @@ class Choices:
         if not 0 <= self.cache_s <= MAX_TTL:
             raise UsageError(f"answers are kept for 0 to {MAX_TTL:.0f} seconds, not {self.cache_s:g}")
         check_keep_warm(self.keep_warm, self.workers)
-        urls = {"--store": self.store, "--object-store": self.objects, "--results": self.results}
+        urls = {"--store": self.store, "object_store": self.objects, "--results": self.results}
         for option, url in urls.items():
             if url is not None:
                 check_known(option, url)
@@ -89,7 +89,7 @@ class Choices:
             )
         if self.driver.startswith("stepfunctions") and self.workers == "inprocess":
             raise UsageError(
-                f"--engine {self.driver} invokes functions, not workers in this process: use --workers local or aws"
+                f"engine={self.driver} invokes functions, not workers in this process: use --workers local or aws"
             )
 
     def _check_store(self, option: str, url: str | None) -> None:

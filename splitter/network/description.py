@@ -63,12 +63,12 @@ class Reduction:
             len(self.size) == 2  # noqa: PLR2004 - rows, columns
             and all(type(size) is int and 1 <= size <= _MOST_ROWS for size in self.size)
         ):
-            raise UsageError(f"--resize-output is (rows, columns), each 1 to {_MOST_ROWS:,}, not {self.size!r:.40}")
+            raise UsageError(f"resize_output is (rows, columns), each 1 to {_MOST_ROWS:,}, not {self.size!r:.40}")
 
     def __str__(self) -> str:
-        resized = f"--resize-output {self.size[0]}x{self.size[1]}" if self.size else ""
+        resized = f"resize_output={self.size[0]}x{self.size[1]}" if self.size else ""
         named = f"{self.output}={self.kind}" if self.output else self.kind
-        return " ".join(filter(None, [f"--reduce {named}" if self.kind else "", resized]))
+        return ", ".join(filter(None, [f"reduce={named}" if self.kind else "", resized]))
 
     @classmethod
     def of(cls, kind: str | None, size: tuple[int, int] | None) -> Self | None:

@@ -28,8 +28,8 @@ MAX_BYTES: Final = 4 * 1024**3
 _NAME: Final = re.compile(rf"({'|'.join(LIBRARIES)}):([A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})")
 _CHECKPOINT: Final = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 _HOW: Final = (
-    "give --weights-file FILE, --download to fetch them, or --random for random numbers, whose answers mean nothing "
-    "(in Python serfer.NamedModel(NAME, FILE), or 'download' or 'random' in place of the file)"
+    "give --set weights_file=FILE, --set download=true to fetch them, or --random for random numbers, whose answers "
+    "mean nothing (in Python serfer.NamedModel(NAME, FILE), or 'download' or 'random' in place of the file)"
 )
 Shape = tuple[int, int, int]
 """Channels, height and width."""
@@ -125,7 +125,7 @@ def _hub_file(network: NamedNetwork, model: NamedModel) -> Path:
     except ModuleNotFoundError:
         raise
     except Exception as error:  # the hubs', urllib's and torch's have no common base
-        how = "without a network, fetch the file elsewhere, and give it as --weights-file"
+        how = "without a network, fetch the file elsewhere, and give it as --set weights_file=FILE"
         raise UnavailableError(f"{network.weights} cannot be fetched: {in_one_line(error)}; {how}") from error
 
 

@@ -96,7 +96,7 @@ def _place(shapes: Sequence[tuple[int, ...]], names: Sequence[str], wanted: str 
     for number, shape in enumerate(shapes):
         if len(shape) == MAP_RANK and wanted in (None, names[number]):
             return number
-    raise ModelError("--reduce and --resize-output need an output that is a map, (N, C, H, W) float32")
+    raise ModelError("reduce and resize_output need an output that is a map, (N, C, H, W) float32")
 
 
 def _resized(rewriter: Rewriter, tensor: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:

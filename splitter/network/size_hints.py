@@ -78,7 +78,7 @@ def in_words(model: ExternalWeightsModel, known: Sequence[int]) -> str:
     example = "x".join(str(side or _usual(step)) for side, step in zip(known, steps, strict=True))
     named = "x".join(str(side) if side else word for side, word in zip(known, ("HEIGHT", "WIDTH"), strict=True))
     channels = model.inputs[0].type.tensor_type.shape.dim[1].dim_value
-    also = f" --channels {channels}" if channels not in (0, _USUAL_CHANNELS) else ""
+    also = f" --set channels={channels}" if channels not in (0, _USUAL_CHANNELS) else ""
     return f"give --size {named}{also} (in Python an example){_multiples(known, steps)}, such as {example}"
 
 

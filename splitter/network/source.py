@@ -166,7 +166,7 @@ def _load_named(text: str, example: Array | None, *, any_size: Size | None, as_i
 def _unknown(text: str) -> str:
     suffix = Path(text).suffix.lower()
     if suffix in _WEIGHT_FILES:
-        named = f"give timm:NAME or torchvision:NAME with --weights-file {text}, or " * (suffix in _TORCH_WEIGHTS)
+        named = f"give timm:NAME or torchvision:NAME with --set weights_file={text}, or " * (suffix in _TORCH_WEIGHTS)
         return (
             f"{text} holds weights, or another framework's network, and not a module's code: {named}"
             "write a function that builds the module and loads them, and give its file and name, such as net.py:make; "
@@ -701,8 +701,8 @@ def _example_of(path: Path, model: ExternalWeightsModel) -> Array:
         raise ModelError(f"{path} does not fix its input's size: {in_words(model, dims[2:])}")
     if not dims[1]:
         raise ModelError(
-            f"{path} does not fix its input's channels: give --size {dims[2]}x{dims[3]} and --channels (in Python an "
-            "example)"
+            f"{path} does not fix its input's channels: give --size {dims[2]}x{dims[3]} and --set channels=N (in "
+            "Python an example)"
         )
     if min(dims[1:]) < 0 or prod(dims[1:]) > MAX_ELEMENTS:
         given = " x ".join(map(str, dims[1:]))

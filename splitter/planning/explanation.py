@@ -60,7 +60,7 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
         )
     if cheapest.usd > goal.most_usd:
         return ModelError(
-            f"--max-cost-usd {goal.most_usd:g} is out of reach by {cheapest.usd - goal.most_usd:.3g} dollars: the "
+            f"max_cost_usd={goal.most_usd:g} is out of reach by {cheapest.usd - goal.most_usd:.3g} dollars: the "
             f"cheapest plan is predicted at {_describe_prediction(cheapest)}"
         )
     cheapest = search.best(replace(COST, most_seconds=goal.most_seconds))
@@ -68,7 +68,7 @@ def out_of_reach(search: Search, goal: Goal) -> ModelError:
     if cheapest is None or quickest is None:
         raise AssertionError("each bound alone can be kept")
     return ModelError(
-        f"--slo-ms {_ms(goal.most_seconds)} and --max-cost-usd {goal.most_usd:g} contradict each other: within the "
+        f"--slo-ms {_ms(goal.most_seconds)} and max_cost_usd={goal.most_usd:g} contradict each other: within the "
         f"first the cheapest plan is predicted at {_describe_prediction(cheapest)}, within the second the fastest at "
         f"{_describe_prediction(quickest)}"
     )
@@ -184,7 +184,7 @@ def _describe_cold_share(chosen: Alternative, cold_share: float) -> str:
     if not cold_share or chosen.warm_ms is None or chosen.cold_ms is None:
         return "warm"
     assumed = ", as assumed" if cold_share == COLD_SHARE else ""
-    share = f"where {100 * cold_share:.3g}% of the queries find nothing warm{assumed} (--cold-share)"
+    share = f"where {100 * cold_share:.3g}% of the queries find nothing warm{assumed} (cold_share)"
     return f"{share}: {chosen.warm_ms:.4g} ms warm, {chosen.cold_ms:,.0f} ms where nothing is warm"
 
 
@@ -215,7 +215,9 @@ def _compare_with(chosen: Alternative, other: Alternative) -> str:
     verdict = f"takes {times} times as long and costs {dollars} times as much ({_price(seconds, usd)})"
     if other.fits:
         return f"Unsplit, {other.stages} {verdict}."
-    ruled_out = "--weights zip rules it out" if _is_better(other, chosen) else "with --weights fetched it could be had"
+    ruled_out = (
+        "weights=zip rules it out" if _is_better(other, chosen) else "with --set weights=fetched it could be had"
+    )
     return f"Unsplit, {other.stages} {verdict}, and does not fit a function's package: {ruled_out}."
 
 
@@ -332,18 +334,18 @@ def _advice(graph: Graph, heaviest: Node, storage: WeightStorage, *, free: bool)
     """List remedies for a part that is too large: only those that were not tried and apply to it."""
     remedies = [] if free else ["allow more stages"]
     if storage.places == (ZIP,):
-        remedies.append("have weights fetched (--weights fetched)")
+        remedies.append("have weights fetched (--set weights=fetched)")
     if not storage.half:
         remedies.append("allow --precision fp16")
     if operators.is_fully_connected(graph, heaviest):
-        remedies.append("allow columns (col4), or a pooled head (--gap always)")
-    return ", or ".join([*remedies, "raise --limit-mb, for workers on this machine only"])
+        remedies.append("allow columns (col4), or a pooled head (--set gap=always)")
+    return ", or ".join([*remedies, "raise limit_mb (--set limit_mb=MB), for workers on this machine only"])
 
 
 def _why_no_chain(graph: Graph, cuts: Sequence[Cut], grids: GridChoice, stages: int | None, budget: Budget) -> str:
     too_fine = [grid for grid in grids.per_stage if grid.tiles > (budget.max_tiles or grid.tiles)]
     if too_fine:
-        return f"the grid {too_fine[0]} has {too_fine[0].tiles} tiles, --max-tiles allows {budget.max_tiles}"
+        return f"the grid {too_fine[0]} has {too_fine[0].tiles} tiles, max_tiles allows {budget.max_tiles}"
     blocked = next((node for node in graph.nodes if not operators.tileable(graph, node)), None)
     parts = f"{stages} stages" if stages else "any number of stages"
     wanted = ",".join(str(grid) for grid in grids.per_stage) or "any grid"

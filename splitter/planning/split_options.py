@@ -50,7 +50,7 @@ def stage_count(stages: int | str | None) -> int | None:
 def _names(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     if not all(names):
-        raise UsageError(f"--cuts {text!r} lacks a name: write operators with commas between them")
+        raise UsageError(f"cuts {text!r} lacks a name: write operators with commas between them")
     return names
 
 
@@ -152,7 +152,7 @@ class SplitOptions(FunctionOptions):
         None,
         "Resize that output first, linearly, to so many rows x columns.",
         metavar="HxW",
-        read=partial(size_in, "--resize-output"),
+        read=partial(size_in, "resize_output"),
     )
 
     def __post_init__(self) -> None:
@@ -160,9 +160,9 @@ class SplitOptions(FunctionOptions):
         object.__setattr__(self, "grids", parse_grids(self.grids))
         object.__setattr__(self, "stages", stage_count(self.stages))
         if self.max_loss is not None and not 0 <= self.max_loss < 1:
-            raise UsageError(f"--max-loss is a share of the outputs' range from 0 to 1, not {self.max_loss:g}")
+            raise UsageError(f"max_loss is a share of the outputs' range from 0 to 1, not {self.max_loss:g}")
         if self.max_loss is not None and self.precision == "fp32":
-            raise UsageError("--precision fp32 loses nothing: leave out --max-loss, or allow fp16 by --precision auto")
+            raise UsageError("--precision fp32 loses nothing: leave out max_loss, or allow fp16 by --precision auto")
         for name, value in (("--slo-ms", self.slo_ms), ("--max-cost-usd", self.max_cost_usd)):
             if value is not None and not value > 0:
                 raise UsageError(f"{name} must be more than 0, not {value:g}")
@@ -245,7 +245,7 @@ def places_of(weights: str) -> tuple[str, ...]:
 def check_gang(gang: str, store: str) -> None:
     """Refuse gangs over a store that cannot carry messages between functions."""
     if gang == "always" and not exchanges(store):
-        raise UsageError(f"a gang's functions cannot wait for one another's messages in {store}: use --gang never")
+        raise UsageError(f"a gang's functions cannot wait for one another's messages in {store}: use --set gang=never")
 
 
 def exchanges(store: str) -> bool:

@@ -169,7 +169,7 @@ class TestOpening:
             ({"SERFER_DRIVER": "pull"}, "SERFER_DRIVER is push, poll, stepfunctions or stepfunctions-express, not"),
             ({"SERFER_WORKERS": "moon"}, "SERFER_WORKERS is inprocess, local or aws, not 'moon'"),
             ({"SERFER_WORKERS": "aws"}, "--store memory:// cannot be reached by functions in AWS"),
-            ({"SERFER_DRIVER": "stepfunctions"}, "--engine stepfunctions invokes functions"),
+            ({"SERFER_DRIVER": "stepfunctions"}, "engine=stepfunctions invokes functions"),
             ({"SERFER_PLAN": "{plan}:{plan}"}, "SERFER_PLAN: two plans are of the model small"),
             ({"LAMBDA_TASK_ROOT": "/nowhere"}, "SERFER_PLAN"),
             ({"SERFER_STORE": "", "SERFER_WORKERS": ""}, "SERFER_STORE is not set"),

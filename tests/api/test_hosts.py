@@ -72,7 +72,7 @@ def test_a_name_that_was_pointed_at_this_machine_reads_and_spends_nothing(http, 
         assert response.status_code == 403
         assert response.headers["content-type"] == "application/problem+json"
         assert response.json()["type"] == "urn:serfer:problem:host"
-        assert "--allow-host" in response.json()["detail"]
+        assert "--set allow_host=" in response.json()["detail"]
         assert "SERFER_ALLOW_HOSTS" in response.json()["detail"]
     assert observed.answers == []
 

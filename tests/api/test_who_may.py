@@ -143,7 +143,7 @@ def test_without_keys_nobody_changes_the_registry_unless_it_is_open(service, tmp
     for rule, reply in ask(make_app(service, Settings()), RULES).items():
         assert (reply.status_code in REFUSED) == (rule in CHANGES), (rule, reply.text)
         if rule in CHANGES:
-            assert "--open-registry" in reply.json()["detail"]
+            assert "--set open_registry=true" in reply.json()["detail"]
     assert open_registry(str(tmp_path / "registry")).applications() == ["faces"]
     for rule, reply in ask(make_app(service, Settings(open_registry=True)), RULES).items():
         assert reply.status_code not in REFUSED, (rule, reply.text)

@@ -128,7 +128,7 @@ def test_a_plan_to_compare_with_is_of_the_same_network(two_plans, lean):
     assert pairs.other_plan(two_plans, plan, two_plans / "cold")[1] == two_plans / "cold"
     with pytest.raises(UsageError, match="of one network"):
         pairs.other_plan(two_plans, plan, lean)
-    with pytest.raises(UsageError, match="--cold-plan always"):
+    with pytest.raises(UsageError, match="--set cold_plan=always"):
         pairs.other_plan(lean, load_plan(lean), None)
 
 

@@ -76,7 +76,7 @@ def test_null_workers_answer_for_gangs(gang, tmp_path):
 
 @pytest.mark.parametrize("system", [ForkJoin, partial(SerFerPaper, mechanics=REPAIRED)])
 def test_systems_that_run_stages_refuse_gangs(gang, tmp_path, system):
-    with pytest.raises(UsageError, match="--gang never"):
+    with pytest.raises(UsageError, match="--set gang=never"):
         system(gang, Settings(cache_dir=tmp_path))
 
 

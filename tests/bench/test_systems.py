@@ -380,6 +380,6 @@ class TestFormats:
 def test_a_baseline_refuses_weights_that_are_not_in_zips(tmp_path, place):
     plan = small_plan()
     plan = sealed(replace(plan, stages=(plan.stages[0], replace(plan.stages[1], weights_in=place))))
-    with pytest.raises(UsageError, match="split with --weights zip"):
+    with pytest.raises(UsageError, match="split with --set weights=zip"):
         package(plan, tmp_path, plan.functions, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()

@@ -1,4 +1,4 @@
-"""--keep-warm of the commands that serve: what is refused before anything starts."""
+"""`keep_warm` of the commands that serve: what is refused before anything starts."""
 
 import pytest
 from typer.testing import CliRunner

@@ -247,7 +247,7 @@ def test_an_instance_may_be_a_scenarios_as_it_was_measured(whole, log):
         ),
         (("--log", "nowhere.log"), 3, "'nowhere.log' cannot be read: No such file or directory"),
         (("--log", "LOG", "--slo-ms", "1e-9"), 2, "--slo-ms"),
-        (("--size", "34x34"), 2, "--size and --channels describe a network"),
+        (("--size", "34x34"), 2, "--size and channels describe a network"),
     ],
 )
 def test_what_cannot_be_priced_is_refused_in_one_line(whole, log, arguments, code, message):

@@ -272,4 +272,4 @@ def test_error_says_where_an_option_is_from_that_was_not_given(arguments, told, 
 def test_error_says_of_an_option_that_it_names_that_it_is_a_key(folder, capsys):
     line = ["deploy", "package", str(write_plan(folder / "plan")), "--out", "build", "--set", "ping_queries=2"]
     assert _exit_code(app, line, _Interrupt()) == 2
-    assert capsys.readouterr().err.endswith("; --ping-every is a key: --set ping_every=VALUE)\n")
+    assert capsys.readouterr().err.endswith("(ping_every is a key: --set ping_every=VALUE)\n")

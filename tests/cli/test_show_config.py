@@ -60,4 +60,4 @@ def test_what_the_file_says_is_served(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serfer.toml").write_text('engine = "stepfunctions"\ndrivers = 2\n')
     assert _exit_code(app, ["serve", "net.onnx"], _Interrupt()) == 2
-    assert "--engine stepfunctions" in capsys.readouterr().err
+    assert "engine=stepfunctions" in capsys.readouterr().err

@@ -114,7 +114,7 @@ def test_an_account_is_named_or_has_figures(text, quotas):
 
 @pytest.mark.parametrize("text", ["", "old", "3008", "3008,0", "127,10", "10241,10", "3008,10,1", "9" * 30, "-1,10"])
 def test_what_is_not_an_account_is_told_with_what_is_one(text):
-    with pytest.raises(UsageError, match=r"--account is new, default, or the most MB .* such as 3008,10; not"):
+    with pytest.raises(UsageError, match=r"account is new, default, or the most MB .* such as 3008,10; not"):
         AccountQuotas.parse(text, FACTS)
 
 

@@ -57,7 +57,7 @@ def test_an_option_counts_before_the_aws_file_and_that_before_the_doctor(setting
     own = settings.model_copy(update={"aws_file": tmp_path / "aws.toml"})
     assert quotas_for(own, None).concurrency == 77
     assert quotas_for(own, "3008,5").concurrency == 5
-    with pytest.raises(UsageError, match="--account"):
+    with pytest.raises(UsageError, match="account"):
         quotas_for(own, "old")
 
 

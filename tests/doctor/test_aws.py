@@ -124,7 +124,7 @@ def test_exceeded_limits_are_reported(tmp_path):
     record["options"]["zone"] = "use1-az2"
     (place / RECORD).write_text(json.dumps(record))
     checks = named(examine_aws(FACTS, place))
-    assert (checks["limits"].ok, "--zone use1-az2" in checks["limits"].remedy) == (False, True)
+    assert (checks["limits"].ok, "zone use1-az2" in checks["limits"].remedy) == (False, True)
 
 
 def test_a_directory_without_a_build_is_refused(tmp_path):
@@ -187,10 +187,10 @@ def test_refused_credentials_are_reported(monkeypatch):
     [
         ({"reserved_concurrency": 10}, 1000, 1000, True, "", ""),
         ({"reserved_concurrency": 500}, 1000, 1000, False, "1,000 would be", "100 must stay"),
-        ({}, 10, 1, False, "widest stage takes 2", "--max-tiles 1"),
+        ({}, 10, 1, False, "widest stage takes 2", "--set max_tiles=1"),
         ({}, 10, 10, False, "3 queries run at once", 'ThrottleBurst="3"'),  # drivers are functions, too
         ({}, 10, 10, False, "ThrottleBurst lets 333 in", ""),
-        ({}, 10, 2, False, "takes 2, its driver one more", "--max-tiles 1"),
+        ({}, 10, 2, False, "takes 2, its driver one more", "--set max_tiles=1"),
         ({"drivers": "fleet"}, 10, 10, True, "5 queries run at once", ""),
     ],
 )

@@ -108,8 +108,8 @@ class TestUsage:
             ("--stages many", 'stages must be "auto" or a number'),
             ("--memory 5", "memory must be 128 to 10240 MB, not 5"),
             ("--size 99999x99999", "--size 99999x99999 is too large: an image may have 268,435,456 values"),
-            ("--set channels=5", "--channels says more about --size: give both"),
-            ("--set cuts=relu1,,relu2", "--cuts 'relu1,,relu2' lacks a name"),
+            ("--set channels=5", "channels says more about size: give both"),
+            ("--set cuts=relu1,,relu2", "cuts 'relu1,,relu2' lacks a name"),
             ("--set cuts=fc", "'fc' is the network's last operator"),
         ],
     )
@@ -138,7 +138,7 @@ class TestUsage:
     def test_a_limit_that_aws_does_not_allow_is_told(self, serfer_here, plan, tmp_path):
         result = serfer_here("split", plan.parent / "small.onnx", "--out", tmp_path / "out", "--set", "limit_mb=251")
         assert result.code == 0
-        told = "serfer: with --limit-mb 251, more than AWS allows, this plan runs on this machine only"
+        told = "serfer: with limit_mb=251, more than AWS allows, this plan runs on this machine only"
         assert told in result.err.splitlines()
 
 

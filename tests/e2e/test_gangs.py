@@ -426,7 +426,7 @@ class TestRefused:
 
     def test_always_over_a_store_that_wakes_nobody(self, serfer_here, rows, tmp_path):
         common = ("split", rows.parent / "net.onnx", "--out", tmp_path / "out", "--set", "gang=always")
-        serfer_here(*common, "--store", "s3").complains(2, "in s3: use --gang never")
+        serfer_here(*common, "--store", "s3").complains(2, "in s3: use --set gang=never")
         assert not (tmp_path / "out").exists()
 
 

@@ -130,7 +130,7 @@ def test_a_plan_directory_among_the_images_is_the_network(serfer_here, tmp_path,
         (
             ["timm:resnet18", "rocket.jpg", "--random", "--set", "download=true"],
             2,
-            "--random and --download contradict each other",
+            "--random and download contradict each other",
         ),
         (["timm:resnet18", "rocket.jpg", "--set", "weights_file=no.pth"], 3, "'no.pth' cannot be read: No such file"),
         (["no.onnx", "rocket.jpg"], 3, "no.onnx does not exist"),
@@ -164,7 +164,7 @@ def test_a_network_of_torchvision_is_named_where_a_file_is(serfer_here, examples
 def test_split_writes_the_plan_of_a_file_as_it_is_and_refuses_what_is_about_parts(serfer_here, file, labels, examples):
     chosen = ("--out", "plan", "--whole")
     serfer_here("split", file, *chosen, "--grids", "2x2", "--set", "max_tiles=2").complains(
-        2, "--whole splits nothing", "leave out --grids, --max-tiles"
+        2, "--whole splits nothing", "leave out --grids, max_tiles"
     )
     written = serfer_here("split", file, *chosen, "--labels", labels, "--memory", "1769", "--set", "weights=zip")
     assert (written.code, "small is kept whole: one function of 1,769 MB" in written.out) == (0, True), written.err

@@ -178,14 +178,14 @@ def test_reductions_are_options_of_split(serfer_here, run, examples, tmp_path):
         *("--preprocess", examples.parent / "preprocess.toml"),
     )
     assert (made.code, made.err) == (0, "")
-    assert "--reduce argmax --resize-output 68x51 makes 3,468 bytes of 23,120" in load_plan(tmp_path / "plan").why
+    assert "reduce=argmax, resize_output=68x51 makes 3,468 bytes of 23,120" in load_plan(tmp_path / "plan").why
     assert serfer_here("verify", tmp_path / "plan").code == 0
     result = run(examples / "rocket.jpg", "--out", tmp_path, "--format", "png", "--compare", plan=tmp_path / "plan")
     assert result.code == 0
     with Image.open(tmp_path / "rocket.scores.png") as mask:
         assert (mask.mode, mask.size) == ("P", (51, 68))
     serfer_here("split", path, "--out", tmp_path / "no", "--set", "reduce=max").complains(2, "--reduce is argmax")
-    serfer_here("split", path, "--out", tmp_path / "no", "--set", "resize_output=9").complains(2, "--resize-output '9'")
+    serfer_here("split", path, "--out", tmp_path / "no", "--set", "resize_output=9").complains(2, "resize_output '9'")
 
 
 @pytest.fixture

@@ -182,11 +182,11 @@ def test_drivers_of_a_settings_file_compute_themselves_and_start_no_drivers(star
 
 def test_impossible_options_are_refused_by_name(serfer_here, lean, tmp_path):
     serfer_here("serve", "--drivers", "2", "--set", "engine=stepfunctions").complains(
-        2, "--engine stepfunctions", "--drivers"
+        2, "engine=stepfunctions", "--drivers"
     )
     serfer_here("serve", "--drivers", "2", "--plan", tmp_path / "none").complains(3, "none")
     up = partial(serfer_here, "serve", "--drivers", "2", "--plan", lean)
-    up("--set", "drain_s=1").complains(2, "--drain-s is for one driver")
+    up("--set", "drain_s=1").complains(2, "drain_s is for one driver")
     up("--store", "memory://").complains(2, "--store memory://")
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -1,4 +1,4 @@
-"""What of `--route`, `--instances`, `--scenario` and `--max-usd-per-hour` goes together."""
+"""What of `--route`, `--instances`, `scenario` and `max_usd_per_hour` goes together."""
 
 import math
 import re
@@ -53,12 +53,12 @@ def test_a_route_is_a_policy_and_whether_functions_may_help(file, route, policy,
     [
         (("quick", "local", Path("x"), None), "break-even"),
         (("serverless", "local", None, None), "--instances"),
-        (("serverless", None, Path("x"), None), "--scenario"),
-        (("serverless", None, None, 1.0), "--max-usd-per-hour"),
+        (("serverless", None, Path("x"), None), "scenario"),
+        (("serverless", None, None, 1.0), "max_usd_per_hour"),
         (("auto", None, Path("x"), None), "needs --instances"),
-        (("auto", "local", None, None), "needs --scenario"),
-        (("auto", "local", Path("x"), 0.0), "--max-usd-per-hour"),
-        (("auto", "local", Path("x"), math.nan), "--max-usd-per-hour"),
+        (("auto", "local", None, None), "needs --set scenario="),
+        (("auto", "local", Path("x"), 0.0), "max_usd_per_hour"),
+        (("auto", "local", Path("x"), math.nan), "max_usd_per_hour"),
         (("auto", "nowhere", Path("x"), None), "nowhere"),
         (("auto", "static:ftp://a", Path("x"), None), "ftp://a"),
     ],

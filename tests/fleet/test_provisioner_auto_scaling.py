@@ -424,7 +424,7 @@ def test_an_instance_outside_any_group_logs_it_and_continues(monkeypatch, caplog
     with on_instance(monkeypatch, b"i-0fedcba9876543210"), caplog.at_level(logging.WARNING):
         monkeypatch.setattr(auto_scaling, "_TRIES", 1)
         assert release_this_instance() is False
-    assert "this machine stays in its Auto Scaling group, and is billed: --auto-scaling-release" in caplog.text
+    assert "this machine stays in its Auto Scaling group, and is billed: auto_scaling_release" in caplog.text
 
 
 @pytest.mark.parametrize("wrong", [b"", b"<html>", b"i-xyz", b"i-0123\r\nX: y", b"i-" + b"0" * 4000, b"\xff"])

@@ -107,8 +107,8 @@ def test_tune_writes_a_table_for_a_scenario(serfer_here, directory, tmp_path):
     [
         (("instance", "--device", "cuda"), 4, ("--device cuda", "onnxruntime-gpu")),
         (("instance", "--max-batch", "0"), 2, ("--max-batch is 1 to 1024",)),
-        (("instance", "--set", "memory_mb=0"), 2, ("--memory-mb is 1 to",)),
-        (("instance", "--set", "auto_scaling_release=true"), 2, ("--exit-when-idle-s",)),
+        (("instance", "--set", "memory_mb=0"), 2, ("memory_mb is 1 to",)),
+        (("instance", "--set", "auto_scaling_release=true"), 2, ("--set exit_when_idle_s",)),
         (("study", "tune", "--slo-ms", "1e-9", "--most", "1"), 3, ("one image takes", "--slo-ms")),
         (("study", "tune", "--slo-ms", "0"), 2, ("--slo-ms is a number",)),
     ],

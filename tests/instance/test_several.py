@@ -263,8 +263,8 @@ def test_networks_are_loaded_and_unloaded_by_keys_that_may_operate(directory, ot
 @pytest.mark.parametrize(
     ("memory_mb", "preload", "words"),
     [
-        (10, False, r"heavy needs 20 MB to be loaded, more than the 10 MB .* raise --memory-mb"),
-        (50, True, r"--preload: again needs .* beside 2\d MB .* raise --memory-mb, or preload only the first"),
+        (10, False, r"heavy needs 20 MB to be loaded, more than the 10 MB .* raise memory_mb"),
+        (50, True, r"preload: again needs .* beside 2\d MB .* raise memory_mb, or preload only the first"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_the_start(heavy, memory_mb, preload, words):

@@ -40,7 +40,7 @@ def test_a_services_load_is_read_with_the_key(server):
     ("reply", "error", "words"),
     [
         ((401, {}, b""), UsageError, "SERFER_YIELD_KEY"),
-        ((403, {}, b""), UsageError, "--allow-host"),
+        ((403, {}, b""), UsageError, "--set allow_host="),
         ((404, {}, b""), UsageError, "with 404: is it serfer serve"),
         ((302, {"Location": "/elsewhere"}, b""), UsageError, "with 302"),
         ((429, {}, b""), UnavailableError, "with 429"),

@@ -49,7 +49,7 @@ def reason(plan, unzipped=0, **choices):
     """What keeps a driver from running a plan, although it was told to."""
     chosen = options(driver_runs="always", **choices)
     assert not decide(plan, chosen, FACTS, unzipped).runs
-    with pytest.raises(UsageError, match="--driver-runs always") as refused:
+    with pytest.raises(UsageError, match="driver_runs=always") as refused:
         require(plan, chosen, FACTS, unzipped)
     return str(refused.value)
 
@@ -101,10 +101,10 @@ class TestRule:
         assert "--engine poll" in reason(plan, engine="poll")
         assert "--engine stepfunctions" in reason(plan, engine="stepfunctions")
         assert "--snapstart" in reason(plan, snapstart=True)
-        assert "--reserved-concurrency" in reason(plan, reserved_concurrency=5)
+        assert "reserved_concurrency" in reason(plan, reserved_concurrency=5)
         assert "--store valkey" in reason(plan, store="valkey")
-        assert "--provisioned-concurrency" in reason(plan, provisioned_concurrency=1)
-        assert "--ping-queries" in reason(plan, pings=Pings(5, 2))
+        assert "provisioned_concurrency" in reason(plan, provisioned_concurrency=1)
+        assert "ping_queries" in reason(plan, pings=Pings(5, 2))
         assert f"{LIMIT + 1:,} bytes" in reason(plan, LIMIT + 1)
         with pytest.raises(UsageError, match="cold plan"):
             require(plan, options(driver_runs="always"), FACTS, has_cold=True)
@@ -114,7 +114,7 @@ class TestRule:
         assert not decide(plan, options(driver_runs="never"), FACTS).runs
 
     def test_an_unknown_choice_is_refused(self):
-        with pytest.raises(UsageError, match="--driver-runs is auto, always or never"):
+        with pytest.raises(UsageError, match="driver_runs is auto, always or never"):
             options(driver_runs="perhaps").check()
 
 

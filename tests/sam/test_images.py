@@ -115,7 +115,7 @@ def test_another_base_image_is_in_the_dockerfile(build, directory):
     context = place / "plans" / digest12(load_plan(directory)) / "images" / "0-0"
     assert f"ARG BASE_IMAGE=registry.example/lambda-python@sha256:{'0' * 64}\n" in (context / DOCKERFILE).read_text()
     assert load_deployment(place).options.base_image.startswith("registry.example")
-    with pytest.raises(UsageError, match="--base-image"):
+    with pytest.raises(UsageError, match="base_image"):
         build(base_image="two words")
 
 

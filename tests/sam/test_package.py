@@ -321,7 +321,7 @@ def test_variants_that_drivers_would_not_use_are_refused(packed, plans, tmp_path
         ({"applications": Serves("s3://models/x", ("faces", "faces"))}, "--app names 1 to 20"),
         ({"applications": Serves("s3://models/x", ("a b",))}, "--app 'a b'"),
         ({"applications": Serves("s3://models/x", ("faces",)), "engine": "stepfunctions"}, "--engine push or poll"),
-        ({"applications": Serves("s3://models/x", ("faces",)), "driver_runs": "always"}, "--driver-runs always"),
+        ({"applications": Serves("s3://models/x", ("faces",)), "driver_runs": "always"}, "driver_runs=always"),
     ],
 )
 def test_applications_that_drivers_could_not_serve_are_refused(packed, plans, tmp_path, wrong, words):
@@ -381,7 +381,7 @@ def test_a_plan_before_that_had_no_pool_gets_none(packed, plans, tmp_path):
 
 
 def test_a_pool_without_a_profile_is_refused(packed, plans, tmp_path):
-    with pytest.raises(UsageError, match=r"--gpu-profile is missing: run serfer study tune --name g6.xlarge"):
+    with pytest.raises(UsageError, match=r"gpu_profile is missing: run serfer study tune --name g6.xlarge"):
         packed(plans[0], POOLED)
     assert not (tmp_path / "build").exists()
 

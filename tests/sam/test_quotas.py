@@ -45,8 +45,8 @@ RESERVED = {"store": "valkey", "reserved_concurrency": 7}
     [
         (PLAN, {"region": "us-east-9"}, "--region us-east-9 .*: did you mean us-east-"),
         (PLAN, {"region": "eu-west-3", "store": "s3express"}, "--store s3express: eu-west-3 has no zone"),
-        (PLAN, {"store": "s3express", "zone": "use1-az2"}, "--zone use1-az2 has no S3 Express: in us-east-1"),
-        (PLAN, {"store": "s3express", "zone": "euw1-az1"}, "--zone euw1-az1"),
+        (PLAN, {"store": "s3express", "zone": "use1-az2"}, "zone use1-az2 has no S3 Express: in us-east-1"),
+        (PLAN, {"store": "s3express", "zone": "euw1-az1"}, "zone euw1-az1"),
         (PLAN, {"snapstart": True, "region": "ap-east-2"}, "--snapstart: ap-east-2 has none"),
         (PLAN, {"runtime": "python3.11"}, "--runtime python3.11"),
         (with_first(memory_mb=20_000), {}, "stage-0 has 20,000 MB, Lambda allows 128 to 10,240: .*--memory"),
@@ -54,15 +54,15 @@ RESERVED = {"store": "valkey", "reserved_concurrency": 7}
         (with_first(predicted_ms=3e4), {}, "30 s, a REST API waits 29 s: use --drivers fleet"),
         (with_first(predicted_ms=4e5), EXPRESS, "an Express workflow runs 300 s: use --engine stepfunctions"),
         (MANY, {"engine": "stepfunctions"}, "--engine stepfunctions: the plan has 1001 tasks"),
-        (gang_plan(8), RESERVED, "stages 0 to 1 needs 8 environments at once, --reserved-concurrency allows 7"),
-        (gang_plan(2000), {"store": "valkey"}, "needs 2,000 environments at once, .* 1,000: .*--gang never"),
-        (LARGE, {}, "stage-0/0 has .* a function may have 262,144,000: .*--limit-mb"),
-        (PLAN, {"pings": Pings(0)}, "--ping-every is 1 minute or more"),
-        (PLAN, {"pings": Pings(5, 0)}, "--ping-queries is 1 to 1000"),
+        (gang_plan(8), RESERVED, "stages 0 to 1 needs 8 environments at once, reserved_concurrency allows 7"),
+        (gang_plan(2000), {"store": "valkey"}, "needs 2,000 environments at once, .* 1,000: .*--set gang=never"),
+        (LARGE, {}, "stage-0/0 has .* a function may have 262,144,000: .*limit_mb"),
+        (PLAN, {"pings": Pings(0)}, "ping_every is 1 minute or more"),
+        (PLAN, {"pings": Pings(5, 0)}, "ping_queries is 1 to 1000"),
         (PLAN, {"pings": Pings(6)}, "later than environments without work stay, 300 s .* ping every 5 minutes"),
-        (PLAN, {"pings": Pings(5, 500)}, "--ping-queries 500 takes 1,001 environments at once"),
-        (PLAN, {"pings": Pings(5), "drivers": "fleet"}, "--ping-every goes with --drivers function"),
-        (PLAN, {"provisioned_concurrency": 0}, "--provisioned-concurrency is 1 query"),
+        (PLAN, {"pings": Pings(5, 500)}, "ping_queries=500 takes 1,001 environments at once"),
+        (PLAN, {"pings": Pings(5), "drivers": "fleet"}, "ping_every goes with --drivers function"),
+        (PLAN, {"provisioned_concurrency": 0}, "provisioned_concurrency is 1 query"),
         (PLAN, {"provisioned_concurrency": 1, "snapstart": True}, "does not go with --snapstart"),
         (PLAN, {"provisioned_concurrency": 301}, "takes 903 environments of all functions .* may set 900 aside"),
         (PLAN, {"provisioned_concurrency": 3, "reserved_concurrency": 5}, "takes 6 environments .* allows 5"),
@@ -135,7 +135,7 @@ def test_a_cold_plan_keeps_the_limits_too_and_is_counted():
 def test_a_cold_plan_that_takes_the_environments_of_the_other_is_refused():
     few = replace(FACTS, functions=replace(FACTS.functions, concurrency=3))
     check_deployable(small_plan(), options(), few)
-    with pytest.raises(UsageError, match=r"2 environments while 2 of the other plan start.* --cold-plan never"):
+    with pytest.raises(UsageError, match=r"2 environments while 2 of the other plan start.* --set cold_plan=never"):
         check_deployable(small_plan(), options(), few, small_plan())
 
 
@@ -160,7 +160,7 @@ def test_what_a_query_needs_is_held_against_the_account():
     wide = gang_plan(16)
     [note, _] = check_deployable(wide, options(store="valkey"), FACTS)
     assert "a query takes 16 environments at once and its driver one more; a new AWS account of 3,008 MB" in note
-    assert "--max-tiles 9 or less" in note
+    assert "--set max_tiles=9 or less" in note
     assert len(check_deployable(gang_plan(10), options(store="valkey", drivers="fleet"), FACTS)) == 1
     ample = AccountQuotas.parse("default", FACTS)
     [gang] = check_deployable(wide, options(store="valkey"), FACTS, None, ample)

@@ -72,7 +72,7 @@ def test_an_instance_has_its_measured_speed_and_listed_price(profile):
 
 def test_spot_instances_want_the_price_that_the_profile_has(profile):
     spot = replace(POOLED, gpu=GpuPool("g6.xlarge", 4, spot=True))
-    with pytest.raises(UsageError, match=r"--gpu-spot: --gpu-profile .* has no spot price"):
+    with pytest.raises(UsageError, match=r"gpu_spot: gpu_profile=.* has no spot price"):
         profile(chosen=spot)
     priced = TUNED.replace("spot_usd_per_hour = 0", "spot_usd_per_hour = 0.31")
     assert made(profile(priced, chosen=spot), chosen=spot).instance.spot_usd_per_hour == 0.31
@@ -91,7 +91,7 @@ def test_the_same_inputs_give_the_same_text(profile):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"slo_ms": None}, "--gpu-slo-ms is missing"),
+        ({"slo_ms": None}, "gpu_slo_ms is missing"),
         ({"chosen": options(drivers="fleet")}, "go with --gpu-instance-type"),
         ({"chosen": options(drivers="fleet", gpu=GpuPool("g5.xlarge", 1))}, "is of 'g6.xlarge', not of g5.xlarge"),
         (
@@ -121,7 +121,7 @@ def test_choices_that_do_not_go_together_are_refused(profile, change, words):
     ],
 )
 def test_an_invalid_profile_is_refused_by_name(profile, text, words):
-    with pytest.raises(InputError, match=f"--gpu-profile .*profile.toml: .*{words}") as caught:
+    with pytest.raises(InputError, match=f"gpu_profile=.*profile.toml: .*{words}") as caught:
         profile(text)
     assert "\n" not in str(caught.value)
 
@@ -152,9 +152,9 @@ def test_a_network_that_a_plan_alters_is_not_served_by_instances(profile):
             "goes with --architecture x86_64",
         ),
         ({"drivers": "fleet", "gpu": GpuPool("t3.large", 1)}, "--gpu-instance-type is one of EC2's G types"),
-        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 0)}, "--gpu-max is 1 to 100"),
-        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 101)}, "--gpu-max is 1 to 100"),
-        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 2, 3)}, "--gpu-warm-pool is 0 to 2"),
+        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 0)}, "gpu_max is 1 to 100"),
+        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 101)}, "gpu_max is 1 to 100"),
+        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 2, 3)}, "gpu_warm_pool is 0 to 2"),
     ],
 )
 def test_pools_that_cannot_be_are_refused_by_name(chosen, words):

@@ -102,7 +102,7 @@ class TestChecking:
         machine.check(PLAN, "stepfunctions-express")
         for stack, engine, error, words in (
             (replace(FOUND, plans=(OTHER,)), "push", PlanError, f"serves the plan {OTHER}, this one is {DIGEST}"),
-            (FOUND, "stepfunctions", UsageError, "--engine stepfunctions: the stack demo was packaged for push"),
+            (FOUND, "stepfunctions", UsageError, "engine=stepfunctions: the stack demo was packaged for push"),
             (machine, "stepfunctions", UsageError, "was packaged for stepfunctions-express"),
             (replace(machine, plans=(OTHER, DIGEST), serving=OTHER), "stepfunctions-express", UsageError, OTHER),
         ):

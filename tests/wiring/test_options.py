@@ -17,9 +17,9 @@ STORES = (None, "memory://", "file:///tmp/x", "redis://h", "rediss://h", "redis+
         (Choices("memory://", "aws", "push"), "memory:// cannot be reached by functions in AWS"),
         (Choices("file:///x", "aws", "push"), "file:// cannot be reached by functions in AWS"),
         (Choices(None, "aws", "push"), "--workers aws needs --store"),
-        (Choices(None, "inprocess", "stepfunctions"), "--engine stepfunctions invokes functions"),
-        (Choices(None, "inprocess", "stepfunctions-express"), "--engine stepfunctions-express invokes functions"),
-        (Choices("redis://h", "aws", "push", "file:///x"), "--object-store file:// cannot be reached"),
+        (Choices(None, "inprocess", "stepfunctions"), "engine=stepfunctions invokes functions"),
+        (Choices(None, "inprocess", "stepfunctions-express"), "engine=stepfunctions-express invokes functions"),
+        (Choices("redis://h", "aws", "push", "file:///x"), "object_store file:// cannot be reached"),
         (Choices(None, "local", "push", inline="sometimes"), "inline is planned, always or never, not 'sometimes'"),
         (Choices(None, "moon", "push"), "workers are inprocess, local or aws, not 'moon'"),
         (

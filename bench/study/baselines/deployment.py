@@ -35,7 +35,7 @@ T = TypeVar("T")
 def package(plan: Plan, directory: Path, parts: Sequence[tuple[int, int]], cache: Path) -> Path:
     """Return a function's package directory: the handlers, and the files of these (stage, number) of the plan."""
     if any(stage.weights_in != ZIP for stage in plan.stages):
-        raise UsageError("baselines have their weights in zips, and this plan does not: split with --weights zip")
+        raise UsageError("baselines have their weights in zips, and this plan does not: split with --set weights=zip")
     base = dependencies(cache)
     bases = [function_directory(plan, directory, *part, base) for part in parts] or [base]
     name = "\0".join([plan.digest, code_stamp((_HANDLERS,)), *(base.name for base in bases)])
@@ -117,7 +117,7 @@ def queries_at_once(chosen: int | None, tasks: int, settings: Settings) -> int:
 def check_staged(plan: Plan, name: str) -> None:
     """Raise UsageError for a plan with gangs, which this system cannot run: its functions hold one stage each."""
     if plan.gangs:
-        raise UsageError(f"{name} runs stages, this plan has {len(plan.gangs)} gangs: split with --gang never")
+        raise UsageError(f"{name} runs stages, this plan has {len(plan.gangs)} gangs: split with --set gang=never")
 
 
 def check_pixels(plan: Plan, pixels: NDArray[Any]) -> None:

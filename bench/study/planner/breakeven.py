@@ -176,7 +176,7 @@ def summary(result: BreakEven) -> list[str]:
         *lines,
         "1 vCPU: none where so little memory does not hold the network",
         "* its weights do not fit a 250 MB package: one function would have to be a container image",
-        f"modelled, warm, for --account default, nothing measured; profiles: {result.profiled_on}",
+        f"modelled, warm, for account=default, nothing measured; profiles: {result.profiled_on}",
     ]
 
 

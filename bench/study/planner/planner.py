@@ -312,7 +312,7 @@ def summary(result: Comparisons) -> list[str]:
     losses = [pair for pair in every.values() if pair[1].loses]
     lines.append(f"losses: {len(losses)} of {len(every)} plans of Gillis's, its whole frontier included")
     lines += [_loss(case, one) for case, one in losses]
-    return [*lines, _store(result), f"modelled, warm, for --account default; profiles: {result.profiled_on}"]
+    return [*lines, _store(result), f"modelled, warm, for account=default; profiles: {result.profiled_on}"]
 
 
 def _loss(case: Comparison, one: Versus) -> str:

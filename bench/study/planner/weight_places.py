@@ -93,7 +93,7 @@ def ways(network: Network) -> Iterator[Way]:
         yield way
 
 
-_NOTE = "all predicted, for --account default: nothing ran"
+_NOTE = "all predicted, for account=default: nothing ran"
 
 
 def cold_ways(network: Network) -> Iterator[Way]:

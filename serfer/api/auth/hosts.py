@@ -86,6 +86,6 @@ def _refusal(header: str, value: str) -> Problem:
     return Problem(
         403,
         f"{header}: {shown} is not a host that this service answers to, which has no API keys: start it with "
-        "--allow-host NAME (SERFER_ALLOW_HOSTS), or with --keys",
+        "--set allow_host=NAME (SERFER_ALLOW_HOSTS), or with --keys",
         slug="host",
     )

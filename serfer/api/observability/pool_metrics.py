@@ -112,10 +112,10 @@ class KeepWarmMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         wanted = {model: warm.status.wanted for model, warm in self._models.items()}
-        words = "Queries at once for which windows want functions warm (--keep-warm)."
+        words = "Queries at once for which windows want functions warm (`keep_warm`)."
         yield _by_label(GaugeMetricFamily, "serfer_keep_warm_wanted", words, "model", wanted)
         pings = {model: warm.pings for model, warm in self._models.items()}
-        words = "Queries at once for which this driver, while it led, pinged functions (--keep-warm)."
+        words = "Queries at once for which this driver, while it led, pinged functions (`keep_warm`)."
         yield _by_label(CounterMetricFamily, "serfer_keep_warm_pings", words, "model", pings)
         troubles = {model: warm.troubles.total() for model, warm in self._models.items()}
         words = "Errors that keeping functions warm survived."

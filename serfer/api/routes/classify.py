@@ -281,7 +281,7 @@ def _place_of_maps(routes: Classifying, parsed: _ClassifyRequest, images: int) -
             422,
             f"an answer has no room for an image's outputs, {_outputs(plan)}: it has vectors, masks and maps of one "
             f"channel, {most:,} bytes at most, and {kept}. POST /v2/models/{parsed.query.model}/infer, "
-            "or split the network with --reduce argmax",
+            "or split the network with --set reduce=argmax",
         )
     return pipeline.new_result(owner_id(parsed.request))
 

@@ -132,7 +132,7 @@ def allowed(keys: KeyRing | None, scope: Scope, *, is_open: bool) -> list[Any]:
             raise Problem(
                 403,
                 "this service has no API keys, so nobody may change the applications of its registry over HTTP: start "
-                "it with --keys FILE, or with --open-registry (SERFER_OPEN_REGISTRY) where anyone may",
+                "it with --keys FILE, or with --set open_registry=true (SERFER_OPEN_REGISTRY) where anyone may",
                 slug="scope",
             )
 

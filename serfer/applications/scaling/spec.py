@@ -1,4 +1,4 @@
-"""The value of `--variant-instances`: a pool of instances for all variants, or one for each instance type of theirs.
+"""The value of `variant_instances`: a pool of instances for all variants, or one for each instance type of theirs.
 
 local, local:N                            processes here, at most 2 or N
 static:URL,URL                            instances that are managed elsewhere
@@ -17,7 +17,7 @@ from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import UsageError
 from serfer.fleet.provisioner_url import LOCAL, open_provisioner
 
-_OPTION: Final = "--variant-instances"
+_OPTION: Final = "variant_instances"
 _KINDS: Final = {LOCAL, "static", "ec2"}
 _MOST_TEXT: Final = 64 * 1024
 _MOST_LOCAL: Final = 64
@@ -49,7 +49,7 @@ class InstancePool:
 
 
 def parse_instances(text: str) -> tuple[InstancePool, ...]:
-    """Return the pools that a value of `--variant-instances` names; raises UsageError."""
+    """Return the pools that a value of `variant_instances` names; raises UsageError."""
     if len(text) > _MOST_TEXT:
         raise UsageError(f"{_OPTION} has {len(text):,} characters, at most {_MOST_TEXT:,} can be used")
     if text.partition(":")[0] in _KINDS:

@@ -82,7 +82,7 @@ def plan_directory_of(place: Path, size: str | None, channels: int | None) -> Pa
     """
     if not is_network(place):
         if size is not None or channels is not None:
-            raise UsageError(f"--size and --channels describe a network, and {place} is not one")
+            raise UsageError(f"--size and channels describe a network, and {place} is not one")
         return place
     weights = WeightsOptions(random=not is_network_file(place))
     with status_line() as progress:

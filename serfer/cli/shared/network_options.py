@@ -56,7 +56,7 @@ class FileOptions:
             )
         if self.size is not None or self.description != Description():
             raise UsageError(
-                "--size, --channels, --preprocess, --labels and --output describe an .onnx file, timm:NAME or "
+                "size, channels, preprocess, labels and output describe an .onnx file, timm:NAME or "
                 f"torchvision:NAME; {which}"
             )
 
@@ -97,21 +97,21 @@ def plan_of(
 
 
 def range_in(size: str | None) -> str | None:
-    """Return --size where it is a range, for images of many sizes; None where it is one size, or not given."""
+    """Return `size` where it is a range, for images of many sizes; None where it is one size, or not given."""
     return size if size is not None and ".." in size else None
 
 
 def example_of(
     size: str | None, channels: int | None, network: str | Path = "", *, ranges: bool = False
 ) -> NDArray[np.float32] | None:
-    """Return an example of the input of --size and --channels, None without them; raises UsageError.
+    """Return an example of the input of `size` and `channels`, None without them; raises UsageError.
 
-    Without --channels, it has those that the network's file fixes. Where `ranges` may be given, it is of the largest
+    Without `channels`, it has those that the network's file fixes. Where `ranges` may be given, it is of the largest
     size of one; raises InputError for text that is not a range.
     """
     if size is None:
         if channels is not None:
-            raise UsageError("--channels says more about --size: give both")
+            raise UsageError("channels says more about size: give both")
         return None
     many = range_in(size) if ranges else None
     rows_and_columns = InputSizes.of(many).largest if many else size_in("--size", size)

@@ -62,7 +62,7 @@ class NetworkFileOptions(WeightsOptions):
         "32..2016x32..2016,multiple=32, for images of many sizes.",
     )
     channels: int | None = option(
-        None, "The input's channels, with --size; the file's, or 3, by default.", least=1, most=4096
+        None, "The input's channels, where its size is given; the file's, or 3, by default.", least=1, most=4096
     )
     preprocess: Path | None = option(
         None,

@@ -161,10 +161,10 @@ def applications_of(settings: Settings, options: ServiceOptions, *, named: bool 
     if not asked:
         return None
     if url is None:
-        raise UsageError("--app and --variant-instances are about applications: give --registry, or SERFER_REGISTRY")
+        raise UsageError("--app and variant_instances are about applications: give --registry, or SERFER_REGISTRY")
     ceiling = settings.max_usd_per_hour if usd is None else usd
     if instances is not None and ceiling is not None and not 0 < ceiling < math.inf:
-        raise UsageError(f"--max-usd-per-hour is a number of dollars above 0, not {ceiling}")
+        raise UsageError(f"max_usd_per_hour is a number of dollars above 0, not {ceiling}")
     pools = parse_instances(instances) if instances is not None else ()
     return ApplicationOptions(url, tuple(dict.fromkeys(options.app)), pools, ceiling, selector=selector)
 
@@ -192,7 +192,7 @@ def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -
 
 
 def with_keep_warm(settings: Settings, windows: str | None, workers: str) -> Settings:
-    """Return settings with --keep-warm; raises UsageError for what cannot be."""
+    """Return settings with `keep_warm`; raises UsageError for what cannot be."""
     if windows is None and settings.keep_warm is None:
         return settings
     check_keep_warm(windows, workers)

@@ -34,6 +34,8 @@ _HOME = Path(__file__).resolve().parents[3]  # of our packages
 _PACKAGES = ("serfer", "serfer_bench")
 ORIGINS = "serfer.origins"
 """The key of a context's meta under which stands, by option, where its value is from, or that it is a key."""
+_OPTION = re.compile(r"--[a-z][a-z-]*|(?<!--set )\b(?:[a-z]+(?:_[a-z]+)+\b|[a-z]+(?==))")
+"""An option, or a key, alone or before its value."""
 _FILE_WIDTH = 160  # columns for tables that go to a file or a pipe
 
 
@@ -205,9 +207,10 @@ def _code_of(error: Exception, origins: Mapping[str, str]) -> int:
 
 
 def _with_origins(line: str, origins: Mapping[str, str]) -> str:
-    named = dict.fromkeys(re.findall(r"--[a-z][a-z-]*", line))
-    said = [f"{option} is {origins[option]}" for option in named if option in origins]
-    return f"{line} ({'; '.join(said)})" if said else line
+    named = {name: f"--{name.replace('_', '-').removeprefix('--')}" for name in _OPTION.findall(line)}
+    said = [(name, origins[flag]) for name, flag in named.items() if flag in origins]
+    told = [f"{name} is {origin}" for name, origin in said if origin != f"from --set {name}"]
+    return f"{line} ({'; '.join(told)})" if told else line
 
 
 def _refused(error: OSError) -> str:

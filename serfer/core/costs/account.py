@@ -33,7 +33,7 @@ class AccountQuotas:
     @classmethod
     def new(cls, facts: AwsFacts) -> AccountQuotas:
         functions = facts.functions
-        known_by = "assumed until serfer doctor --aws has looked or --account says otherwise"
+        known_by = "assumed until serfer doctor --aws has looked or --set account says otherwise"
         memory_mb = min(functions.memory_new_account, functions.memory_max)
         return cls(memory_mb, min(functions.concurrency_new_account, functions.concurrency), known_by, assumed=True)
 
@@ -52,17 +52,17 @@ class AccountQuotas:
         """Read "new", "default" (all that AWS's documented quotas allow) or "MB,ENVIRONMENTS"; raises UsageError."""
         functions = facts.functions
         if text == NEW:
-            return replace(cls.new(facts), known_by="--account new", assumed=False)
+            return replace(cls.new(facts), known_by="account=new", assumed=False)
         if text == DEFAULT:
-            return cls.of_quotas(facts, "--account default")
+            return cls.of_quotas(facts, "account=default")
         match = _FIGURES.fullmatch(text)
         memory, concurrency = (int(match[1]), int(match[2])) if match else (0, 0)
         if not functions.memory_min <= memory <= functions.memory_max or not 1 <= concurrency <= _MOST_CONCURRENCY:
             raise UsageError(
-                f"--account is {NEW}, {DEFAULT}, or the most MB of a function ({functions.memory_min} to "
+                f"account is {NEW}, {DEFAULT}, or the most MB of a function ({functions.memory_min} to "
                 f"{functions.memory_max}) and the environments at once, such as 3008,10; not {text!r}"
             )
-        return cls(memory, concurrency, "--account")
+        return cls(memory, concurrency, f"account={text}")
 
     @property
     def at_once(self) -> int:

@@ -237,7 +237,7 @@ def release_this_instance() -> bool:
     """
     try:
         this = this_instance()
-        with _named("--auto-scaling-release", "terminate_instance_in_auto_scaling_group"):
+        with _named("auto_scaling_release", "terminate_instance_in_auto_scaling_group"):
             client = _connect("autoscaling", this.region)
             try:
                 client.terminate_instance_in_auto_scaling_group(InstanceId=this.id, ShouldDecrementDesiredCapacity=True)

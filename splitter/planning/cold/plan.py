@@ -30,7 +30,7 @@ from serfer.splitter.tiling.grids import AUTO, GridChoice
 SLACK = 0.05
 """A cold plan may answer this share later than the earliest one, for the sake of dollars."""
 EARLIER = 0.2
-"""With --cold-plan auto there is one where its first answer is predicted to come at least this share earlier."""
+"""With cold_plan=auto there is one where its first answer is predicted to come at least this share earlier."""
 _MUCH = 1 / 3
 """A plan without a cold plan names the option where the first answer would come at least this share earlier."""
 _MUCH_S = 1.0  # and at least so many seconds
@@ -72,7 +72,7 @@ def cold_offer(
             fewer = most < options.cold_environments
             raise ModelError(
                 f"no cold plan of at most {most} environments fits its functions: allow more by "
-                f"{'--account' if fewer else '--cold-environments'}, or use --cold-plan auto"
+                f"{'account' if fewer else 'cold_environments'}, or use --set cold_plan=auto"
             )
         return ColdOffer(None, "")
     earlier = 1 - found.seconds / whole.seconds
@@ -133,7 +133,7 @@ def _chosen(found: ColdChain, whole: ColdFigures) -> str:
 
 def _would_help(found: ColdChain, whole: ColdFigures) -> str:
     return (
-        f"With --cold-plan auto a query that finds nothing warm would have its first answer after {found.seconds:.2f} "
+        f"With cold_plan=auto a query that finds nothing warm would have its first answer after {found.seconds:.2f} "
         f"s, as predicted, not {whole.seconds:.2f}, on {_count(found)}, for {_more(found, whole)}."
     )
 

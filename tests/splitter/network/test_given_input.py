@@ -255,10 +255,10 @@ def test_a_size_that_a_network_does_not_take_is_answered_with_what_the_strides_s
 def test_channels_are_asked_for_where_nothing_fixes_them_and_named_where_they_are_not_three(tmp_path):
     net = Net(1, *SIZE)
     text = refusal(free(tmp_path, net, net.op("Relu", "x"), ["N", 1, "H", 64]))
-    assert "give --size HEIGHTx64 --channels 1 (in Python an example), such as 224x64" in text
+    assert "give --size HEIGHTx64 --set channels=1 (in Python an example), such as 224x64" in text
     net = Net(3, *SIZE)
     text = refusal(free(tmp_path, net, net.op("Relu", "x"), ["N", "C", 8, 8]))
-    assert "does not fix its input's channels: give --size 8x8 and --channels" in text
+    assert "does not fix its input's channels: give --size 8x8 and --set channels=" in text
 
 
 @pytest.mark.parametrize("value", ["[32, 64]", "32"])

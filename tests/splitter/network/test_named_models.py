@@ -234,9 +234,9 @@ def test_options_say_where_weights_are_from_and_do_not_contradict_the_model_or_e
     for weights in ("random", Path("a")):
         options = WeightsOptions(random=weights == "random", weights_file=None if weights == "random" else weights)
         assert options.model_with_weights("timm:tiny") == NamedModel("timm:tiny", weights)
-    with pytest.raises(UsageError, match="--weights-file and --random contradict each other"):
+    with pytest.raises(UsageError, match="weights_file and random contradict each other"):
         WeightsOptions(weights_file=Path("net.pth"), random=True)
-    with pytest.raises(UsageError, match="--download says where the weights of timm:NAME or torchvision:NAME are from"):
+    with pytest.raises(UsageError, match="download says where the weights of timm:NAME or torchvision:NAME are from"):
         WeightsOptions(download=True).model_with_weights("net.onnx")
 
 
@@ -250,9 +250,9 @@ def test_a_named_network_is_opened_where_a_plan_is(tmp_path):
         expected = build(network).module(torch.from_numpy(images)).numpy()
     assert relative_error(answers, expected) < 1e-5
     assert (plan.model, plan.tasks, plan.untrained, plan.labels) == ("tiny.own", 1, True, tuple("abcde"))
-    with pytest.raises(ModelError, match=r"timm tiny\.own.*not in a hub's cache.*--weights-file") as refusal:
+    with pytest.raises(ModelError, match=r"timm tiny\.own.*not in a hub's cache.*--set weights_file") as refusal:
         serfer.open("timm:tiny", store="memory://", workers="inprocess", settings=settings)
-    assert all(option in str(refusal.value) for option in ("--random", "--download"))
+    assert all(option in str(refusal.value) for option in ("--random", "--set download=true"))
 
 
 def test_the_plan_of_a_named_network_is_made_once_for_its_weights(timm, tmp_path):
@@ -326,7 +326,7 @@ def test_torchvisions_weights_are_found_in_torch_hubs_cache():
     assert network.weights == "pretrained: torchvision ShuffleNet_V2_X0_5_Weights.IMAGENET1K_V1"
     own = module.state_dict()
     assert all(torch.equal(value, own[name]) for name, value in network.module.state_dict().items())
-    with pytest.raises(UnavailableError, match=r"without a network, .* give it as --weights-file"):
+    with pytest.raises(UnavailableError, match=r"without a network, .* give it as --set weights_file"):
         build(NamedModel("torchvision:resnet18", "download"))
 
 

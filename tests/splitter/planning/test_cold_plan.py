@@ -170,8 +170,8 @@ def test_auto_writes_one_where_its_first_answer_is_predicted_a_fifth_earlier(pla
         assert choice.split.environments <= 8
     alone = planned(facts=facts)
     assert (alone.stages, (tmp_path / "plan/cold").exists()) == (plan.stages, False)
-    offer = "With --cold-plan auto a query that finds nothing warm would have its first answer after"
-    assert (offer in alone.why, "--cold-plan" in alone.why) == (written, written)
+    offer = "With cold_plan=auto a query that finds nothing warm would have its first answer after"
+    assert (offer in alone.why, "cold_plan" in alone.why) == (written, written)
 
 
 def test_predictions_in_the_paragraph_are_those_of_the_written_plans(planned, tmp_path):
@@ -191,10 +191,10 @@ def test_nothing_is_written_where_no_cold_plan_fits(planned, tmp_path):
     options = {"weights": "zip", "limit_mb": 1, "dependency_bytes": MIB - 60_000, "precision": "fp32"}
     planned(**options)
     before = (tmp_path / "plan/plan.json").read_bytes()
-    with pytest.raises(ModelError, match="--cold-environments"):
+    with pytest.raises(ModelError, match="cold_environments"):
         planned(cold_plan="always", cold_environments=1, **options)
     for wrong in ({"cold_plan": "sometimes"}, {"cold_environments": 0}, {"cold_environments": 33}, {"cold_plan": ""}):
-        with pytest.raises(UsageError, match=r"cold.plan|--cold-environments"):
+        with pytest.raises(UsageError, match=r"cold.plan|cold.environments"):
             planned(**wrong)
     assert (tmp_path / "plan/plan.json").read_bytes() == before
     assert not (tmp_path / "plan/cold").exists()

@@ -33,7 +33,7 @@ WAYS = [
     *({"objective": objective} for objective in OBJECTIVES if objective not in ("balanced", "work")),
 ]
 FEWER_WAYS = [way for way in WAYS if way.get("weights") not in ("image", "fetched")]
-RULED_OUT = ("--weights zip rules it out", "with fp16 allowed (--max-loss", "because of what was given")
+RULED_OUT = ("weights=zip rules it out", "with fp16 allowed (max_loss", "because of what was given")
 
 
 def checked(graph, budget, **options):
@@ -102,7 +102,7 @@ def test_the_check_finds_a_plan_that_loses():
     net, output = NETWORKS["many_layers"]()
     better, text = checked(from_onnx(net.model(output), *SIZE), limited(), weights="zip")
     assert better
-    assert "--weights zip rules it out" in text
+    assert "weights=zip rules it out" in text
 
 
 @pytest.fixture(scope="module")

@@ -112,9 +112,9 @@ def test_a_gang_is_as_wide_as_gangs_that_were_measured_unless_more_is_allowed(he
 
 
 def test_a_network_that_needs_more_memory_than_the_account_has_is_told_so(heavy, tmp_path):
-    with pytest.raises(ModelError, match=r"an AWS account of 128 MB .*--account.* allows 128: allow more"):
+    with pytest.raises(ModelError, match=r"an AWS account of 128 MB .*account.* allows 128: allow more"):
         split(heavy, out=tmp_path / "plan", account="128,10")
-    with pytest.raises(UsageError, match="--account is new, default"):
+    with pytest.raises(UsageError, match="account is new, default"):
         split(heavy, out=tmp_path / "plan", account="old")
 
 

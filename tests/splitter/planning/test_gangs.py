@@ -114,9 +114,9 @@ def test_gangs_need_a_store_that_wakes_whoever_waits(store, possible):
     if possible:
         check_gang("always", store)
         return
-    with pytest.raises(UsageError, match="--gang never"):
+    with pytest.raises(UsageError, match="--set gang=never"):
         check_gang("always", store)
-    with pytest.raises(UsageError, match="--gang never"):
+    with pytest.raises(UsageError, match="--set gang=never"):
         split("resnet18", out="nowhere", store=store, gang="always")
 
 

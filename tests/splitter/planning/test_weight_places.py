@@ -110,9 +110,7 @@ def test_a_loss_that_is_allowed_brings_weights_into_zips(planned):
     assert [change.what for change in lossy.changes] == ["fp16 storage"]
     assert places(lossy) == {ZIP}
     assert "fp16 weights" in lossy.why
-    found = re.search(
-        r"with fp16 allowed \(--max-loss (\S+), as predicted .* would take (\S+) s, not (\S+)\.", exact.why
-    )
+    found = re.search(r"with fp16 allowed \(max_loss=(\S+), as predicted .* would take (\S+) s, not (\S+)\.", exact.why)
     assert 0 < lossy.changes[0].error <= float(found[1]) < 0.01
     assert float(found[2]) < float(found[3])
     assert places(planned("many_layers", weights="auto", max_loss=float(found[1]))) == {ZIP}
@@ -121,7 +119,7 @@ def test_a_loss_that_is_allowed_brings_weights_into_zips(planned):
 def test_zips_name_the_plan_in_fp16_that_they_leave_out(planned):
     plan = planned("many_layers", weights="zip")
     assert plan.changes == ()
-    found = re.search(r"with fp16 allowed \(--max-loss (\S+), .*\) it would be .* \((.*), fp16 weights\)\.", plan.why)
+    found = re.search(r"with fp16 allowed \(max_loss=(\S+), .*\) it would be .* \((.*), fp16 weights\)\.", plan.why)
     other = planned("many_layers", weights="zip", max_loss=float(found[1]))
     assert next(each.stages for each in other.alternatives if each.chosen) == f"{found[2]}, fp16 weights"
     assert "by default" not in planned("many_layers", weights="zip", precision="fp32").why
@@ -129,11 +127,11 @@ def test_zips_name_the_plan_in_fp16_that_they_leave_out(planned):
 
 def test_a_measured_loss_beyond_what_is_allowed_leaves_weights_in_fp32(planned, monkeypatch):
     monkeypatch.setattr("serfer.splitter.package_fit.relative_error", lambda *_: 0.02)
-    with pytest.warns(PlanWarning, match=r"by 0\.02 of their range .* --max-loss allows 0\.01") as warned:
+    with pytest.warns(PlanWarning, match=r"by 0\.02 of their range .* max_loss allows 0\.01") as warned:
         plan = planned("many_layers", weights="auto", max_loss=0.01)
     assert warned[0].filename == __file__
     assert plan.changes == ()
-    with pytest.raises(ModelError, match=r"--max-loss allows 0\.01: allow more"):
+    with pytest.raises(ModelError, match=r"max_loss allows 0\.01: allow more"):
         planned("many_layers", precision="fp16", max_loss=0.01)
 
 
@@ -159,10 +157,10 @@ def test_only_weights_whose_rounding_is_allowed_are_stored_in_fp16():
     ],
 )
 def test_impossible_options_are_refused(planned, options):
-    with pytest.raises(UsageError, match=r"--weights .*'disk'|--max-loss"):
+    with pytest.raises(UsageError, match=r"--weights .*'disk'|max_loss"):
         planned("residual", **options)
 
 
 def test_what_zips_do_not_hold_is_refused_with_the_option_that_would(planned):
-    with pytest.raises(ModelError, match="--weights fetched"):
+    with pytest.raises(ModelError, match="--set weights=fetched"):
         planned("head_heavy", room=40_000, weights="zip", stages=1, precision="fp32")

@@ -124,7 +124,7 @@ def test_a_plan_directory_among_the_images_is_the_network(serfer_here, tmp_path,
             2,
             "timm:NAME or torchvision:NAME; a plan has its own",
         ),
-        (["cat.png", "--plan", "plan", "--random"], 2, "--random says where the weights of timm:NAME"),
+        (["cat.png", "--plan", "plan", "--random"], 2, "random says where the weights of timm:NAME"),
         (["small.onnx", "rocket.jpg", "--random"], 2, "torchvision:NAME are from, not small.onnx's"),
         (["timm:resnet18", "small.onnx", "cat.png"], 2, "timm:resnet18 and small.onnx are several networks"),
         (

@@ -155,7 +155,7 @@ def test_explain_lists_outputs_and_warns_of_answers_that_no_response_carries(ser
     (tmp_path / "aws.toml").write_text(SMALL_PAYLOADS)
     small = serfer_here("explain", dense, SERFER_AWS_FILE=str(tmp_path / "aws.toml"))
     assert re.search(
-        r"answers an image with up to \d+\.\d kB, .* carries 7\.0 kB .*through the store.*--reduce", small.out
+        r"answers an image with up to \d+\.\d kB, .* carries 7\.0 kB .*through the store.*reduce=", small.out
     )
 
 

@@ -19,8 +19,8 @@ from serfer.core.geometry import Span
 from serfer.files import write_whole
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.raster.results.parts import ResultParts
-from serfer.registry import Registrations, open_registry
-from serfer.registry.registration import RegistrationRequest, RegistrationState, RegistrationStep
+from serfer.registry import open_registry
+from serfer.registry.registration import RegistrationRequest, Registrations, RegistrationState, RegistrationStep
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.wiring.network_file import plan_of_file

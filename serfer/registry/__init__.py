@@ -4,24 +4,13 @@
     registrations/ID.json       what the registration of a network has done so far, and who works on it
     artefacts, by SHA-256       the files of plan directories, and their manifests; shared between variants
 
-Nothing in it expires: `Registry.collect_garbage` deletes the artefacts that no record refers to.
+Nothing in it expires: `collect_garbage` deletes the artefacts that no record refers to.
 """
 
 from __future__ import annotations
 
+from serfer.registry.garbage import collect_garbage
 from serfer.registry.opening import check_apart, open_registry
-from serfer.registry.registration import TAKEOVER_S, Registrations
-from serfer.registry.registration_record import RegistrationRequest, RegistrationState, RegistrationStep
 from serfer.registry.registry import Latest, Registry
 
-__all__ = [
-    "TAKEOVER_S",
-    "Latest",
-    "RegistrationRequest",
-    "RegistrationState",
-    "RegistrationStep",
-    "Registrations",
-    "Registry",
-    "check_apart",
-    "open_registry",
-]
+__all__ = ["Latest", "Registry", "check_apart", "collect_garbage", "open_registry"]

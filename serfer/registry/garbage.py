@@ -7,16 +7,17 @@ registration loses nothing as long as it refers to what it puts within `older_th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from serfer.core.errors import MissingKeyError, UsageError
 from serfer.registry.plan_files import read_manifest
 from serfer.registry.records import APPLICATIONS, decode_application
-from serfer.registry.registration_record import FOLDER, RegistrationState, registrations
+from serfer.registry.registration import FOLDER, RegistrationState, registrations
 
 if TYPE_CHECKING:
+    from serfer.registry.registry import Registry
     from serfer.registry.store import RegistryStore
 
 
@@ -31,13 +32,18 @@ class CollectionReport:
     kept_bytes: int
 
 
-def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float] = time.time) -> CollectionReport:
-    """Delete artefacts and registrations; see the module's text. Raises InputError where a record cannot be read."""
+def collect_garbage(registry: Registry, older_than_s: float) -> CollectionReport:
+    """Delete the artefacts that no application and no registration refers to, and return what was deleted.
+
+    What was put within `older_than_s` stays: a registration that is running may be about to refer to it. Registrations
+    that have not changed for that long are deleted, too. Raises InputError where a record cannot be read.
+    """
+    store = registry.store
     if not older_than_s >= 0:
         raise UsageError("garbage is older than a number of seconds, 0 or more")
     store.delete_leftovers()
     entries = list(store.artefacts())
-    registrations = _delete_registrations(store, older_than_s, unix())
+    registrations = _delete_registrations(store, older_than_s, time.time())
     kept = _files(store, _references(store))
     deleted = deleted_bytes = 0
     for entry in entries:
@@ -50,7 +56,7 @@ def collect(store: RegistryStore, older_than_s: float, unix: Callable[[], float]
 def _delete_registrations(store: RegistryStore, older_than_s: float, now: float) -> int:
     deleted = 0
     for name in store.names(FOLDER):
-        document, versions = store.read(name), store.versions(name)
+        document, versions = store.get(name), store.versions(name)
         if document and versions and now - versions[0].written >= older_than_s:
             deleted += store.delete(name, document.version)
     return deleted
@@ -66,8 +72,8 @@ def _references(store: RegistryStore) -> set[str]:
         if registration.state is not RegistrationState.DONE:
             found |= {variant.artefact for variant in registration.variants}
     for name in store.names(APPLICATIONS):
-        if document := store.read(name):
-            application = decode_application(name.removeprefix(APPLICATIONS).removesuffix(".json"), document.data)
+        if document := store.get(name):
+            application = decode_application(name.removeprefix(APPLICATIONS).removesuffix(".json"), document.value)
             found |= application.artefacts
     return found
 

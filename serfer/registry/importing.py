@@ -18,7 +18,7 @@ from typing import Final
 from serfer.core.errors import AlteredPieceError, UsageError
 from serfer.registry.opening import open_registry, open_store
 from serfer.registry.records import APPLICATIONS, MAX_DOCUMENT_BYTES, check_digest, decode_application
-from serfer.registry.registration_record import FOLDER
+from serfer.registry.registration import FOLDER
 from serfer.registry.store import NONCE, RegistryStore
 
 _VERSION: Final = re.compile(r"(.+)/(\d{12})-[0-9a-f]{16}\.(data|gone)", re.ASCII)

@@ -10,32 +10,111 @@ second claimant follows the first, or takes over where that one has been silent 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
 
+from serfer.core.dataclass_codec import Bounds, unstructure
 from serfer.core.errors import InputError, RegistrationLostError, UsageError
-from serfer.core.variants import NAME, Application, NetworkVersion, Validation, check_variant
-from serfer.registry.records import encode_record
-from serfer.registry.registration_record import (
-    MAX_DETAIL,
-    Registration,
-    RegistrationRequest,
-    RegistrationState,
-    RegistrationStep,
-    decode_registration,
-    document_name,
-)
+from serfer.core.variants import NAME, Application, NetworkVersion, Validation, Variant, check_variant
+from serfer.registry.records import check_digest, decode_record, encode_record
 from serfer.registry.registry import Registry
 
+if TYPE_CHECKING:
+    from serfer.registry.store import RegistryStore
+    from serfer.storage.coordination import Entry
+
+FORMAT: Final = 2
+FOLDER: Final = "registrations/"
+MAX_STEPS: Final = 1000
+MAX_DETAIL: Final = 1000
 HEARTBEAT_S: Final = 10.0
 """Seconds between two heartbeats of an owner."""
 TAKEOVER_S: Final = 40.0
 """Seconds without a change after which a registration counts as left by its owner."""
-_DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+class RegistrationState(StrEnum):
+    """How far a registration is."""
+
+    RUNNING = "running"
+    FAILED = "failed"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationRequest:
+    """What is to be registered: `source` and `validation` are digests, `settings` whatever else decides the result.
+
+    `validation` is "" where there is none.
+    """
+
+    application: str
+    network: str
+    source: str
+    validation: str
+    settings: str
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(json.dumps(unstructure(self), sort_keys=True).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationStep:
+    """A step of a registration, such as the making of one variant, and what came of it.
+
+    `variant` is what a step that is done has made; its name is unique in the registration only, and its version is a
+    placeholder: `finish` sets both.
+    """
+
+    name: str
+    state: RegistrationState
+    detail: str = ""
+    variant: Variant | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A registration; `owner` works on it, "" for none, and `beats` counts what owners have written.
+
+    `version` is the number that the network got in the application, 0 before it is done; `detail` says why it failed.
+    """
+
+    id: str
+    request: RegistrationRequest
+    created: str
+    by: str
+    owner: str
+    state: RegistrationState = RegistrationState.RUNNING
+    steps: tuple[RegistrationStep, ...] = ()
+    beats: Annotated[int, Bounds(0)] = 0
+    version: Annotated[int, Bounds(0)] = 0
+    detail: str = ""
+    format: int = FORMAT
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        return tuple(step.variant for step in self.steps if step.variant and step.state is RegistrationState.DONE)
+
+    def step(self, name: str) -> RegistrationStep | None:
+        return next((step for step in self.steps if step.name == name), None)
+
+    def with_step(self, recorded: RegistrationStep) -> Registration:
+        """Return the registration with a step, in place of one of that name; raises InputError for too many."""
+        recorded = replace(recorded, detail=recorded.detail[:MAX_DETAIL])
+        if self.step(recorded.name) is None:
+            if len(self.steps) >= MAX_STEPS:
+                raise InputError(f"registration {self.id} has {MAX_STEPS:,} steps already")
+            return replace(self, steps=(*self.steps, recorded))
+        return replace(self, steps=tuple(recorded if step.name == recorded.name else step for step in self.steps))
 
 
 @dataclass
@@ -54,8 +133,8 @@ class Registrations:
     _seen: dict[str, tuple[Registration, float]] = field(default_factory=dict, init=False)  # as it was, and since when
 
     def read(self, registration: str) -> Registration | None:
-        document = self.registry.store.read(document_name(registration))
-        return decode_registration(registration, document.data) if document else None
+        document = self.registry.store.get(document_name(registration))
+        return decode_registration(registration, document.value) if document else None
 
     def holds(self, registration: Registration) -> bool:
         return registration.state is RegistrationState.RUNNING and registration.owner == self.owner
@@ -164,13 +243,38 @@ class Registrations:
         return decode_registration(registration, data)
 
 
+def document_name(registration: str) -> str:
+    if not _ID.fullmatch(registration):
+        raise UsageError(f"{registration!r:.100} is not the id of a registration: give 32 hex digits")
+    return f"{FOLDER}{registration}.json"
+
+
+def registrations(store: RegistryStore) -> Iterator[tuple[Entry, Registration]]:
+    for name in store.names(FOLDER):
+        document = store.get(name)
+        if document is not None:
+            yield document, decode_registration(name.removeprefix(FOLDER).removesuffix(".json"), document.value)
+
+
+def decode_registration(registration: str, data: bytes) -> Registration:
+    """Read the document of a registration; raises InputError that names it where it cannot be one."""
+    name = document_name(registration)
+    record = replace(decode_record(name, data, Registration, FORMAT), format=FORMAT)
+    if record.id != registration or record.request.id != registration:
+        raise InputError(f"{name} of the registry is about another registration: delete it")
+    if len(record.steps) > MAX_STEPS:
+        raise InputError(f"{name} of the registry has more than {MAX_STEPS:,} steps")
+    for variant in record.variants:
+        check_variant(variant)
+    return record
+
+
 def _check_request(request: RegistrationRequest) -> None:
     for name in (request.application, request.network):
         if not NAME.fullmatch(name):
             raise UsageError(f"{name!r:.100} cannot name an application or a network: 1 to 64 letters, digits and ._-")
     for digest in filter(None, (request.source, request.validation)):
-        if not _DIGEST.fullmatch(digest):
-            raise UsageError(f"{digest!r:.100} is not a digest: give a SHA-256 in hex")
+        check_digest(digest)
 
 
 def _version_of(application: Application, registration: str) -> NetworkVersion | None:

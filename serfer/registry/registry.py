@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.retry import retry
 from serfer.core.variants import Application
-from serfer.registry import garbage
-from serfer.registry.garbage import CollectionReport
 from serfer.registry.plan_files import fetch_directory, fetch_to, put_directory
 from serfer.registry.records import APPLICATIONS, decode_application, document_name, encode_record
-from serfer.storage.coordination import CHANGES, ContendedError, Coordination, Entry, change
+from serfer.storage.coordination import CHANGES, ContendedError, change
 
 if TYPE_CHECKING:
     from serfer.registry.store import RegistryStore
@@ -45,24 +43,6 @@ class Latest:
     application: Application
 
 
-class _Documents(NamedTuple):
-    """A registry's documents as `change` takes them: they have no time to live."""
-
-    registry: Registry
-
-    def get(self, key: str) -> Entry | None:
-        document = self.registry.store.read(key)
-        return Entry(document.data, document.version) if document else None
-
-    def compare_and_set(self, key: str, expected: str | None, value: bytes, ttl: float) -> str | None:
-        del ttl
-        return self.registry.store.compare_and_set(key, expected, value)
-
-    def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            self.registry.remove(key)
-
-
 class Registry:
     """The records and artefacts of a backend; methods block, and may be called by several threads at once.
 
@@ -76,10 +56,6 @@ class Registry:
 
     def __str__(self) -> str:
         return str(self.store)
-
-    @property
-    def documents(self) -> Coordination:
-        return _Documents(self)
 
     def applications(self) -> list[str]:
         names = self.store.names(APPLICATIONS)
@@ -96,10 +72,10 @@ class Registry:
         """
         if known is not None and self.store.version(document_name(name)) == known.version:
             return known
-        document = self.store.read(document_name(name))
+        document = self.store.get(document_name(name))
         if document is None:
             return None
-        return Latest(document.version, decode_application(name, document.data))
+        return Latest(document.version, decode_application(name, document.value))
 
     def known(self, name: str) -> Application:
         return self.application(name) or self._unknown(name)
@@ -135,12 +111,12 @@ class Registry:
     def change(self, document: str, f: Callable[[bytes | None], bytes | None]) -> bytes | None:
         """Replace a document by what `f` makes of it, as `change` of the stores does, and return what then is there."""
         with self._contended(document):
-            entry = change(self.documents, document, f, math.inf, policy=_CHANGES, sleep=self._sleep)
+            entry = change(self.store, document, f, math.inf, policy=_CHANGES, sleep=self._sleep)
         return entry.value if entry else None
 
     def remove(self, document: str) -> bool:
         def removed() -> bool:
-            read = self.store.read(document)
+            read = self.store.get(document)
             if read and not self.store.delete(document, read.version):
                 raise ContendedError(document)
             return read is not None
@@ -194,14 +170,6 @@ class Registry:
         InputError, too, for one that cannot be written.
         """
         fetch_to(self.store, digest, place)
-
-    def collect_garbage(self, older_than_s: float) -> CollectionReport:
-        """Delete the artefacts that no application and no registration refers to; returns what was deleted.
-
-        Those that were put within `older_than_s` stay: a registration that is running may be about to refer to them.
-        Registrations that have not changed for that long are deleted too.
-        """
-        return garbage.collect(self.store, older_than_s)
 
     @contextmanager
     def _contended(self, document: str) -> Iterator[None]:

@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import secrets
+import stat
 import tempfile
 import time
 from collections import defaultdict
@@ -28,12 +30,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PermissionDeniedError
 
 from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError, UsageError
 from serfer.registry.records import DIGEST, MAX_DOCUMENT_BYTES, check_digest, check_size
+from serfer.storage.coordination import Entry
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -61,14 +64,7 @@ _PART_BYTES: Final = 16 << 20
 _MAX_PARTS: Final = 10_000
 _MAX_MARK_BYTES: Final = 4096
 _TRIES: Final = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """A document as it was read; `version` is a token that no other content of that name ever had or will have."""
-
-    data: bytes
-    version: str
+_NO_BUCKET: Final = "NoSuchBucket"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +162,13 @@ class RegistryStore:
 
     def format(self) -> int | None:
         """Return the number of the registry's format, None where there is none, 0 for something else."""
-        try:
-            data = self.head(MARK, _MAX_MARK_BYTES)
-        except FileNotFoundError as error:
-            self._check_bucket(error)
-            return None
+        with self._reached():
+            try:
+                data = self.head(MARK, _MAX_MARK_BYTES)
+            except FileNotFoundError as error:
+                if _NO_BUCKET in str(error):
+                    raise
+                return None
         try:
             return int(json.loads(data)["serfer registry"])
         except (ValueError, TypeError, KeyError):
@@ -182,14 +180,16 @@ class RegistryStore:
 
     def names(self, prefix: str) -> list[str]:
         """Return the sorted names of the documents that begin with `prefix`: "" or a folder such as "applications/"."""
+        if not _PREFIX.fullmatch(prefix):
+            raise InputError(f"{prefix!r:.100} is not a folder of a registry's documents: give NAME/")
         with self._reached():
-            folders = self._folders(f"documents/{check_prefix(prefix)}")
+            folders = self._folders(f"documents/{prefix}")
         found = sorted(name.removeprefix("documents/") for name, folder in folders.items() if folder.live_version)
         if len(found) > MAX_DOCUMENTS:
             raise InputError(f"the registry {self} has more than {MAX_DOCUMENTS:,} documents")
         return found
 
-    def read(self, name: str, most_bytes: int = MAX_DOCUMENT_BYTES) -> Document | None:
+    def get(self, name: str, most_bytes: int = MAX_DOCUMENT_BYTES) -> Entry | None:
         """Return a document, None where there is none; raises InputError for more than `most_bytes`."""
         for _ in range(_TRIES):  # a version that was the last may be one too many by now
             version = self.version(name)
@@ -197,24 +197,24 @@ class RegistryStore:
                 return None
             data = self.read_version(name, version, most_bytes)
             if data is not None:
-                return Document(data, version)
+                return Entry(data, version)
         raise UnavailableError(f"the registry {self}: others write {name} all the time; try again")
 
     def version(self, name: str) -> str | None:
         with self._reached():
             return self._folder(_document(name)).live_version
 
-    def compare_and_set(self, name: str, expected: str | None, data: bytes) -> str | None:
-        """Write a document in place of the version `expected` (None: of nothing) and return the new version.
+    def compare_and_set(self, name: str, expected: str | None, value: bytes, ttl: float = math.inf) -> str | None:
+        """Write a document in place of the version `expected` (None: of nothing) and return the new version; it stays.
 
         Returns None, and writes nothing, where another version is there by now. Raises InputError for more than
         MAX_DOCUMENT_BYTES.
         """
-        return self._write_next(name, expected, b"\n" + check_size(name, data))
+        del ttl
+        return self._write_next(name, expected, b"\n" + check_size(name, value))
 
     def delete(self, name: str, expected: str) -> bool:
         """Delete a document of the version `expected`; say whether that was there. Earlier versions are kept."""
-        check_name(name)
         return self._write_next(name, expected, b"") is not None
 
     def versions(self, name: str) -> list[DocumentVersion]:
@@ -245,8 +245,8 @@ class RegistryStore:
 
         Raises InputError for a link, for what is not a regular file, or for a file that changes meanwhile.
         """
-        with _opened(path) as source, self._reached():
-            digest = _sha256(_blocks(source))
+        with _open_regular(path) as source, self._reached():
+            digest = hashlib.file_digest(source, "sha256").hexdigest()
             key = f"artefacts/{digest}"
             for _ in range(_TRIES):
                 found = self._folder(key)
@@ -263,13 +263,12 @@ class RegistryStore:
         Raises MissingKeyError where it is not there, AlteredPieceError where its content has another digest.
         """
         part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        altered = AlteredPieceError(f"artefact {digest} of the registry {self} was altered")
         with self._reached():
             stream = self._stream(digest)
             try:
                 with part.open("xb") as file:
-                    found = _sha256(stream, file.write)
-                if found != digest:
-                    raise AlteredPieceError(f"artefact {digest} of the registry {self} was altered")
+                    file.writelines(_verified(stream, digest, altered))
                 part.replace(path)
             except OSError as error:
                 raise UnavailableError(f"{path} cannot be written: {error.strerror or error}") from error
@@ -363,8 +362,10 @@ class RegistryStore:
             return False
         return True
 
-    def _send(self, source: int, key: str, digest: str) -> None:
-        blocks = _verified(_blocks(source), digest)
+    def _send(self, source: BinaryIO, key: str, digest: str) -> None:
+        changed = InputError(f"a file changed while it was kept as {digest}: try again")
+        source.seek(0)
+        blocks = _verified(iter(lambda: source.read(_BLOCK), b""), digest, changed)
         if self._root is not None:
             with self._part(self._root, blocks) as part:
                 self.objects.rename(part, key)
@@ -442,39 +443,22 @@ class RegistryStore:
         try:
             yield
         except (BaseError, OSError) as error:
-            raise self._unavailable(error) from error
-
-    def _check_bucket(self, error: Exception) -> None:
-        if "NoSuchBucket" in str(error):
-            raise self._unavailable(error) from error
-
-    def _unavailable(self, error: Exception) -> UnavailableError:
-        reason = str(error).partition("\n")[0]
-        if "NoSuchBucket" in str(error):
-            reason = "its bucket does not exist: create it"
-        elif self._root is None and isinstance(error, PermissionDeniedError):
-            reason = "S3 refused: allow s3:GetObject, PutObject, DeleteObject and ListBucket"
-        elif isinstance(error, FileNotFoundError):
-            reason = "there is no registry any more"
-        return UnavailableError(f"the registry {self} cannot be used: {reason:.500}")
+            reason = str(error).partition("\n")[0]
+            if _NO_BUCKET in str(error):
+                reason = "its bucket does not exist: create it"
+            elif self._root is None and isinstance(error, PermissionDeniedError):
+                reason = "S3 refused: allow s3:GetObject, PutObject, DeleteObject and ListBucket"
+            elif isinstance(error, FileNotFoundError):
+                reason = "there is no registry any more"
+            raise UnavailableError(f"the registry {self} cannot be used: {reason:.500}") from error
 
 
-def check_name(name: str) -> str:
+def _document(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InputError(
             f"{name!r:.100} is not a name of a registry's document: letters, digits and ._- between slashes"
         )
-    return name
-
-
-def check_prefix(prefix: str) -> str:
-    if not _PREFIX.fullmatch(prefix):
-        raise InputError(f"{prefix!r:.100} is not a folder of a registry's documents: give NAME/")
-    return prefix
-
-
-def _document(name: str) -> str:
-    return f"documents/{check_name(name)}"
+    return f"documents/{name}"
 
 
 def _artefact(digest: str) -> str:
@@ -489,43 +473,29 @@ def _written(meta: ObjectMeta) -> float:
     return meta["last_modified"].timestamp()
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_regular(path: Path) -> BinaryIO:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        file = open(path, "rb", opener=_open_unlinked)  # noqa: SIM115 - for the caller
     except OSError as error:
         raise InputError(f"{path} cannot be kept: {error.strerror}") from error
-    try:
-        if not path.is_file():
-            raise InputError(f"{path} cannot be kept: it is not a regular file")
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise InputError(f"{path} cannot be kept: it is not a regular file")
+    return file
 
 
-def _blocks(descriptor: int) -> Iterator[bytes]:
-    start = 0
-    while block := os.pread(descriptor, _BLOCK, start):
-        start += len(block)
-        yield block
+def _open_unlinked(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
-def _sha256(blocks: Iterable[bytes], write: Callable[[bytes], object] = lambda _: None) -> str:
-    digest = hashlib.sha256()
-    for block in blocks:
-        digest.update(block)
-        write(block)
-    return digest.hexdigest()
-
-
-def _verified(blocks: Iterable[bytes], digest: str) -> Iterator[bytes]:
-    """Yield blocks; raises InputError at their end where they have another digest."""
+def _verified(blocks: Iterable[bytes], digest: str, error: Exception) -> Iterator[bytes]:
+    """Yield blocks; raises `error` at their end where they have another digest."""
     found = hashlib.sha256()
     for block in blocks:
         found.update(block)
         yield block
     if found.hexdigest() != digest:
-        raise InputError(f"a file changed while it was kept as {digest}: try again")
+        raise error
 
 
 def _synchronise(folder: Path) -> None:

@@ -24,8 +24,7 @@ from serfer.packaging.build_cache import forget_unused
 from serfer.pipeline.labelled.labels import LabelledImages, listed, resolved
 from serfer.pipeline.query import preprocess_of
 from serfer.registry import open_registry
-from serfer.registry.registration import Registrations
-from serfer.registry.registration_record import RegistrationRequest, RegistrationState
+from serfer.registry.registration import RegistrationRequest, Registrations, RegistrationState
 from serfer.registry.registry import Registry
 from serfer.settings import Settings, load_settings
 from serfer.variants.images import write_images

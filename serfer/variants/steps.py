@@ -22,11 +22,12 @@ from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, RegistrationLostError, UnavailableError
 from serfer.core.variants import Variant
 from serfer.files import locked, read_text, write_whole
-from serfer.registry.registration import HEARTBEAT_S, Registrations
-from serfer.registry.registration_record import (
+from serfer.registry.registration import (
+    HEARTBEAT_S,
     MAX_DETAIL,
     Registration,
     RegistrationRequest,
+    Registrations,
     RegistrationState,
     RegistrationStep,
 )

@@ -140,7 +140,7 @@ def test_the_history_is_listed_the_newest_first(serfer):
 @pytest.mark.hostile
 def test_a_damaged_record_is_restored(serfer, registry, faces):
     name = "applications/faces.json"
-    registry.store.compare_and_set(name, registry.store.read(name).version, b'{"format": 1, "na')
+    registry.store.compare_and_set(name, registry.store.get(name).version, b'{"format": 1, "na')
     assert serfer("app", "list", "faces").code == 3
     first, second = serfer("app", "history", "faces").out.splitlines()[1:]
     assert first.rstrip().endswith("cannot be read")

@@ -27,8 +27,8 @@ store, name, source = open_registry(sys.argv[1]).store, sys.argv[2], Path(sys.ar
 print("ready", flush=True)
 number = 0
 while number < int(sys.argv[4]):
-    document = store.read(name)
-    content = (int(document.data.split()[0]) if document else 0) + 1
+    document = store.get(name)
+    content = (int(document.value.split()[0]) if document else 0) + 1
     if store.compare_and_set(name, document and document.version, b"%d " % content + b"x" * 100_000):
         number += 1
     source.write_bytes(b"%d" % content * 50_000)
@@ -49,11 +49,11 @@ class RegistryStoreContract:
         raise NotImplementedError
 
     def test_what_was_written_is_read_with_its_version(self, store, open_store):
-        assert store.read(NAME) is None
+        assert store.get(NAME) is None
         version = store.compare_and_set(NAME, None, b"one")
         for each in (store, open_store()):
-            document = each.read(NAME)
-            assert (document.data, document.version) == (b"one", version)
+            document = each.get(NAME)
+            assert (document.value, document.version) == (b"one", version)
 
     def test_a_write_in_place_of_another_version_writes_nothing(self, store):
         first = store.compare_and_set(NAME, None, b"one")
@@ -61,8 +61,8 @@ class RegistryStoreContract:
         second = store.compare_and_set(NAME, first, b"two")
         assert store.compare_and_set(NAME, first, b"three") is None
         assert store.compare_and_set("applications/none.json", first, b"x") is None
-        document = store.read(NAME)
-        assert (document.data, document.version) == (b"two", second)
+        document = store.get(NAME)
+        assert (document.value, document.version) == (b"two", second)
 
     def test_equal_content_has_another_version_each_time(self, store):
         first = store.compare_and_set(NAME, None, b"one")
@@ -77,13 +77,13 @@ class RegistryStoreContract:
         assert not store.delete(NAME, first)
         assert store.delete(NAME, second)
         assert not store.delete(NAME, second)
-        assert store.read(NAME) is None
+        assert store.get(NAME) is None
         assert store.names("") == []
         assert store.compare_and_set(NAME, second, b"x") is None
         assert [store.read_version(NAME, each.version) for each in store.versions(NAME)] == [b"two", b"one"]
         third = store.compare_and_set(NAME, None, b"three")
         assert third not in {first, second}
-        assert store.read(NAME).data == b"three"
+        assert store.get(NAME).value == b"three"
 
     def test_versions_are_listed_the_newest_first_with_size_and_time(self, store):
         assert store.versions(NAME) == []
@@ -110,7 +110,7 @@ class RegistryStoreContract:
     )
     def test_a_name_that_cannot_be_one_is_refused(self, store, name):
         for call in (
-            lambda: store.read(name),
+            lambda: store.get(name),
             lambda: store.compare_and_set(name, None, b""),
             lambda: store.delete(name, "1"),
             lambda: store.versions(name),
@@ -128,8 +128,8 @@ class RegistryStoreContract:
         with pytest.raises(InputError, match="4,194,304"):
             store.compare_and_set(NAME, None, b"x" * (MAX_DOCUMENT_BYTES + 1))
         version = store.compare_and_set(NAME, None, b"x" * 1000)
-        assert len(store.read(NAME, 1000).data) == 1000
-        for read in (lambda: store.read(NAME, 999), lambda: store.read_version(NAME, version, 999)):
+        assert len(store.get(NAME, 1000).value) == 1000
+        for read in (lambda: store.get(NAME, 999), lambda: store.read_version(NAME, version, 999)):
             with pytest.raises(InputError, match="more than 999 bytes"):
                 read()
 
@@ -142,14 +142,14 @@ class RegistryStoreContract:
             own, won = open_store(), 0
             start.wait(60)
             while won < rounds:
-                document = own.read(NAME)
-                number = int(document.data) if document else 0
+                document = own.get(NAME)
+                number = int(document.value) if document else 0
                 won += own.compare_and_set(NAME, document and document.version, b"%d" % (number + 1)) is not None
             return writer
 
         with ThreadPoolExecutor(writers) as threads:
             assert list(threads.map(write, range(writers))) == list(range(writers))
-        assert store.read(NAME).data == b"%d" % (writers * rounds)
+        assert store.get(NAME).value == b"%d" % (writers * rounds)
 
     @pytest.mark.two_at_once
     def test_processes_at_once_lose_no_update(self, store, url, tmp_path):
@@ -158,7 +158,7 @@ class RegistryStoreContract:
             for number in range(3)
         ]
         assert [writer.wait(300) for writer in writers] == [0, 0, 0]
-        assert store.read(NAME).data.split()[0] == b"30"
+        assert store.get(NAME).value.split()[0] == b"30"
 
     @pytest.mark.killed
     def test_a_writer_that_is_killed_leaves_whole_versions_and_artefacts(self, store, url, tmp_path):
@@ -167,14 +167,14 @@ class RegistryStoreContract:
             command = [sys.executable, "-c", _WRITER, url, NAME, tmp_path / "source", "1000000"]
             writer = subprocess.Popen(command, stdout=subprocess.PIPE)
             assert writer.stdout.readline() == b"ready\n"
-            while (document := store.read(NAME)) is None or int(document.data.split()[0]) < seen + 5:
+            while (document := store.get(NAME)) is None or int(document.value.split()[0]) < seen + 5:
                 pass
             os.kill(writer.pid, signal.SIGKILL)
             writer.wait(60)
             writer.stdout.close()
-            document = open_registry(url).store.read(NAME)
-            assert len(document.data.split()[1]) == 100_000
-            seen = int(document.data.split()[0])
+            document = open_registry(url).store.get(NAME)
+            assert len(document.value.split()[1]) == 100_000
+            seen = int(document.value.split()[0])
             for entry in store.artefacts():
                 store.fetch_artefact(entry.digest, tmp_path / "back")
         assert store.compare_and_set(NAME, document.version, b"1 ok")
@@ -189,7 +189,7 @@ class RegistryStoreContract:
         stale._folder = lambda name: looks.pop() if looks else look(name)
         with pytest.raises(UnavailableError, match="all the time"):
             stale.compare_and_set(NAME, f"{1:012}", b"stale")
-        assert store.read(NAME).data == b"%d" % KEPT_VERSIONS
+        assert store.get(NAME).value == b"%d" % KEPT_VERSIONS
         assert b"stale" not in [store.read_version(NAME, kept.version) for kept in store.versions(NAME)]
 
     @pytest.mark.parametrize("size", [0, 1, 3_000_000])

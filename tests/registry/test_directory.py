@@ -72,7 +72,7 @@ class TestDirectory(RegistryStoreContract):
             check=True,
         )
         assert limited.stdout.count("File too large") == 2
-        assert store.read(NAME).data == b"before"
+        assert store.get(NAME).value == b"before"
         assert list((root / "parts").iterdir()) == []
         assert list(store.artefacts()) == []
         store.put_artefact(tmp_path / "large")
@@ -125,7 +125,7 @@ class TestDirectory(RegistryStoreContract):
         calls = [lambda: store.compare_and_set(NAME, None, b"x"), lambda: store.put_artefact(tmp_path / "a")]
         for call in [
             *calls,
-            lambda: store.read(NAME),
+            lambda: store.get(NAME),
             lambda: store.names("applications/"),
             lambda: store.versions(NAME),
         ]:
@@ -137,4 +137,4 @@ class TestDirectory(RegistryStoreContract):
         root.rename(root.with_name("unmounted"))
         root.mkdir()
         with pytest.raises(UnavailableError):
-            store.read(NAME)
+            store.get(NAME)

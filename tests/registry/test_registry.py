@@ -11,8 +11,9 @@ from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, P
 from serfer.core.plan import codec, sealed
 from serfer.core.variants import Canary
 from serfer.plan_directory import check_artefacts, load_cold_plan, load_plan
-from serfer.registry import RegistrationRequest, Registrations, RegistrationState, RegistrationStep, check_apart
+from serfer.registry import check_apart, collect_garbage
 from serfer.registry.opening import open_registry
+from serfer.registry.registration import RegistrationRequest, Registrations, RegistrationState, RegistrationStep
 from tests.core.plans import small_plan, write_plan
 from tests.registry.records import CREATED, DIGEST, application, network, variant
 
@@ -123,7 +124,7 @@ def test_a_record_that_does_not_say_on_what_processor_it_was_measured_is_read_an
     (found,) = registry.application("faces").networks[0].variants
     assert found.measured_on == ()
     registry.update("faces", lambda known: known.with_version(network(version=2)))
-    assert json.loads(registry.store.read(NAME).data)["format"] == 2
+    assert json.loads(registry.store.get(NAME).value)["format"] == 2
 
 
 @pytest.mark.parametrize(
@@ -158,8 +159,8 @@ def test_a_foreign_or_torn_record_is_refused_by_name_and_not_replaced(registry, 
             call()
         assert NAME in str(raised.value)
     with pytest.raises(InputError, match=NAME):
-        registry.collect_garbage(0.0)
-    assert registry.store.read(NAME).version == version
+        collect_garbage(registry, 0.0)
+    assert registry.store.get(NAME).version == version
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "a" * 65])
@@ -294,17 +295,17 @@ def test_garbage_is_what_no_record_refers_to(registry, plan, tmp_path):
     (tmp_path / "stray").write_bytes(b"stray")
     registry.store.put_artefact(tmp_path / "stray")
     made(registry, application("faces", network(variants=[variant(artefact=kept)])))
-    collected = registry.collect_garbage(0.0)
+    collected = collect_garbage(registry, 0.0)
     assert (collected.artefacts, collected.bytes, collected.kept_artefacts) == (1, 5, 8)
     check_artefacts(small_plan(), registry.directory(kept, tmp_path / "cache"))
     registry.delete("faces")
-    assert registry.collect_garbage(0.0).kept_artefacts == 0
+    assert collect_garbage(registry, 0.0).kept_artefacts == 0
 
 
 def test_what_was_put_lately_is_not_garbage(registry, plan):
     registry.put_directory(plan)
-    assert registry.collect_garbage(3600.0).artefacts == 0
-    assert registry.collect_garbage(0.0).artefacts == 8
+    assert collect_garbage(registry, 3600.0).artefacts == 0
+    assert collect_garbage(registry, 0.0).artefacts == 8
 
 
 def test_an_artefact_that_is_put_while_garbage_is_collected_stays(registry, plan, tmp_path):
@@ -316,7 +317,7 @@ def test_an_artefact_that_is_put_while_garbage_is_collected_stays(registry, plan
         return names(prefix)
 
     registry.store.names = put_meanwhile
-    assert registry.collect_garbage(0.0).artefacts == 0
+    assert collect_garbage(registry, 0.0).artefacts == 0
     check_artefacts(small_plan(), registry.directory(registry.put_directory(plan), tmp_path / "cache"))
 
 
@@ -327,10 +328,10 @@ def test_what_a_running_registration_has_made_is_not_garbage(registry, plan):
     mine.record(claimed.id, RegistrationStep("a", RegistrationState.DONE, variant=variant(artefact=digest)))
     ages = registry.store.artefacts
     registry.store.artefacts = lambda: (replace(entry, age_s=7200.0) for entry in ages())
-    assert registry.collect_garbage(3600.0).artefacts == 0
+    assert collect_garbage(registry, 3600.0).artefacts == 0
     mine.fail(claimed.id, "no room")
-    assert registry.collect_garbage(3600.0).artefacts == 0
-    assert registry.collect_garbage(0.0).registrations == 1
+    assert collect_garbage(registry, 3600.0).artefacts == 0
+    assert collect_garbage(registry, 0.0).registrations == 1
     assert list(ages()) == []
 
 

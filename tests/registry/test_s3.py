@@ -72,21 +72,21 @@ class TestSeaweed(RegistryStoreContract):
         sound = store.objects
         store.objects = Faulty(sound)
         first = store.compare_and_set(NAME, None, b"one")
-        assert store.read(NAME).version == first
+        assert store.get(NAME).version == first
         second = store.compare_and_set(NAME, first, b"two")
-        assert (store.read(NAME).data, store.read(NAME).version) == (b"two", second)
+        assert (store.get(NAME).value, store.get(NAME).version) == (b"two", second)
         store.objects = Faulty(sound, times=2)  # the client repeats it
         third = store.compare_and_set(NAME, second, b"three")
-        assert (store.read(NAME).data, store.read(NAME).version) == (b"three", third)
+        assert (store.get(NAME).value, store.get(NAME).version) == (b"three", third)
         store.objects = Faulty(sound, times=0)
         with pytest.raises(UnavailableError):
             store.compare_and_set(NAME, third, b"four")
-        assert store.read(NAME).data == b"three"
+        assert store.get(NAME).value == b"three"
 
     def test_a_foreign_object_is_refused_by_name(self, store):
         store.objects.put(f"documents/{NAME}/000000000001", b"{}" * 50)
         with pytest.raises(InputError, match=NAME):
-            store.read(NAME)
+            store.get(NAME)
 
     def test_a_prefix_of_something_newer_is_refused(self, store, url):
         for data in (json.dumps({"serfer registry": 3}).encode(), b"hello"):
@@ -97,7 +97,7 @@ class TestSeaweed(RegistryStoreContract):
     def test_a_prefix_beside_it_is_another_registry(self, store, server, url):
         store.compare_and_set(NAME, None, b"one")
         assert open_registry(f"{url}/inner").store.names("") == []
-        assert open_registry(f"s3://{server.bucket}").store.read(NAME) is None
+        assert open_registry(f"s3://{server.bucket}").store.get(NAME) is None
 
     @pytest.mark.usefixtures("url")
     def test_a_bucket_that_is_not_there_is_unavailable(self):

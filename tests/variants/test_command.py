@@ -5,7 +5,8 @@ import pytest
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.variants import Place, Source
-from serfer.registry import Registrations, RegistrationState, open_registry
+from serfer.registry import open_registry
+from serfer.registry.registration import Registrations, RegistrationState
 from tests.variants.conftest import given
 from tests.variants.digits import trained  # noqa: F401 - trained once for the module
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from serfer.core.errors import InputError
-from serfer.registry import RegistrationRequest, Registrations, RegistrationState, open_registry
+from serfer.registry import open_registry
+from serfer.registry.registration import RegistrationRequest, Registrations, RegistrationState
 from serfer.variants.steps import Steps, alone, claimed, heartbeats, owner_name
 from tests import bugs
 from tests.registry.records import DIGEST, variant

@@ -44,8 +44,9 @@ def gc(
 ) -> None:
     """Delete the files that no application and no registration refers to, and registrations that have ended."""
     from serfer.core.dataclass_codec import unstructure  # noqa: PLC0415 - the command line starts fast
+    from serfer.registry import collect_garbage  # noqa: PLC0415 - same
 
-    collected = opened(registry).collect_garbage(older_than_h * _HOUR_S)
+    collected = collect_garbage(opened(registry), older_than_h * _HOUR_S)
     if as_json:
         print_json(unstructure(collected))
         return

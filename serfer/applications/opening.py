@@ -18,7 +18,7 @@ from serfer.applications.applications import MAX_APPLICATIONS, Applications
 from serfer.applications.exchange import Exchange
 from serfer.applications.instances import VariantInstances
 from serfer.applications.pipelines import AT, VariantPipelines, served_name
-from serfer.applications.scaling.controller import InstanceProbes, VariantFleet, VariantPools
+from serfer.applications.scaling.controller import VariantFleet, VariantPools
 from serfer.applications.scaling.copies import VariantCopies
 from serfer.applications.scaling.spec import InstancePool
 from serfer.applications.served import FunctionsPlace
@@ -239,7 +239,6 @@ def _open_fleet(  # noqa: PLR0913 - its parts, most of them by name
     started = {Purchase(pool.kind): pool for pool in pools if not pool.urls}
     specs = {bought: pool.spec for bought, pool in started.items()}
     most = sum(pool.most for pool in started.values() if pool.spec == LOCAL)
-    key = settings.instance_key.get_secret_value()
     return VariantFleet(
         VariantPools(
             {pool.kind: pool.terms for pool in pools},
@@ -253,8 +252,7 @@ def _open_fleet(  # noqa: PLR0913 - its parts, most of them by name
         applications.releases.served,
         instances,
         applications.pipelines,
-        VariantCopies(key, time.monotonic, instances.look_soon),
-        connect=InstanceProbes(key),
+        VariantCopies(settings.instance_key.get_secret_value(), time.monotonic, instances.look_soon),
         admits=partial(admits, specs),
     )
 

@@ -221,7 +221,7 @@ class ServedApplication:
 
     def entry(self, driver: str) -> DriverEntry:
         live, canary = self._counters[False].conduct, self._counters[True].conduct
-        return DriverEntry(driver, 0, self._signals(), self._since, live, canary, self.own_demand, self.own_scaled)
+        return DriverEntry(driver, self._signals(), self._since, live, canary, self.own_demand, self.own_scaled)
 
     def look(self, others: Sequence[DriverEntry], instances: Callable[[str], Mapping[str, VariantSignals]]) -> None:
         self.others = others

@@ -48,7 +48,6 @@ class BudgetLimiter:
         self._rate, self._noted, self._looked = usd_per_hour / S_PER_HOUR, now, -math.inf
 
     def allows(self, now: float, usd: float) -> bool:
-        """Whether Lambda may be paid so much more."""
         if self.ceiling == math.inf:
             return True
         if self._looked != now - now % _SLICE_S:
@@ -67,7 +66,6 @@ class BudgetLimiter:
         return 0.0
 
     def pay(self, now: float, usd: float) -> None:
-        """Add a payment to Lambda."""
         if self.ceiling != math.inf:
             self._slice(now)[1] += usd
             self._dearest += usd  # whichever hour that is, now is within it

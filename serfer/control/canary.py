@@ -42,12 +42,10 @@ class Conduct:
 
     @property
     def queries(self) -> int:
-        """The number of queries that ended."""
         return sum(self.answered) + self.failed
 
     @property
     def error_rate(self) -> float:
-        """The share of queries that failed; 0 of none."""
         return self.failed / self.queries if self.failed else 0.0
 
     @property
@@ -75,7 +73,6 @@ class ConductCounter:
         self._answered[bucket_of(latency_ms)] += 1
 
     def fail(self) -> None:
-        """Count a query without an answer."""
         self._failed += 1
 
     @property
@@ -90,7 +87,6 @@ def bucket_of(latency_ms: float) -> int:
 
 
 def total(conducts: Iterable[Conduct]) -> Conduct:
-    """Return how the queries of several drivers ended."""
     return sum(conducts, Conduct())
 
 

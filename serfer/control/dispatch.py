@@ -90,7 +90,6 @@ class ServiceTimeEstimator:
         return ms * self._scale / MS_PER_S
 
     def learn(self, images: int, seconds: float) -> None:
-        """Observe how many seconds a batch took."""
         ratio = min(max(seconds / self.seconds(images), 1 / _OUTLIER), _OUTLIER)
         self._scale *= 1 + _LEARNS * (ratio - 1)
 

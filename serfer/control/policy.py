@@ -113,18 +113,15 @@ class ProvisioningPlan:
 
     @property
     def total(self) -> int:
-        """The number of instances of all types and markets."""
         return sum(group.count for group in self.instances)
 
     def counts(self) -> dict[tuple[str, Market], int]:
-        """Return the number of instances of each type and market, whatever their batch sizes."""
         counts: dict[tuple[str, Market], int] = {}
         for group in self.instances:
             counts[group.kind, group.market] = counts.get((group.kind, group.market), 0) + group.count
         return counts
 
     def batches(self, kind: str, market: Market) -> list[int]:
-        """Return the batch size of each instance of a type and market."""
         usual = self._usual(kind).max_batch
         sizes = [
             [group.batch or usual] * group.count

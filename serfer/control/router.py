@@ -74,7 +74,6 @@ class Router:
         self._dispatcher = make_dispatcher() if make_dispatcher else None
 
     def tick(self, seen: Observation) -> ProvisioningPlan:
-        """Decide on the capacity that there should be."""
         return self.afford(seen, self.policy.observe(seen))
 
     def afford(self, seen: Observation, plan: ProvisioningPlan) -> ProvisioningPlan:
@@ -188,6 +187,5 @@ class Router:
         return self.wait_ms(endpoint.waiting, images, endpoint.kind, endpoint.batch) <= self.scenario.slo_ms
 
     def _on_lambda(self, now: float, in_flight: int, images: int) -> bool:
-        """Return whether Lambda takes a query: it is used, has room, and the ceiling allows it."""
         has_room = self._overflow and in_flight < self.scenario.serverless.concurrency
         return has_room and self.budget_limiter.allows(now, images * self.scenario.serverless.usd_per_query)

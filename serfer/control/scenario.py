@@ -110,7 +110,6 @@ class InstanceType(BatchTimes):
 
     @property
     def usd_per_s(self) -> float:
-        """The on-demand price of a second."""
         return self.usd_per_hour / S_PER_HOUR
 
     def market_usd_per_hour(self, market: Market) -> float:
@@ -172,7 +171,6 @@ class Scenario:
         return self.instances[0]
 
     def kind(self, name: str) -> InstanceType:
-        """Return an instance type by its name; raises KeyError."""
         for kind in self.instances:
             if kind.name == name:
                 return kind

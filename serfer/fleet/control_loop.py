@@ -49,7 +49,6 @@ class Loop(ABC):
         self._loop: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the loop on the running event loop."""
         self._loop = asyncio.create_task(self._run())
 
     @abstractmethod
@@ -85,7 +84,6 @@ class ControlLoop(Loop):
 
     @property
     def leads(self) -> bool:
-        """Whether this driver holds the lease."""
         return self._registry.leads
 
     @property
@@ -95,7 +93,6 @@ class ControlLoop(Loop):
 
     async def close(self) -> None:
         """End the loop, leave the registry, and end what was controlled."""
-        led = self.leads
         await self._stop()
         in_flight = [*self.duties.values(), *([self._exchanging] if self._exchanging else [])]
         if in_flight:  # threads outlive their tasks: the registry waits for what they still write
@@ -105,11 +102,10 @@ class ControlLoop(Loop):
         last = not self.view.others
         with self.troubles.survived("store"):
             last = await asyncio.to_thread(self._registry.leave)
-        await self._end(led=led, last=last)
+        await self._end(last=last)
 
-    @abstractmethod
-    async def _end(self, *, led: bool, last: bool) -> None:
-        """End what was controlled, after the loop: whether this driver led, and is the last one."""
+    async def _end(self, *, last: bool) -> None:
+        """End what was controlled, after the loop; `last` says that no other driver is there."""
 
     async def _exchange(self, load: DriverLoad) -> None:
         """Exchange loads with the other drivers, in a thread that may outlast this call; errors of the store count."""
@@ -177,8 +173,7 @@ class FleetLoop(ControlLoop):
         self.state = fleet
         self._use()
 
-    async def _end(self, *, led: bool, last: bool) -> None:
-        del led
+    async def _end(self, *, last: bool) -> None:
         provisioners = self._provisioning.provisioners
         if last:
             with self.troubles.survived("provisioner"):

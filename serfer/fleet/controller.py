@@ -64,22 +64,18 @@ class Status:
 
     @property
     def wanted(self) -> int:
-        """The number of instances wanted."""
         return sum(status.wanted for status in self.types.values())
 
     @property
     def on(self) -> int:
-        """The number of instances that are paid for."""
         return sum(status.on for status in self.types.values())
 
     @property
     def serving(self) -> int:
-        """The number of instances that this driver uses."""
         return sum(status.serving for status in self.types.values())
 
     @property
     def instances_usd(self) -> float:
-        """The instances' dollars of the last hour."""
         return sum(status.hour_usd for status in self.types.values())
 
     def counts(self) -> tuple[bool, Mapping[Purchase, TypeStatus]]:
@@ -99,7 +95,6 @@ class ObservedFleet:
 
     @property
     def members(self) -> list[tuple[Purchase, FleetMember]]:
-        """The instances, each with its type and market."""
         state = self._state()
         listed = state.members if state else ()
         found = [(bought_as(member, self._scenario), member) for member in listed]
@@ -107,11 +102,9 @@ class ObservedFleet:
 
     @property
     def on(self) -> Counter[Purchase]:
-        """The number of instances of each type and market."""
         return Counter(bought for bought, _ in self.members)
 
     def groups(self) -> tuple[InstanceGroup, ...]:
-        """Return the instances that are paid for, by type, market, state and batch size."""
         counts = Counter((bought, InstanceState(member.state), member.batch) for bought, member in self.members)
         return tuple(
             InstanceGroup(bought.kind, bought.market, state, count, batch)
@@ -135,13 +128,11 @@ class ObservedFleet:
         return tuple(Interruption(kind, count) for kind, count in sorted(new.items()))
 
     def pay(self, now: float, elapsed_s: float) -> None:
-        """Add what the instances cost in the last `elapsed_s` seconds."""
         for bought, count in self.on.items():
             price = self._scenario.kind(bought.kind).market_usd_per_hour(bought.market)
             self._usd[bought].add(now, count * price * elapsed_s / S_PER_HOUR)
 
     def hour_usd(self, now: float) -> dict[Purchase, float]:
-        """Return the dollars of the last hour by type and market."""
         return {bought: total for bought, spent in self._usd.items() if (total := spent.total(now)) > 0}
 
 
@@ -212,7 +203,6 @@ class Controller(FleetLoop):
         )
 
     def _account_for_others(self, now: float) -> None:
-        """Note how many drivers there are, what they have on Lambda, and what they paid for it."""
         self._pool.drivers = 1 + len(self.view.others)
         self._pool.elsewhere = self.view.in_flight
         usd = self._paid.since(self.view, now)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -24,10 +24,10 @@ from threading import Lock
 from serfer.control.environments import PINGED_AFTER
 from serfer.control.windows import WarmLevels, window_policies
 from serfer.core.plan import Plan
-from serfer.core.wire import Crop
-from serfer.drivers.driver import NO_CONTEXT, Answer, Driver, RequestContext
+from serfer.drivers.driver import Driver
 from serfer.fleet.control_loop import ControlLoop, Timing
 from serfer.fleet.log_events import log_event
+from serfer.fleet.pool import CountingDriver
 from serfer.fleet.registry import DriverLoad, PoolRegistry
 from serfer.fleet.warming import Ping, Pinger
 from serfer.pipeline.warm import environments
@@ -62,30 +62,11 @@ class InFlight:
         return most
 
     def counted(self, driver: Driver) -> Driver:
-        return _CountingDriver(driver, self)
+        return CountingDriver(driver, self.change)
 
     def change(self, by: int) -> None:
-        """Count queries that begin, or end."""
         self._now += by
         self._most = max(self._most, self._now)
-
-
-class _CountingDriver:
-    def __init__(self, driver: Driver, count: InFlight) -> None:
-        self._driver = driver
-        self._count = count
-
-    async def run(
-        self, crops: Sequence[Crop], batch: int, deadline_s: float, context: RequestContext = NO_CONTEXT
-    ) -> Answer:
-        self._count.change(1)
-        try:
-            return await self._driver.run(crops, batch, deadline_s, context)
-        finally:
-            self._count.change(-1)
-
-    async def close(self) -> None:
-        await self._driver.close()
 
 
 class KeepWarm(ControlLoop):
@@ -120,9 +101,6 @@ class KeepWarm(ControlLoop):
         if self.acts:
             self._send(now, busy)
 
-    async def _end(self, *, led: bool, last: bool) -> None:
-        pass
-
     def _learnt(self, unix: float, busy: int) -> int:
         """Learn of queries in flight, and return for how many functions are to be warm; in a thread."""
         with self._learning:
@@ -130,7 +108,6 @@ class KeepWarm(ControlLoop):
             return self._levels.wanted(unix)
 
     def _send(self, now: float, busy: int) -> None:
-        """Ping the functions where environments are missing, unless earlier pings are in flight."""
         if self._is_busy("functions"):
             return
         if (count := self._pinger.due(now, busy, self.status.wanted)) > 0:
@@ -140,7 +117,6 @@ class KeepWarm(ControlLoop):
             self._begin("functions", partial(self._pinger.send, count))
 
     def _note(self, status: WarmStatus) -> None:
-        """Keep the status for metrics, and log where functions begin or cease to be kept warm."""
         before, self.status = self.status, status
         if bool(before.wanted) != bool(status.wanted):
             log_event(logging.INFO, "keep warm", windows=self._levels.name, wanted=status.wanted, leads=status.leads)

@@ -133,7 +133,6 @@ class Leader:
             self._sizes.keep(member.name for there in self._listed.values() for member in there)
 
     async def _look(self) -> tuple[dict[Purchase, list[Member]], list[BaseException]]:
-        """Return the members of each type whose provisioner answers, and the others' errors."""
         looks = await asyncio.gather(
             *(provisioner.members() for provisioner in self._provisioners.values()), return_exceptions=True
         )

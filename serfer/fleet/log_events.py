@@ -63,12 +63,10 @@ class TroubleLog:
             log_event(logging.WARNING, self.event, error, **fields, message=message)
 
     def over(self, key: Hashable, **fields: Any) -> None:  # noqa: ANN401 - any JSON value
-        """Log that nothing is wrong with `key` any more, if something was."""
         if self.forget(key):
             log_event(logging.INFO, f"{self.event} is over", **fields)
 
     def forget(self, key: Hashable) -> bool:
-        """Return whether something was wrong with `key`, which is well, or gone, now."""
         return self._last.pop(key, None) is not None
 
 

@@ -67,7 +67,6 @@ class Routing:
     boot_delay_s: float = 0.0
 
     def router(self) -> Router:
-        """Return a router with a policy of its own."""
         policy = self.new_policy()
         alone = self.route == GPU or serves_alone(policy)
         return Router(self.scenario, policy, max_usd_per_hour=self.max_usd_per_hour, overflow=not alone)
@@ -79,7 +78,6 @@ class Routing:
 
     @property
     def specs(self) -> dict[Purchase, str]:
-        """What starts instances, for each type and market; raises UsageError."""
         return specs_by_purchase(self.instances, self.scenario)
 
     def check(self) -> None:
@@ -99,7 +97,6 @@ class Routing:
             )
 
     def new_policy(self) -> Policy:
-        """Return a policy that has seen nothing yet."""
         return make_policy(self.policy, self.scenario)
 
 
@@ -163,11 +160,9 @@ class RunningPool:
         self._registry = registry
 
     async def run(self, batch: NDArray[Any], deadline_s: float, context: RequestContext) -> InstanceAnswer | None:
-        """Answer a query as `Pool.run` does."""
         return await self.pool.run(batch, deadline_s, context)
 
     async def close(self) -> None:
-        """Stop the controller, and detach from the instances."""
         try:
             await self.controller.close()
         finally:
@@ -223,7 +218,6 @@ async def open_pool(
 def _provisioners(
     specs: Mapping[Purchase, str], routing: Routing, model: str, directory: Path, registry: Path
 ) -> dict[Purchase, Provisioner]:
-    """Return a provisioner for each type and market; those of this machine share a registry."""
     opened = {}
     for bought, spec in specs.items():
         command = instance_command(model, directory, routing.scenario.kind(bought.kind).max_batch)

@@ -103,7 +103,6 @@ class RollingSum:
         self._slices[-1][1] += value
 
     def total(self, now: float) -> float:
-        """Return the sum of the last hour."""
         while self._slices and self._slices[0][0] + S_PER_HOUR <= now:
             self._slices.popleft()
         return sum(value for _, value in self._slices)
@@ -118,13 +117,11 @@ class Latencies:
         self._latest: deque[float] = deque(maxlen=_KEPT)
 
     def add(self, latency_ms: float) -> None:
-        """Count a query that was answered after so many milliseconds."""
         self._answered += 1
         self._late += latency_ms > self._slo_ms
         self._latest.append(latency_ms)
 
     def take(self) -> LatencyWindow:
-        """Return the queries that were answered since the last call."""
         if not self._answered:
             return NO_QUERIES
         ordered = sorted(self._latest)
@@ -193,7 +190,7 @@ class Pool:
 
     def counted(self, driver: Driver) -> Driver:
         """Return a driver whose queries count as in flight on Lambda, and whose latencies are observed."""
-        return _CountingDriver(driver, self._count, self._latencies, self._clock)
+        return CountingDriver(driver, self._count, self._latencies.add, self._clock)
 
     def use(self, instances: Iterable[ServingInstance]) -> None:
         """Send queries to these instances, and to no others; queries in flight may finish."""
@@ -209,30 +206,25 @@ class Pool:
             known.batch = each.batch
 
     def take_stats(self) -> DriverStats:
-        """Return what this driver did since the last call, and does now."""
         images, self._images = self._images, 0
         busy = tuple(endpoint.name for endpoint in self._endpoints.values() if endpoint.waiting)
         hour_usd, latency = self._hour.total(self._clock()), self._latencies.take()
         return DriverStats(images, self._in_flight, self._paid_usd, hour_usd, busy, latency)
 
     def down(self) -> Sequence[InstanceClient]:
-        """Return the clients of instances that get no queries because they did not answer one."""
         return [endpoint.client for endpoint in self._endpoints.values() if endpoint.down and endpoint.listed]
 
     def revive(self, client: InstanceClient) -> None:
-        """Send queries again to an instance that is ready again."""
         for endpoint in self._endpoints.values():
             if endpoint.client is client:
                 endpoint.down = False
 
     @property
     def serving(self) -> int:
-        """The number of instances that this driver sends queries to."""
         return self.serving_by_type.total()
 
     @property
     def serving_by_type(self) -> Counter[Purchase]:
-        """The number of instances of each type and market that this driver sends queries to."""
         there = list(self._endpoints.values())  # the metrics' thread calls it
         return Counter(endpoint.purchase for endpoint in there if endpoint.listed and not endpoint.down)
 
@@ -333,7 +325,6 @@ class Pool:
         self._hour.add(self._clock(), usd)
 
     def _refusal(self, reason: Reason, images: int) -> OverloadedError:
-        """Return the error of a refused query, with the time to retry after."""
         scenario = self.router.scenario
         if reason is Reason.CEILING:
             usd = images * scenario.serverless.usd_per_query
@@ -352,15 +343,19 @@ def _is_of(endpoint: _Endpoint, listed: ServingInstance) -> bool:
     return (endpoint.client.url, endpoint.purchase) == (listed.url.rstrip("/"), listed.purchase)
 
 
-class _CountingDriver:
-    """A driver that counts the queries in flight, and notes what those that are answered took."""
+class CountingDriver:
+    """A driver whose queries are counted as they begin and end; `answered` gets the milliseconds of those answered."""
 
     def __init__(
-        self, driver: Driver, count: Callable[[int], None], latencies: Latencies, clock: Callable[[], float]
+        self,
+        driver: Driver,
+        count: Callable[[int], None],
+        answered: Callable[[float], None] = lambda _ms: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
         self._count = count
-        self._latencies = latencies
+        self._answered = answered
         self._clock = clock
 
     async def run(
@@ -372,7 +367,7 @@ class _CountingDriver:
             answer = await self._driver.run(crops, batch, deadline_s, context)
         finally:
             self._count(-1)
-        self._latencies.add((self._clock() - begun) * MS_PER_S)
+        self._answered((self._clock() - begun) * MS_PER_S)
         return answer
 
     async def close(self) -> None:

@@ -145,7 +145,6 @@ def admits(specs: Mapping[Purchase, str], bought: Purchase, url: str) -> bool:
 
 
 def _urls(argument: str) -> list[str]:
-    """Return the addresses of a static pool, without the slashes at their ends."""
     urls = [url.strip().rstrip("/") for url in argument.split(",")]
     for url in urls:
         if not _is_address(url):

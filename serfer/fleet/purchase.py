@@ -31,7 +31,6 @@ def purchases_of(scenario: Scenario) -> list[Purchase]:
 
 
 def wanted_by(plan: ProvisioningPlan) -> dict[Purchase, int]:
-    """Return how many instances of each type and market a plan wants."""
     return {Purchase(*bought): count for bought, count in plan.counts().items()}
 
 

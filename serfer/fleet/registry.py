@@ -41,7 +41,6 @@ TTL_S: Final = 5.0
 """Seconds for which a driver whose entry does not change counts as running."""
 _CLEARED_TTL_S = 1.0
 _RECORD_TTL_S = 60.0  # longer: instances go on serving while no driver leads
-_MAX_BYTES = 1 << 20
 _WORD = re.compile(r"[!-~]{1,300}")
 _URL = re.compile(r"https?://[!-~]{1,290}")
 _MAX_NUMBER = 1e12
@@ -116,7 +115,6 @@ class PoolView:
 
     @property
     def busy(self) -> frozenset[str]:
-        """Instances that owe another driver responses."""
         return frozenset(name for load in self.others for name in load.busy)
 
 
@@ -148,7 +146,6 @@ class Record(Generic[L]):
 
     @property
     def loads(self) -> tuple[L, ...]:
-        """What the drivers tell of themselves."""
         return tuple(entry.load for entry in self.drivers)
 
 
@@ -156,11 +153,13 @@ class DriverRegistry(ABC, Generic[L]):
     """One driver's access to the record under `key`; methods block, and raise what the coordination raises.
 
     A thread outlives the task that awaits it, so a driver may leave while it writes: leaving waits for that, and
-    nothing is written after it. A subclass has the record's bytes, and what else stands in it; retries of its changes
-    are counted as `_called`.
+    nothing is written after it. A subclass has the loads and what else stands in the record, of `_most_bytes` at most;
+    retries of its changes are counted as `_called`.
     """
 
     _called: ClassVar[str]
+    _most_bytes: ClassVar[int] = 1 << 20
+    _load: type[L]
 
     def __init__(
         self, coordination: Coordination, key: str, driver: str, clock: Callable[[], float] = time.monotonic
@@ -249,19 +248,35 @@ class DriverRegistry(ABC, Generic[L]):
     def _leaving(self, record: Record[L]) -> Record[L]:
         return record
 
-    @abstractmethod
-    def _encoded(self, record: Record[L]) -> bytes: ...
+    def _encoded(self, record: Record[L]) -> bytes:
+        return json.dumps(unstructure(record), separators=(",", ":")).encode()
 
-    @abstractmethod
     def _decoded(self, value: bytes) -> Record[L]:
         """Return a record without what is not valid in it."""
+        if len(value) > self._most_bytes:
+            return Record()
+        try:
+            raw = json.loads(value)
+            parts = {name: raw[name] for name in ("drivers", "lease", "fleet")}
+            listed = list(parts["drivers"])[: 2 * MAX_DRIVERS]
+        except (ValueError, RecursionError, TypeError, KeyError):
+            return Record()
+        entries = {entry.load.driver: entry for entry in map(self._entry, listed) if entry is not None}
+        return Record(tuple(entries.values()), _lease(parts["lease"]), _fleet(parts["fleet"]))
+
+    def _entry(self, value: Any) -> Heartbeat[L] | None:  # noqa: ANN401  any JSON value
+        counted = _structured(_Counted, value)
+        load = _structured(self._load, value.get("load")) if counted else None
+        if counted is None or load is None or not _bounded(counted.beats):
+            return None
+        return Heartbeat(load, counted.beats) if _words([load.driver]) and self._is_sound(load) else None
+
+    @abstractmethod
+    def _is_sound(self, load: L) -> bool: ...
 
 
 @dataclass(frozen=True)
-class _Written:
-    """A heartbeat as the record has it."""
-
-    load: DriverLoad
+class _Counted:
     beats: int
 
 
@@ -284,6 +299,7 @@ class PoolRegistry(DriverRegistry[DriverLoad]):
     """One driver's access to its pool's record, with the lease and the published fleet."""
 
     _called = "pool"
+    _load = DriverLoad
 
     def __init__(
         self, coordination: Coordination, key: str, driver: str, clock: Callable[[], float] = time.monotonic
@@ -294,7 +310,6 @@ class PoolRegistry(DriverRegistry[DriverLoad]):
 
     @property
     def leads(self) -> bool:
-        """Whether this driver leads now, as far as it knows without a request."""
         return self._election.leads
 
     def exchange(self, load: DriverLoad) -> PoolView:
@@ -326,24 +341,12 @@ class PoolRegistry(DriverRegistry[DriverLoad]):
     def _leaving(self, record: Record[DriverLoad]) -> Record[DriverLoad]:
         return replace(record, lease=self._election.released(record.lease))
 
-    def _encoded(self, record: Record[DriverLoad]) -> bytes:
-        return json.dumps(unstructure(record)).encode()
-
-    def _decoded(self, value: bytes) -> Record[DriverLoad]:
-        """Read a record; what is not valid in it is left out."""
-        if len(value) > _MAX_BYTES:
-            return Record()
-        try:
-            raw = json.loads(value)
-            parts = {name: raw[name] for name in ("drivers", "lease", "fleet")}
-            listed = list(parts["drivers"])[: 2 * MAX_DRIVERS]
-        except (ValueError, RecursionError, TypeError, KeyError):
-            return Record()
-        entries = {entry.load.driver: entry for entry in map(_entry, listed) if entry is not None}
-        return Record(tuple(entries.values()), _lease(parts["lease"]), _fleet(parts["fleet"]))
+    def _is_sound(self, load: DriverLoad) -> bool:
+        numbers = (load.rate, load.in_flight, load.paid_usd, load.hour_usd, *astuple(load.latency))
+        return _words(load.busy) and len(load.busy) <= MAX_MEMBERS and _bounded(*numbers)
 
 
-_T = TypeVar("_T", _Written, Lease, FleetState)
+_T = TypeVar("_T")
 
 
 def _structured(kind: type[_T], value: Any) -> _T | None:  # noqa: ANN401  any JSON value
@@ -351,15 +354,6 @@ def _structured(kind: type[_T], value: Any) -> _T | None:  # noqa: ANN401  any J
         return structure(kind, value, "registry", lenient=True)
     except (PlanError, RecursionError):
         return None
-
-
-def _entry(value: Any) -> Heartbeat[DriverLoad] | None:  # noqa: ANN401
-    entry = _structured(_Written, value)
-    if entry is None or not (_words([entry.load.driver, *entry.load.busy]) and len(entry.load.busy) <= MAX_MEMBERS):
-        return None
-    load = entry.load
-    numbers = (entry.beats, load.rate, load.in_flight, load.paid_usd, load.hour_usd, *astuple(load.latency))
-    return Heartbeat(load, entry.beats) if _bounded(*numbers) else None
 
 
 def _lease(value: Any) -> Lease | None:  # noqa: ANN401

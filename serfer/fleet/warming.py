@@ -57,7 +57,6 @@ class Pinger(Warming):
         self._clock = clock
 
     async def send(self, count: int) -> None:
-        """Ping the functions for so many queries at once; raises what `ping` does."""
         try:
             await self._ping(count)
         except Exception:

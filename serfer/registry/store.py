@@ -29,8 +29,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, Final
 
 from obstore.exceptions import AlreadyExistsError, BaseError, NotSupportedError, PermissionDeniedError
 
@@ -362,7 +363,7 @@ class RegistryStore:
             return False
         return True
 
-    def _send(self, source: BinaryIO, key: str, digest: str) -> None:
+    def _send(self, source: BufferedReader, key: str, digest: str) -> None:
         changed = InputError(f"a file changed while it was kept as {digest}: try again")
         source.seek(0)
         blocks = _verified(iter(lambda: source.read(_BLOCK), b""), digest, changed)
@@ -473,7 +474,7 @@ def _written(meta: ObjectMeta) -> float:
     return meta["last_modified"].timestamp()
 
 
-def _open_regular(path: Path) -> BinaryIO:
+def _open_regular(path: Path) -> BufferedReader:
     try:
         file = open(path, "rb", opener=_open_unlinked)  # noqa: SIM115 - for the caller
     except OSError as error:

@@ -282,7 +282,7 @@ async def test_a_failed_canary_is_used_no_more_while_the_registry_cannot_be_reac
         raise UnavailableError("no registry")
 
     with monkeypatch.context() as patched:
-        patched.setattr(registry.store, "read", unreachable)
+        patched.setattr(registry.store, "get", unreachable)
         await driver.look()
         await driver.look()
         choice, _ = await driver.ask("late")
@@ -306,7 +306,7 @@ async def test_a_registry_that_is_away_is_logged_once_and_when_it_is_back(driver
 
     await driver.applications.open()
     with monkeypatch.context() as patched:
-        patched.setattr(registry.store, "read", unreachable)
+        patched.setattr(registry.store, "get", unreachable)
         for _ in range(5):
             await driver.look()
     await driver.look()
@@ -461,14 +461,14 @@ async def test_registry_that_hangs_keeps_a_request_waiting_for_a_second_and_no_o
     monkeypatch.setattr(module, "STILL_S", 0.0)
     monkeypatch.setattr(module, "_PATIENCE_S", 0.01)
     await driver.applications.open(warm=False)
-    read = registry.store.read
+    read = registry.store.get
 
     def hanging(*arguments):
         reads.append(arguments)
         released.wait(PATIENCE_S)
         return read(*arguments)
 
-    monkeypatch.setattr(registry.store, "read", hanging)
+    monkeypatch.setattr(registry.store, "get", hanging)
     for _ in range(3):
         await driver.applications.catch_up()
         await driver.ask()

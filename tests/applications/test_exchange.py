@@ -8,10 +8,10 @@ import pytest
 
 from serfer.applications.exchange import DriverEntry, Exchange, ScalingDecision
 from serfer.applications.meters import DriverSignals
-from serfer.control.canary import ConductCounter
+from serfer.control.canary import Conduct, ConductCounter
 from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.core.dataclass_codec import unstructure
-from serfer.fleet.registry import MAX_DRIVERS
+from serfer.fleet.registry import Heartbeat
 from serfer.storage import open_store
 from tests.support.hand_clock import Clock
 
@@ -32,7 +32,12 @@ def coordination():
 def entry(driver, **fields):
     counter = ConductCounter()
     counter.answer(80.0)
-    return DriverEntry(driver, 0, {"cheap": DriverSignals(in_flight=3)}, "2026", counter.conduct, **fields)
+    given = {"variants": {"cheap": DriverSignals(in_flight=3)}, "trial": "2026", "live": counter.conduct, **fields}
+    return DriverEntry(driver, **given)
+
+
+def record(load, beats=1):
+    return json.dumps({"drivers": [unstructure(Heartbeat(load, beats))], "lease": None, "fleet": None}).encode()
 
 
 def kept(coordination):
@@ -98,9 +103,9 @@ def test_a_driver_that_leaves_during_an_exchange_leaves_nothing(coordination, cl
         b"\xff",
         b"[]",
         b"[" * 100_000,
-        b'{"drivers": [{"driver": "x", "live": {"answered": [1]}}]}',
-        b'{"drivers": [{"driver": "x", "beats": -1}]}',
-        json.dumps({"drivers": unstructure([entry(f"d{number}") for number in range(MAX_DRIVERS + 1)])}).encode(),
+        record(entry("x"), beats=-1),
+        record(entry("x", live=Conduct((1,)))),
+        record(entry("x", scaled=ScalingDecision({f"v{number}": 1 for number in range(1001)}))),
     ],
 )
 def test_a_record_that_is_not_sound_is_replaced(coordination, clock, value):

@@ -75,12 +75,10 @@ class Instances:
 
 
 class Copies:
-    def __init__(self, machines):
-        self.machines = machines
-        self.done = []
+    def __init__(self, machines, net):
+        self.machines, self.probe = machines, net.connect
 
     def change(self, action, url, model):
-        self.done.append((action, model))
         loaded = self.machines.loaded[url]
         loaded.add(model) if action == "load" else loaded.discard(model)
 
@@ -102,17 +100,6 @@ class Pipelines:
 
     def use_places(self, urls):
         self.places = urls
-
-
-class Probes:
-    def __init__(self, net):
-        self.net = net
-
-    def __call__(self, url):
-        return self.net.connect(url)
-
-    async def close(self):
-        pass
 
 
 class Drivers:
@@ -138,8 +125,7 @@ class Drivers:
             {"faces": one},
             Instances(self.machines, self.clock),
             self.pipelines[name],
-            Copies(self.machines),
-            connect=Probes(self.net),
+            Copies(self.machines, self.net),
             admits=lambda _bought, _url: True,
             timing=Timing(self.clock, asyncio.sleep),
         )

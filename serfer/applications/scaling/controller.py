@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from serfer.applications.exchange import ScalingDecision
 from serfer.applications.instances import SeenInstance, VariantInstances
@@ -39,7 +39,6 @@ from serfer.control.selection.scaling.fleet_records import (
 )
 from serfer.core.units import MIB
 from serfer.core.variants import Place, Variant, VariantState
-from serfer.drivers.instance.client import InstanceProbe, open_http
 from serfer.fleet.control_loop import FleetLoop, Timing
 from serfer.fleet.leader import Provisioning
 from serfer.fleet.log_events import log_event
@@ -48,27 +47,7 @@ from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
 from serfer.fleet.registry import DriverLoad, PoolRegistry
 
-if TYPE_CHECKING:
-    import aiohttp
-
 _MOST_REASON: Final = 300
-
-
-class InstanceProbes:
-    """Makes probes; `key` is the API key that instances want. On one event loop."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-        self._http: aiohttp.ClientSession | None = None
-
-    def __call__(self, url: str) -> InstanceProbe:
-        if self._http is None:
-            self._http = open_http(self._key)
-        return InstanceProbe(url, self._http)
-
-    async def close(self) -> None:
-        if self._http is not None:
-            await self._http.close()
 
 
 @dataclass(frozen=True)
@@ -99,10 +78,10 @@ class FleetInstance:
 class VariantFleet(FleetLoop):
     """One driver's part in running the instances of applications.
 
-    `connect` makes what probes an instance, `admits` says whether one of a type may be at a published URL.
+    `admits` says whether an instance of a type may be at a published URL.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, by name
+    def __init__(
         self,
         pools: VariantPools,
         registry: PoolRegistry,
@@ -111,12 +90,11 @@ class VariantFleet(FleetLoop):
         pipelines: VariantPipelines,
         copies: VariantCopies,
         *,
-        connect: InstanceProbes,
         admits: Callable[[Purchase, str], bool],
         timing: Timing | None = None,
     ) -> None:
         boot_s = {bought: pools.terms[bought.kind].boot_s for bought in pools.provisioners}
-        provisioning = Provisioning(pools.provisioners, boot_s, connect, admits, pools.ends)
+        provisioning = Provisioning(pools.provisioners, boot_s, copies.probe, admits, pools.ends)
         super().__init__(registry, provisioning, "variant instances trouble", timing)
         self.plan = FleetPlan()
         self.copies = copies
@@ -124,7 +102,6 @@ class VariantFleet(FleetLoop):
         self._served = served
         self._instances = instances
         self._pipelines = pipelines
-        self._connect = connect
         self._scaler: FleetScaler | None = None
         self._decided = self._timing.now()
 
@@ -138,10 +115,9 @@ class VariantFleet(FleetLoop):
         elif self.acts and not self._is_busy("controller"):
             self._begin("controller", self._act)
 
-    async def _end(self, *, led: bool, last: bool) -> None:
+    async def _end(self, *, last: bool) -> None:
         await self.copies.close()
-        await super()._end(led=led, last=last)
-        await self._connect.close()
+        await super()._end(last=last)
         if self._pools.directory is not None:
             remove_empty(self._pools.directory, self._pools.directory.parent)
 

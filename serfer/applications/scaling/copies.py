@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import quote
 
 from serfer.core.http_messages import ModelState, ModelStatus
-from serfer.drivers.instance.client import open_http
+from serfer.drivers.instance.client import InstanceProbe, open_http
 from serfer.fleet.log_events import log_event
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _Done:
 
 
 class VariantCopies:
-    """Loads and unloads models of instances; `key` is the API key that they want. On one event loop."""
+    """Probes instances, and loads and unloads their models; `key` is the API key that they want. On one event loop."""
 
     def __init__(self, key: str, clock: Callable[[], float], changed: Callable[[], None]) -> None:
         self.changes: Counter[str] = Counter()
@@ -49,6 +49,9 @@ class VariantCopies:
         self._done: dict[tuple[str, str], _Done] = {}
         self._under_way: dict[tuple[str, str], Action] = {}
         self.tasks: set[asyncio.Task[None]] = set()
+
+    def probe(self, url: str) -> InstanceProbe:
+        return InstanceProbe(url, self._open_http())
 
     def change(self, action: Action, url: str, model: str) -> None:
         if (url, model) in self._under_way or len(self._under_way) >= _MOST:
@@ -102,11 +105,10 @@ class VariantCopies:
     async def _requested(self, action: Action, url: str, model: str) -> str | None:
         import aiohttp  # noqa: PLC0415 - most services have no instances, and it takes 7 MB
 
-        if self._http is None:
-            self._http = open_http(self._key)
+        http = self._open_http()
         place = f"{url}/v2/repository/models/{quote(model, safe='')}/{action}"
         try:
-            async with asyncio.timeout(_PATIENCE_S[action]), self._http.post(place, json={}) as reply:
+            async with asyncio.timeout(_PATIENCE_S[action]), http.post(place, json={}) as reply:
                 body = await reply.content.read(_MOST_BYTES)
         except TimeoutError:
             return f"no response within {_PATIENCE_S[action]:g} s"
@@ -115,3 +117,7 @@ class VariantCopies:
         return (
             None if reply.status == HTTPStatus.OK else f"status {reply.status}: {body[:200].decode('utf-8', 'replace')}"
         )
+
+    def _open_http(self) -> aiohttp.ClientSession:
+        self._http = self._http or open_http(self._key)
+        return self._http

@@ -45,7 +45,6 @@ _MAX_REASON: Final = 1000  # characters
 
 
 def policy_names() -> list[str]:
-    """Return the names of the policies that are here, ours first."""
     return [*dict.fromkeys([*POLICIES, *plugged_in(GROUP)])]
 
 

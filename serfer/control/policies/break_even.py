@@ -112,7 +112,6 @@ class RobustnessBudget:
         return np.array(self._work_function.gap)
 
     def grow(self, levels: int) -> None:
-        """Append levels, which are off, up to so many."""
         more = levels - len(self._on)
         self._work_function.grow(levels)
         self._on = np.append(self._on, np.zeros(more, np.bool_))
@@ -191,7 +190,6 @@ class BreakEven:
         self._followed = np.zeros(0, np.int64)
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Account for what the last seconds cost each rule, and follow the cheapest."""
         elapsed_s, rate = seen.elapsed_s, seen.rate
         self._grow(levels_of(self._scenario, rate))
         units = lambda_units(self._scenario, rate, len(self._followed))
@@ -210,7 +208,6 @@ class BreakEven:
         return on_demand(self._scenario.instance, instances, f"{rate:.1f} queries/s: {reason}")
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Take as many levels for on and serving as there are instances."""
         instances = on_demand_in(fleet, self._scenario.instance)
         self._grow(instances)
         self._budget.resume(instances)

@@ -40,7 +40,6 @@ class Instances:
         self._peaks: deque[tuple[float, float]] = deque()  # (when, rate): later and smaller ones behind
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Want as many as the highest load of the last hour took."""
         self._now += seen.elapsed_s
         self._note(seen.rate)
         while self._peaks[0][0] < self._now - S_PER_HOUR:
@@ -49,7 +48,6 @@ class Instances:
         return on_demand(self._kind, wanted, f"{self._peaks[0][1]:.1f} queries/s in the last hour")
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Keep them for an hour."""
         if instances := on_demand_in(fleet, self._kind):
             self._note(instances * self._kind.qps)
 

@@ -106,7 +106,6 @@ class SkiRental:
         self._work_function = WorkFunction(scenario.instance.start_usd)
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Add what the last seconds cost on either target, and start or stop levels."""
         work_function, rate = self._work_function, seen.rate
         work_function.grow(levels_of(self._scenario, rate))
         qps, usd_per_s = self._scenario.instance.qps, self._scenario.instance.usd_per_s
@@ -118,5 +117,4 @@ class SkiRental:
         return on_demand(self._scenario.instance, sum(work_function.on), f"{rate:.1f} queries/s")
 
     def resume(self, fleet: Sequence[InstanceGroup]) -> None:
-        """Take so many levels for started just now."""
         self._work_function.resume(on_demand_in(fleet, self._scenario.instance))

@@ -44,7 +44,6 @@ class TargetTracking:
         self._cooling_s = 0.0
 
     def observe(self, seen: Observation) -> ProvisioningPlan:
-        """Scale where an alarm is raised by a minute that is over."""
         self._cooling_s -= seen.elapsed_s
         self._seconds += seen.elapsed_s
         self._queries += seen.elapsed_s * seen.rate

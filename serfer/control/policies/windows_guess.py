@@ -211,7 +211,6 @@ class WindowsGuess:
         return np.array([bool(predictor.on) for predictor in self._predictors], np.bool_)
 
     def grow(self, levels: int) -> None:
-        """Append levels, which are off, up to so many."""
         self._predictors += [KeepAlivePredictor() for _ in range(levels - len(self._predictors))]
 
     def units(self, elapsed_s: float, lambda_units: Floats) -> Floats:

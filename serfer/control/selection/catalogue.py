@@ -31,7 +31,6 @@ class Row:
     __slots__ = ("accuracy", "latency_ms", "loaded_ms", "name", "network", "qps", "unseen", "usd")
 
     def __init__(self, variant: Variant) -> None:
-        """Take over a variant; `loaded_ms` are loading and latency."""
         self.name, self.network = variant.name, variant.network
         self.latency_ms = variant.latency_ms.value
         self.loaded_ms = variant.latency_ms.value + variant.load_ms.value
@@ -51,7 +50,6 @@ class Live:
     __slots__ = ("active", "inactive", "latency_ms", "load", "loaded", "nearest", "places", "weight")
 
     def __init__(self, rows: tuple[Row, ...], states: States) -> None:
-        """Look each variant's places up."""
         self.nearest: dict[Key, int] = {}
         self.places = tuple(states.by_variant.get(row.name, row.unseen) for row in rows)
         self.active = np.array([place.active is not None for place in self.places])

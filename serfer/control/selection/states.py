@@ -127,13 +127,11 @@ class StateTracker:
     """The states of all variants at all places, from one set of signals to the next, and the share that each admits."""
 
     def __init__(self, thresholds: Thresholds = THRESHOLDS) -> None:
-        """Start with every variant inactive."""
         self._at = thresholds
         self._kept: dict[tuple[str, str], PlaceState] = {}
 
     @property
     def places(self) -> Mapping[tuple[str, str], PlaceState]:
-        """The state of each variant at each place, as last observed."""
         return self._kept
 
     def observe(self, signals: Mapping[tuple[str, str], VariantSignals]) -> States:
@@ -145,7 +143,6 @@ class StateTracker:
         return States(by_variant)
 
     def state(self, variant: str, place: str) -> VariantState:
-        """Return the state of a variant at a place, as last observed."""
         kept = self._kept.get((variant, place))
         return kept.state if kept else VariantState.INACTIVE
 

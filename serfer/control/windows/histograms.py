@@ -54,12 +54,10 @@ class IdleHistogram:
 
     @property
     def count(self) -> int:
-        """The number of idle times."""
         return int(self._counts.sum())
 
     @property
     def within(self) -> int:
-        """The number of those that are within bounds."""
         return int(self._counts[:BINS].sum())
 
     @property
@@ -114,7 +112,6 @@ class LongForecast:
         self._next_s = 0.0
 
     def add(self, idle_s: float) -> None:
-        """Learn an idle time in seconds."""
         if idle_s >= RANGE_S:
             idle_s = min(idle_s, MOST_S)
             self._next_s = _LATEST * idle_s + (1 - _LATEST) * self._next_s if self._next_s else idle_s
@@ -146,12 +143,10 @@ class HybridHistogram:
         self._long = LongForecast()
 
     def observe(self, now_s: float, idle_s: float) -> None:
-        """Learn an idle time."""
         self._idle.add(now_s, idle_s)
         self._long.add(idle_s)
 
     def windows(self, now_s: float) -> Windows:
-        """Return the windows of an idle time that begins now."""
         self._idle.pass_time(now_s)
         if beyond(self._idle):
             return self._long.windows()
@@ -190,13 +185,11 @@ class LongShortHistogram:
         self._beyond = LongForecast()
 
     def observe(self, now_s: float, idle_s: float) -> None:
-        """Learn an idle time."""
         self._long.add(now_s, idle_s)
         self._short.add(now_s, idle_s)
         self._beyond.add(idle_s)
 
     def windows(self, now_s: float) -> Windows:
-        """Return the windows of an idle time that begins now."""
         self._long.pass_time(now_s)
         self._short.pass_time(now_s)
         if beyond(self._long):

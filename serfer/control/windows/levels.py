@@ -26,7 +26,6 @@ class IdlePeriod:
 
     @property
     def cold(self) -> bool:
-        """Whether a query at its end starts cold."""
         return not self.windows.warm_at(self.until_s - self.since_s)
 
     @property

@@ -102,7 +102,6 @@ class AutoScalingProvisioner:
         self._logged: str | None = None
 
     async def members(self) -> list[Member]:
-        """Return the group's instances, and those requested beyond them."""
         return await asyncio.to_thread(self._members)
 
     async def start(self, count: int) -> None:
@@ -115,7 +114,6 @@ class AutoScalingProvisioner:
         return await asyncio.to_thread(stop, name)
 
     async def close(self) -> None:
-        """Close the connections; the instances keep running."""
         clients, self._clients = self._clients, {}
         for client in clients.values():
             await asyncio.to_thread(client.close)

@@ -75,7 +75,6 @@ class BatchSizes:
         return tuple(replace(member, batch=self._known(member.name).has) for member in listed)
 
     def keep(self, names: Iterable[str]) -> None:
-        """Forget the instances that are gone."""
         there = set(names)
         self._of = {name: size for name, size in self._of.items() if name in there}
         self._clients = {name: client for name, client in self._clients.items() if name in there}

@@ -148,7 +148,6 @@ class LocalProvisioner:
         return [member for member in self.everyone() if self._is_ours(member.name)]
 
     def everyone(self) -> list[Member]:
-        """Return the processes of every label."""
         members = []
         for path in sorted(self._registry.glob("*.json")):
             record = self._read(path)
@@ -180,7 +179,6 @@ class LocalProvisioner:
             raise UnavailableError(f"--instances local: no instance could be started: {reason}") from error
 
     async def stop(self, name: str) -> bool:
-        """Ask a process to end."""
         path = self._registry / f"{name}.json"
         record = self._read(path) if path.parent == self._registry and self._is_ours(name) else None
         if record is None or record.ends is not None:

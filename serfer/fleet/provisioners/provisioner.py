@@ -59,16 +59,13 @@ class StaticProvisioner:
         self._used = dict.fromkeys(urls, True)
 
     async def members(self) -> list[Member]:
-        """Return the servers that are used, in the order given."""
         return [Member(url, url, "serving") for url, used in self._used.items() if used]
 
     async def start(self, count: int) -> None:
-        """Use `count` more servers, or all that there are."""
         unused = [url for url, used in self._used.items() if not used]
         self._used.update(dict.fromkeys(unused[:count], True))
 
     async def stop(self, name: str) -> bool:
-        """Use a server no more."""
         was_used = self._used.get(name, False)
         if was_used:
             self._used[name] = False

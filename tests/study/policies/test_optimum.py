@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serfer.control.policy import fleet_of
 from serfer.control.scenario import parse_scenario
-from serfer.control.selection.scaling import (
+from serfer.control.selection.scaling.records import (
     InstanceCosts,
     LoadObservation,
     ScalingOptions,

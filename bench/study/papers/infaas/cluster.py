@@ -26,15 +26,9 @@ from serfer.control.selection import (
     VariantSignals,
     draw_of,
 )
-from serfer.control.selection.scaling import (
-    OPTIONS,
-    GreedyScaler,
-    InstanceCosts,
-    LoadObservation,
-    ScalingOptions,
-    WorkerObservation,
-    plan_workers,
-)
+from serfer.control.selection.scaling.greedy import GreedyScaler
+from serfer.control.selection.scaling.records import OPTIONS, InstanceCosts, LoadObservation, ScalingOptions
+from serfer.control.selection.scaling.workers import WorkerObservation, plan_workers
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Objectives, Place, SelectionReason, Variant, VariantState
 
@@ -338,7 +332,7 @@ class Cluster:
                 for name in self._disturbed(worker.kind):
                     if self._helps(name, worker):
                         self._load_at(name, worker, now_s)
-        for kind in plan_workers([self._observed(worker, now_s) for worker in self._workers]).add:
+        for kind in plan_workers([self._observed(worker, now_s) for worker in self._workers]):
             mine = [worker for worker in self._workers if worker.kind == kind]
             if len(mine) < self.system.most.get(kind, 0):
                 name = f"{kind} added at {now_s:g} s"

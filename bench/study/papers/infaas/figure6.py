@@ -17,7 +17,7 @@ import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.control.selection.scaling import InstanceCosts
+from serfer.control.selection.scaling.records import InstanceCosts
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer_bench.core.options import RowsOption

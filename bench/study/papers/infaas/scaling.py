@@ -17,14 +17,8 @@ from typing import Annotated, Final
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
-from serfer.control.selection.scaling import (
-    GreedyScaler,
-    InstanceCosts,
-    LoadObservation,
-    Scaler,
-    ScalingOptions,
-    changed,
-)
+from serfer.control.selection.scaling.greedy import GreedyScaler
+from serfer.control.selection.scaling.records import InstanceCosts, LoadObservation, ScalingOptions, changed
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
@@ -84,7 +78,7 @@ def random_costs(chance: random.Random, networks: int = 1) -> list[InstanceCosts
     return made
 
 
-def settle(scaler: Scaler, seen: LoadObservation) -> tuple[dict[str, int], bool]:
+def settle(scaler: GreedyScaler, seen: LoadObservation) -> tuple[dict[str, int], bool]:
     """Follow a scaler's plans while the load stays: what runs in the end, and whether it came to rest."""
     running: dict[str, int] = dict(seen.running)
     quiet = 0

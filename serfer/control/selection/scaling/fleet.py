@@ -55,7 +55,6 @@ class FleetScaler:
         self._resumed = False
 
     def observe(self, seen: FleetObservation) -> FleetPlan:
-        """Learn from a slot, and decide."""
         self._resume(seen)
         seen = replace(seen, demand=self._lasting(seen))
         every = self._at_their_speed(seen, groups_of(seen, self._pools))
@@ -219,7 +218,7 @@ def _triggers(slot: Slot) -> Mapping[str, str]:
         workers.append(
             WorkerObservation(instance.name, instance.pool or _ANY, utilisation, states, boots=instance.boots)
         )
-    added = {"" if kind == _ANY else kind: why for kind, why in plan_workers(workers).add.items()}
+    added = {"" if kind == _ANY else kind: why for kind, why in plan_workers(workers).items()}
     return {pool: why for pool, why in added.items() if pool not in free}
 
 

@@ -13,7 +13,7 @@ from serfer.control.selection.scaling.demand import NetworkDemand
 from serfer.control.selection.scaling.fleet_records import FleetObservation, InstanceSeen, Key, PoolTerms
 from serfer.control.selection.scaling.records import InstanceCosts, LoadObservation
 from serfer.control.selection.scaling.room import Room
-from serfer.control.selection.scaling.workers import WORKERS
+from serfer.control.selection.scaling.workers import UTILISATION
 from serfer.core.variants import Place, Variant, VariantState
 
 _MORE: Final = 0.5
@@ -80,7 +80,7 @@ class NetworkGroup:
             if key is not None:
                 running[key[1]] += 1
                 copy = instance.copies[key]
-                if copy.state not in _BUSY and instance.utilisation <= WORKERS.utilisation:
+                if copy.state not in _BUSY and instance.utilisation <= UTILISATION:
                     calm.add(key[1])
             if key is not None or (instance.serves and self._can_host(instance, room)):
                 available[f"{instance.pool} instances"] = available.get(f"{instance.pool} instances", 0.0) + 1.0
@@ -95,7 +95,7 @@ class NetworkGroup:
             if key is None:
                 continue
             copy = instance.copies[key]
-            is_full = copy.state == VariantState.OVERLOADED or instance.utilisation > WORKERS.utilisation
+            is_full = copy.state == VariantState.OVERLOADED or instance.utilisation > UTILISATION
             if copy.status != "loaded" or not is_full:
                 return 0.0
             qps, count = qps + self.costs[key[1]].qps, count + 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 from serfer.core.dataclass_codec import Bounds
 from serfer.core.units import MS_PER_S
@@ -88,14 +88,6 @@ class ScalingPlan:
     short_qps: float = 0.0
 
 
-class Scaler(Protocol):
-    """Decides which instances of variants to load and unload; pure and deterministic, observed once a slot."""
-
-    def observe(self, seen: LoadObservation) -> ScalingPlan:
-        """Learn from an observation, and decide."""
-        ...
-
-
 def action_cost(variant: InstanceCosts, change: int, options: ScalingOptions) -> float:
     """Return the cost of a scaling action, C (delta + lambda T_load max(delta, 0)) (4.2.1)."""
     return variant.usd_per_s * (change + options.unpredictability * variant.load_s * max(change, 0))
@@ -116,5 +108,4 @@ def has_room(variants: Sequence[InstanceCosts], running: Mapping[str, int], avai
 
 
 def changed(running: Mapping[str, int], changes: Mapping[str, int]) -> dict[str, int]:
-    """Return what runs after changes."""
     return {name: running.get(name, 0) + changes.get(name, 0) for name in {**running, **changes}}

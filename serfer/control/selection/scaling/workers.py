@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from typing import Final
 
-from serfer.core.dataclass_codec import Bounds
 from serfer.core.variants import VariantState
 
+UTILISATION: Final = 0.8
+"""The utilisation of a resource above which a worker is full."""
+_OVERLOADED: Final = 0.8  # the share of workers with overloaded variants above which one is added
 _BUSY: Final = frozenset({VariantState.OVERLOADED, VariantState.INTERFERED})
 
 
@@ -30,44 +32,26 @@ class WorkerObservation:
     boots: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerThresholds:
-    """The utilisation of a resource, and the share of workers with overloaded variants, above which one is added."""
-
-    utilisation: Annotated[float, Bounds(0.0, 1.0, above=True)] = 0.8
-    overloaded: Annotated[float, Bounds(0.0, 1.0)] = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """The types of which a worker is to be added, each with the reason."""
-
-    add: Mapping[str, str]
-
-
-WORKERS: Final = WorkerThresholds()
-
-
-def plan_workers(workers: Sequence[WorkerObservation], at: WorkerThresholds = WORKERS) -> WorkerPlan:
-    """Return which workers to add; none of a type of which one boots already, for it may be enough."""
+def plan_workers(workers: Sequence[WorkerObservation]) -> dict[str, str]:
+    """Return the types of which a worker is to be added, each with the reason; none of which one boots already."""
     serving = [worker for worker in workers if not worker.boots]
     booting = {worker.kind for worker in workers if worker.boots}
     add: dict[str, str] = {}
-    for kind, reason in (*_full(serving, at), *_disturbed(serving), *_overloaded(serving, at)):
+    for kind, reason in (*_full(serving), *_disturbed(serving), *_overloaded(serving)):
         if kind not in booting:
             add.setdefault(kind, reason)
-    return WorkerPlan(add)
+    return add
 
 
-def _full(workers: Sequence[WorkerObservation], at: WorkerThresholds) -> list[tuple[str, str]]:
+def _full(workers: Sequence[WorkerObservation]) -> list[tuple[str, str]]:
     """Return the types all of whose workers use more of a resource than the threshold (trigger 1)."""
     found = []
     for kind in _kinds(workers):
         mine = [worker for worker in workers if worker.kind == kind]
         resources = sorted(set.intersection(*(set(worker.utilisation) for worker in mine)))
         for resource in resources:
-            if all(worker.utilisation[resource] > at.utilisation for worker in mine):
-                found.append((kind, f"all {kind} workers use more than {at.utilisation:.0%} of {resource}"))
+            if all(worker.utilisation[resource] > UTILISATION for worker in mine):
+                found.append((kind, f"all {kind} workers use more than {UTILISATION:.0%} of {resource}"))
                 break
     return found
 
@@ -86,7 +70,7 @@ def _disturbed(workers: Sequence[WorkerObservation]) -> list[tuple[str, str]]:
     return found
 
 
-def _overloaded(workers: Sequence[WorkerObservation], at: WorkerThresholds) -> list[tuple[str, str]]:
+def _overloaded(workers: Sequence[WorkerObservation]) -> list[tuple[str, str]]:
     """Return the type that most overloaded variants are on, where too many workers have some (trigger 3).
 
     The paper does not say of which type the worker is.
@@ -95,7 +79,7 @@ def _overloaded(workers: Sequence[WorkerObservation], at: WorkerThresholds) -> l
         worker.kind for worker in workers for state in worker.states.values() if state == VariantState.OVERLOADED
     )
     having = sum(VariantState.OVERLOADED in worker.states.values() for worker in workers)
-    if not kinds or having <= at.overloaded * len(workers):
+    if not kinds or having <= _OVERLOADED * len(workers):
         return []
     kind = min(kinds, key=lambda kind: (-kinds[kind], kind))
     return [(kind, f"{having} of {len(workers)} workers have overloaded variants, most of them {kind}")]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serfer.control.selection.scaling import OPTIONS
 from serfer.control.selection.scaling.demand import Demanding, NetworkDemand, total
 from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import CopySeen, FleetObservation, InstanceSeen, PoolTerms
+from serfer.control.selection.scaling.records import OPTIONS
 from serfer.core.variants import Figure, Objectives, Place, VariantState
 from tests.applications.worlds import variant
 

@@ -4,16 +4,9 @@ import random
 
 import pytest
 
-from serfer.control.selection.scaling import (
-    GreedyScaler,
-    InstanceCosts,
-    LoadObservation,
-    ScalingOptions,
-    WorkerObservation,
-    capacity,
-    changed,
-    plan_workers,
-)
+from serfer.control.selection.scaling.greedy import GreedyScaler
+from serfer.control.selection.scaling.records import InstanceCosts, LoadObservation, ScalingOptions, capacity, changed
+from serfer.control.selection.scaling.workers import WorkerObservation, plan_workers
 from serfer_bench.study.papers.infaas.scaling import random_costs, settle
 from serfer_bench.study.policies.integer_program import IntegerProgram
 from tests.control.selection.worlds import ACTIVE, INACTIVE, INTERFERED, OVERLOADED
@@ -118,12 +111,12 @@ def worker(name, *states, kind="gpu", boots=False, **utilisation):
 
 
 def test_a_resource_that_all_workers_of_a_type_use_to_more_than_80_percent_adds_one():
-    assert plan_workers([worker("a", cores=0.81), worker("b", cores=0.9)]).add == {
+    assert plan_workers([worker("a", cores=0.81), worker("b", cores=0.9)]) == {
         "gpu": "all gpu workers use more than 80% of cores"
     }
-    assert plan_workers([worker("a", cores=0.8), worker("b", cores=0.9)]).add == plan_workers([]).add == {}
-    assert plan_workers([worker("a", cores=0.9, memory=0.1), worker("b", cores=0.1, memory=0.9)]).add == {}
-    assert set(plan_workers([worker("a", cores=0.9), worker("c", cores=0.1, kind="cpu")]).add) == {"gpu"}
+    assert plan_workers([worker("a", cores=0.8), worker("b", cores=0.9)]) == plan_workers([]) == {}
+    assert plan_workers([worker("a", cores=0.9, memory=0.1), worker("b", cores=0.1, memory=0.9)]) == {}
+    assert set(plan_workers([worker("a", cores=0.9), worker("c", cores=0.1, kind="cpu")])) == {"gpu"}
 
 
 @pytest.mark.parametrize(
@@ -139,18 +132,18 @@ def test_a_resource_that_all_workers_of_a_type_use_to_more_than_80_percent_adds_
 )
 def test_a_type_all_of_whose_variants_are_disturbed_gets_a_worker(states, is_added):
     workers = [worker(f"w{at}", *each) for at, each in enumerate(states)]
-    assert bool(plan_workers(workers).add) == is_added
+    assert bool(plan_workers(workers)) == is_added
 
 
 def test_more_than_80_percent_of_workers_with_overloaded_variants_add_one_of_the_type_that_has_most():
     five = [worker(f"w{at}", OVERLOADED, ACTIVE, kind="cpu") for at in range(5)]
-    assert plan_workers([*five[:4], worker("w4", ACTIVE)]).add == {}  # 80%, not more
-    assert set(plan_workers(five).add) == {"cpu"}
-    assert set(plan_workers([*five, *(worker(f"g{at}", OVERLOADED, OVERLOADED) for at in range(3))]).add) == {"gpu"}
+    assert plan_workers([*five[:4], worker("w4", ACTIVE)]) == {}  # 80%, not more
+    assert set(plan_workers(five)) == {"cpu"}
+    assert set(plan_workers([*five, *(worker(f"g{at}", OVERLOADED, OVERLOADED) for at in range(3))])) == {"gpu"}
 
 
 def test_no_worker_is_added_while_one_of_its_type_boots():
     full = [worker("a", cores=0.95), worker("b", cores=0.95)]
-    assert plan_workers(full).add
-    assert plan_workers([*full, worker("c", boots=True)]).add == {}
-    assert plan_workers([*full, worker("c", kind="cpu", boots=True)]).add
+    assert plan_workers(full)
+    assert plan_workers([*full, worker("c", boots=True)]) == {}
+    assert plan_workers([*full, worker("c", kind="cpu", boots=True)])

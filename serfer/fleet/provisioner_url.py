@@ -31,13 +31,14 @@ _PASSWORD = re.compile(r"//[^/@]*@")
 _WANTED = "it is local, static:URL,URL, ec2:GROUP, or one for each type: TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP"
 
 
-def check_instances(text: str) -> None:
-    """Raise UsageError for what no scenario makes a value of `--instances`."""
+def split_specs(text: str) -> list[tuple[str | None, str]]:
+    """Return the specs of a value with the types that they are of, None for the first type of the scenario.
+
+    Raises UsageError for a value that is too long, or that has an address or a group twice.
+    """
     if len(text) > _MAX_TEXT:
         raise UsageError(f"--instances has {len(text):,} characters, at most {_MAX_TEXT:,} can be used")
     parts = _parts(text)
-    for _, spec in parts:
-        open_provisioner(spec, command=(sys.executable,), registry=Path())
     groups = [spec for _, spec in parts if spec.startswith("ec2:")]
     urls = [url for _, spec in parts if spec.startswith("static:") for url in _urls(spec.partition(":")[2])]
     for several in (groups, urls):
@@ -46,6 +47,15 @@ def check_instances(text: str) -> None:
             raise UsageError(f"--instances {_shown(twice)} is given for two types: each has instances of its own")
     if len(urls) > _MAX_URLS:
         raise UsageError(f"--instances static: {len(urls)} addresses, at most {_MAX_URLS} can be used")
+    return parts
+
+
+def check_instances(text: str) -> list[tuple[str | None, str]]:
+    """Return the specs; raises UsageError for what no scenario makes a value of `--instances`."""
+    parts = split_specs(text)
+    for _, spec in parts:
+        open_provisioner(spec, command=(sys.executable,), registry=Path())
+    return parts
 
 
 def specs_by_purchase(text: str, scenario: Scenario) -> dict[Purchase, str]:
@@ -54,8 +64,7 @@ def specs_by_purchase(text: str, scenario: Scenario) -> dict[Purchase, str]:
     Raises UsageError for what `check_instances` refuses, for a type or a spot price that the scenario does not have,
     and for a type and market that are given twice.
     """
-    check_instances(text)
-    parts = _parts(text)
+    parts = check_instances(text)
     if parts == [(None, LOCAL)]:
         return dict.fromkeys(purchases_of(scenario), LOCAL)
     specs: dict[Purchase, str] = {}
@@ -68,7 +77,6 @@ def specs_by_purchase(text: str, scenario: Scenario) -> dict[Purchase, str]:
 
 
 def _parts(text: str) -> list[tuple[str | None, str]]:
-    """Return the specs with the types that they are of, None for the first type of the scenario."""
     if text.partition(":")[0] in {LOCAL, "static", "ec2"}:
         return [(None, text)]
     parts: list[tuple[str | None, str]] = []

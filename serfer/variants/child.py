@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Final
@@ -23,13 +23,12 @@ from serfer.core.plan import Plan
 from serfer.core.units import MIB, MS_PER_S
 from serfer.core.variants import Accuracy
 from serfer.instance.network import Hardware, Network, instruction_sets, load_whole, open_network
-from serfer.pipeline.labelled.accuracy import BATCH, correct_answers
+from serfer.pipeline.labelled.accuracy import BATCH, accuracy_of
 from serfer.pipeline.reference import normalised
 from serfer.system import peak_bytes
 from serfer.variants.candidates import BATCHES, P95
+from serfer.variants.images import ImageFiles
 
-LABELS_FILE: Final = "labels.npy"
-PIXELS_FILE: Final = "pixels.npy"
 _MAX_JOB_BYTES: Final = 65_536
 _BATCHES: Final = 40  # of each size, at most
 _LARGEST: Final = {"cpu": 16, "cuda": 64}  # batches: larger ones gain little
@@ -101,7 +100,7 @@ def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) ->
         str(size): BatchFigures(_ms(times[size], 0.0), _ms(times[size], 0.5), _ms(times[size], P95), peak)
         for size, peak in peaks.items()
     }
-    accuracy = _accuracy(plan, network, Path(job.images)) if job.images else None
+    accuracy = _accuracy(plan, network, ImageFiles(Path(job.images))) if job.images else None
     return InstanceFigures(network.device, load_ms, accuracy, batches, busy, instruction_sets(network.device))
 
 
@@ -135,18 +134,8 @@ def _warmed_up(plan: Plan, network: Network, clock: Callable[[], float]) -> dict
     return peaks
 
 
-def _accuracy(plan: Plan, network: Network, images: Path) -> Accuracy:
-    labels = np.load(images / LABELS_FILE)
-    pixels = np.load(images / PIXELS_FILE, mmap_mode="r")
-    correct = 0
-    for at, batch in _batches(pixels):
-        correct += correct_answers(network.run(normalised(plan, batch)), labels[at : at + len(batch)])
-    return Accuracy(correct, len(labels))
-
-
-def _batches(pixels: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    for at in range(0, len(pixels), BATCH):
-        yield at, np.asarray(pixels[at : at + BATCH])
+def _accuracy(plan: Plan, network: Network, images: ImageFiles) -> Accuracy:
+    return accuracy_of(lambda batch: network.run(normalised(plan, batch)), images.batches(BATCH), images.labels)
 
 
 def _noise(plan: Plan, size: int) -> NDArray[np.float32]:

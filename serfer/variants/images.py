@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -13,29 +13,34 @@ from numpy.typing import NDArray
 from serfer.images import Recipe
 from serfer.pipeline.labelled.accuracy import BATCH
 from serfer.pipeline.labelled.labels import LabelledImages
-from serfer.variants.child import LABELS_FILE, PIXELS_FILE
 
 MOST_CALIBRATION: Final = 256
+_LABELS: Final = "labels.npy"
+_PIXELS: Final = "pixels.npy"
 _SHARE: Final = 0.1  # of the images, to calibrate with
 _LEAST_IMAGES: Final = 100  # of fewer, all are needed to measure
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """A folder with pixels, (N, H, W, C) uint8, and labels, (N,) int64, of so many images."""
+    """A folder with pixels, (N, H, W, C) uint8, and labels, (N,) int64."""
 
     folder: Path
-    count: int
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        mapped: NDArray[np.uint8] = np.load(self.folder / PIXELS_FILE, mmap_mode="r")
+        mapped: NDArray[np.uint8] = np.load(self.folder / _PIXELS, mmap_mode="r")
         return mapped
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        labels: NDArray[np.int64] = np.load(self.folder / LABELS_FILE)
+        labels: NDArray[np.int64] = np.load(self.folder / _LABELS)
         return labels
+
+    def batches(self, most: int) -> Iterator[NDArray[np.uint8]]:
+        pixels = self.pixels
+        for at in range(0, len(pixels), most):
+            yield np.ascontiguousarray(pixels[at : at + most])
 
 
 @dataclass(frozen=True)
@@ -76,12 +81,12 @@ def _write(images: LabelledImages, recipe: Recipe, folder: Path, progress: Calla
     folder.mkdir(parents=True)
     shape = recipe.shape
     dims = (len(images), shape.height, shape.width, shape.channels)
-    pixels = np.lib.format.open_memmap(folder / PIXELS_FILE, mode="w+", dtype=np.uint8, shape=dims)
+    pixels = np.lib.format.open_memmap(folder / _PIXELS, mode="w+", dtype=np.uint8, shape=dims)
     done = 0
     for batch in images.pixels(recipe, BATCH):
         pixels[done : done + len(batch)] = batch
         done += len(batch)
         progress(f"reading validation images: {done:,} of {len(images):,}")
     pixels.flush()
-    np.save(folder / LABELS_FILE, images.labels)
-    return ImageFiles(folder, len(images))
+    np.save(folder / _LABELS, images.labels)
+    return ImageFiles(folder)

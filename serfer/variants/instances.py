@@ -12,6 +12,7 @@ from serfer.core.variants import Figure, Place, Variant
 from serfer.system import processors
 from serfer.variants.candidates import gains, loss, worthwhile_batches
 from serfer.variants.child import InstanceFigures
+from serfer.variants.register_options import RegisterOptions
 
 _S_PER_HOUR: Final = 3600.0
 _ASSUMED: Final = {"cuda": "g6.xlarge", "cpu": "c7i.large", "cpus": "c7i.xlarge"}
@@ -37,13 +38,12 @@ class InstanceMeasurement:
     figures: InstanceFigures
 
 
-def instance_type(
-    kind: str | None, usd_per_hour: float | None, device: str, prices: Mapping[str, float]
-) -> InstanceType:
+def instance_type(options: RegisterOptions, device: str, prices: Mapping[str, float]) -> InstanceType:
     """Return the type that instances are priced as; by default one that has about what this machine has.
 
     Raises UsageError for a type without a price.
     """
+    kind, usd_per_hour = options.instance, options.usd_per_hour
     if kind is None:
         kind = _ASSUMED["cuda" if device == "cuda" else "cpu" if processors() <= _FEW else "cpus"]
         return InstanceType(kind, usd_per_hour or prices[kind], assumed=usd_per_hour is None)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from serfer.core.costs.aws import AwsFacts
 from serfer.core.costs.cold_queries import price_cold
@@ -19,11 +16,11 @@ from serfer.core.costs.cost_model import Platform, price_plan
 from serfer.core.costs.pricing import cold_share_of
 from serfer.core.dataclass_codec import Bounds, structure, unstructure
 from serfer.core.errors import InputError, ModelError, PlanError, UnavailableError
-from serfer.core.plan import FORMAT, Plan
+from serfer.core.plan import Plan
 from serfer.core.units import MS_PER_S
 from serfer.core.variants import Accuracy, Figure, Place, Variant
 from serfer.local.die_with_parent import dying_with_me
-from serfer.pipeline.labelled.accuracy import BATCH, plan_accuracy
+from serfer.pipeline.labelled.accuracy import BATCH, accuracy_of
 from serfer.plan_directory import load_plan
 from serfer.registry.registry import Registry
 from serfer.settings import Settings
@@ -31,7 +28,7 @@ from serfer.system import processors
 from serfer.variants.candidates import P95, Candidate, PlanRequest, choose, loss, plan_requests
 from serfer.variants.child import InstanceFigures, InstanceJob
 from serfer.variants.images import ImageFiles, ValidationFiles
-from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
+from serfer.variants.instances import InstanceMeasurement, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import BaseNetwork, Progress, make_plan, short_name
 from serfer.variants.quantising import with_quantised
 from serfer.variants.register_options import RegisterOptions
@@ -59,13 +56,7 @@ def measure_instance(job: InstanceJob) -> InstanceFigures:
 def measure_plan(directory: Path, images: ImageFiles, settings: Settings) -> Accuracy:
     """Classify images with a plan's functions, as workers in this process: the path that queries take."""
     with open_pipeline(directory, store="memory://", workers="inprocess", settings=settings) as pipeline:
-        return plan_accuracy(pipeline, _batches(images), images.labels)
-
-
-def _batches(images: ImageFiles) -> Iterator[NDArray[np.uint8]]:
-    pixels = images.pixels
-    for at in range(0, images.count, BATCH):
-        yield np.ascontiguousarray(pixels[at : at + BATCH])
+        return accuracy_of(pipeline.run, images.batches(BATCH), images.labels)
 
 
 def _error(code: int, text: bytes) -> Exception:
@@ -81,28 +72,6 @@ _UNKNOWN: Final = (
 )
 _NO_INSTANCES: Final = "there are no variants on instances, which answer with a score for each class: functions answer"
 _FIRST: Final = 1  # a placeholder: the registry sets versions
-
-
-@dataclass(frozen=True, kw_only=True)
-class MakingOptions(RegisterOptions):
-    """What decides which variants there are; `settings` has prices and places."""
-
-    settings: Settings
-
-    @property
-    def facts(self) -> AwsFacts:
-        return self.settings.facts()
-
-    @property
-    def text(self) -> str:
-        """What decides the result, as text; the plans' format too, so that a new one has all plans made again."""
-        values = asdict(replace(self, settings=Settings.model_construct())) | {"plan_format": FORMAT}
-        del values["settings"]
-        return json.dumps(values, sort_keys=True)
-
-    def priced(self, device: str) -> InstanceType:
-        """Return the type that instances on a device are priced as; raises UsageError for one without a price."""
-        return instance_type(self.instance, self.usd_per_hour, device, self.facts.instances)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +119,10 @@ class PlanOutcome:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionOutcome:
-    """A precision of the whole network that was measured, or `why` not."""
+    """The whole network as it was measured in a precision, or `why` not."""
 
     why: str = ""
-    artefact: str = ""
-    plan: str = ""
-    figures: InstanceFigures | None = None
+    measurement: InstanceMeasurement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +142,8 @@ class Making:
         self,
         base: BaseNetwork,
         files: ValidationFiles | None,
-        options: MakingOptions,
+        options: RegisterOptions,
+        settings: Settings,
         registry: Registry,
         steps: Steps,
         work: Path,
@@ -184,6 +152,8 @@ class Making:
         self._base = base
         self._files = files
         self._options = options
+        self._settings = settings
+        self._facts = settings.facts()
         self._registry = registry
         self._steps = steps
         self._work = work
@@ -224,10 +194,10 @@ class Making:
             out = self._work / request.name
             try:
                 images = self._files.calibration if self._files else None
-                plan = make_plan(self._base, request, out, self._options.facts, images, self._progress)
+                plan = make_plan(self._base, request, out, self._facts, images, self._progress)
             except (ModelError, PlanError) as error:
                 return PlanOutcome(why=str(error)[:_MOST_WORDS])
-            figures = predict_figures(plan, self._options.facts)
+            figures = predict_figures(plan, self._facts)
             artefact = self._registry.put_directory(out)
             return PlanOutcome("", short_name(plan, request), plan.digest[:16], artefact, plan.digest, figures)
 
@@ -245,23 +215,22 @@ class Making:
             self._remarks.append(_NO_INSTANCES)
             return []
         fp32 = self._tried("fp32", whole)
-        if fp32.figures is None:
+        if fp32.measurement is None:
             raise InputError(f"the network cannot be measured: {fp32.why}")
-        measured = [InstanceMeasurement("fp32", whole.artefact, whole.plan, fp32.figures)]
-        self._remarks += filter(None, [busy(fp32.figures, processors())])
+        measured, figures = [fp32.measurement], fp32.measurement.figures
+        self._remarks += filter(None, [busy(figures, processors())])
         if self._files is None:
             return measured
         lossy = ["int8"]
-        if fp32.figures.device == "cuda":
+        if figures.device == "cuda":
             lossy.insert(0, "fp16")
         else:
             self._remarks.append("fp16 was not tried on instances: ONNX Runtime computes it in fp32 on processors")
         for precision in lossy:
             tried = self._tried(precision, whole)
-            one = tried.figures and InstanceMeasurement(precision, tried.artefact, tried.plan, tried.figures)
-            why = why_not(one, fp32.figures, self._options.max_loss) if one else tried.why
-            if one and not why:
-                measured.append(one)
+            why = why_not(tried.measurement, figures, self._options.max_loss) if tried.measurement else tried.why
+            if tried.measurement and not why:
+                measured.append(tried.measurement)
             else:
                 self._remarks.append(f"{precision} on instances was left out: {why}")
         return measured
@@ -275,7 +244,7 @@ class Making:
                 figures = measure_instance(self._job(directory, precision))
             except (ModelError, InputError) as error:
                 return PrecisionOutcome(why=str(error)[:_MOST_WORDS])
-            return PrecisionOutcome("", artefact, digest, figures)
+            return PrecisionOutcome("", InstanceMeasurement(precision, artefact, digest, figures))
 
         return self._steps.done(
             PrecisionOutcome, f"instance {precision}", f"measuring the whole network in {precision}", measure
@@ -315,12 +284,13 @@ class Making:
         images = self._files.tested
 
         def measure() -> Accuracy:
-            return measure_plan(self._fetched(made.artefact), images, self._options.settings)
+            return measure_plan(self._fetched(made.artefact), images, self._settings)
 
         return self._steps.done(Accuracy, f"accuracy {made.name}", f"measuring the accuracy of {made.name}", measure)
 
     def _instance_variants(self, measured: list[InstanceMeasurement]) -> list[Variant]:
-        kind = self._options.priced(measured[0].figures.device if measured else "cpu")
+        device = measured[0].figures.device if measured else "cpu"
+        kind = instance_type(self._options, device, self._facts.instances)
         return [each for one in measured for each in instance_variants(one, kind, _FIRST, self._base.plan.model)]
 
 

@@ -62,16 +62,10 @@ class _Reader:
     """Gives the quantiser normalised images, a batch at a time; its CalibrationDataReader."""
 
     def __init__(self, plan: Plan, images: ImageFiles) -> None:
-        self._batches = self._all(plan, images)
+        self._batches = ({"input0": normalised(plan, batch)} for batch in images.batches(_BATCH))
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
         return next(self._batches, None)
-
-    @staticmethod
-    def _all(plan: Plan, images: ImageFiles) -> Iterator[dict[str, NDArray[np.float32]]]:
-        pixels = images.pixels
-        for at in range(0, images.count, _BATCH):
-            yield {"input0": normalised(plan, np.asarray(pixels[at : at + _BATCH]))}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any, Final
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import InputError, RegistrationLostError, SerferError, UsageError
 from serfer.core.options import with_values
-from serfer.core.plan import Plan, Preprocess
+from serfer.core.plan import FORMAT, Plan, Preprocess
 from serfer.core.variants import CUDA, NAME, Application, NetworkVersion, caution
 from serfer.extras import named_extras
 from serfer.images import Recipe
@@ -28,7 +28,8 @@ from serfer.registry.registration import RegistrationRequest, Registrations, Reg
 from serfer.registry.registry import Registry
 from serfer.settings import Settings, load_settings
 from serfer.variants.images import write_images
-from serfer.variants.making import Making, MakingOptions
+from serfer.variants.instances import instance_type
+from serfer.variants.making import Making
 from serfer.variants.plans import NetworkOptions, read_network
 from serfer.variants.register_options import RegisterOptions
 from serfer.variants.steps import Steps, alone, claimed, heartbeats, owner_name
@@ -86,16 +87,13 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     on another kind of processor, this makes another version, measured here. Raises InputError for labels that the
     network does not know, missing or damaged images, and another number of classes than the application's.
     """
-    say = progress or _report_no_progress
+    say = progress or (lambda _: None)
     settings = settings or load_settings()
     network_name = _network_name(network, name)
-    given = with_values(options or RegisterOptions(), values)
-    making = MakingOptions(
-        **{item.name: getattr(given, item.name) for item in fields(RegisterOptions)}, settings=settings
-    )
+    options, facts = with_values(options or RegisterOptions(), values), settings.facts()
     if not NAME.fullmatch(app):
         raise UsageError(f"--app {app!r:.80} cannot name an application: 1 to 64 letters, digits and ._-")
-    making.priced("cpu")  # refuses a type without a price
+    instance_type(options, "cpu", facts.instances)  # refuses one without a price
     url = registry or settings.registry
     if url is None:
         raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
@@ -103,7 +101,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     with _work_folder(settings) as (folder, work):
         kept, directory = open_registry(url), Path(validation) if validation is not None else None
         listing = listed(directory) if directory else []  # what is wrong with it is said before the network is read
-        base = read_network(network, network_name, described, making.facts, work, say, labelled=directory is not None)
+        base = read_network(network, network_name, described, facts, work, say, labelled=directory is not None)
         if base.assumed:
             say(base.assumed)
         images = resolved(directory, listing, base.plan) if directory else None
@@ -112,7 +110,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
         say("reading validation images")
         recorded = images.validation() if images else None
         seen = recorded.digest if recorded else ""
-        request = RegistrationRequest(app, network_name, base.digest, seen, _settings(making, base.plan))
+        request = RegistrationRequest(app, network_name, base.digest, seen, _settings(options, base.plan))
         registrations = Registrations(kept, owner_name(folder))
         request = _measured_here(registrations, request, instruction_sets("cpu"))
         with alone(folder, request.id, say):
@@ -123,7 +121,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
                 recipe = Recipe(preprocess_of(base.plan), base.plan.input, settings.image_limits())
                 files = write_images(images, recipe, work / "images", say) if images else None
                 steps = Steps(registrations, found, say)
-                remarks = Making(base, files, making, kept, steps, work, say).run()
+                remarks = Making(base, files, options, settings, kept, steps, work, say).run()
                 registrations.finish(
                     found.id,
                     classes=_classes(base.plan),
@@ -201,10 +199,12 @@ def _network_name(network: Any, name: str | None) -> str:  # noqa: ANN401 - as r
     return given
 
 
-def _settings(options: MakingOptions, plan: Plan) -> str:
-    described = {"preprocess": unstructure(plan.preprocess), "activation": plan.activation}
+def _settings(options: RegisterOptions, plan: Plan) -> str:
+    """Return what decides the result, as text; the plans' format too, so that a new one has all plans made again."""
+    described = {option.name: getattr(options, option.name) for option in fields(RegisterOptions)}
+    described |= {"plan_format": FORMAT, "activation": plan.activation, "preprocess": unstructure(plan.preprocess)}
     described |= {"detection": unstructure(plan.detection)} if plan.detection else {}
-    return json.dumps({**json.loads(options.text), **described}, sort_keys=True)
+    return json.dumps(described, sort_keys=True)
 
 
 def _classes(plan: Plan) -> int:
@@ -238,7 +238,3 @@ def _absent(images: LabelledImages | None, plan: Plan) -> list[str]:
     absent = images.absent
     names = [plan.labels[index] if plan.labels else str(index) for index in absent[:3]]
     return [f"no image of {len(absent)} of the {images.classes} classes ({', '.join(names)})"] if absent else []
-
-
-def _report_no_progress(_step: str) -> None:
-    """Report no progress."""

@@ -95,15 +95,15 @@ def owner_name(folder: Path) -> str:
 
 
 @contextmanager
-def alone(
-    folder: Path, registration: str, progress: Progress, sleep: Callable[[float], None] = time.sleep
-) -> Iterator[None]:
+def alone(folder: Path, registration: str, progress: Progress) -> Iterator[None]:
     """Wait until no other process of this machine works on a registration, and keep others out meanwhile."""
     descriptor = os.open(folder / f"{registration}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        while not _acquired(descriptor):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             progress("another process registers this network: waiting for it")
-            sleep(_POLL_S)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.utime(descriptor)  # the folder is cleared of what was not used in a week
         yield
     finally:
@@ -146,11 +146,3 @@ def heartbeats(registrations: Registrations, registration: str) -> Iterator[None
     finally:
         over.set()
         thread.join()
-
-
-def _acquired(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -31,6 +31,7 @@ from serfer.variants.images import ImageFiles, calibration_images, write_images
 from serfer.variants.instances import InstanceMeasurement, InstanceType, busy, instance_type, instance_variants, why_not
 from serfer.variants.plans import network_digest
 from serfer.variants.quantising import with_quantised
+from serfer.variants.register_options import RegisterOptions
 from tests.e2e.detector import CLASSES as DETECTED
 from tests.e2e.detector import SIZE as DETECTOR_SIZE
 from tests.e2e.detector import detector_onnx, suppressed_onnx
@@ -212,7 +213,7 @@ def test_a_damaged_image_is_named_and_a_failure_ends_the_registration_and_the_ne
 @pytest.mark.usefixtures("measured")
 def test_a_network_that_was_registered_with_plans_of_another_format_is_registered_again(register, monkeypatch):
     with monkeypatch.context() as before:
-        before.setattr(making, "FORMAT", making.FORMAT - 1)
+        before.setattr(registering, "FORMAT", registering.FORMAT - 1)
         assert register(most=2).version.version == 1
     again = register(most=2)
     assert (again.made, again.version.version, again.live) == (True, 2, False)
@@ -259,7 +260,7 @@ def test_a_busy_machine_is_remarked_on():
 
 def test_dollars_are_measured_where_the_type_is_given_and_predicted_where_it_is_assumed():
     measured = InstanceMeasurement("fp32", "a", "p", figures({1: 10.0, 4: 20.0}))
-    given = instance_type("c7i.large", None, "cpu", {"c7i.large": 0.36})
+    given = instance_type(RegisterOptions(instance="c7i.large"), "cpu", {"c7i.large": 0.36})
     one, four = instance_variants(measured, given, 1, "net")
     assert (one.name, one.place, one.kind, one.batch) == ("c7i.large-fp32-b1", Place.INSTANCE, "c7i.large", 1)
     assert (one.usd.source, one.usd.value) == ("measured", pytest.approx(1e-6))
@@ -267,8 +268,8 @@ def test_dollars_are_measured_where_the_type_is_given_and_predicted_where_it_is_
     (assumed, _) = instance_variants(measured, InstanceType("c7i.large", 0.36, assumed=True), 1, "net")
     assert (assumed.usd.source, assumed.latency_ms.source) == ("predicted", "measured")
     with pytest.raises(UsageError, match="price of 'x' is not known"):
-        instance_type("x", None, "cpu", {"c7i.large": 0.36})
-    assert instance_type("x", 2.0, "cpu", {}).usd_per_hour == 2.0
+        instance_type(RegisterOptions(instance="x"), "cpu", {"c7i.large": 0.36})
+    assert instance_type(RegisterOptions(instance="x", usd_per_hour=2.0), "cpu", {}).usd_per_hour == 2.0
 
 
 def test_variants_in_8_bits_say_with_which_instruction_sets_their_accuracy_was_measured():
@@ -295,7 +296,7 @@ def test_accuracy_and_calibration_share_no_image(files, plan, tmp_path, settings
     whole = load_plan(plan)
     images = read_labelled(files.validation, whole)
     written = write_images(images, Recipe(whole.preprocess, whole.input, settings.image_limits()), tmp_path)
-    assert (written.tested.count, written.calibration.count) == (180, 20)
+    assert tuple(len(part.labels) for part in (written.tested, written.calibration)) == (180, 20)
     parts = [{image.tobytes() for image in part.pixels} for part in (written.tested, written.calibration)]
     assert not parts[0] & parts[1]
     pairs = zip(written.tested.pixels[..., 0], written.tested.labels, strict=True)
@@ -309,7 +310,7 @@ def test_a_plan_in_8_bits_is_sealed_served_and_refused_where_it_is_not_there(pla
     (tmp_path / "images").mkdir()
     np.save(tmp_path / "images/pixels.npy", digits().held_out[:32, ..., None])
     np.save(tmp_path / "images/labels.npy", digits().held_out_labels[:32])
-    made = with_quantised(load_plan(plan), plan, ImageFiles(tmp_path / "images", 32), tmp_path / "int8")
+    made = with_quantised(load_plan(plan), plan, ImageFiles(tmp_path / "images"), tmp_path / "int8")
     found = load_plan(tmp_path / "int8")
     check_artefacts(found, tmp_path / "int8")
     assert found == made

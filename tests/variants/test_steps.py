@@ -91,7 +91,7 @@ def test_processes_of_a_machine_share_a_name_and_work_one_at_a_time(tmp_path):
     waits = threading.Event()
 
     def second():
-        with alone(tmp_path, "ab" * 16, said.append, sleep=lambda _: waits.set()):
+        with alone(tmp_path, "ab" * 16, lambda text: (said.append(text), waits.set())):
             order.append("second")
 
     thread = threading.Thread(target=second)
@@ -101,7 +101,7 @@ def test_processes_of_a_machine_share_a_name_and_work_one_at_a_time(tmp_path):
         order.append("first")
     thread.join()
     assert order == ["first", "second"]
-    assert said[0] == "another process registers this network: waiting for it"
+    assert said == ["another process registers this network: waiting for it"]
 
 
 def test_a_bug_in_a_heartbeat_is_logged_and_the_next_one_is_sent(worker, monkeypatch, caplog):

@@ -15,11 +15,9 @@ from typing import Final
 
 from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import UsageError
-from serfer.fleet.provisioner_url import LOCAL, open_provisioner
+from serfer.fleet.provisioner_url import LOCAL, open_provisioner, split_specs
 
 _OPTION: Final = "variant_instances"
-_KINDS: Final = {LOCAL, "static", "ec2"}
-_MOST_TEXT: Final = 64 * 1024
 _MOST_LOCAL: Final = 64
 _DEFAULT_LOCAL: Final = 2  # each of them computes on all processors
 _MOST_EC2: Final = 256  # and as many as the group's MaxSize says
@@ -50,37 +48,24 @@ class InstancePool:
 
 def parse_instances(text: str) -> tuple[InstancePool, ...]:
     """Return the pools that a value of `variant_instances` names; raises UsageError."""
-    if len(text) > _MOST_TEXT:
-        raise UsageError(f"{_OPTION} has {len(text):,} characters, at most {_MOST_TEXT:,} can be used")
-    if text.partition(":")[0] in _KINDS:
-        return (_pool("", text),)
-    pools: dict[str, InstancePool] = {}
-    for part in text.split(","):
-        kind, equals, spec = part.strip().partition("=")
-        if not equals or not kind:
-            raise UsageError(f"{_OPTION} {part.strip()[:80]!r}: {_WANTED}; TYPE's addresses are divided by |")
-        if kind in pools:
-            raise UsageError(f"{_OPTION}: {kind[:80]!r} is given twice")
-        pools[kind] = _pool(kind, spec)
-    places = [place for pool in pools.values() for place in pool.urls or (pool.spec,) if place != LOCAL]
-    if len(set(places)) < len(places):
-        raise UsageError(f"{_OPTION}: an address or a group is given for two types: each has instances of its own")
+    try:
+        parts = split_specs(text.replace("|", ",") if text.startswith("static:") else text)
+        pools = {kind or "": _pool(kind or "", spec) for kind, spec in parts}
+    except UsageError as error:
+        raise UsageError(str(error).replace("--instances", _OPTION)) from None
+    if len(pools) < len(parts):
+        raise UsageError(f"{_OPTION} {text[:80]!r}: a type is given twice")
     return tuple(pools.values())
 
 
 def _pool(kind: str, spec: str) -> InstancePool:
-    word, _, argument = spec.partition(":")
-    if word == LOCAL:
-        if argument and not (argument.isascii() and argument.isdecimal() and 0 < int(argument) <= _MOST_LOCAL):
+    word, colon, argument = spec.partition(":")
+    if word == LOCAL and colon:
+        if not (argument.isascii() and argument.isdecimal() and 0 < int(argument) <= _MOST_LOCAL):
             raise UsageError(f"{_OPTION} {spec[:80]!r}: local:N has a number of processes, 1 to {_MOST_LOCAL}")
-        if spec not in {LOCAL, f"{LOCAL}:{argument}"} or spec.endswith(":"):
-            raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
-        return InstancePool(kind, LOCAL, int(argument) if argument else _DEFAULT_LOCAL)
-    if word not in _KINDS:
+        return InstancePool(kind, LOCAL, int(argument))
+    if word not in {LOCAL, "static", "ec2"}:
         raise UsageError(f"{_OPTION} {spec[:80]!r}: {_WANTED}")
-    spec = spec.replace("|", ",") if word == "static" else spec
-    try:
-        open_provisioner(spec, command=(sys.executable,), registry=Path())
-    except UsageError as error:
-        raise UsageError(str(error).replace("--instances", _OPTION)) from None
-    return InstancePool(kind, spec, spec.count(",") + 1 if word == "static" else _MOST_EC2)
+    open_provisioner(spec, command=(sys.executable,), registry=Path())
+    most = {LOCAL: _DEFAULT_LOCAL, "ec2": _MOST_EC2}.get(word, spec.count(",") + 1)
+    return InstancePool(kind, spec, most)

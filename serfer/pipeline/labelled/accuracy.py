@@ -57,10 +57,12 @@ def measure_accuracy(
     return Accuracies(Accuracy(by_plan, seen), Accuracy(by_given, seen))
 
 
-def plan_accuracy(pipeline: Pipeline, batches: Iterable[NDArray[np.uint8]], labels: NDArray[np.int64]) -> Accuracy:
+def accuracy_of(
+    run: Callable[[NDArray[np.uint8]], Any], batches: Iterable[NDArray[np.uint8]], labels: NDArray[np.int64]
+) -> Accuracy:
     correct = seen = 0
     for batch in batches:
-        correct += correct_answers(pipeline.run(batch), labels[seen : seen + len(batch)])
+        correct += correct_answers(run(batch), labels[seen : seen + len(batch)])
         seen += len(batch)
     return Accuracy(correct, seen)
 

@@ -11,7 +11,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "core": (("serfer/core",), 10_450),
     "api": (("serfer/api",), 9_200),
     "control and fleet": (("serfer/control", "serfer/fleet"), 8_600),
-    "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 5_450),
+    "applications": (("serfer/applications", "serfer/registry", "serfer/variants"), 5_300),
     "cost": (("serfer/cost", "serfer/sim"), 2_400),
     "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_300),
     "pipeline": (("serfer/pipeline", "serfer/wiring"), 4_100),
@@ -23,7 +23,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 99_500),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 100_450
+PRODUCT = 100_350
 PAGE = 1_500  # JavaScript, CSS and HTML
 DOCUMENTS = 120_000  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -89,12 +89,12 @@ class InstanceProbe:
 
         try:
             async with asyncio.timeout(patience_s):
-                await self._read("GET", "/v2/health/ready", MOST_HEAD)
-        except (TimeoutError, aiohttp.ClientError, _StatusError, InputError):
+                await self.read("GET", "/v2/health/ready", MOST_HEAD)
+        except (TimeoutError, aiohttp.ClientError, StatusError, InputError):
             return False
         return True
 
-    async def _read(
+    async def read(
         self,
         method: str,
         path: str,
@@ -102,7 +102,10 @@ class InstanceProbe:
         data: bytes | io.BytesIO | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[bytes, str | None]:
-        """Return a response's body, of at most `most` bytes, and how many of them are JSON."""
+        """Return a response's body, of at most `most` bytes, and how many of them are JSON.
+
+        Raises StatusError for another status than 200, InputError for a longer body, and what aiohttp raises.
+        """
         import aiohttp  # noqa: PLC0415 - as in open_http
 
         url = f"{self.url}{path}"
@@ -110,7 +113,7 @@ class InstanceProbe:
             raise aiohttp.ClientConnectionError("the connections to instances are closed")
         async with self._http.request(method, url, data=data, headers=headers, allow_redirects=False) as response:
             if response.status != HTTPStatus.OK:
-                raise _StatusError(response.status)
+                raise StatusError(response.status)
             body = bytearray()
             async for chunk in response.content.iter_any():
                 body += chunk
@@ -156,7 +159,7 @@ class InstanceClient(InstanceProbe):
         except InputError as error:
             self._form = None
             return Fault(FaultKind.INVALID, f"{self.url}: {error}")
-        except _StatusError as error:
+        except StatusError as error:
             return self._refusal(error)
         except aiohttp.ClientError as error:
             return Fault(FaultKind.UNREACHABLE, f"{self.url} does not answer: {str(error) or type(error).__name__}")
@@ -175,8 +178,8 @@ class InstanceClient(InstanceProbe):
         try:
             async with asyncio.timeout(patience_s):
                 await self._check_metadata()  # what the model is called here
-                body, _ = await self._read("POST", path, MOST_HEAD, data, headers)
-        except _StatusError as error:
+                body, _ = await self.read("POST", path, MOST_HEAD, data, headers)
+        except StatusError as error:
             return 0 if error.status in _UNKNOWN else None
         except (TimeoutError, aiohttp.ClientError, InputError):
             return None
@@ -186,19 +189,19 @@ class InstanceClient(InstanceProbe):
         async with self._learning:
             if self._form is None:
                 try:
-                    body, _ = await self._read("GET", self._path, MOST_HEAD)
-                except _StatusError as error:
+                    body, _ = await self.read("GET", self._path, MOST_HEAD)
+                except StatusError as error:
                     if error.status != HTTPStatus.NOT_FOUND:
                         raise
                     self._model = await self._only_model()
-                    body, _ = await self._read("GET", self._path, MOST_HEAD)
+                    body, _ = await self.read("GET", self._path, MOST_HEAD)
                 self._form = read_form(body, self._plan)
             return self._form
 
     async def _only_model(self) -> str:
         try:
-            body, _ = await self._read("POST", "/v2/repository/index", MOST_HEAD)
-        except _StatusError:
+            body, _ = await self.read("POST", "/v2/repository/index", MOST_HEAD)
+        except StatusError:
             body = b""
         name = read_index(body)
         if name is None:
@@ -228,14 +231,14 @@ class InstanceClient(InstanceProbe):
         headers = {HEADER: str(length), "Content-Type": "application/octet-stream"}
         if request:
             headers["X-Request-Id"] = request
-        body, header = await self._read("POST", f"{self._path}/infer", answer_bytes(*shape), data, headers)
+        body, header = await self.read("POST", f"{self._path}/infer", answer_bytes(*shape), data, headers)
         return decode_answer(body, header, output, shape)
 
     @property
     def _path(self) -> str:
         return f"/v2/models/{quote(self._model, safe='')}"
 
-    def _refusal(self, error: _StatusError) -> Fault:
+    def _refusal(self, error: StatusError) -> Fault:
         status = error.status
         if status in _BUSY:
             return Fault(FaultKind.REFUSED, f"{self.url} has no room: HTTP {status}")
@@ -245,9 +248,9 @@ class InstanceClient(InstanceProbe):
         return Fault(FaultKind.INVALID, f"{self.url} answered HTTP {status}")
 
 
-class _StatusError(Exception):
+class StatusError(Exception):
     """A response with another status than 200."""
 
     def __init__(self, status: int) -> None:
-        super().__init__(status)
+        super().__init__(f"status {status}")
         self.status = status

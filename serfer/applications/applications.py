@@ -185,7 +185,7 @@ class Applications(Loop):
         served.next_second()
         served.look(others, self._instances.signals)
         if served.failed is not None:
-            await self.releases.take_back(served, served.failed)
+            await self.releases.take_back(served, *served.failed)
         for variant in served.worth_warming():
             if variant not in served.warming:
                 self._warming.start(self._warm_once(served, variant))

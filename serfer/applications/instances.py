@@ -11,19 +11,18 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from numpy.typing import NDArray
 
 from serfer.control.selection import VariantSignals
 from serfer.core.dataclass_codec import structure
-from serfer.core.errors import OverloadedError, PlanError, UnavailableError
+from serfer.core.errors import InputError, OverloadedError, UnavailableError
 from serfer.core.http_messages import InstanceState, ModelState
 from serfer.core.plan import Plan
 from serfer.core.variants import Place
 from serfer.drivers.driver import RequestContext
-from serfer.drivers.instance.client import Fault, FaultKind, InstanceClient, open_http
+from serfer.drivers.instance.client import Fault, FaultKind, InstanceClient, InstanceProbe, StatusError, open_http
 from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.log_events import TroubleLog
 
@@ -42,8 +41,6 @@ _FULL_S = 1.0  # what is refused may come again then
 
 @dataclass(frozen=True)
 class _ModelEntry:
-    """A model as an instance lists it, as far as it concerns us."""
-
     name: str
     state: ModelState | None = None
 
@@ -127,10 +124,10 @@ class VariantInstances:
         import aiohttp  # noqa: PLC0415 - most services have no instances, and it takes 7 MB
 
         try:
-            async with asyncio.timeout(_PATIENCE_S), http.get(f"{url}/v1/models") as reply:
-                data = await _read_all(reply.content)
-            listing = structure(_Listing, _plain(reply.status, data), "models", lenient=True)
-        except (TimeoutError, aiohttp.ClientError, ValueError, RecursionError, PlanError) as error:
+            async with asyncio.timeout(_PATIENCE_S):
+                data, _ = await InstanceProbe(url, http).read("GET", "/v1/models", _MOST_BYTES)
+            listing = structure(_Listing, json.loads(data), "models", lenient=True, error=InputError)
+        except (TimeoutError, aiohttp.ClientError, StatusError, InputError, ValueError, RecursionError) as error:
             self._troubles.note(url, str(error)[:200], instance=url)
             return None
         self._troubles.over(url, instance=url)
@@ -138,21 +135,6 @@ class VariantInstances:
         shared = listing.instance
         memory = shared.memory_bytes if shared else None
         return SeenInstance(models, shared.utilisation if shared else 0.0, memory, self._clock())
-
-
-async def _read_all(content: aiohttp.StreamReader) -> bytes:
-    data = bytearray()
-    async for block in content.iter_any():
-        data += block
-        if len(data) > _MOST_BYTES:
-            break
-    return bytes(data)
-
-
-def _plain(status: int, data: bytes) -> Any:  # noqa: ANN401 - any JSON value
-    if status != HTTPStatus.OK or len(data) > _MOST_BYTES:
-        raise PlanError(f"status {status}, {len(data):,} bytes")
-    return json.loads(data)
 
 
 def _signals(state: ModelState, utilisation: float, age_s: float) -> VariantSignals:

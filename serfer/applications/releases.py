@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from serfer.applications.pipelines import VariantPipelines, served_name
-from serfer.applications.served import FailedCanary, ServedApplication, Table, table_of
+from serfer.applications.served import ServedApplication, Table, table_of
 from serfer.core.errors import InputError, SerferError, UnavailableError, UsageError
-from serfer.core.variants import Application, Variant
+from serfer.core.variants import Application, Canary, Variant
 from serfer.fleet.log_events import TroubleLog, log_event
 from serfer.registry import Registry
 
@@ -130,9 +130,8 @@ class ServedReleases:
         served.latest = None
         self._end(served)
 
-    async def take_back(self, served: ServedApplication, failed: FailedCanary) -> None:
+    async def take_back(self, served: ServedApplication, canary: Canary, why: str) -> None:
         """End a canary in the registry, as the first of several drivers; until then this one does not use it."""
-        canary, why = failed.canary, failed.why
         if self._logged.get(served.name) != canary.since:  # once, however often the registry has to be tried
             self._logged[served.name], networks = canary.since, canary.networks
             log_event(logging.WARNING, "canary taken back", application=served.name, networks=networks, message=why)

@@ -52,14 +52,6 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class FailedCanary:
-    """A canary that is to be taken back, and why."""
-
-    canary: Canary
-    why: str
-
-
-@dataclass(frozen=True)
 class Side:
     """Network versions that answer together, their variants by name, and the catalogue of these."""
 
@@ -117,13 +109,13 @@ def _side(application: Application, networks: Mapping[str, int], runs_here: Call
 class ServedApplication:
     """What a driver knows of an application that it serves.
 
-    `failed` is a canary that is to be taken back, and that the registry still has as far as is known. `deleted` says
+    `failed` is a canary that is to be taken back, and why: the registry still has it as far as is known. `deleted` says
     that the registry has no record of the application any more: nothing answers until it is restored.
     """
 
     def __init__(self, name: str, place: FunctionsPlace, clock: Callable[[], float]) -> None:
         self.name = name
-        self.failed: FailedCanary | None = None
+        self.failed: tuple[Canary, str] | None = None
         self.deleted = False
         self.latest: Latest | None = None
         self.changes = 0
@@ -170,7 +162,7 @@ class ServedApplication:
         if self._table is None or self._table.live.variants != table.live.variants:
             self._demanding = Demanding(table.live.variants)
         since = table.trial.since if table.trial else ""
-        if self.failed is not None and since == self.failed.canary.since:
+        if self.failed is not None and since == self.failed[0].since:
             self._table = replace(table, canary=None)
             return
         self._table, self.failed = table, None
@@ -244,7 +236,7 @@ class ServedApplication:
         if self.table.trial is not None:
             self.trial = self._judged(self.table.trial, others)
             if self.trial.verdict is Verdict.TAKE_BACK:
-                self.failed = FailedCanary(self.table.trial, self.trial.why)
+                self.failed = self.table.trial, self.trial.why
                 self.use(self.table)
 
     def _signals(self) -> dict[str, DriverSignals]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from serfer.core.dataclass_codec import structure, unstructure
 from serfer.core.errors import InputError, UsageError
@@ -17,14 +17,7 @@ MAX_DOCUMENT_BYTES: Final = 4 << 20
 DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-class Record(Protocol):
-    """A dataclass with a number of its format."""
-
-    @property
-    def format(self) -> int: ...
-
-
-_R = TypeVar("_R", bound=Record)
+_R = TypeVar("_R")
 
 
 def document_name(application: str) -> str:
@@ -33,7 +26,7 @@ def document_name(application: str) -> str:
     return f"{APPLICATIONS}{application}.json"
 
 
-def encode_record(name: str, record: Record) -> bytes:
+def encode_record(name: str, record: object) -> bytes:
     return check_size(name, json.dumps(unstructure(record), separators=(",", ":"), allow_nan=False).encode())
 
 

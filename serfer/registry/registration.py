@@ -257,7 +257,6 @@ def registrations(store: RegistryStore) -> Iterator[tuple[Entry, Registration]]:
 
 
 def decode_registration(registration: str, data: bytes) -> Registration:
-    """Read the document of a registration; raises InputError that names it where it cannot be one."""
     name = document_name(registration)
     record = replace(decode_record(name, data, Registration, FORMAT), format=FORMAT)
     if record.id != registration or record.request.id != registration:

@@ -219,7 +219,6 @@ class RegistryStore:
         return self._write_next(name, expected, b"") is not None
 
     def versions(self, name: str) -> list[DocumentVersion]:
-        """Return the versions of a document that are kept, a deleted one's too, the newest first."""
         with self._reached():
             kept = self._folder(_document(name)).kept_versions
         return [DocumentVersion(_number(n), meta["size"] - NONCE - 1, _written(meta)) for n, meta in reversed(kept)]

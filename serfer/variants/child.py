@@ -86,7 +86,6 @@ class InstanceFigures:
 
 
 def measure(job: InstanceJob, clock: Callable[[], float] = time.perf_counter) -> InstanceFigures:
-    """Load a network, measure its batches and its accuracy; raises what opening it raises."""
     busy = round(os.getloadavg()[0], 1)
     directory, hardware = Path(job.directory), Hardware(job.device, job.precision)
     plan = load_whole(directory)

@@ -62,7 +62,6 @@ class BaseNetwork:
 
     @property
     def kept(self) -> str:
-        """Say that a part of the network is not split, empty where there is none."""
         parts = [operator for stage in self.plan.stages for operator in stage.operators if operator.kind == "AsIs"]
         return _AS_IS if parts else ""
 

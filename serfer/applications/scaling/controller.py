@@ -15,10 +15,9 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from serfer.applications.exchange import ScalingDecision
 from serfer.applications.instances import SeenInstance, VariantInstances
@@ -45,9 +44,7 @@ from serfer.fleet.log_events import log_event
 from serfer.fleet.open_pool import remove_empty
 from serfer.fleet.provisioners.provisioner import Provisioner
 from serfer.fleet.purchase import Purchase
-from serfer.fleet.registry import DriverLoad, PoolRegistry
-
-_MOST_REASON: Final = 300
+from serfer.fleet.registry import DriverLoad, FleetMember, PoolRegistry
 
 
 @dataclass(frozen=True)
@@ -63,16 +60,6 @@ class VariantPools:
     ends: tuple[Purchase, ...] = ()
     directory: Path | None = None
     max_usd_per_hour: float = math.inf
-
-
-@dataclass(frozen=True)
-class FleetInstance:
-    """An instance as the fleet has it: what it is called, its pool, its URL if that is known, and its state."""
-
-    name: str
-    pool: str
-    url: str | None
-    state: InstanceState
 
 
 class VariantFleet(FleetLoop):
@@ -99,7 +86,7 @@ class VariantFleet(FleetLoop):
         self.plan = FleetPlan()
         self.copies = copies
         self._pools = pools
-        self._served = served
+        self.served = served
         self._instances = instances
         self._pipelines = pipelines
         self._scaler: FleetScaler | None = None
@@ -110,7 +97,7 @@ class VariantFleet(FleetLoop):
         self._use()
         if not self.leads:
             self._scaler = None
-            for one in self._served.values():
+            for one in self.served.values():
                 one.own_scaled = None
         elif self.acts and not self._is_busy("controller"):
             self._begin("controller", self._act)
@@ -130,19 +117,15 @@ class VariantFleet(FleetLoop):
             found[pool, "wanted"] = known if self.leads or terms.fixed else 0
             found[pool, "on"] = found[pool, "serving"] = 0
         for one in self.listed:
-            found[one.pool, "on"] += 1
-            found[one.pool, "serving"] += one.state == InstanceState.SERVING
+            found[one.kind, "on"] += 1
+            found[one.kind, "serving"] += one.state == InstanceState.SERVING
         return found
 
     @property
-    def served(self) -> Mapping[str, ServedApplication]:
-        return self._served
-
-    @property
-    def listed(self) -> list[FleetInstance]:
+    def listed(self) -> list[FleetMember]:
         """The instances, those that are managed elsewhere first, then in the order in which they were started."""
         found = [
-            FleetInstance(url, pool, url, InstanceState.SERVING)
+            FleetMember(url, url, InstanceState.SERVING, pool)
             for pool, urls in self._pools.urls.items()
             for url in urls
         ]
@@ -150,7 +133,7 @@ class VariantFleet(FleetLoop):
             bought = Purchase(member.kind, member.market)
             is_ours = bought in self._pools.provisioners
             if is_ours and (member.url is None or self._provisioning.admits(bought, member.url)):
-                found.append(FleetInstance(member.name, member.kind, member.url, member.state))
+                found.append(member)
         return found
 
     def _use(self) -> None:
@@ -171,7 +154,7 @@ class VariantFleet(FleetLoop):
         self._change_copies(plan)
         if self._pools.provisioners:
             counts = tuple(InstanceCount(pool, Market.ON_DEMAND, count) for pool, count in plan.wanted.items())
-            reason = "; ".join(f"{name}: {text}" for name, text in plan.reasons.items())[:_MOST_REASON]
+            reason = "; ".join(f"{name}: {text}" for name, text in plan.reasons.items())
             busy = frozenset((*self.view.busy, *self._own_busy()))
             with self.troubles.survived("provisioner"):
                 await self._reconcile(now, ProvisioningPlan(counts, reason), busy, plan.spare)
@@ -180,13 +163,18 @@ class VariantFleet(FleetLoop):
         if self._scaler is None:
             self._scaler, self._decided = FleetScaler(self._pools.terms), now
         scaler = self._scaler
-        variants = variants_of(self._served.values())
+        variants = {
+            (one.name, name): variant
+            for one in self.served.values()
+            if one.is_read
+            for name, variant in one.table.live.variants.items()
+        }
         seen = FleetObservation(
             now,
             now - self._decided,
-            instances_seen(self.listed, variants, self._served, self._instances, self.copies),
+            tuple(self._observe(member, variants) for member in self.listed),
             variants,
-            {name: one.demand for name, one in self._served.items()},
+            {name: one.demand for name, one in self.served.items()},
             prices_of(variants.values(), self._pools.terms),
             self._pools.max_usd_per_hour,
         )
@@ -195,10 +183,36 @@ class VariantFleet(FleetLoop):
         self._note(plan)
         return plan
 
+    def _observe(self, member: FleetMember, variants: Iterable[Key]) -> InstanceSeen:
+        leaves = member.state in {InstanceState.DRAINING, InstanceState.LEAVING}
+        url = member.url if member.state == InstanceState.SERVING else None
+        seen = self._instances.seen(url) if url else None
+        if seen is None or url is None:
+            return InstanceSeen(member.name, member.kind, boots=not leaves, leaves=leaves)
+        models = {key: served_name(*key) for key in variants}
+        return InstanceSeen(
+            member.name,
+            member.kind,
+            {key: self._copy(key, model, url, seen) for key, model in models.items() if model in seen.models},
+            seen.memory_bytes / MIB if seen.memory_bytes is not None else None,
+            seen.utilisation,
+            blocked=frozenset(key for key, model in models.items() if self.copies.is_blocked(url, model)),
+        )
+
+    def _copy(self, key: Key, model: str, url: str, seen: SeenInstance) -> CopySeen:
+        state, places = seen.models[model], self.served[key[0]].places(key[1])
+        return CopySeen(
+            self.copies.status(url, model, state, seen.at),
+            state.bytes / MIB,
+            places.get(url, VariantState.INACTIVE),
+            state.idle_s,
+            state.signals.waiting,
+        )
+
     def _note(self, plan: FleetPlan) -> None:
         changed = (plan.desired, plan.wanted) != (self.plan.desired, self.plan.wanted)
         self.plan = plan
-        for name, one in self._served.items():
+        for name, one in self.served.items():
             desired = {key[1]: count for key, count in plan.desired.items() if key[0] == name and count > 0}
             one.own_scaled = ScalingDecision(desired, plan.reasons.get(name, "no query asks for what instances have"))
             if changed:
@@ -217,12 +231,6 @@ class VariantFleet(FleetLoop):
         return (one.name for one in self.listed if one.url in busy)
 
 
-def variants_of(served: Iterable[ServedApplication]) -> dict[Key, Variant]:
-    return {
-        (one.name, name): variant for one in served if one.is_read for name, variant in one.table.live.variants.items()
-    }
-
-
 def prices_of(variants: Iterable[Variant], pools: Mapping[str, PoolTerms]) -> dict[str, float]:
     """Return the dollars an hour that an instance of each pool costs, as its variants were registered: the dearest."""
     prices = dict.fromkeys(pools, 0.0)
@@ -231,50 +239,3 @@ def prices_of(variants: Iterable[Variant], pools: Mapping[str, PoolTerms]) -> di
         if pool is not None:
             prices[pool] = max(prices[pool], variant.usd.value * variant.qps.value * S_PER_HOUR)
     return prices
-
-
-def instances_seen(
-    listed: Sequence[FleetInstance],
-    variants: Iterable[Key],
-    served: Mapping[str, ServedApplication],
-    instances: VariantInstances,
-    copies: VariantCopies,
-) -> tuple[InstanceSeen, ...]:
-    keys = [(key, served_name(*key)) for key in variants]
-    states = {key: served[key[0]].places(key[1]) for key, _ in keys}
-    return tuple(_instance(one, keys, states, instances, copies) for one in listed)
-
-
-def _instance(
-    one: FleetInstance,
-    keys: Sequence[tuple[Key, str]],
-    states: Mapping[Key, Mapping[str, VariantState]],
-    instances: VariantInstances,
-    copies: VariantCopies,
-) -> InstanceSeen:
-    leaves = one.state in {InstanceState.DRAINING, InstanceState.LEAVING}
-    seen = instances.seen(one.url) if one.url and one.state == InstanceState.SERVING else None
-    if seen is None or one.url is None:
-        return InstanceSeen(one.name, one.pool, boots=not leaves, leaves=leaves)
-    url = one.url
-    return InstanceSeen(
-        one.name,
-        one.pool,
-        {key: _copy(url, model, seen, states[key], copies) for key, model in keys if model in seen.models},
-        seen.memory_bytes / MIB if seen.memory_bytes is not None else None,
-        seen.utilisation,
-        blocked=frozenset(key for key, model in keys if copies.is_blocked(url, model)),
-    )
-
-
-def _copy(
-    url: str, model: str, seen: SeenInstance, states: Mapping[str, VariantState], copies: VariantCopies
-) -> CopySeen:
-    state = seen.models[model]
-    return CopySeen(
-        copies.status(url, model, state, seen.at),
-        state.bytes / MIB,
-        states.get(url, VariantState.INACTIVE),
-        state.idle_s,
-        state.signals.waiting,
-    )

@@ -30,8 +30,6 @@ _MOST_BYTES: Final = 64 * 1024
 
 @dataclass(frozen=True)
 class _Done:
-    """How the last change of a copy ended, and when."""
-
     status: ModelStatus
     at: float
     failed: bool = False

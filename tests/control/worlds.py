@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from serfer.control.policy import Observation, fleet_of
 from serfer.control.scenario import CpuCredits, InstanceType, LambdaTarget, Scenario
 from serfer_bench.study.policies.clairvoyant import optimum_usd
+from tests.support.scenarios import scenario_text
 
 QPS = 10.0
 CREDITS = CpuCredits(2, 24.0, 60.0, 576.0)
@@ -14,68 +15,18 @@ CREDITS = CpuCredits(2, 24.0, 60.0, 576.0)
 LONG = 240.0  # seconds of a boot
 
 # Scenarios as their files are written: large networks, small ones, and two types of instances to choose from.
-LARGE = """
-slo_ms = 1000
-[lambda]
-usd_per_query = 1.2e-4
-latency_ms = 350
-cold_ms = 1500
-concurrency = 1000
-memory_gb = 2.0
-keep_alive_s = 600
-[[instance]]
-name = "g5.xlarge"
-usd_per_hour = 1.006
-spot_usd_per_hour = 0.40
-boot_s = 240
-min_billing_s = 60
-qps = 60
-batches = [[1, 25], [4, 62], [16, 240]]
-"""
-SMALL = """
-slo_ms = 200
-[lambda]
-usd_per_query = 1.5e-5
-latency_ms = 60
-cold_ms = 600
-concurrency = 1000
-memory_gb = 0.5
-keep_alive_s = 600
-[[instance]]
-name = "g6.xlarge"
-usd_per_hour = 0.8048
-spot_usd_per_hour = 0.30
-boot_s = 180
-min_billing_s = 60
-qps = 200
-batches = [[1, 6], [4, 20], [16, 72]]
-"""
-TWO_TYPES = """
-slo_ms = 300
-[lambda]
-usd_per_query = 4e-5
-latency_ms = 120
-cold_ms = 800
-concurrency = 1000
-memory_gb = 1.0
-keep_alive_s = 600
-[[instance]]
-name = "g4dn.xlarge"
-usd_per_hour = 0.526
-spot_usd_per_hour = 0.20
-boot_s = 120
-min_billing_s = 60
-qps = 60
-batches = [[1, 18], [8, 120]]
-[[instance]]
-name = "g5.xlarge"
-usd_per_hour = 1.006
-spot_usd_per_hour = 0.40
-boot_s = 180
-min_billing_s = 60
-qps = 200
-batches = [[1, 7], [8, 38], [32, 144]]
-"""
+LARGE = scenario_text(
+    1000, (1.2e-4, 350, 1500, 1000, 2.0, 600), ("g5.xlarge", 1.006, 0.40, 240, 60, 60, [[1, 25], [4, 62], [16, 240]])
+)
+SMALL = scenario_text(
+    200, (1.5e-5, 60, 600, 1000, 0.5, 600), ("g6.xlarge", 0.8048, 0.30, 180, 60, 200, [[1, 6], [4, 20], [16, 72]])
+)
+TWO_TYPES = scenario_text(
+    300,
+    (4e-5, 120, 800, 1000, 1.0, 600),
+    ("g4dn.xlarge", 0.526, 0.20, 120, 60, 60, [[1, 18], [8, 120]]),
+    ("g5.xlarge", 1.006, 0.40, 180, 60, 200, [[1, 7], [8, 38], [32, 144]]),
+)
 
 
 def scenario(price_ratio=13.0, *, boot_s=LONG, qps=QPS, slo_ms=200.0, concurrency=1000, usd_per_hour=3600.0):

@@ -17,25 +17,9 @@ import pytest
 from tests.api.conftest import png
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.load import Burst, Load
+from tests.support.scenarios import scenario_text
 
-SCENARIO = """
-slo_ms = 2000
-[lambda]
-usd_per_query = 1e-2
-latency_ms = 100
-cold_ms = 400
-concurrency = 100
-memory_gb = 1
-keep_alive_s = 600
-[[instance]]
-name = "here"
-usd_per_hour = 0.9
-spot_usd_per_hour = 0
-boot_s = 1
-min_billing_s = 0
-qps = 200
-batches = [[1, 5], [8, 20]]
-"""
+SCENARIO = scenario_text(2000, (1e-2, 100, 400, 100, 1, 600), ("here", 0.9, 0, 1, 0, 200, [[1, 5], [8, 20]]))
 
 
 @pytest.fixture

@@ -21,43 +21,14 @@ from serfer.fleet.registry import PoolRegistry
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
 from tests.support.hand_clock import Clock
+from tests.support.scenarios import instance_text, scenario_text
 
 CLASSES = 7
 GPU = Purchase("gpu")
-TEXT = """
-slo_ms = 200
-[lambda]
-usd_per_query = 1e-4
-latency_ms = 100
-cold_ms = 400
-concurrency = 100
-memory_gb = 1
-keep_alive_s = 600
-[[instance]]
-name = "gpu"
-usd_per_hour = 3.6
-spot_usd_per_hour = 0
-boot_s = 10
-min_billing_s = 0
-qps = 100
-batches = [[1, 10], [8, 40]]
-"""
+TEXT = scenario_text(200, (1e-4, 100, 400, 100, 1, 600), ("gpu", 3.6, 0, 10, 0, 100, [[1, 10], [8, 40]]))
+CPU_TEXT = instance_text("cpu", 0.36, 0, 5, 0, 10, [[1, 50], [2, 100]])
 SCENARIO = tomllib.loads(TEXT)
-TWO_TYPES = {
-    **SCENARIO,
-    "instance": [
-        {**SCENARIO["instance"][0], "spot_usd_per_hour": 1.2},
-        {
-            "name": "cpu",
-            "usd_per_hour": 0.36,
-            "spot_usd_per_hour": 0,
-            "boot_s": 5,
-            "min_billing_s": 0,
-            "qps": 10,
-            "batches": [[1, 50], [2, 100]],
-        },
-    ],
-}
+TWO_TYPES = tomllib.loads(TEXT.replace("spot_usd_per_hour = 0", "spot_usd_per_hour = 1.2") + CPU_TEXT)
 """Two types, the first of them in both markets."""
 
 

@@ -14,6 +14,7 @@ from serfer.fleet.purchase import Purchase
 from serfer.settings import Settings
 from serfer_bench.study.policies.mark.lstm import LstmWeights
 from tests.fleet.fakes import SCENARIO, TEXT
+from tests.support.scenarios import instance_text
 
 
 @pytest.fixture
@@ -83,25 +84,10 @@ def test_a_route_is_mark_with_a_trained_forecaster(file, tmp_path):
 
 
 BUYS = "gpu=ec2:a,gpu/spot=ec2:b,cpu=local"
-MORE = """
-[[instance]]
-name = "cpu"
-usd_per_hour = 0.36
-spot_usd_per_hour = 0
-boot_s = 5
-min_billing_s = 0
-qps = 10
-batches = [[1, 50]]
-[[instance]]
-name = "t3"
-usd_per_hour = 0.36
-spot_usd_per_hour = 0.1
-boot_s = 5
-min_billing_s = 0
-qps = 10
-batches = [[1, 50]]
-credits = {vcpus = 2, per_hour = 24, at_launch = 0, most = 576}
-"""
+CREDITS = "credits = {vcpus = 2, per_hour = 24, at_launch = 0, most = 576}"
+MORE = instance_text("cpu", 0.36, 0, 5, 0, 10, [[1, 50]]) + instance_text(
+    "t3", 0.36, 0.1, 5, 0, 10, [[1, 50]], extra=CREDITS
+)
 
 
 @pytest.fixture

@@ -17,25 +17,9 @@ from serfer.core.errors import PlanError
 from serfer_bench.study.sim import local_replay as load_replay
 from tests.e2e.dense import dense_onnx
 from tests.e2e.small import small_onnx
+from tests.support.scenarios import scenario_text
 
-SCENARIO = """
-slo_ms = 30000
-[lambda]
-usd_per_query = 1e-5
-latency_ms = 50
-cold_ms = 1000
-concurrency = 1000
-memory_gb = 1.7
-keep_alive_s = 300
-[[instance]]
-name = "own"
-usd_per_hour = 1e-4
-spot_usd_per_hour = 0
-boot_s = 0
-min_billing_s = 0
-qps = 20
-batches = [[1, 40]]
-"""
+SCENARIO = scenario_text(30000, (1e-5, 50, 1000, 1000, 1.7, 300), ("own", 1e-4, 0, 0, 0, 20, [[1, 40]]))
 
 
 @pytest.fixture

@@ -7,17 +7,12 @@ import pytest
 from aiohttp import web
 
 from serfer.applications.scaling.copies import VariantCopies
-from serfer.core.http_messages import ModelState
-from tests.applications.test_scaling import SIGNALS
+from tests.applications.worlds import model_state
 from tests.support.aiohttp_server import serve_route
 from tests.support.hand_clock import Clock
 
 MODEL = "faces:b1"
 KEY = "sf_" + "k" * 43
-
-
-def listed(status):
-    return ModelState(status, 1, 0, None, 0, 0, 0.1, "", SIGNALS)
 
 
 class Instance:
@@ -57,13 +52,13 @@ async def test_a_load_is_asked_for_once_with_the_key_and_counts_until_the_instan
         instance.gate.clear()
         copies.change("load", url, MODEL)
         copies.change("load", url, MODEL)
-        assert copies.status(url, MODEL, listed("unloaded"), 9.0) == "loading"
+        assert copies.status(url, MODEL, model_state("unloaded"), 9.0) == "loading"
         instance.gate.set()
         await done(copies)
         assert instance.asked == [(MODEL, "load", KEY)]
         assert looks == [10.0]
-        assert copies.status(url, MODEL, listed("unloaded"), 9.0) == "loaded"
-        assert copies.status(url, MODEL, listed("unloaded"), 11.0) == "unloaded"
+        assert copies.status(url, MODEL, model_state("unloaded"), 9.0) == "loaded"
+        assert copies.status(url, MODEL, model_state("unloaded"), 11.0) == "unloaded"
         assert copies.changes == {"load": 1}
 
 
@@ -71,9 +66,9 @@ async def test_what_is_being_unloaded_counts_as_gone_and_stays_where_it_has_quer
     async with world() as (copies, instance, url, _clock, _looks):
         instance.status = 409
         copies.change("unload", url, MODEL)
-        assert copies.status(url, MODEL, listed("loaded"), 0.0) == "unloaded"
+        assert copies.status(url, MODEL, model_state("loaded"), 0.0) == "unloaded"
         await done(copies)
-        assert copies.status(url, MODEL, listed("loaded"), 0.0) == "loaded"
+        assert copies.status(url, MODEL, model_state("loaded"), 0.0) == "loaded"
         assert not copies.is_blocked(url, MODEL)
 
 
@@ -84,7 +79,7 @@ async def test_a_load_that_failed_is_not_tried_again_at_once(status):
         copies.change("load", url, MODEL)
         await done(copies)
         assert copies.is_blocked(url, MODEL)
-        assert copies.status(url, MODEL, listed("unloaded"), 0.0) == "unloaded"
+        assert copies.status(url, MODEL, model_state("unloaded"), 0.0) == "unloaded"
         clock.now += 31.0
         assert not copies.is_blocked(url, MODEL)
         assert copies.changes == {"failed": 1}

@@ -11,13 +11,15 @@ from serfer.api.routes.applications import detail_of
 from serfer.applications.answering import ApplicationQuery
 from serfer.applications.instances import OneInstance, VariantInstances
 from serfer.applications.pipelines import served_name
+from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import TaskFailedError, UnavailableError
+from serfer.core.http_messages import InstanceState
 from serfer.core.variants import Objectives, Place, VariantState
 from serfer.drivers.driver import RequestContext
 from serfer.drivers.instance.client import Fault, FaultKind
 from serfer.registry import open_registry
 from tests.applications.test_applications import CHEAP, Driver
-from tests.applications.worlds import register, variant, version
+from tests.applications.worlds import model_state, register, variant, version
 from tests.support.aiohttp_server import serve_route
 from tests.support.hand_clock import Clock
 
@@ -25,32 +27,10 @@ GPU = variant("gpu", ms=5.0, usd=1e-6, correct=90, place=Place.INSTANCE, kind="g
 MODEL = served_name("faces", "gpu")
 
 
-def listing(status="loaded", utilisation=0.1, waiting=0, interference=1.0, **more):
-    signals = {
-        "batches": 9,
-        "images": 9,
-        "refused": 0,
-        "waiting": waiting,
-        "utilisation": utilisation,
-        "interference": interference,
-        "max_batch": 8,
-        "profiled_ms": 5.0,
-        "expected_ms": 5.0,
-    }
-    state = {
-        "status": status,
-        "bytes": 1000,
-        "resident_bytes": 1000,
-        "idle_s": None,
-        "loads": 1,
-        "unloads": 0,
-        "load_s": 0.1,
-        "failure": "",
-        "signals": signals,
-        **more,
-    }
-    shared = {"device": "cuda", "memory_bytes": None, "resident_bytes": 1000, "utilisation": utilisation}
-    return {"models": [{"name": MODEL, "plan": "x", "state": state}, {"name": "other"}], "instance": shared}
+def listing(status="loaded", caution="", **signals):
+    model = {"name": MODEL, "plan": "x", "state": unstructure(model_state(status, caution=caution, **signals))}
+    shared = InstanceState("cuda", None, 1000, signals.get("utilisation", 0.1))
+    return {"models": [model, {"name": "other"}], "instance": unstructure(shared)}
 
 
 def instance(reply):
@@ -97,12 +77,7 @@ async def test_what_an_instance_tells_becomes_signals_with_their_age():
 
 
 async def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference():
-    def small():
-        told = listing(interference=3.0)
-        told["models"][0]["state"]["signals"]["profiled_ms"] = 0.4
-        return told
-
-    async with instance(small) as url:
+    async with instance(lambda: listing(interference=3.0, profiled_ms=0.4)) as url:
         instances = VariantInstances([url], "", Clock())
         await instances.look()
         assert instances.signals(MODEL)[url].latency_ratio == 1.0

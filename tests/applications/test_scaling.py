@@ -15,7 +15,6 @@ from serfer.cli.shared.service_options import applications_of
 from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import PlanError, UsageError
-from serfer.core.http_messages import EngineSignals, ModelState
 from serfer.core.plan import codec
 from serfer.core.units import MIB
 from serfer.core.variants import NO_OBJECTIVES, Application, Figure, Place
@@ -26,13 +25,12 @@ from serfer.registry import open_registry
 from serfer.settings import Settings
 from serfer.storage.memory import MemoryStore
 from tests import bugs
-from tests.applications.worlds import NOW, plan_variant, register, variant, version
+from tests.applications.worlds import NOW, model_state, plan_variant, register, variant, version
 from tests.fleet.fakes import FailingCoordination, FakeProvisioner, Net
 from tests.support.hand_clock import Clock
 
 ANY = Purchase("")
 PRICE = 3.6
-SIGNALS = EngineSignals(0, 0, 0, 0, 0.0, 1.0, 8, 10.0, 10.0)
 
 
 def on_instance(name, qps, batch):
@@ -58,7 +56,7 @@ class Machines:
         for name in ("b1", "b8"):
             model = f"faces:{name}"
             status = "loaded" if model in self.loaded.setdefault(url, set()) else "unloaded"
-            models[model] = ModelState(status, 50 * MIB, 0, None, 0, 0, 0.1, "", SIGNALS)
+            models[model] = model_state(status, 50 * MIB)
         return SeenInstance(models, 0.1, 120 * MIB, now)
 
 

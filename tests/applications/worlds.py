@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from serfer.core.http_messages import EngineSignals, ModelState
 from serfer.core.variants import Accuracy, Application, Figure, NetworkVersion, Validation
 from serfer.plan_directory import load_plan
 from tests.e2e.small import CLASSES, split_small
@@ -23,6 +24,12 @@ def variant(name, network="net", version=1, *, ms=40.0, usd=1e-5, correct=90, pl
 def version(network, number, *variants):
     own = tuple(replace(each, network=network, version=number) for each in variants)
     return NetworkVersion(network, number, DIGEST, NOW, "test", VALIDATION, own)
+
+
+def model_state(status="loaded", size=1000, caution="", **signals):
+    """Return what an instance tells of a model."""
+    told = EngineSignals(9, 9, 0, 0, 0.1, 1.0, max_batch=8, profiled_ms=5.0, expected_ms=5.0)
+    return ModelState(status, size, size, None, 1, 0, 0.1, "", replace(told, **signals), caution)
 
 
 def register(registry, name, *versions):

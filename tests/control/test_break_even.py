@@ -96,51 +96,11 @@ def check_against_the_cheaper(world, load, step_s):
     assert usd <= 1.05 * least + 20 * levels * world.instance.start_usd
 
 
-def stays(chance, boot_s, kind):
-    """Yield rows of loads of a kind: steps of 10 seconds whose lengths are of the order of a boot."""
-    peak, low = chance.uniform(0.3, 3.5) * QPS, chance.choice([0.0, 0.0, 0.05, 0.2]) * QPS
-    off_s, on_s, rate, turn = chance.uniform(2, 20) * boot_s, chance.uniform(0.2, 3) * boot_s, low, 0
-    while True:
-        turn += 1
-        quarter = turn // 60 % 4
-        rate = min(max(rate + chance.normal() * QPS / 2, 0.0), peak)
-        rows = {
-            "square": [(off_s, low), (on_s, peak)],
-            "exponential": [(chance.exponential(off_s), low), (chance.exponential(boot_s), peak)],
-            "heavy": [(min(chance.pareto(1.1), 40) * boot_s, low), (min(chance.pareto(1.1) / 2, 40) * boot_s, peak)],
-            "walk": [(chance.uniform(0.1, 1) * boot_s, rate)],
-            "mixed": [(chance.uniform(0.1, 8) * boot_s, chance.choice([0, 0.05, 0.1, 0.5, 1, 1.5, 2]) * QPS)],
-            "changing": [((4, 12, 30, 2)[quarter] * boot_s, low), ((0.5, 3, 0.2, 6)[quarter] * boot_s, peak)],
-        }
-        yield from ((max(10, round(seconds / 10) * 10), row_rate) for seconds, row_rate in rows[kind])
-
-
 def against_the_cheaper(world, load, step_s=10.0):
     """Return what the default pays, and the cheaper of the plain rule and Lambda alone."""
     names = ("break-even", "ski-rental", "serverless")
     usd, *others = (with_boots(world, make_policy(name, world), load, step_s).usd for name in names)
     return usd, min(others)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("mixed", marks=pytest.mark.slow),
-        *(
-            pytest.param(kind, marks=pytest.mark.weekly)
-            for kind in ("changing", "square", "exponential", "heavy", "walk")
-        ),
-    ],
-)
-def test_loads_of_many_kinds_cost_little_more_than_the_cheaper_of_the_plain_rule_and_lambda_alone(kind):
-    for seed in range(6):
-        chance, load = np.random.default_rng(seed), []
-        world = scenario(chance.choice([3.0, 13.4, 16.4, 25.8]), boot_s=chance.choice([120.0, 180.0, 240.0]))
-        rows_of_kind, seconds = stays(chance, world.instance.boot_s, kind), 0
-        while seconds < 12 * HOUR:
-            load.append(next(rows_of_kind))
-            seconds += load[-1][0]
-        check_against_the_cheaper(world, load, 10.0)
 
 
 @pytest.mark.slow
@@ -256,12 +216,6 @@ def test_each_rule_costs_the_same_as_alone(load):
         alone = with_boots(world, rule, load, 5.0)
         assert [each[number] for each in on] == alone.on
         assert rules.cost[:, number].sum() == pytest.approx(alone.usd)
-
-
-def test_experts_include_the_plain_rule_and_quicker_and_slower_ones():
-    assert SIZES[PLAIN] == (1.0, 1.0)
-    assert {start for start, _ in SIZES} == {0.0, 0.3, 1.0}
-    assert {stop for _, stop in SIZES} == {1.0, 4.0, 16.0, 64.0}
 
 
 def test_expert_rules_fade_grow_and_resume():
@@ -419,27 +373,6 @@ def test_an_adaptive_adversary_cannot_exceed_the_guarantee(price_ratio, predicti
     }
     idles = prediction == "idle"
     attacked(account, fill_s, 200, predictions[prediction], lambda account: 0.0 if idles or account.on[0] else QPS)
-
-
-def test_budget_reserved_for_one_level_is_not_spent_on_others():
-    account = Account(13.0, levels=9, boot_s=20.0)
-    attacked(account, 11.0, 0, None, None)
-    while account.on.any():
-        account.step(FINE_S, 0.0, lambda plain: plain)
-    while account.budget.gap[0] > 10.0:  # the lowest goes half way to a start, and stays there
-        account.step(FINE_S, QPS, lambda plain: plain)
-    others = np.arange(9) > 0
-    followed = []
-    while not followed or account.on.any():
-        seconds = 0.5 if account.boot.any() else 0.02
-        followed.append(account.step(seconds, QPS / 13.0, lambda plain: plain | others, 0.02).any())
-    assert len(followed) > 50  # they idle on a prediction, until what is left is needed
-    while not account.on.any():
-        account.step(account.crossing_s(QPS), QPS, lambda plain: plain)
-    while account.on.any():
-        account.step(FINE_S, 0.0, lambda plain: plain)
-        assert account.budget.units >= -1e-3
-    assert account.spare() >= -1e-3
 
 
 @settings(derandomize=True, max_examples=20)

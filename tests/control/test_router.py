@@ -151,20 +151,6 @@ def test_every_decision_is_counted_once_under_its_reason(queries):
     assert {reason: reasons.count(reason) for reason in Reason if reason in reasons} == dict(made.counts)
 
 
-def test_a_decision_reads_each_endpoint_once():
-    class Watched(list):
-        looked = 0
-
-        def __iter__(self):
-            for endpoint in super().__iter__():
-                Watched.looked += 1
-                yield endpoint
-
-    endpoints = Watched(Endpoint(f"i-{number}", 500 - number) for number in range(400))
-    router().route(0.0, endpoints, 0)
-    assert 400 <= Watched.looked <= 800
-
-
 def test_the_policy_observes_the_load_and_decides_without_a_ceiling():
     policy = Scripted(7)
     made = router(policy=policy)

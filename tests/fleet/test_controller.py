@@ -223,23 +223,27 @@ async def test_a_hanging_store_blocks_neither_the_loop_nor_shutdown():
     assert list(made.store._values) == ["x"]  # nothing was written after the end
 
 
+class Slow(Wants):
+    """A policy that decides when a test lets it."""
+
+    def __init__(self):
+        super().__init__()
+        self.may_decide = threading.Event()
+
+    def observe(self, seen):
+        assert self.may_decide.wait(60), "the event loop was blocked by the policy"
+        return super().observe(seen)
+
+
 async def test_queries_go_on_while_the_policy_thinks():
-    class Slow(Wants):
-        """A policy whose decision takes until the event loop has done something else."""
-
-        def observe(self, seen):
-            assert served.wait(60), "the event loop was blocked by the policy"
-            return super().observe(seen)
-
-    served = threading.Event()
-    drivers = Drivers()
-    drivers.add("a", Slow())
+    drivers, policy = Drivers(), Slow()
+    drivers.add("a", policy)
     ticking = asyncio.create_task(drivers.step())
     for _ in range(1000):  # turns of the loop, in which queries would be answered
         await asyncio.sleep(0)
-    served.set()
+    policy.may_decide.set()
     await ticking
-    assert len(drivers.policies["a"].rates) == 1
+    assert len(policy.rates) == 1
 
 
 def test_drivers_that_were_not_seen_for_an_hour_are_forgotten_and_none_is_paid_for_twice():
@@ -408,26 +412,15 @@ async def test_functions_that_are_always_warm_take_no_pings():
     assert "functions" not in made.running["a"].duties
 
 
-class Slow(Wants):
-    """A policy that decides when a test lets it."""
-
-    def __init__(self):
-        super().__init__()
-        self.may_decide = threading.Event()
-        self.may_decide.set()
-
-    def observe(self, seen):
-        assert self.may_decide.wait(60)
-        return super().observe(seen)
-
-
 async def test_a_decision_that_takes_longer_than_the_lease_does_not_cost_it(monkeypatch):
     monkeypatch.setattr(controller_module, "PERIOD_S", 0.01)  # between two renewals while a policy decides
     made = Drivers(ends=[GPU])
-    one, other = made.add("a", Slow()), made.add("b")
+    policy = Slow()
+    policy.may_decide.set()
+    one, other = made.add("a", policy), made.add("b")
     await made.step(3)
     assert made.leader == "a"
-    made.policies["a"].may_decide.clear()
+    policy.may_decide.clear()
     renewed, exchange, loop = asyncio.Event(), one._registry.exchange, asyncio.get_running_loop()
 
     def exchanged(load):
@@ -444,6 +437,6 @@ async def test_a_decision_that_takes_longer_than_the_lease_does_not_cost_it(monk
             await asyncio.wait_for(renewed.wait(), 30)
         await other.tick()
         assert not other.status.leads, "the other one took over from a driver that is there"
-    made.policies["a"].may_decide.set()
+    policy.may_decide.set()
     await deciding
     assert one.status.leads

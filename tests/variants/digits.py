@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from torch import nn
 
@@ -125,28 +124,14 @@ def png(image):
     return buffer.getvalue()
 
 
-def write_onnx(network, path, classes=CLASSES):
+def write_onnx(network, path):
     """Write a sequence of convolutions, pooling and linear layers as ONNX, for any number of images."""
-    nodes, weights, value = [], [], "images"
-    for number, layer in enumerate(network):
+    net, value = Net(1, SIDE, SIDE), "images"
+    for layer in network:
         kind, attributes = _operator(layer)
-        names = [f"{kind.lower()}{number}.{name}" for name, _ in layer.named_parameters()]
-        weights += [
-            numpy_helper.from_array(parameter.detach().numpy(), name)
-            for name, parameter in zip(names, layer.parameters(), strict=True)
-        ]
-        nodes.append(helper.make_node(kind, [value, *names], [f"value{number}"], f"{kind}{number}", **attributes))
-        value = f"value{number}"
-    graph = helper.make_graph(
-        nodes,
-        "digits",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["N", 1, SIDE, SIDE])],
-        [helper.make_tensor_value_info(value, TensorProto.FLOAT, ["N", classes])],
-        weights,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    onnx.checker.check_model(model)
-    Path(path).write_bytes(model.SerializeToString())
+        weights = [net.constant(weight.detach().numpy()) for weight in layer.parameters()]
+        value = net.op(kind, value, *weights, **attributes)
+    onnx.save(net.model(value, name="images", dims=("N", CLASSES)), path)
 
 
 def recurrent():

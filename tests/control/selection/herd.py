@@ -42,12 +42,9 @@ class Server:
 
 
 class Herd:
-    """Drivers that share a load evenly; `by_letter` has them all draw 0: always the cheapest active variant.
+    """Drivers that share a load evenly; every variant is at `places` places, with its throughput at each."""
 
-    Every variant is at `places` places, with its throughput at each.
-    """
-
-    def __init__(self, qps, *, places=1, by_letter=False):
+    def __init__(self, qps, *, places=1):
         self.servers = {(f"v{at}", f"p{place}"): Server(each) for at, each in enumerate(qps) for place in range(places)}
         self.catalogue = [
             Catalogue([variant(f"v{at}", usd=(at + 1) * 1e-6, qps=each) for at, each in enumerate(qps)])
@@ -56,7 +53,6 @@ class Herd:
         self.trackers = [StateTracker() for _ in range(DRIVERS)]
         idle = {key: server.publish() for key, server in self.servers.items()}
         self.states = [tracker.observe(idle) for tracker in self.trackers]
-        self.by_letter = by_letter
         self.late = self.sent = self.queries = 0
 
     def run(self, load, seconds, settled_s):
@@ -86,8 +82,8 @@ class Herd:
     def select(self):
         self.queries += 1
         driver = self.queries % DRIVERS
-        draw = 0.0 if self.by_letter else draw_of(f"query-{self.queries}")
-        chosen = InfaasSelector().get_variant(Objectives(), self.catalogue[driver], self.states[driver], draw)
+        draw, catalogue = draw_of(f"query-{self.queries}"), self.catalogue[driver]
+        chosen = InfaasSelector().get_variant(Objectives(), catalogue, self.states[driver], draw)
         return chosen.variant, chosen.place
 
     @property

@@ -1,35 +1,23 @@
 """Variants and states of tests."""
 
 import random
+from dataclasses import replace
 
 from serfer.control.selection import PlaceState, States
-from serfer.core.variants import Accuracy, Figure, Objectives, Place, Variant, VariantState
+from serfer.core.variants import Accuracy, Figure, Objectives, Place, VariantState
+from tests.registry import records
 
 INACTIVE, ACTIVE = VariantState.INACTIVE, VariantState.ACTIVE
 OVERLOADED, INTERFERED = VariantState.OVERLOADED, VariantState.INTERFERED
 
 
-def variant(name, usd=1e-6, latency=20.0, load=500.0, accuracy=0.75, qps=100.0, **more):
+def variant(name, usd=1e-6, latency=20.0, load=500.0, accuracy=0.75, qps=100.0, network="resnet50", **more):
     """Return a variant on an instance, measured on 10,000 images."""
-    return Variant(
-        **{
-            "name": name,
-            "network": "resnet50",
-            "version": 1,
-            "place": Place.INSTANCE,
-            "precision": "fp32",
-            "artefact": name,
-            "plan": name,
-            "accuracy": None if accuracy is None else Accuracy(round(accuracy * 10_000), 10_000),
-            "latency_ms": Figure.measured(latency),
-            "load_ms": Figure.measured(load),
-            "peak_mb": Figure.measured(200.0),
-            "qps": Figure.measured(qps),
-            "usd": Figure.measured(usd),
-            "kind": "gpu",
-        }
-        | more
-    )
+    known = None if accuracy is None else Accuracy(round(accuracy * 10_000), 10_000)
+    figures = {"latency_ms": latency, "load_ms": load, "peak_mb": 200.0, "qps": qps, "usd": usd}
+    measured = {figure: Figure.measured(value) for figure, value in figures.items()}
+    fields = {"place": Place.INSTANCE, "kind": "gpu", "accuracy": known} | measured | more
+    return replace(records.variant(name, network), **fields)
 
 
 def states(**places):

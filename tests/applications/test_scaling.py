@@ -12,7 +12,6 @@ from serfer.applications.scaling.spec import parse_instances
 from serfer.applications.served import FunctionsPlace, ServedApplication, table_of
 from serfer.cli.shared.service_commands import ServeCommand
 from serfer.cli.shared.service_options import applications_of
-from serfer.control.selection.scaling.fleet import FleetScaler
 from serfer.control.selection.scaling.fleet_records import PoolTerms
 from serfer.core.errors import PlanError, UsageError
 from serfer.core.plan import codec
@@ -24,7 +23,6 @@ from serfer.fleet.registry import PoolRegistry
 from serfer.registry import open_registry
 from serfer.settings import Settings
 from serfer.storage.memory import MemoryStore
-from tests import bugs
 from tests.applications.worlds import NOW, model_state, plan_variant, register, variant, version
 from tests.fleet.fakes import FailingCoordination, FakeProvisioner, Net
 from tests.support.hand_clock import Clock
@@ -235,19 +233,6 @@ async def test_no_more_instances_are_started_than_the_bounds_allow(bounds, expec
     drivers.add("a")
     await drivers.step(25, rate=900)
     assert drivers.starts == expected
-
-
-async def test_a_bug_in_what_decides_leaves_the_loop_running_and_its_traceback_is_logged(caplog, monkeypatch):
-    drivers = Drivers()
-    one = drivers.add("a")
-    with monkeypatch.context() as broken:
-        broken.setattr(FleetScaler, "observe", bugs.buggy)
-        await drivers.step(5, rate=8)
-    assert one.troubles["controller"] >= 1
-    assert drivers.starts == 0
-    await drivers.step(10, rate=8)
-    assert drivers.starts == 1
-    assert bugs.logged(caplog.records) >= 1
 
 
 async def test_an_instance_that_owes_answers_is_not_stopped_until_it_has_given_them():

@@ -10,8 +10,8 @@ from tests.e2e.load import Burst
 from tests.e2e.test_serve import png
 from tests.mapping.plans import make_map_plan
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
-from tests.offline.services import serving
 from tests.raster.files import pixels, write
+from tests.support.http_stub import serving
 
 WINDOWS = 20
 

@@ -7,7 +7,6 @@ import threading
 import numpy as np
 import pytest
 
-from serfer.core.errors import UnavailableError
 from serfer.fleet import controller as controller_module
 from serfer.fleet.control_loop import Timing
 from serfer.fleet.controller import _Paid
@@ -146,22 +145,6 @@ async def test_an_instance_that_did_not_answer_gets_queries_again_when_it_is_rea
     assert len(made.provisioner.calls) == 1  # a few failed looks replace nothing
 
 
-async def test_a_failing_provisioner_is_tried_again_and_logged_once(caplog):
-    with caplog.at_level("INFO", "serfer.fleet"):
-        made = Drivers(ends=[GPU])
-        one = made.add("a")
-        made.want(1)
-        made.provisioner.broken = UnavailableError("ec2 refuses")
-        await made.step(10)
-        assert one.troubles["provisioner"] >= 8
-        made.provisioner.broken = None
-        await made.step(15)
-        assert one.pool.serving == 1
-    logged = [record.serfer for record in caplog.records if record.msg == "pool trouble"]
-    assert logged == [{"of": "provisioner", "message": "UnavailableError: ec2 refuses"}]
-    assert [record.msg for record in caplog.records].count("pool trouble is over") == 1
-
-
 async def test_without_the_store_instances_go_on_serving_and_none_is_started_or_stopped():
     made, *drivers = await serving(1, "ab")
     made.coordination.gone = True
@@ -297,21 +280,6 @@ async def test_changes_are_logged_with_the_policys_reason(caplog):
     assert start["reason"] == "the test says so"
 
 
-async def test_the_last_driver_stops_the_instances_and_leaves_nothing_in_the_store():
-    made, *_ = await serving(2, "ab")
-    first = made.kill("a")
-    await first.close()
-    assert len(made.provisioner.there) == 2
-    await made.step(12)
-    assert made.leader == "b"
-    await made.kill("b").close()
-    assert made.provisioner.there == {}
-    assert made.provisioner.closed == 2
-    made.clock.now += 20  # the cleared record
-    made.store.put("x", b"", 1)
-    assert [key for key in made.store._values if key != "x"] == []
-
-
 async def test_the_loop_survives_bugs_which_are_logged_with_their_traceback(caplog):
     class Mad(Wants):
         def observe(self, seen):
@@ -342,12 +310,9 @@ class Pings:
 
     def __init__(self):
         self.sent = []
-        self.broken = None
 
     async def __call__(self, queries):
         self.sent.append(queries)
-        if self.broken:
-            raise self.broken
 
 
 def warmed(made, name, count, **more):
@@ -380,20 +345,6 @@ async def test_queries_in_flight_count_as_warm():
     await made.step(3)
     assert pings.sent == [2]
     assert one.pool.take_stats().paid_usd == pytest.approx(2e-4)
-
-
-async def test_pings_that_fail_are_counted_and_sent_again_in_a_minute(caplog):
-    made = Drivers(ends=[GPU])
-    one, pings = warmed(made, "a", 3)
-    pings.broken = UnavailableError("worker-1 was not warmed: throttled")
-    await made.step(100)
-    assert pings.sent == [3, 3]
-    assert one.troubles["functions"] == 2
-    pings.broken = None
-    await made.step(100)
-    assert pings.sent == [3, 3, 3]
-    messages = [record.serfer["message"] for record in caplog.records if record.message == "pool trouble"]
-    assert messages == ["UnavailableError: worker-1 was not warmed: throttled"]
 
 
 @pytest.mark.parametrize("more", [{"overflow": False}, {"max_usd_per_hour": 1e-4}])

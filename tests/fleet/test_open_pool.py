@@ -4,7 +4,6 @@ import math
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from serfer.control.scenario import Market, parse_scenario
@@ -12,7 +11,6 @@ from serfer.core.errors import InputError, UsageError
 from serfer.fleet.open_pool import _label, choose_routing, instance_command, routing_of
 from serfer.fleet.purchase import Purchase
 from serfer.settings import Settings
-from serfer_bench.study.policies.mark.lstm import LstmWeights
 from tests.fleet.fakes import SCENARIO, TEXT
 from tests.support.scenarios import instance_text
 
@@ -74,16 +72,6 @@ def test_a_route_is_a_policy_of_the_users_own(file):
     assert choose_routing(route, "local", file, None).router().policy.name == route
 
 
-def test_a_route_is_mark_with_a_trained_forecaster(file, tmp_path):
-    trained = tmp_path / "lstm.npz"
-    trained.write_bytes(LstmWeights(2, *(np.zeros(shape) for shape in [4, (4, 1), 4, (3, 1), 3])).to_bytes())
-    name = f"mark:forecaster={trained}"
-    assert choose_routing(name, "local", file, None).router().policy.name == name
-    with pytest.raises(InputError, match=r"missing\.npz"):
-        choose_routing("mark:forecaster=missing.npz", "local", file, None)
-
-
-BUYS = "gpu=ec2:a,gpu/spot=ec2:b,cpu=local"
 CREDITS = "credits = {vcpus = 2, per_hour = 24, at_launch = 0, most = 576}"
 MORE = instance_text("cpu", 0.36, 0, 5, 0, 10, [[1, 50]]) + instance_text(
     "t3", 0.36, 0.1, 5, 0, 10, [[1, 50]], extra=CREDITS

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import http.server
 import logging
-import threading
 
 import pytest
 from botocore.session import Session
@@ -16,6 +14,7 @@ from serfer.fleet.provisioners.auto_scaling import AutoScalingProvisioner, relea
 from serfer.local.server import free_port
 from tests.fleet.provisioner_contract import ProvisionerContract, serving
 from tests.moto_server import ACCESS, REGION, MotoServer
+from tests.support import http_stub
 
 GROUP = "shop-gpu"
 
@@ -178,59 +177,27 @@ def test_unreachable_aws_is_reported(variables, words, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-class Refusing(http.server.BaseHTTPRequestHandler):
-    """AWS as it throttles, so often as its class says, and then describes a group without instances."""
-
-    LEFT = 0
-    ASKED = 0
-
-    def do_POST(self):
-        kind = type(self)
-        self.rfile.read(int(self.headers["Content-Length"]))
-        kind.ASKED += 1
-        kind.LEFT -= 1
-        refused = kind.LEFT >= 0
-        body = (
-            b"<ErrorResponse><Error><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>"
-            if refused
-            else b"<DescribeAutoScalingGroupsResponse><DescribeAutoScalingGroupsResult><AutoScalingGroups><member>"
-            b"<AutoScalingGroupName>shop-gpu</AutoScalingGroupName><DesiredCapacity>0</DesiredCapacity><Instances/>"
-            b"</member></AutoScalingGroups></DescribeAutoScalingGroupsResult></DescribeAutoScalingGroupsResponse>"
-        )
-        self.send_response(400 if refused else 200)
-        self.send_header("Content-Type", "text/xml")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-@contextlib.contextmanager
-def answering(handler):
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+XML = {"Content-Type": "text/xml"}
+THROTTLED = b"<ErrorResponse><Error><Code>Throttling</Code><Message>Rate exceeded</Message></Error></ErrorResponse>"
+EMPTY = (
+    b"<DescribeAutoScalingGroupsResponse><DescribeAutoScalingGroupsResult><AutoScalingGroups><member>"
+    b"<AutoScalingGroupName>shop-gpu</AutoScalingGroupName><DesiredCapacity>0</DesiredCapacity><Instances/>"
+    b"</member></AutoScalingGroups></DescribeAutoScalingGroupsResult></DescribeAutoScalingGroupsResponse>"
+)
 
 
 @pytest.mark.parametrize(("times", "tries"), [(1, 4), (2, 2)])
 def test_throttling_is_tried_again_and_reported_in_the_end(times, tries, monkeypatch):
     monkeypatch.setattr(auto_scaling, "_TRIES", tries)
-    handler = type("Throttling", (Refusing,), {"LEFT": times})
-    with answering(handler) as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+    with http_stub.serving() as aws:
+        aws.replies = [(400, XML, THROTTLED)] * times + [(200, XML, EMPTY)]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", aws.url)
         if times < tries:
             assert running(AutoScalingProvisioner.members) == []
         else:
             with pytest.raises(UnavailableError, match="AWS refuses to describe_auto_scaling_groups: Throttling: Rate"):
                 running(AutoScalingProvisioner.members)
-    assert handler.ASKED == 2
+    assert len(aws.requests) == 2
 
 
 @pytest.fixture
@@ -370,39 +337,26 @@ def test_an_address_is_requested_once(reported):
     running(work)
 
 
-class Metadata(http.server.BaseHTTPRequestHandler):
-    """The metadata service's second version, of an instance that its class names."""
-
-    INSTANCE = b"i-0123456789abcdef0"
-    TOKEN = b"AQAEAJ_token=="
-
-    def do_PUT(self):
-        known = self.path == "/latest/api/token" and int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 0
-        self._answer(self.TOKEN if known else None)
-
-    def do_GET(self):
-        answers = {
-            "/latest/meta-data/instance-id": self.INSTANCE,
-            "/latest/meta-data/placement/region": REGION.encode(),
-        }
-        signed = self.headers.get("X-aws-ec2-metadata-token", "").encode() == self.TOKEN
-        self._answer(answers.get(self.path) if signed else None)
-
-    def _answer(self, body):
-        self.send_response(404 if body is None else 200)
-        self.send_header("Content-Length", str(len(body or b"")))
-        self.end_headers()
-        self.wfile.write(body or b"")
-
-    def log_message(self, *_):
-        pass
+TOKEN = b"AQAEAJ_token=="
 
 
 @contextlib.contextmanager
-def on_instance(monkeypatch, name, **more):
-    handler = type("OnInstance", (Metadata,), {"INSTANCE": name, **more})
-    with answering(handler) as url:
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{url}/")
+def on_instance(monkeypatch, name):
+    """Have the metadata service's second version name an instance."""
+    told = {"/latest/meta-data/instance-id": name, "/latest/meta-data/placement/region": REGION.encode()}
+
+    def answer(request):
+        if request.method == "PUT":
+            lasts = int(request.headers["x-aws-ec2-metadata-token-ttl-seconds"]) > 0
+            body = TOKEN if request.path == "/latest/api/token" and lasts else None
+        else:
+            is_signed = request.headers.get("x-aws-ec2-metadata-token", "").encode() == TOKEN
+            body = told.get(request.path) if is_signed else None
+        return 404 if body is None else 200, {}, body or b""
+
+    with http_stub.serving() as service:
+        service.answer = answer
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"{service.url}/")
         yield
 
 

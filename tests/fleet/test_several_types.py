@@ -156,11 +156,15 @@ async def test_instances_of_a_dead_fleet_are_adopted_by_type():
 
 async def test_the_last_driver_stops_the_types_that_end_with_it_and_no_others():
     world = Drivers(SCENARIO, PURCHASES, ends=[CPU])
-    one, _ = world.add_wanting(counts={GPU: 1, CPU: 2})
+    for name in "ab":
+        world.add_wanting(name, counts={GPU: 1, CPU: 2})
     await world.step(15)
-    await one.close()
+    await world.kill("a").close()
+    assert world.there() == {GPU: 1, CPU: 2}
+    await world.step(12)
+    await world.kill("b").close()
     assert world.there() == {GPU: 1}
-    assert [made.closed for made in world.provisioners.values()] == [1, 1, 1]
+    assert [made.closed for made in world.provisioners.values()] == [2, 2, 2]
 
 
 async def test_a_fleet_that_an_earlier_version_published_is_used_as_the_first_type_and_foreign_types_are_not():
@@ -192,45 +196,3 @@ def test_a_policy_of_one_type_goes_on_from_instances_of_that_type_alone(name):
         plans.append(policy.observe(Observation(1.0, 1.0, 5.0, tuple(fleet))).instances)
     assert plans[0] == plans[1]
     assert plans[2] == plans[3]
-
-
-def spot_scenario():
-    """Return the two types, where spot pays, with one that stands in."""
-    stand_in = {
-        **TWO_TYPES["instance"][1],
-        "name": "t3",
-        "qps": 20,
-        "credits": {"vcpus": 2, "per_hour": 24, "at_launch": 60, "most": 576},
-    }
-    return parse_scenario({**TWO_TYPES, "instance": [*TWO_TYPES["instance"], stand_in]})
-
-
-async def test_mark_spot_runs_a_live_pool_and_has_others_stand_in_for_what_is_taken_away():
-    stand_in = Purchase("t3")
-    known = spot_scenario()
-    world = Drivers(known, [GPU, SPOT, CPU, stand_in])
-    policy = make_policy("mark-spot", known)
-    batching = {kind: set_to for kind, set_to in policy.guarded._batching.items() if kind == SPOT.kind}
-    assert all(set_to.window_s > 0 for set_to in batching.values())
-    one = world.add(policy=policy)
-
-    async def ask():
-        for _ in range(150):
-            await one.pool.run(ONE, 30)
-
-    await world.step(150, ask)
-    served = one.pool.serving_by_type
-    assert served[SPOT] > 0
-    asked = {(size, window_s) for _, size, window_s in world.net.settings}
-    assert asked == {(set_to.max_batch, set_to.window_s) for set_to in batching.values()}  # MArk's, section 4.3
-    assert stand_in not in world.there()
-    name = next(iter(world.provisioners[SPOT].there))
-    world.provisioners[SPOT].ending = {name}
-    await world.step(10, ask)
-    assert world.there()[stand_in] == 5  # 100 queries/s of one spot instance, by 20 each
-    world.provisioners[SPOT].lose(name)
-    world.provisioners[SPOT].ending = set()
-    await world.step(90, ask)
-    assert one.pool.serving_by_type[SPOT] == served[SPOT]
-    assert stand_in not in world.there()
-    await one.close()

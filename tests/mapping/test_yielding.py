@@ -13,8 +13,8 @@ import serfer as package
 from serfer.core.errors import LambdaThrottledError
 from serfer.pipeline.blocking import Pipeline
 from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
-from tests.offline.services import serving
 from tests.raster.files import pixels
+from tests.support.http_stub import serving
 
 WINDOWS = 20
 

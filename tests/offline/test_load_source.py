@@ -10,7 +10,7 @@ from serfer.control.throttle import OnlineLoad
 from serfer.core.errors import InputError, SerferError, UnavailableError, UsageError
 from serfer.local.server import free_port
 from serfer.offline.load_source import service_loads
-from tests.offline.services import serving
+from tests.support.http_stub import serving
 
 LOAD = {"utilisation": 0.25, "throttled": 1, "latency": 0.9, "of_account": True, "something": "newer"}
 

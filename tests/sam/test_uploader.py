@@ -3,7 +3,6 @@
 import hashlib
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 
 import boto3
@@ -18,6 +17,7 @@ from serfer.sam.options import Options
 from serfer.sam.template.functions import upload
 from serfer.sam.weights import pieces
 from serfer_bench.core.s3_server import S3Server
+from tests.support.http_stub import serving
 
 PIECE = 5 * 1024**2  # the least that S3 takes for a part that is not the last
 CONTENTS = bytes(range(256)) * (2 * PIECE // 256) + b"the end"
@@ -49,23 +49,15 @@ def cloud():
     """CloudFormation's end of the presigned URL: what was put there, and how often to fail before."""
     got, failing = [], []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self):
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            failed = bool(failing and failing.pop())
-            if not failed:
-                got.append((self.headers.get("Content-Type"), json.loads(body)))
-            self.send_response(500 if failed else 200)
-            self.end_headers()
+    def answer(request):
+        failed = bool(failing and failing.pop())
+        if not failed:
+            got.append((request.headers.get("content-type"), json.loads(request.body)))
+        return 500 if failed else 200, {}, b""
 
-        def log_message(self, *_):
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}/", got=got, failing=failing)
-    server.shutdown()
-    server.server_close()
+    with serving() as server:
+        server.answer = answer
+        yield SimpleNamespace(url=f"{server.url}/", got=got, failing=failing)
 
 
 @pytest.fixture

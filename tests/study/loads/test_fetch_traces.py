@@ -5,10 +5,8 @@ import hashlib
 import io
 import json
 import tarfile
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from serfer.cost.loads.trace import parse_trace
 from serfer_bench.study.loads import fetching
 from serfer_bench.study.loads.catalogue import PublicTrace, catalogue
 from serfer_bench.study.sim.simulate import LoadSpec
+from tests.support.http_stub import serving
 
 RATES = b"5\n5.70000000000000\n0.5000\n"
 RATES_CSV = b"t_seconds,rps\n0,5\n9,5.7\n18,0.5\n"
@@ -60,26 +59,15 @@ def server(files, short=0):
     """Serve files by their paths, `short` bytes less of each than is said; yield the address, and what was asked."""
     asked = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            data = files.get(self.path)
-            self.send_response(404 if data is None else 200)
-            self.send_header("Content-Length", str(len(data or b"")))
-            self.end_headers()
-            self.wfile.write((data or b"")[: -short or None])
+    def answer(request):
+        asked.append(request.path)
+        data = files.get(request.path)
+        headers = {"Content-Length": str(len(data or b""))}
+        return 404 if data is None else 200, headers, (data or b"")[: -short or None]
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{http.server_port}", asked
-        finally:
-            http.shutdown()
-            thread.join()
+    with serving() as http:
+        http.answer = answer
+        yield http.url, asked
 
 
 FILES = {"/them/loads/c0ffee/some/rates.txt": RATES, "/them/loads/c0ffee/n/workload.tbz2": packed(b"1 2")}

@@ -13,7 +13,7 @@ class Server:
         self.url, self.requests, self.replies = f"http://127.0.0.1:{port}", [], [(200, {}, b"{}")]
         self.came = threading.Semaphore(0)
 
-    def reply(self):
+    def answer(self, _request):
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
 
@@ -23,8 +23,9 @@ def serving():
         def _answer(self):
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             fields = {name.lower(): value for name, value in self.headers.items()}
-            server.requests.append(SimpleNamespace(method=self.command, path=self.path, headers=fields, body=body))
-            status, headers, text = server.reply()
+            request = SimpleNamespace(method=self.command, path=self.path, headers=fields, body=body)
+            server.requests.append(request)
+            status, headers, text = server.answer(request)
             self.send_response(status)
             for name, value in {"Content-Length": str(len(text)), **headers}.items():
                 self.send_header(name, value)
@@ -32,7 +33,7 @@ def serving():
             self.wfile.write(text)
             server.came.release()
 
-        do_GET = do_POST = _answer  # noqa: N815 - http.server's own
+        do_GET = do_POST = do_PUT = _answer  # noqa: N815 - http.server's own
 
         def log_message(self, *_):
             pass

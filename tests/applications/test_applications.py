@@ -170,19 +170,14 @@ def test_a_driver_that_can_open_nothing_says_why(driver):
         asyncio.run(driver.applications.open())
 
 
-def test_a_query_that_no_variant_can_answer_is_refused_by_their_names_without_what_the_log_says(driver, registry):
+async def test_a_query_that_no_variant_can_answer_is_refused_by_their_names_without_what_the_log_says(driver, registry):
     """As after a release of variants whose plans have an older format."""
-
     register(registry, "faces", version("net", 2, NEW))
-
-    async def query():
-        await driver.applications.open()
-        await driver.applications.releases.change("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
-        driver.broken.add("new")
-        await driver.ask("query")
-
+    await driver.applications.open()
+    await driver.applications.releases.change("faces", lambda record: record.promoted({"net": 2}, NOW, "test", ""))
+    driver.broken.add("new")
     with pytest.raises(VariantUnavailableError, match=r"faces .* new cannot be opened here, .* log") as raised:
-        asyncio.run(query())
+        await driver.ask("query")
     said = problem_of(raised.value)
     assert (said.status, said.detail) == (503, str(raised.value))
     assert "it is not whole" not in said.detail
@@ -203,15 +198,11 @@ async def test_a_cheaper_variant_takes_over_when_enough_queries_would_be_cheaper
     assert chosen[-1] == "cheap"
 
 
-def test_a_variant_that_was_named_and_cannot_be_opened_is_unavailable(driver):
+async def test_a_variant_that_was_named_and_cannot_be_opened_is_unavailable(driver):
     driver.broken.add("good")
-
-    async def query():
-        await driver.applications.open()
-        await driver.ask(variant="good")
-
+    await driver.applications.open()
     with pytest.raises(UnavailableError, match="good"):
-        asyncio.run(query())
+        await driver.ask(variant="good")
 
 
 async def test_a_canary_answers_its_share(driver, registry):
@@ -381,25 +372,18 @@ async def test_a_look_that_began_before_a_change_does_not_undo_it(driver, regist
     assert driver.applications.releases.find("faces").table.release.networks == {"net": 2}
 
 
-def test_a_record_that_cannot_be_read_is_not_the_clients_fault(driver, registry):
-    async def change():
-        await driver.applications.open()
-        version = registry.latest("faces").version
-        registry.store.compare_and_set("applications/faces.json", version, b"torn")
+async def test_a_record_that_cannot_be_read_is_not_the_clients_fault(driver, registry):
+    await driver.applications.open()
+    registry.store.compare_and_set("applications/faces.json", registry.latest("faces").version, b"torn")
+    with pytest.raises(UnavailableError, match="cannot be read"):
         await driver.applications.releases.change("faces", lambda record: record)
 
-    with pytest.raises(UnavailableError, match="cannot be read"):
-        asyncio.run(change())
 
-
-def test_a_query_that_names_a_variant_of_the_live_release_gets_it_whatever_the_canary_has(driver, registry):
+async def test_a_query_that_names_a_variant_of_the_live_release_gets_it_whatever_the_canary_has(driver, registry):
     with_canary(registry)
-
-    async def queries():
-        await driver.applications.open()
-        return [(await driver.ask(f"query {number}", variant="good"))[0] for number in range(5)]
-
-    assert {(choice.variant.name, choice.canary) for choice in asyncio.run(queries())} == {("good", False)}
+    await driver.applications.open()
+    choices = [(await driver.ask(f"query {number}", variant="good"))[0] for number in range(5)]
+    assert {(choice.variant.name, choice.canary) for choice in choices} == {("good", False)}
 
 
 async def test_a_variant_of_the_canary_can_be_named(driver, registry):

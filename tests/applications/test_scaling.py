@@ -24,8 +24,7 @@ from serfer.registry import open_registry
 from serfer.settings import Settings
 from serfer.storage.memory import MemoryStore
 from tests.applications.worlds import NOW, model_state, plan_variant, register, variant, version
-from tests.fleet.fakes import FailingCoordination, FakeProvisioner, Net
-from tests.support.hand_clock import Clock
+from tests.fleet.fakes import DriverWorld, FakeProvisioner
 
 ANY = Purchase("")
 PRICE = 3.6
@@ -98,15 +97,14 @@ class Pipelines:
         self.places = urls
 
 
-class Drivers:
-    """Drivers over one store, with one provisioner and one clock."""
+class Drivers(DriverWorld):
+    """Drivers of an application, with one provisioner."""
 
     def __init__(self, *, most=4, ceiling=float("inf"), record=RECORD, pools=None):
-        self.clock, self.net, self.machines = Clock(1000.0), Net(), Machines()
-        self.coordination = FailingCoordination(MemoryStore(self.clock))
+        super().__init__()
+        self.machines, self.record = Machines(), record
         self.provisioner = FakeProvisioner(self.net, self.clock, boot_s=4.0)
-        self.record = record
-        self.fleets, self.served, self.pipelines = {}, {}, {}
+        self.served, self.pipelines = {}, {}
         self.pools = pools or VariantPools(
             {"": PoolTerms(most, 5.0)}, {ANY: self.provisioner}, ends=(ANY,), max_usd_per_hour=ceiling
         )
@@ -115,7 +113,7 @@ class Drivers:
         one = self.served[name] = ServedApplication("faces", FunctionsPlace(1000, 300.0), self.clock)
         one.use(table_of(self.record, lambda _: True))
         self.pipelines[name] = Pipelines()
-        fleet = self.fleets[name] = VariantFleet(
+        fleet = self.running[name] = VariantFleet(
             self.pools,
             PoolRegistry(self.coordination, "p", name, self.clock),
             {"faces": one},
@@ -128,21 +126,15 @@ class Drivers:
         return fleet
 
     async def step(self, seconds, rate=0):
-        for _ in range(seconds):
-            self.clock.now += 1
-            for name, fleet in [*self.fleets.items()]:
-                served = self.served[name]
-                for _ in range(rate):
-                    served.ask(NO_OBJECTIVES)
-                served.next_second()
-                await fleet.tick()
-                for duty in fleet.duties.values():
-                    await duty
-            assert sum(fleet.leads for fleet in self.fleets.values()) <= 1
+        self.rate = rate
+        await super().step(seconds)
 
-    @property
-    def leader(self):
-        return next(name for name, fleet in self.fleets.items() if fleet.leads)
+    async def tick(self, driver):
+        for served in driver.served.values():
+            for _ in range(self.rate):
+                served.ask(NO_OBJECTIVES)
+            served.next_second()
+        await super().tick(driver)
 
     @property
     def loaded(self):
@@ -189,7 +181,7 @@ async def test_the_load_of_all_drivers_counts_and_all_of_them_know_what_was_deci
         entries = {name: served.entry(name) for name, served in drivers.served.items()}
         for name, served in drivers.served.items():
             served.others = [entry for other, entry in entries.items() if other != name]
-    follower = next(name for name in drivers.fleets if name != drivers.leader)
+    follower = next(name for name in drivers.running if name != drivers.leader)
     assert drivers.loaded == {"faces:b8"}  # 12 queries a second together
     assert entries[follower].scaled is None
     assert drivers.served[follower].scaled.desired == {"b8": 1}
@@ -203,7 +195,7 @@ async def test_another_driver_takes_over_from_a_leader_that_dies_and_starts_noth
     await drivers.step(4, rate=8)
     assert drivers.starts == 1
     dead = drivers.leader
-    del drivers.fleets[dead]
+    del drivers.running[dead]
     await drivers.step(25, rate=8)
     assert drivers.leader != dead
     assert drivers.starts == 1
@@ -253,7 +245,7 @@ async def test_the_last_driver_stops_the_instances_when_it_is_closed():
     one, two = drivers.add("a"), drivers.add("b")
     await drivers.step(15, rate=8)
     await one.close()
-    del drivers.fleets["a"]
+    del drivers.running["a"]
     assert len(drivers.provisioner.there) == 1
     await drivers.step(8, rate=8)
     await two.close()

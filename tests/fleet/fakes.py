@@ -175,21 +175,49 @@ class FailingCoordination(InterceptedCoordination):
             raise StoreUnavailableError("the store is gone")
 
 
-class Drivers:
-    """Drivers over one store, with one net of instances, a provisioner for each purchase, and one clock."""
+class DriverWorld:
+    """Loops of drivers by name, `running`, over one store, one net of instances and one clock."""
 
-    def __init__(self, known=None, bought=(GPU,), ends=()):
-        self.scenario, self.ends = known or scenario(), ends
-        self.clock, self.net = Clock(1000.0), Net()
+    def __init__(self, begin=1000.0):
+        self.clock, self.net = Clock(begin), Net()
         self.store = MemoryStore(self.clock)
         self.coordination = FailingCoordination(self.store)
+        self.running = {}
+
+    async def step(self, seconds=1, each=None, by=1):
+        for _ in range(seconds // by):
+            self.clock.now += by
+            for driver in list(self.running.values()):
+                await self.tick(driver)
+            if each is not None:
+                await each()
+            assert sum(driver.leads for driver in self.running.values()) <= 1
+
+    async def tick(self, driver):
+        await driver.tick()
+        for duty in driver.duties.values():
+            await duty
+
+    @property
+    def leader(self):
+        return next((name for name, driver in self.running.items() if driver.leads), None)
+
+    def kill(self, name):
+        return self.running.pop(name)
+
+
+class Drivers(DriverWorld):
+    """Drivers of a pool, with a provisioner for each purchase."""
+
+    def __init__(self, known=None, bought=(GPU,), ends=()):
+        super().__init__()
+        self.scenario, self.ends = known or scenario(), ends
         self.provisioners = {
             each: FakeProvisioner(
                 self.net, self.clock, self.scenario.kind(each.kind).boot_s, str(each).replace("/", "-")
             )
             for each in bought
         }
-        self.running = {}
         self.policies = {}
 
     @property
@@ -218,27 +246,9 @@ class Drivers:
         self.policies[name].counts = dict(counts)
         return controller, self.policies[name]
 
-    async def step(self, seconds=1, each=None):
-        for _ in range(seconds):
-            self.clock.now += 1
-            for controller in list(self.running.values()):
-                await controller.tick()
-                for duty in controller.duties.values():
-                    await duty
-            if each is not None:
-                await each()
-            assert sum(self.leading().values()) <= 1
-
-    def leading(self):
-        return {name: controller.status.leads for name, controller in self.running.items()}
-
-    @property
-    def leader(self):
-        return next((name for name, leads in self.leading().items() if leads), None)
-
     def kill(self, name):
         del self.policies[name]
-        return self.running.pop(name)
+        return super().kill(name)
 
     def want(self, count):
         for policy in self.policies.values():

@@ -12,23 +12,20 @@ from serfer.fleet.control_loop import Timing
 from serfer.fleet.keep_warm import InFlight, KeepWarm, PingLimits
 from serfer.fleet.registry import PoolRegistry
 from serfer.fleet.warming import Warming
-from serfer.storage.memory import MemoryStore
 from tests import bugs
-from tests.fleet.fakes import FailingCoordination, scenario
-from tests.support.hand_clock import Clock
+from tests.fleet.fakes import DriverWorld, scenario
 
 LIMITS = PingLimits(concurrency=10, keep_alive_s=240.0)
 UNIX = 1.7e9
 
 
-class Drivers:
-    """Drivers over one store and one clock; `pings` are (time, how many), each when it was sent."""
+class Drivers(DriverWorld):
+    """Drivers that ping; `pings` are (time, how many), each when it was sent."""
 
     def __init__(self, windows="300", make=None):
-        self.clock = Clock(0.0)
-        self.coordination = FailingCoordination(MemoryStore(self.clock))
+        super().__init__(0.0)
         self.make = make or window_policies(windows)
-        self.running, self.pings, self.paid, self.broken = {}, [], [], None
+        self.pings, self.paid, self.broken = [], [], None
 
     def add(self, name):
         registry = PoolRegistry(self.coordination, "w", name, self.clock)
@@ -42,14 +39,6 @@ class Drivers:
         self.pings.append((self.clock.now, count))
         if self.broken:
             raise self.broken
-
-    async def step(self, seconds, by=1):
-        for _ in range(seconds // by):
-            self.clock.now += by
-            for driver in list(self.running.values()):
-                await driver.tick()
-                for pinging in driver.duties.values():
-                    await pinging
 
     async def query(self, *names):
         """Have these drivers run a query each, all at once, and step on for a second."""
@@ -108,8 +97,7 @@ async def test_the_next_leader_knows_what_the_one_before_had_learnt():
     for _ in range(6):
         await made.query("b")
         await made.step(1800, by=8)
-    leader = next(name for name, driver in made.running.items() if driver.status.leads)
-    del made.running[leader]
+    made.kill(made.leader)
     (left,) = made.running
     await made.query(left)
     since = made.clock.now

@@ -72,6 +72,7 @@ def test_a_route_is_a_policy_of_the_users_own(file):
     assert choose_routing(route, "local", file, None).router().policy.name == route
 
 
+BUYS = "gpu=ec2:a,gpu/spot=ec2:b,cpu=local"
 CREDITS = "credits = {vcpus = 2, per_hour = 24, at_launch = 0, most = 576}"
 MORE = instance_text("cpu", 0.36, 0, 5, 0, 10, [[1, 50]]) + instance_text(
     "t3", 0.36, 0.1, 5, 0, 10, [[1, 50]], extra=CREDITS

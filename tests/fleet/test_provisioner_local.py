@@ -16,7 +16,6 @@ import pytest
 from serfer.core.errors import UnavailableError
 from serfer.fleet.provisioners import local
 from serfer.fleet.provisioners.local import Identity, LocalProvisioner, identify
-from tests.e2e.small import split_small
 from tests.fleet.provisioner_contract import ProvisionerContract, emptied, serving, until
 
 STUB = (sys.executable, "-I", "-S", str(Path(__file__).with_name("stub_instance.py")))
@@ -242,23 +241,6 @@ async def test_an_invalid_record_is_skipped_and_logged_once(registry, text, capl
         await pool.stop("foreign")
     assert caplog.text.count("not a record of an instance") == 1
     assert (registry / "foreign.json").read_text() == text
-
-
-@pytest.mark.slow
-async def test_a_real_instance_is_started_answers_and_ends(registry, tmp_path):
-    directory = split_small(tmp_path / "plan")
-    command = [sys.executable, "-m", "serfer", "instance", "--plan", str(directory), "--port", "0", "--json"]
-    command += ["--device", "cpu", "--set", "exit_when_idle_s=600", "--set", "log_level=warning", "--set", "drain_s=0"]
-    pool = LocalProvisioner(command, registry)
-    await pool.start(1)
-    try:
-        [one] = await serving(pool, 1)
-        assert ready(one.url) == 200
-        other = LocalProvisioner(command, registry)
-        assert await other.members() == [one]
-    finally:
-        await emptied(pool)
-    assert not list(registry.iterdir())
 
 
 def test_a_registry_that_cannot_be_written_is_an_error(tmp_path):

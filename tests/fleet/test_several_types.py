@@ -115,8 +115,7 @@ async def test_interruptions_count_on_when_another_driver_leads():
         world.provisioners[SPOT].lose(next(iter(world.provisioners[SPOT].there)))
         await world.step(3)
         if not number:
-            leader = next(name for name, each in world.running.items() if each.status.leads)
-            del world.running[leader]
+            del world.running[world.leader]
     left = {"a": first, "b": second}[next(iter(world.running))]
     assert left.interruptions == [Interruption("gpu", 1)] * 2
 

@@ -52,7 +52,6 @@ def registry(tmp_path):
 
 @asynccontextmanager
 async def opened_driver(registry, store, reply=listing, clock=None, **sets):
-    """Yield an opened driver of an instance, and the instance's URL."""
     async with instance(reply) as url:
         driver = Driver(registry, store, instances=VariantInstances([url], "", clock or Clock()))
         for name, variants in sets.items():

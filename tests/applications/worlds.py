@@ -27,7 +27,6 @@ def version(network, number, *variants):
 
 
 def model_state(status="loaded", size=1000, caution="", **signals):
-    """Return what an instance tells of a model."""
     told = EngineSignals(9, 9, 0, 0, 0.1, 1.0, max_batch=8, profiled_ms=5.0, expected_ms=5.0)
     return ModelState(status, size, size, None, 1, 0, 0.1, "", replace(told, **signals), caution)
 

@@ -97,7 +97,6 @@ def check_against_the_cheaper(world, load, step_s):
 
 
 def against_the_cheaper(world, load, step_s=10.0):
-    """Return what the default pays, and the cheaper of the plain rule and Lambda alone."""
     names = ("break-even", "ski-rental", "serverless")
     usd, *others = (with_boots(world, make_policy(name, world), load, step_s).usd for name in names)
     return usd, min(others)

@@ -23,7 +23,6 @@ STEP = st.tuples(
 
 
 def affordable(limiter, now, price):
-    """Return how many instances of a price may be on."""
     return math.floor(limiter.max_usd_per_hour(now) / price)
 
 

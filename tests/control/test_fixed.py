@@ -76,10 +76,6 @@ def test_instances_are_scaled_out_in_proportion_after_one_minute(load, instances
     assert on[5:] == [instances] * 7
 
 
-def test_a_scale_out_may_follow_another_at_once():
-    assert desired([(60, 2.0 * QPS), (60, 4.0 * QPS), (60, 8.0 * QPS)])[5::6] == [3, 6, 12]
-
-
 def test_instances_are_scaled_in_after_15_minutes_below_90_percent_of_the_target():
     policy = TargetTracking(scenario())
     assert desired([(60, 7.0 * QPS)], policy)[-1] == 10
@@ -88,18 +84,20 @@ def test_instances_are_scaled_in_after_15_minutes_below_90_percent_of_the_target
     assert on[15 * 6 - 1 :] == [5] * (5 * 6 + 1)
 
 
-@pytest.mark.parametrize(("load", "after"), [(6.4, 10), (6.2, 9)])
-def test_a_load_within_a_tenth_of_the_target_changes_nothing(load, after):
+@pytest.mark.parametrize(
+    ("then", "after"),
+    [
+        ([(3600, 6.4)], 10),  # within a tenth of the target
+        ([(3600, 6.2)], 9),
+        ([(14 * 60, 1.0), (60, 6.9), (14 * 60, 1.0)], 10),  # a minute at the target starts the 15 minutes again
+        ([(14 * 60, 1.0), (60, 6.9), (15 * 60, 1.0)], 2),
+        ([(60, 14.0)], 20),  # a scale-out may follow another at once
+    ],
+)
+def test_instances_change_beyond_a_tenth_of_the_target(then, after):
     policy = TargetTracking(scenario())
-    desired([(60, 7.0 * QPS)], policy)
-    assert desired([(3600, load * QPS)], policy)[-1] == after
-
-
-def test_a_minute_at_the_target_starts_the_15_minutes_again():
-    policy = TargetTracking(scenario())
-    desired([(60, 7.0 * QPS)], policy)
-    assert desired([(14 * 60, QPS), (60, 6.9 * QPS), (14 * 60, QPS)], policy)[-1] == 10
-    assert desired([(60, QPS)], policy)[-1] == 2
+    assert desired([(60, 7.0 * QPS)], policy)[-1] == 10
+    assert desired([(seconds, load * QPS) for seconds, load in then], policy)[-1] == after
 
 
 def test_a_falling_load_is_followed_once_in_a_cooldown_of_300_seconds():

@@ -26,8 +26,6 @@ IDLE, BUSY = Endpoint("i-idle", 0), Endpoint("i-busy", 500)
 
 
 class Scripted:
-    """A policy that wants a fixed number of instances."""
-
     name = "scripted"
 
     def __init__(self, instances):

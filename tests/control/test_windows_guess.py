@@ -126,7 +126,6 @@ def periodic(bursts, burst=20, period=100, *, units=FULL, before=30):
 
 
 def predictions(load, windows=None):
-    """Return what windows want after each tick of a load."""
     windows = windows or KeepAlivePredictor()
     on = []
     for units in load:

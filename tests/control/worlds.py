@@ -39,17 +39,14 @@ def scenario(price_ratio=13.0, *, boot_s=LONG, qps=QPS, slo_ms=200.0, concurrenc
 
 
 def seen(elapsed_s, rate, now_s=0.0):
-    """Return an observation of a load alone."""
     return Observation(now_s, elapsed_s, rate)
 
 
 def best(world, load):
-    """Return what the best schedule costs."""
     return optimum_usd(world, *zip(*load, strict=True))
 
 
 def fleet(serving, kind=None):
-    """Return so many instances that serve."""
     return fleet_of(kind or scenario().instance, 0, serving)
 
 

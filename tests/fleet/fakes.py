@@ -119,7 +119,6 @@ class FakeProvisioner:
         return self.there.pop(name, None) is not None
 
     def lose(self, name):
-        """Have an instance be gone without being asked."""
         self.net.up.discard(f"http://{name}")
         del self.there[name]
 
@@ -241,7 +240,6 @@ class Drivers(DriverWorld):
         return self.running[name]
 
     def add_wanting(self, name="a", counts=(), **more):
-        """Add a driver whose policy wants these counts; return both."""
         controller = self.add(name, **more)
         self.policies[name].counts = dict(counts)
         return controller, self.policies[name]

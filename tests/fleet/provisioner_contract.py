@@ -17,12 +17,10 @@ async def until(pool, holds):
 
 
 async def serving(pool, count):
-    """Return the members once `count` serve and nothing else is there."""
     return await until(pool, lambda members: [one.state for one in members] == ["serving"] * count)
 
 
 async def emptied(pool):
-    """Stop all, and wait until they are gone."""
     for one in await pool.members():
         await pool.stop(one.name)
     assert await until(pool, lambda members: not members) == []
@@ -39,7 +37,6 @@ class ProvisionerContract:
 
     @asynccontextmanager
     async def pool(self):
-        """Give a pool without members, and leave none."""
         pool = self.opened()
         try:
             await emptied(pool)

@@ -16,8 +16,6 @@ def wanting(*batches):
 
 
 class Pool:
-    """Instances that a leader sets batch sizes of."""
-
     def __init__(self, count, known=()):
         self.net = Net()
         self.members = [FleetMember(f"i-{n}", f"http://i-{n}", InstanceState.SERVING, "gpu") for n in range(count)]
@@ -92,8 +90,6 @@ def test_the_next_leader_goes_on_from_what_was_published():
 
 
 class Sized:
-    """A policy that wants instances with these batch sizes."""
-
     name = "sized"
 
     def __init__(self, *batches):

@@ -316,7 +316,6 @@ class Pings:
 
 
 def warmed(made, name, count, **more):
-    """Add a driver whose policy wants so many environments, and return it with its pings."""
     pings = Pings()
     controller = made.add(name, ping=pings, **more)
     made.policies[name].warm = count

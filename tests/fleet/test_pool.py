@@ -251,7 +251,6 @@ CPU, SPOT = Purchase("cpu"), Purchase("gpu", Market.SPOT)
 
 
 def two_types(**more):
-    """Return a pool of an instance on demand, one of spot, and a slow one."""
     made = Made(members=(), instance=TWO_TYPES["instance"], **more)
     made.pool.use([*serving({"a": A}), *serving({"b": B}, SPOT), *serving({"c": "http://c"}, CPU)])
     return made

@@ -58,8 +58,6 @@ def ids(moto, name):
 
 
 def running(work, pool=None):
-    """Run a coroutine function with a pool, which is closed."""
-
     async def all_of_it():
         made = pool or AutoScalingProvisioner(GROUP)
         try:

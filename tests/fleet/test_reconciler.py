@@ -54,7 +54,6 @@ class World:
 
 
 def serving_world(count=1, **given):
-    """Return a world of so many instances that serve."""
     world = World(**given)
     world.step(count)
     world.boot()
@@ -169,7 +168,6 @@ def test_an_instance_that_ends_by_itself_gets_no_queries():
 
 
 def spot_world():
-    """Return a world of two spot instances that serve."""
     world = serving_world(2, reconciler=Reconciler(BOOT_S, SPOT))
     world.step(2)
     return world

@@ -46,7 +46,6 @@ def made(worker, registration, *names):
 
 
 def begun(worker, *names, request=REQUEST):
-    """Claim a request, and make variants of it."""
     claimed = worker.claim(request, "ann")
     made(worker, claimed, *names)
     return claimed

@@ -26,7 +26,6 @@ def settings(tmp_path):
 
 
 def given(files, size, app="digits", validation=None):
-    """Return the arguments of `serfer app register` for one of the networks."""
     arguments = [str(files.networks[size]), "--app", app, "--validation", str(validation or files.validation)]
     return [*arguments, "--preprocess", str(files.preprocess), "--labels", str(files.labels), "--output", "softmax"]
 
@@ -53,7 +52,6 @@ class Command:
         self._process.communicate(timeout=PATIENCE)
 
     def result(self):
-        """Return what it printed, and its exit code, when it has ended."""
         printed, said = self._process.communicate(timeout=PATIENCE)
         self.lines += said.splitlines()
         return self._process.returncode, printed

@@ -58,7 +58,6 @@ class Registry:
         return (f"p{at}", state, load, self.chance.choice([1.0, 1.0, self.chance.uniform(0.02, 1.0)]))
 
     def change(self):
-        """Change the state of some variant at some place."""
         if self.places:
             name = self.chance.choice(sorted(self.places))
             at = self.chance.randrange(len(self.places[name]))
@@ -69,7 +68,6 @@ class Registry:
         return States({name: [PlaceState(*place) for place in some] for name, some in self.places.items()})
 
     def asked(self):
-        """Return random objectives, at times equal to a variant's own figures."""
         chance, one = self.chance, self.chance.choice(self.variants)
         latency = chance.choice([None, one.latency_ms.value, chance.uniform(1.0, 2000.0)])
         loaded = one.latency_ms.value + one.load_ms.value

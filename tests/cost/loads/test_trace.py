@@ -1,17 +1,18 @@
-"""Traces: reading of files, cuts, and both scalings, as shared/scenarios defines them."""
+"""Traces: reading of files, cuts, both scalings, and arrivals: as many in each row as the load has."""
 
 import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serfer.core.errors import InputError, UsageError
 from serfer.cost.loads import reading
 from serfer.cost.loads import trace as traces
+from serfer.cost.loads.arrivals import arrivals_in_steps
 from serfer.cost.loads.reading import read_load
-from serfer.cost.loads.steps import silent
+from serfer.cost.loads.steps import silent, steps_of
 from serfer.cost.loads.trace import Trace
 from serfer_bench.study.loads.scaling import scale_factor
 from tests.study.sim.worlds import scenario
@@ -31,27 +32,21 @@ def trace(durations, rates):
     return Trace("a trace", np.array(durations, dtype=float), np.array(rates, dtype=float))
 
 
-def test_rates_hold_until_the_next_row_and_the_last_as_long_as_the_one_before(tmp_path):
-    load = read_trace(written(tmp_path, "t_seconds,rps\n0,5\n9,2.5\n12,0\n"))
-    assert load.durations_s.tolist() == [9, 3, 3]
-    assert load.rates.tolist() == [5, 2.5, 0]
-    assert (load.name, load.seconds, load.peak, load.queries) == ("load", 15, 5, 52.5)
-
-
-def test_minutes_become_seconds_and_their_requests_a_rate(tmp_path):
-    load = read_trace(written(tmp_path, "minute,requests\r\n0,60\r\n1,90\r\n"))
-    assert (load.durations_s.tolist(), load.rates.tolist()) == ([60, 60], [1.0, 1.5])
-
-
-def test_minutes_without_a_row_have_no_queries(tmp_path):
-    load = read_trace(written(tmp_path, "minute,requests\n0,60\n10,60\n11,60\n"))
-    assert load.queries == 180
-    assert (load.durations_s.tolist(), load.rates.tolist()) == ([60, 540, 60, 60], [1, 0, 1, 1])
-
-
-def test_a_count_of_a_part_of_a_minute_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"whole numbers, not 0\.5"):
-        read_trace(written(tmp_path, "minute,requests\n0,60\n0.5,60\n"))
+@pytest.mark.parametrize(
+    ("text", "durations_s", "rates"),
+    [
+        ("t_seconds,rps\n0,5\n9,2.5\n12,0\n", [9, 3, 3], [5, 2.5, 0]),  # the last as long as the one before
+        ("minute,requests\r\n0,60\r\n1,90\r\n", [60, 60], [1.0, 1.5]),
+        ("minute,requests\n0,60\n10,60\n11,60\n", [60, 540, 60, 60], [1, 0, 1, 1]),  # none without a row
+        ("t_seconds,rps\n3,7\n", [1], [7]),
+        ("minute,requests\n3,60\n", [60], [1]),
+    ],
+)
+def test_rates_hold_until_the_next_row(tmp_path, text, durations_s, rates):
+    load = read_trace(written(tmp_path, text))
+    assert (load.durations_s.tolist(), load.rates.tolist()) == (durations_s, rates)
+    queries = sum(seconds * rate for seconds, rate in zip(durations_s, rates, strict=True))
+    assert (load.name, load.seconds, load.peak, load.queries) == ("load", sum(durations_s), max(rates), queries)
 
 
 def test_times_of_a_cut_are_those_of_the_file(tmp_path):
@@ -59,13 +54,9 @@ def test_times_of_a_cut_are_those_of_the_file(tmp_path):
     piece = load.cut(1005, 1008)
     assert (piece.durations_s.tolist(), piece.rates.tolist(), piece.begin_s) == ([3], [2], 1005)
     assert piece.cut(1006).seconds == 2
-    with pytest.raises(UsageError, match="begins at 1000 and ends at 1015"):
-        load.cut(0, 10)
-
-
-@pytest.mark.parametrize(("head", "seconds"), [("t_seconds,rps", 1), ("minute,requests", 60)])
-def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
-    assert read_trace(written(tmp_path, f"{head}\n3,7\n")).seconds == seconds
+    for ends in ((0, 10), (1040, math.inf)):
+        with pytest.raises(UsageError, match="begins at 1000 and ends at 1015"):
+            load.cut(*ends)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +71,7 @@ def test_a_single_row_lasts_one_unit(tmp_path, head, seconds):
         ("t_seconds,rps\n0,-1\n", "line 2: numbers are 0 to"),
         ("t_seconds,rps\n0,inf\n", "line 2: numbers are 0 to"),
         ("t_seconds,rps\n0,1\n\n0,2\n", "line 4: times ascend"),
+        ("minute,requests\n0,60\n0.5,60\n", r"whole numbers, not 0\.5"),
     ],
 )
 def test_a_wrong_row_is_named_with_file_and_line(tmp_path, text, message):
@@ -104,13 +96,6 @@ def test_a_file_is_bounded_before_it_is_decoded(tmp_path, monkeypatch):
         read_trace(path)
     with pytest.raises(InputError, match="cannot be read"):
         read_trace(tmp_path / "nothing.csv")
-
-
-def test_a_cut_keeps_the_rows_between_its_ends():
-    load = trace([10, 10, 10], [1, 2, 3]).cut(5, 25)
-    assert (load.durations_s.tolist(), load.rates.tolist()) == ([5, 10, 5], [1, 2, 3])
-    with pytest.raises(UsageError, match="--from 40"):
-        trace([10], [1]).cut(40)
 
 
 def test_scaling_s_puts_break_even_at_the_median_nonzero_rate():
@@ -151,3 +136,37 @@ def test_a_cut_and_its_complement_make_up_the_load(rows, one, other):
             continue
     assert sum(part.queries for part in parts) == pytest.approx(load.queries, abs=1e-6)
     assert sum(part.seconds for part in parts) == pytest.approx(load.seconds)
+
+
+ROWS = st.lists(st.tuples(st.sampled_from([1.0, 7.0, 60.0]), st.floats(0, 30)), min_size=1, max_size=20)
+
+
+@settings(max_examples=50)
+@given(rows=ROWS, seed=st.integers(0, 1000))
+def test_a_rows_queries_are_its_rate_times_its_seconds_rounded(rows, seed):
+    durations, rates = map(np.array, zip(*rows, strict=True))
+    steps = steps_of(Trace("a trace", durations, rates), 5.0)
+    counts = arrivals_in_steps(steps, np.random.default_rng(seed))
+    assert len(counts) == len(steps.rates)
+    came, expected = np.bincount(steps.rows, counts), durations * rates
+    assert np.all((came >= np.floor(expected - 1e-6)) & (came <= np.ceil(expected + 1e-6)))
+
+
+def test_fractions_are_rounded_up_as_often_as_they_say():
+    steps = steps_of(Trace("a trace", np.ones(10_000), np.tile([0.3, 2.6], 5_000)), 5.0)
+    counts = arrivals_in_steps(steps, np.random.default_rng(0))
+    assert counts[::2].mean() == pytest.approx(0.3, abs=0.02)
+    assert counts[1::2].mean() == pytest.approx(2.6, abs=0.02)
+
+
+def test_the_steps_of_a_row_share_its_queries_as_a_poisson_process_has_them():
+    steps = steps_of(Trace("a minute", np.array([60.0]), np.array([2.0])), 5.0)
+    draws = np.array([arrivals_in_steps(steps, np.random.default_rng(seed)) for seed in range(2000)])
+    assert np.all(draws.sum(axis=1) == 120)
+    assert draws.mean(axis=0) == pytest.approx(np.full(12, 10.0), rel=0.03)
+    assert draws.var(axis=0) == pytest.approx(np.full(12, 120 * (1 / 12) * (11 / 12)), rel=0.15)
+
+
+def test_an_empty_load_has_no_arrivals():
+    steps = steps_of(Trace("nothing", np.zeros(0), np.zeros(0)), 5.0)
+    assert len(arrivals_in_steps(steps, np.random.default_rng(0))) == 0

@@ -124,14 +124,6 @@ def test_load_starts_an_instance_and_loads_a_variant_and_its_end_stops_it():
     assert world.copies == {}
 
 
-def test_a_variant_that_is_loaded_and_enough_is_not_joined_by_another():
-    world = World(stays=1, has="slow")
-    world.want(10.0)
-    world.slots(30)
-    assert world.loaded() == ["slow"]
-    assert len(world.copies) == 1
-
-
 def test_more_load_upgrades_in_place_before_another_instance_and_the_old_goes_when_the_new_is_loaded():
     world = World(stays=1, has="slow")
     world.want(40.0)
@@ -145,12 +137,45 @@ def test_more_load_upgrades_in_place_before_another_instance_and_the_old_goes_wh
     assert len(world.copies) == 1
 
 
-def test_load_that_one_instance_cannot_take_starts_as_many_as_it_takes():
-    world = World()
-    world.want(200.0)
-    world.slots(20)
-    assert world.loaded() == ["fast"] * 3
-    assert len(world.copies) == 3
+@pytest.mark.parametrize(
+    ("given", "wants", "slots", "loaded", "instances"),
+    [
+        pytest.param({"stays": 1, "has": "slow"}, [{"rate": 10.0}], 30, ["slow"], 1, id="enough stays alone"),
+        pytest.param({}, [{"rate": 200.0}], 20, ["fast"] * 3, 3, id="as many as the load takes"),
+        pytest.param({"most": 3}, [{"rate": 1e9}], 20, ["fast"] * 3, 3, id="as many as there may be"),
+        pytest.param({}, [{"rate": 0.1, "functions_usd": 0.0, "stranded": 0.1}], 2, [], 1, id="stranded: at once"),
+        pytest.param(
+            {"stays": 1},
+            [{"rate": 10.0, "network": "net2"}, {"rate": 5.0, "min_accuracy": 0.5}],
+            6,
+            ["fast", "other"],
+            1,
+            id="of each network",
+        ),
+        pytest.param(
+            {"stays": 1},
+            [{"rate": 30.0}, {"rate": 5.0, "variant": "slow", "stranded": 5.0}],
+            10,
+            ["fast", "slow"],
+            1,
+            id="a named one beside a faster one",
+        ),
+        pytest.param(
+            {"stays": 1, "has": "fast"},
+            [{"rate": 10.0, "functions_usd": 2e-5}],
+            5,
+            ["fast"],
+            1,
+            id="a new leader keeps what an earlier one found worth its price",
+        ),
+    ],
+)
+def test_a_load_has_the_copies_that_it_asks_for(given, wants, slots, loaded, instances):
+    world = World(**given)
+    for wanted in wants:
+        world.want(**wanted)
+    world.slots(slots)
+    assert (world.loaded(), len(world.copies)) == (loaded, instances)
 
 
 def test_functions_answer_what_an_instance_would_cost_more_for():
@@ -159,13 +184,6 @@ def test_functions_answer_what_an_instance_would_cost_more_for():
     world.slots(600)
     assert world.copies == {}
     assert "functions" in world.plan.reasons[APP]
-
-
-def test_what_functions_are_not_good_enough_for_starts_an_instance_at_once():
-    world = World()
-    world.want(0.1, functions_usd=0.0, stranded=0.1)
-    world.slots(2)
-    assert len(world.copies) == 1
 
 
 def test_a_slow_trickle_of_what_only_an_instance_can_answer_has_one_that_stays_and_is_ready_for_the_next_query():
@@ -215,22 +233,6 @@ def test_a_reason_has_the_networks_name_where_it_is_another_than_the_application
         1.0, 1.0, (), {(APP, "one"): alone}, {APP: {(APP, ""): NetworkDemand(APP, rate=1.0, stranded=1.0)}}, {}
     )
     assert FleetScaler({"": PoolTerms(1, BOOT_S)}).observe(seen).reasons[APP].startswith("start 1 x one")
-
-
-def test_the_variants_of_what_queries_ask_for_are_loaded():
-    world = World(stays=1)
-    world.want(10.0, "net2")
-    world.want(5.0, min_accuracy=0.5)
-    world.slots(6)
-    assert world.loaded() == ["fast", "other"]
-
-
-def test_a_variant_that_queries_name_is_loaded_beside_a_faster_one_and_kept():
-    world = World(stays=1)
-    world.want(30.0)
-    world.want(5.0, variant="slow", stranded=5.0)
-    world.slots(10)
-    assert world.loaded() == ["fast", "slow"]
 
 
 def test_copies_that_saturate_below_their_profile_get_another_instance_which_stays_for_minutes():
@@ -285,20 +287,6 @@ def test_what_could_not_be_loaded_lately_is_loaded_elsewhere():
     first = replace(seen.instances[0], blocked=frozenset([(APP, "fast"), (APP, "slow")]))
     plan = world.scaler.observe(replace(seen, instances=(first, seen.instances[1])))
     assert [name for name, _ in plan.load] == ["i2"]
-
-
-def test_a_new_leader_keeps_the_instances_that_an_earlier_one_has_found_worth_their_price():
-    world = World(stays=1, has="fast")
-    world.want(10.0, functions_usd=2e-5)
-    world.slots(5)
-    assert world.loaded() == ["fast"]
-
-
-def test_a_load_beyond_all_bounds_is_decided_on_as_fast_as_any():
-    world = World(most=3)
-    world.want(1e9)
-    world.slots(20)
-    assert world.loaded() == ["fast"] * 3
 
 
 NUMBERS = st.sampled_from([0.0, 3.0, 15.0, 30.0, 90.0, 200.0, 900.0])

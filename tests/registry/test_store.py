@@ -1,19 +1,25 @@
-"""What every backend of a registry has to do; subclasses give its URL as a fixture."""
+"""What every backend of a registry has to do, and what a directory and S3 (SeaweedFS) do beside that."""
 
 import hashlib
+import itertools
+import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from obstore.exceptions import GenericError
 
-from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError
+from serfer.core.errors import AlteredPieceError, InputError, MissingKeyError, UnavailableError, UsageError
 from serfer.registry import open_registry
+from serfer.registry.opening import open_store
 from serfer.registry.records import MAX_DOCUMENT_BYTES
 from serfer.registry.store import KEPT_VERSIONS
+from serfer_bench.core.s3_server import S3Server
 
 NAME = "applications/faces.json"
 NO_DIGEST = "0" * 64
@@ -267,3 +273,239 @@ class RegistryStoreContract:
         assert stale.put_artefact(tmp_path / "a") == digest
         store.fetch_artefact(digest, tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == b"a"
+
+
+_LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from serfer.core.errors import UnavailableError
+from serfer.registry import open_registry
+store = open_registry(sys.argv[1]).store
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+document = lambda: store.compare_and_set(*sys.argv[2:4], b"x" * 2_000_000)
+artefact = lambda: store.put_artefact(Path(sys.argv[4]))
+for write in (document, artefact):
+    try:
+        write()
+    except UnavailableError as error:
+        print(error)
+"""
+
+
+class TestDirectory(RegistryStoreContract):
+    @pytest.fixture
+    def root(self, tmp_path):
+        return tmp_path / "made" / "registry"
+
+    @pytest.fixture
+    def url(self, root):
+        self._root = root
+        return str(root)
+
+    def damage(self, digest, data):
+        (self._root / "artefacts" / digest / "data-000000000000").write_bytes(data)
+
+    @pytest.mark.who_may
+    def test_only_its_owner_may_read_it(self, store, root, tmp_path):
+        store.compare_and_set(NAME, None, b"{}")
+        (tmp_path / "a").write_bytes(b"a")
+        store.put_artefact(tmp_path / "a")
+        modes = {
+            stat.S_IMODE(path.stat().st_mode) for path in (root, *root.rglob("*")) if path == root or path.is_file()
+        }
+        assert modes == {0o600, 0o700}
+
+    def test_a_bounded_number_of_versions_is_kept(self, store, root):
+        version = None
+        for number in range(KEPT_VERSIONS + 5):
+            version = store.compare_and_set(NAME, version, b"%d" % number)
+        kept = store.versions(NAME)
+        assert len(kept) == KEPT_VERSIONS
+        assert store.read_version(NAME, kept[-1].version) == b"5"
+        assert len(list((root / "documents" / NAME).iterdir())) == KEPT_VERSIONS
+
+    def test_a_full_disk_is_unavailable_and_leaves_what_was_there(self, store, root, tmp_path):
+        version = store.compare_and_set(NAME, None, b"before")
+        (tmp_path / "large").write_bytes(b"x" * 3_000_000)
+        limited = subprocess.run(
+            [sys.executable, "-c", _LIMITED, root, NAME, version, tmp_path / "large"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        assert limited.stdout.count("File too large") == 2
+        assert store.get(NAME).value == b"before"
+        assert list((root / "parts").iterdir()) == []
+        assert list(store.artefacts()) == []
+        store.put_artefact(tmp_path / "large")
+
+    @pytest.mark.killed
+    def test_what_killed_writers_left_is_removed_a_day_later(self, root):
+        open_registry(str(root))
+        part = root / "parts" / "left"
+        part.write_bytes(b"half")
+        open_registry(str(root))
+        assert part.exists()
+        os.utime(part, (1.0, 1.0))
+        open_registry(str(root))
+        assert not part.exists()
+
+    def test_a_document_that_was_deleted_a_month_ago_is_forgotten_and_others_are_not(self, store, root):
+        for name in (NAME, "applications/pets.json", "applications/birds.json"):
+            version = store.compare_and_set(name, None, b"one")
+            assert store.delete(name, version)
+        store.compare_and_set("applications/pets.json", None, b"again")
+        for path in (root / "documents").rglob("0*2"):
+            if "birds" not in str(path):
+                os.utime(path, (1.0, 1.0))
+        again = open_registry(str(root)).store
+        again.delete_leftovers()
+        assert again.versions(NAME) == []
+        assert [path.name for path in (root / "documents" / NAME).iterdir()] == ["000000000002"]
+        assert [len(again.versions(f"applications/{name}.json")) for name in ("pets", "birds")] == [2, 1]
+        assert again.compare_and_set(NAME, None, b"new")
+
+    def test_a_directory_of_something_else_is_refused_and_untouched(self, tmp_path):
+        (tmp_path / "letter.txt").write_text("dear")
+        with pytest.raises(UsageError, match="not a registry"):
+            open_registry(str(tmp_path))
+        assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+    def test_who_makes_none_finds_none_and_leaves_nothing(self, root):
+        with pytest.raises(UnavailableError, match="no registry"):
+            open_registry(str(root), create=False)
+        assert not root.exists()
+
+    def test_a_directory_that_is_a_file_is_unavailable(self, tmp_path):
+        (tmp_path / "file").write_text("")
+        with pytest.raises(UnavailableError, match="file"):
+            open_registry(str(tmp_path / "file"))
+
+    def test_a_registry_that_has_vanished_is_unavailable(self, store, root, tmp_path):
+        root.rename(tmp_path / "elsewhere")
+        (tmp_path / "a").write_bytes(b"a")
+        calls = [lambda: store.compare_and_set(NAME, None, b"x"), lambda: store.put_artefact(tmp_path / "a")]
+        for call in [
+            *calls,
+            lambda: store.get(NAME),
+            lambda: store.names("applications/"),
+            lambda: store.versions(NAME),
+        ]:
+            with pytest.raises(UnavailableError):
+                call()
+
+    def test_an_empty_directory_in_its_place_is_unavailable_and_no_registry_without_documents(self, store, root):
+        store.compare_and_set(NAME, None, b"x")
+        root.rename(root.with_name("unmounted"))
+        root.mkdir()
+        with pytest.raises(UnavailableError):
+            store.get(NAME)
+
+
+NUMBER = itertools.count()
+
+
+class Faulty:
+    """A client of obstore's whose puts are sent so many times, without some options, and fail in the end."""
+
+    def __init__(self, objects, *, times=1, ignores=(), fails=True):
+        self._objects, self._times, self._ignores, self._fails = objects, times, ignores, fails
+
+    def __getattr__(self, name):
+        return getattr(self._objects, name)
+
+    def put(self, *args, **options):
+        for _ in range(self._times):
+            self._objects.put(*args, **{key: value for key, value in options.items() if key not in self._ignores})
+        if self._fails:
+            raise GenericError("Generic S3 error: the connection was closed")
+
+
+class TestSeaweed(RegistryStoreContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def server(cls):
+        with S3Server() as running:
+            yield running
+
+    @pytest.fixture
+    def url(self, server, monkeypatch):
+        for name, value in (server.environment | {"AWS_EC2_METADATA_DISABLED": "true"}).items():
+            monkeypatch.setenv(name, value)
+        self._url = f"s3://{server.bucket}/r{next(NUMBER)}"
+        return self._url
+
+    def damage(self, digest, data):
+        open_store(self._url, create=False).objects.put(f"artefacts/{digest}/data-000000000000", data)
+
+    @pytest.mark.parametrize("size", [5 << 20, 12_000_001])
+    def test_a_large_artefact_is_sent_in_parts(self, store, tmp_path, monkeypatch, size):
+        monkeypatch.setattr("serfer.registry.store._PART_BYTES", 5 << 20)
+        data = bytes(range(256)) * (size // 256 + 1)
+        (tmp_path / "weights").write_bytes(data[:size])
+        digest = store.put_artefact(tmp_path / "weights")
+        store.fetch_artefact(digest, tmp_path / "back")
+        assert (tmp_path / "back").read_bytes() == data[:size]
+        tag = store.objects.head(f"artefacts/{digest}/data-000000000000")["e_tag"].strip('"')
+        assert tag.endswith("-3") == (size > 10 << 20)
+
+    def test_a_file_that_changes_while_it_is_sent_is_refused_and_leaves_nothing(self, store, tmp_path, monkeypatch):
+        path = tmp_path / "weights"
+        path.write_bytes(b"a" * (3 << 20))
+        folder = store._folder
+        monkeypatch.setattr(store, "_folder", lambda name: path.write_bytes(b"b" * (3 << 20)) and folder(name))
+        with pytest.raises(InputError, match="changed"):
+            store.put_artefact(path)
+        assert [meta for page in store.objects.list("artefacts") for meta in page] == []
+
+    def test_a_write_whose_response_was_lost_is_recognised(self, store):
+        sound = store.objects
+        store.objects = Faulty(sound)
+        first = store.compare_and_set(NAME, None, b"one")
+        assert store.get(NAME).version == first
+        second = store.compare_and_set(NAME, first, b"two")
+        assert (store.get(NAME).value, store.get(NAME).version) == (b"two", second)
+        store.objects = Faulty(sound, times=2)  # the client repeats it
+        third = store.compare_and_set(NAME, second, b"three")
+        assert (store.get(NAME).value, store.get(NAME).version) == (b"three", third)
+        store.objects = Faulty(sound, times=0)
+        with pytest.raises(UnavailableError):
+            store.compare_and_set(NAME, third, b"four")
+        assert store.get(NAME).value == b"three"
+
+    def test_a_foreign_object_is_refused_by_name(self, store):
+        store.objects.put(f"documents/{NAME}/000000000001", b"{}" * 50)
+        with pytest.raises(InputError, match=NAME):
+            store.get(NAME)
+
+    def test_a_prefix_of_something_newer_is_refused(self, store, url):
+        for data in (json.dumps({"serfer registry": 3}).encode(), b"hello"):
+            store.objects.put("registry.json", data)
+            with pytest.raises(UsageError, match="update SerFer"):
+                open_registry(url)
+
+    def test_a_prefix_beside_it_is_another_registry(self, store, server, url):
+        store.compare_and_set(NAME, None, b"one")
+        assert open_registry(f"{url}/inner").store.names("") == []
+        assert open_registry(f"s3://{server.bucket}").store.get(NAME) is None
+
+    @pytest.mark.usefixtures("url")
+    def test_a_bucket_that_is_not_there_is_unavailable(self):
+        with pytest.raises(UnavailableError, match="its bucket does not exist"):
+            open_registry("s3://no-such-bucket/registry")
+
+    def test_a_server_that_ignores_conditions_is_refused_and_nothing_is_left(self, url):
+        opened = open_store(url, create=True)
+        opened.objects = Faulty(opened.objects, ignores=("mode",), fails=False)
+        with pytest.raises(UsageError, match="updates would be lost"):
+            opened.open(create=True)
+        assert [meta for page in opened.objects.list() for meta in page] == []
+
+
+def test_a_server_that_does_not_answer_is_unavailable(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "key")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    with pytest.raises(UnavailableError, match="s3://bucket/registry"):
+        open_registry("s3://bucket/registry")

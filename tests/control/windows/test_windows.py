@@ -1,4 +1,4 @@
-"""LSTH, the hybrid histogram policy and fixed windows, the histograms that they are made of, and levels with windows."""
+"""LSTH, the hybrid histogram policy and fixed windows, their histograms, and levels with windows."""
 
 import math
 from dataclasses import replace

@@ -8,8 +8,7 @@ import pytest
 from tests.e2e.conftest import PATIENCE, eventually
 from tests.e2e.load import Burst
 from tests.e2e.test_serve import png
-from tests.mapping.plans import make_map_plan
-from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, make_map_plan, read
 from tests.raster.files import pixels, write
 from tests.support.http_stub import serving
 

@@ -5,8 +5,7 @@ import pytest
 
 from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
-from tests.mapping.plans import make_map_plan
-from tests.mapping.whole import HEIGHT, WIDTH
+from tests.mapping.plans import HEIGHT, WIDTH, make_map_plan
 from tests.raster.files import UTM, WHERE, pixels, write
 
 

@@ -1,17 +1,18 @@
-"""A map plan made by hand from an ordinary one: the nine tiles of a 3 x 3 grid are its kinds of windows."""
+"""A map plan of a small network, and what `serfer map` should make of an image by it: the network on the whole."""
 
-import json
 import tempfile
-from dataclasses import replace
+import warnings
+from itertools import product
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
+import rasterio
 
 import serfer
-from serfer.core.geometry import Grid, Rect, Span
-from serfer.core.plan import Cell, Preprocess, sealed
-from serfer.core.plan.windows import AxisWindow, AxisWindows, Windows
-from serfer.plan_directory import load_plan, write_plan
+from serfer.core.geometry import Span
+from serfer.core.plan import Preprocess
+from serfer.core.plan.windows import AxisWindow, AxisWindows
 from tests.support.onnx_graph import Graph
 
 WINDOW, HALO = 16, 2
@@ -40,40 +41,34 @@ def axis(count):
     return AxisWindows(size, size, tuple(windows), start=0.0)
 
 
-def make_map_plan(directory, rows=(3, 4), cols=(5,), preprocess=PREPROCESS, crops=(3 * WINDOW, 3 * WINDOW)):
-    """Write a map plan for images of `rows` windows by `cols` windows."""
-    example = np.zeros((1, 3, 3 * WINDOW, 3 * WINDOW), np.float32)
+def make_map_plan(directory, rows=(3, 4), cols=(5, 3), preprocess=PREPROCESS):
+    """Write a map plan for images of `rows` windows by `cols` windows; the smallest is compared in one piece."""
+    sizes = [(WINDOW * height, WINDOW * width) for height, width in product(rows, cols)]
     with tempfile.TemporaryDirectory() as folder:
         (path := Path(folder, "dense.onnx")).write_bytes(network())
-        serfer.split(path, example, out=directory, grids=(3, 3), stages=1, cold_plan="never")
-    plan = load_plan(directory)
-    [stage] = plan.stages
-    assert stage.grid == Grid(3, 3)
-    whole = lambda rect: Rect.whole(rect.rows.size, rect.cols.size)  # noqa: E731 - short
-    tiles = tuple(
-        replace(
-            tile,
-            inputs=tuple(whole(rect) for rect in tile.inputs),
-            outputs=tuple(whole(rect) for rect in tile.outputs),
-            cells=tuple(Cell(cell.output, whole(cell.rect)) for cell in tile.cells),
-        )
-        for tile in stage.tiles
-    )
-    heights, widths = (tuple(axis(count) for count in counts) for counts in (rows, cols))
-    windows = Windows(heights, widths, ((0, 1, 2), (3, 4, 5), (6, 7, 8)), 1, 1, crops=crops)
-    image = replace(plan.input, height=WINDOW + 2 * HALO, width=WINDOW + 2 * HALO)
-    output = replace(plan.output, height=WINDOW, width=WINDOW)
-    inputs = (replace(stage.inputs[0], shape=image),)
-    operators = tuple(replace(each, macs=each.macs * rows[0] * cols[0] // 9) for each in stage.operators)
-    stage = replace(stage, tiles=tiles, grid=Grid(1, 9), inputs=inputs, outputs=(output,), operators=operators)
-    plan = replace(
-        plan,
-        stages=(stage,),
-        input=image,
-        output=output,
-        outputs=(replace(plan.outputs[0], dims=(output.channels, WINDOW, WINDOW)),),
-        windows=windows,
-        preprocess=preprocess,
-    )
-    write_plan(sealed(plan), directory)
-    return json.loads((directory / "plan.json").read_text())
+        serfer.map_plan(path, sizes, directory, window=WINDOW, preprocess=preprocess)
+
+
+HEIGHT, WIDTH = 64, 80
+
+
+def expected(image, scale=1 / 255, missing=None):
+    """The network on the whole image, (bands, rows, cols)."""
+    mean, std = (np.array(each, np.float32)[:, None, None] for each in (PREPROCESS.mean, PREPROCESS.std))
+    values = (image.astype(np.float32) * np.float32(scale) - mean) / std
+    if missing is not None:
+        values[:, missing] = 0
+    session = onnxruntime.InferenceSession(network(), providers=["CPUExecutionProvider"])
+    return session.run(None, {"image": values[None]})[0][0]
+
+
+def read(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", rasterio.errors.NotGeoreferencedWarning)
+        with rasterio.open(path) as dataset:
+            return dataset.read()
+
+
+def assert_equal(one, other):
+    assert one.shape == other.shape
+    assert np.abs(one - other).max() <= 1e-5 * np.ptp(other)

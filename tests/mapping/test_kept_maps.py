@@ -17,10 +17,9 @@ from serfer.core.geometry import Span
 from serfer.core.plan.windows_validation import check_windows
 from serfer.plan_directory import load_plan
 from tests.mapping.networks import run
-from tests.mapping.plans import PREPROCESS
+from tests.mapping.plans import PREPROCESS, assert_equal, read
 from tests.mapping.test_resume import start, wait_for_parts
 from tests.mapping.test_statistics import HEIGHT, WIDTH, WINDOWS, Network, command_of, image_of, normal, unet
-from tests.mapping.whole import assert_equal, read
 from tests.raster.files import pixels
 
 PASSES = 4

@@ -9,7 +9,7 @@ import pytest
 import serfer as package
 from serfer.core.errors import UsageError
 from serfer.mapping.image_list import map_items
-from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.moto_server import ACCESS, MotoServer
 from tests.raster.files import UTM, WHERE, pixels, write
 

@@ -18,8 +18,7 @@ from serfer.mapping import image_job
 from serfer.raster import ResultParts
 from serfer.splitter.network.description import read_preprocess
 from tests.mapping.networks import Network
-from tests.mapping.plans import make_map_plan, network
-from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, make_map_plan, network, read
 from tests.raster.files import pixels, write
 
 pytestmark = pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")

@@ -14,8 +14,7 @@ import rasterio
 from serfer.core.errors import UnavailableError
 from serfer.raster import ResultParts
 from tests.e2e.small import split_small
-from tests.mapping.plans import make_map_plan
-from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, make_map_plan, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 SLOW = """

@@ -22,7 +22,7 @@ from serfer.mapping import results
 from serfer.mapping.options import MapOptions
 from serfer.mapping.results import result_paths, unique_labels
 from serfer.plan_directory import load_plan
-from tests.mapping.whole import read
+from tests.mapping.plans import read
 from tests.raster.files import UTM, WHERE, pixels, write
 from tests.support.onnx_graph import Graph
 

@@ -16,9 +16,8 @@ from serfer.drivers.driver import RequestContext
 from serfer.plan_directory import load_plan
 from serfer.raster.reading.source import RasterSource
 from tests.mapping.networks import run
-from tests.mapping.plans import PREPROCESS
+from tests.mapping.plans import PREPROCESS, assert_equal, read
 from tests.mapping.test_resume import start, wait_for_parts
-from tests.mapping.whole import assert_equal, read
 from tests.raster.files import UTM, WHERE, pixels, write
 from tests.support.onnx_graph import Graph
 

@@ -14,7 +14,7 @@ from serfer.mapping.report import MapProgress
 from serfer.pipeline.blocking import Pipeline
 from serfer.raster import ResultParts
 from serfer.raster.georeference import Georeference
-from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.raster.files import UTM, WHERE, pixels, write
 
 

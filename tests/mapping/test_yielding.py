@@ -12,7 +12,7 @@ import pytest
 import serfer as package
 from serfer.core.errors import LambdaThrottledError
 from serfer.pipeline.blocking import Pipeline
-from tests.mapping.whole import HEIGHT, WIDTH, assert_equal, expected, read
+from tests.mapping.plans import HEIGHT, WIDTH, assert_equal, expected, read
 from tests.raster.files import pixels
 from tests.support.http_stub import serving
 

@@ -12,7 +12,6 @@ from serfer.core.errors import InputError, PlanError, UsageError
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.plan import (
     CACHE,
-    FORMAT,
     IMAGE,
     INLINE,
     Alternative,
@@ -22,9 +21,7 @@ from serfer.core.plan import (
     ImageLimits,
     Input,
     Operator,
-    PackageLimit,
     Padding,
-    Plan,
     Preprocess,
     Shape,
     Stage,
@@ -86,29 +83,11 @@ def vector_stage(source, shape, length, columns, kinds, *, cells=True):
     )
 
 
-def make_plan(stages, model="small", artefact=None, channels="RGB"):
+def make_plan(stages, model="small", channels="RGB"):
     preprocess = Preprocess(72, "bilinear", channels, 1 / 255, (0.5,) * 3, (0.5,) * 3)
-    return Plan(
-        format=FORMAT,
-        model=model,
-        weights="random",
-        input=Shape(3, 64, 64, flat=False),
-        output=stages[-1].outputs[0],
-        activation="softmax",
-        preprocess=preprocess,
-        labels=(),
-        limit=PackageLimit(250, 50),
-        memory_per_vcpu=1769.0,
-        store="redis",
-        why="",
-        alternatives=(),
-        stages=tuple(stages),
-        unsplit=artefact or Artefact("unsplit.onnx", 0, ""),
-        original=(),
-        changes=(),
-        ways=(),
-        digest="0" * 64,
-    )
+    output = stages[-1].outputs[0]
+    image = {"input": IMAGE_SHAPE, "preprocess": preprocess}
+    return replace(small_plan(), model=model, output=output, stages=tuple(stages), alternatives=(), **image)
 
 
 IMAGE_SHAPE = Shape(3, 64, 64, flat=False)

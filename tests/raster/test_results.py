@@ -325,23 +325,6 @@ class TestFullDisks:
         assert re.search(r"ulimit -f.* all 6 parts are kept in .* it resumes", done.stdout)
         assert [path.name for path in tmp_path.iterdir()] == ["a.parts"]
 
-    @pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts a file system")
-    @pytest.mark.parametrize("name", ["a.tif", "a.npy"])
-    def test_a_disk_that_is_really_full_is_named(self, tmp_path, name):
-        disk = tmp_path / "disk"
-        disk.mkdir()
-        if subprocess.run(["/bin/mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], check=False).returncode:
-            pytest.skip("this container mounts nothing")
-        try:
-            values = pixels(1600, 1600)
-            with kept(tmp_path / "parts", values) as parts:
-                with pytest.raises(UnavailableError, match=r"no room on the disk of .*disk .* all 6 parts are kept"):
-                    write_result(disk / name, parts, options=ResultOptions(compression="none"))
-                assert [*disk.iterdir()] == []
-                assert parts.verify() == set()
-        finally:
-            subprocess.run(["/bin/umount", disk], check=True)
-
     def test_space_is_estimated_before_work_begins(self, tmp_path, monkeypatch):
         array = form_of(100, 100, 3, grid=(2, 2))
         with ResultParts.create_or_resume(tmp_path / "parts", {"job": 1}, array) as parts:

@@ -51,9 +51,10 @@ class Net:
     def floats(self, *shape):
         return self.random.standard_normal(shape).astype(np.float32)
 
-    def op(self, kind, *inputs, output=None, **attributes):
+    def op(self, kind, *inputs, output=None, others=(), **attributes):
+        """Append an operator; `others` are its outputs behind the first, which alone is returned."""
         output = output or f"t{len(self.nodes)}"
-        self.nodes.append(helper.make_node(kind, list(inputs), [output], name=output, **attributes))
+        self.nodes.append(helper.make_node(kind, list(inputs), [output, *others], name=output, **attributes))
         return output
 
     def conv(self, x, before, after, kernel, groups=1, **attributes):
@@ -168,6 +169,14 @@ def check_every_answer(model, plan, directory, batch, most=1e-6, expected=None):
             logits = ways[way](batch[:count])
             assert logits.shape == expected[:count].shape, way
             assert relative_error(logits, expected[:count]) <= most, way
+
+
+def split_and_check(net, output, directory, grids="auto", *, images=2, **options):
+    """Write the plan of a network, as `cut` does, and compare its answers with the model's; return the plan."""
+    model = net.model(output)
+    plan = cut(model, net.size[1:], directory, grids, **options)
+    check_every_answer(model, plan, directory, net.batch_of(images))
+    return plan
 
 
 def worst_error(model, batch, directory, grids="auto", stages=None, expected=None, **options):

@@ -152,11 +152,8 @@ class Drawn(Net):
     def step_split(self):
         if self.shape[0] > 1:
             first = self.number(1, self.shape[0] - 1)
-            left, right = (
-                self.op("Split", self.name, self.ints(first, self.shape[0] - first), axis=1),
-                f"r{len(self.nodes)}",
-            )
-            self.nodes[-1].output.append(right)
+            right = f"r{len(self.nodes) + 1}"
+            left = self.op("Split", self.name, self.ints(first, self.shape[0] - first), others=[right], axis=1)
             self.name = self.op("Concat", right, self.op("Relu", left), axis=1)
             self.note("split", first)
 

@@ -29,8 +29,8 @@ def recurrent(size=8, opset=20, *, batch="N"):
     x = net.op("Relu", net.conv("x", 2, 4, [3, 3], pads=[1, 1, 1, 1]))
     rows = net.op("Transpose", x, perm=[2, 0, 1, 3])
     rows = net.op("Reshape", rows, net.constant(np.array([size, 1, 4 * size])))
-    net.op("LSTM", rows, net.constant(net.floats(1, 20, 4 * size)), net.constant(net.floats(1, 20, 5)), hidden_size=5)
-    net.nodes[-1].output[:] = ["all", "last"]
+    weights = net.constant(net.floats(1, 20, 4 * size)), net.constant(net.floats(1, 20, 5))
+    net.op("LSTM", rows, *weights, output="all", others=["last"], hidden_size=5)
     return net
 
 
@@ -66,8 +66,7 @@ def foreign():
 
 def in_8_bits():
     net = Net(3, 8, 8)
-    quantised = net.op("DynamicQuantizeLinear", "x")
-    net.nodes[-1].output[:] = [quantised, "scale", "zero"]
+    quantised = net.op("DynamicQuantizeLinear", "x", others=["scale", "zero"])
     weight = net.constant(net.random.integers(0, 255, (4, 3, 3, 3), dtype=np.uint8))
     sums = net.op("ConvInteger", quantised, weight, "zero", kernel_shape=[3, 3])
     scores = net.op("Mul", net.op("Cast", sums, to=TensorProto.FLOAT), "scale")

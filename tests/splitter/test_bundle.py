@@ -19,7 +19,6 @@ from serfer_bench.core.s3_server import S3Server
 from tests.caches import new_cache
 from tests.splitter.models import Net, split_two_stages
 
-PACKAGE_LIMIT = 262_144_000
 WEEK = 7 * 24 * 3600
 DAY = 24 * 3600
 
@@ -180,14 +179,3 @@ def test_dependencies_larger_than_the_plans_reserve_still_run_locally(planned, t
     plan, directory = planned
     function = function_directory(plan, directory, 0, 0, dependencies(tmp_path / "cache"))
     assert (function / "serfer" / "core" / "big").stat().st_size > DEPENDENCY_ALLOWANCE
-
-
-@pytest.mark.slow
-def test_every_stage_of_alexnet_fits_the_package_limit(zoo_plan, cache):
-    plan, home = zoo_plan("alexnet", ["2x2", "2x2", "1", "1"])
-    base = directory_bytes(dependencies(cache))
-    for number, stage in enumerate(plan.stages):
-        size = directory_bytes(function_directory(plan, home, number, 0, dependencies(cache)))
-        files = stage.files
-        assert size < PACKAGE_LIMIT
-        assert size == base + sum(file.bytes for file in files) + (home / "plan.json").stat().st_size

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnxscript import ir
@@ -27,17 +27,11 @@ from serfer.splitter.tiling.from_onnx import from_onnx, split_graph, whole_graph
 from serfer.splitter.tiling.global_pooling import with_tile_pools
 from serfer.splitter.tiling.grids import ONE, parse_grid
 from tests.splitter.models import BUDGET, Net
+from tests.splitter.test_random_networks import USUAL
 
 EXACT = 1e-5
 GRID = parse_grid("2x2")
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
-USUAL = settings(
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate, Phase.shrink],
-)
 
 
 class Tailed(Net):
@@ -87,10 +81,8 @@ class Tailed(Net):
         rows, features = self.rows(x)
         weights = [self.constant(self.floats(directions, 3 * gates, size) / 4) for size in (features, 3)]
         direction = "bidirectional" if directions > 1 else "forward"
-        out = self.op(kind, rows, *weights, hidden_size=3, direction=direction)
-        last = f"{out}.last"
-        self.nodes[-1].output.append(last)
-        self.outputs += [(out, FLOAT, 4)] + [(last, FLOAT, 3)] * int(self.draw.integers(0, 2))
+        out = self.op(kind, rows, *weights, others=["last"], hidden_size=3, direction=direction)
+        self.outputs += [(out, FLOAT, 4)] + [("last", FLOAT, 3)] * int(self.draw.integers(0, 2))
 
     def tail_lstm(self, x):
         self.recurrent(x, "LSTM", 4, int(self.draw.integers(1, 3)))
@@ -153,25 +145,21 @@ class Tailed(Net):
 
     def tail_order(self, x):
         """The second result of an operator, whole numbers."""
-        values = self.op("TopK", x, self.ints(2), axis=1)
-        self.nodes[-1].output.append(f"{values}.at")
-        self.outputs += [(values, FLOAT, 4), (f"{values}.at", INT64, 4)]
+        values = self.op("TopK", x, self.ints(2), others=["at"], axis=1)
+        self.outputs += [(values, FLOAT, 4), ("at", INT64, 4)]
 
     def tail_8_bits(self, x):
         channels, height, width = self.shape
-        quantised = self.op("DynamicQuantizeLinear", self.op("Flatten", x, axis=1))
-        scale, zero = f"{quantised}.scale", f"{quantised}.zero"
-        self.nodes[-1].output.extend([scale, zero])
+        quantised = self.op("DynamicQuantizeLinear", self.op("Flatten", x, axis=1), others=["scale", "zero"])
         weight = self.constant(self.draw.integers(0, 9, (channels * height * width, 4), dtype=np.uint8))
-        sums = self.op("Cast", self.op("MatMulInteger", quantised, weight, zero), to=FLOAT)
-        self.outputs.append((self.op("Mul", sums, scale), FLOAT, 2))
+        sums = self.op("Cast", self.op("MatMulInteger", quantised, weight, "zero"), to=FLOAT)
+        self.outputs.append((self.op("Mul", sums, "scale"), FLOAT, 2))
 
     def tail_unpooled(self, x):
         channels, height, width = self.shape
-        pooled = self.op("MaxPool", x, kernel_shape=[2, 2], strides=[2, 2])
-        self.nodes[-1].output.append(f"{pooled}.at")
+        pooled = self.op("MaxPool", x, others=["at"], kernel_shape=[2, 2], strides=[2, 2])
         whole = self.ints(1, channels, height, width)
-        self.then(self.op("MaxUnpool", pooled, f"{pooled}.at", whole, kernel_shape=[2, 2], strides=[2, 2]))
+        self.then(self.op("MaxUnpool", pooled, "at", whole, kernel_shape=[2, 2], strides=[2, 2]))
 
     def tail_foreign(self, x):
         self.domains = ["com.microsoft"]

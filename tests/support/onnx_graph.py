@@ -14,7 +14,7 @@ class Graph:
 
     def constant(self, values):
         name = f"c{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
+        self.constants.append(numpy_helper.from_array(np.asarray(values, order="C"), name))
         return name
 
     def normal(self, *shape, deviation=0.3):

@@ -1,5 +1,7 @@
 """Operators that cannot be spread run in one task; operators that cannot run at all are refused by name."""
 
+import tracemalloc
+
 import numpy as np
 import onnx
 import pytest
@@ -7,6 +9,7 @@ from onnx import TensorProto, helper
 
 from serfer.core.errors import ModelError
 from serfer.core.exactness import relative_error
+from serfer.splitter.network.source import load
 from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.from_onnx import from_onnx
 from tests.splitter.models import Net, cut, run_tiles, unsplit, worst_error
@@ -80,8 +83,7 @@ def test_computed_constants_are_folded_and_what_is_not_float32_or_not_used_stays
     net, x = network()
     x = net.op("Where", net.op("Greater", x, net.constant(np.float32(0.3))), x, net.op("Neg", x))
     x = net.op("Conv", x, net.op("Abs", net.constant(net.floats(4, 4, 3, 3))), pads=[1, 1, 1, 1])
-    net.op("MaxPool", x, output="top", kernel_shape=[2, 2])
-    net.nodes[-1].output.append("where")
+    net.op("MaxPool", x, output="top", others=["where"], kernel_shape=[2, 2])
     assert worst_error(net.model(net.flat("top")), net.batch_of(2), tmp_path, ["2x2", "2x2", "1"]) <= EXACT
 
 
@@ -99,9 +101,8 @@ def dropout_in_training(net, x):
 
 
 def batch_norm_in_training(net, x):
-    x = net.op("BatchNormalization", x, *(net.constant(np.abs(net.floats(4))) for _ in range(4)), training_mode=1)
-    net.nodes[-1].output.extend(["mean", "variance"])
-    return x
+    values = [net.constant(np.abs(net.floats(4))) for _ in range(4)]
+    return net.op("BatchNormalization", x, *values, others=["mean", "variance"], training_mode=1)
 
 
 def branch_of_the_data(net, x):
@@ -134,6 +135,10 @@ def sizes_of_the_data(net, x):
         (batch_norm_in_training, ("(BatchNormalization)", "training mode", "eval()")),
         (branch_of_the_data, ("(If)", "depend")),
         (sequences, ("(Sequence", "plain tensors")),
+        *(  # windows that leave no rows, -1, fewer
+            (lambda net, x, rows=rows: net.conv(x, 4, 4, [rows, 3]), ("(Conv)", "does not fit into a map of 8 x 10"))
+            for rows in (9, 10, 17)
+        ),
         (sizes_of_the_data, ("(NonZero)", "depends on the data")),
     ],
 )
@@ -208,18 +213,11 @@ def test_constants_joined_to_maps_are_repeated_for_each_image(order, tmp_path):
     assert worst_error(model, batch, tmp_path, ["2x2", "1"], expected=expected) <= EXACT
 
 
-def test_a_window_larger_than_the_map_is_refused():
-    for kernel in ([9, 3], [10, 3], [17, 3]):  # of no rows, of -1, of fewer
-        net, x = network()
-        refused(net, net.flat(net.conv(x, 4, 4, kernel)), "(Conv)", "its window does not fit into a map of 8 x 10")
-
-
 @pytest.mark.parametrize("used", [False, True])
 def test_second_outputs_are_refused_only_if_used(tmp_path, used):
     net, x = network()
     scale = net.constant(net.floats(*SIZE[1:]))
-    net.op("LayerNormalization", x, scale, output="top", axis=-1)
-    net.nodes[-1].output.append("mean")
+    net.op("LayerNormalization", x, scale, output="top", others=["mean"], axis=-1)
     x = net.op("Add", "top", "mean") if used else "top"
     if used:
         refused(net, net.flat(x), "'top' (LayerNormalization)", "'mean'")
@@ -229,8 +227,7 @@ def test_second_outputs_are_refused_only_if_used(tmp_path, used):
 
 def test_a_second_output_without_a_rule_is_refused():
     net, x = network()
-    net.op("MaxPool", x, output="top", kernel_shape=[2, 2])
-    net.nodes[-1].output.append("where")
+    net.op("MaxPool", x, output="top", others=["where"], kernel_shape=[2, 2])
     refused(net, net.flat(net.op("Cast", "where", to=1)), "'top' (MaxPool)", "second output 'where'")
 
 
@@ -248,3 +245,93 @@ def test_operators_with_the_same_name_are_renamed():
         node.name = "same"
     graph = from_onnx(net.model(net.nodes[-1].output[0]), *SIZE)
     assert len({node.name for node in graph.nodes}) == len(graph.nodes)
+
+
+SMALL = (12, 12)
+
+
+def of_opset(opset):
+    """Operators that every opset has in one form: no axes, no limits, no sizes as inputs."""
+    net = Net(3, *SMALL, opset=opset)
+    x = net.conv("x", 3, 8, [3, 3], pads=[1, 1, 1, 1])
+    statistics = [net.constant(np.abs(net.floats(8)) + 0.1) for _ in range(4)]
+    x = net.op("Relu", net.op("BatchNormalization", x, *statistics))
+    x = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    x = net.op("Add", x, net.op("Sigmoid", net.conv(x, 8, 8, [3, 3], groups=8, pads=[1, 1, 1, 1])))
+    x = net.flat(net.op("GlobalAveragePool", net.op("Concat", x, x, axis=1)))
+    return net, net.model(net.linear(x, 16, 5))
+
+
+@pytest.mark.exact
+@pytest.mark.parametrize("opset", range(9, 27))
+def test_a_file_of_this_opset_is_split_exactly(opset, tmp_path):
+    net, model = of_opset(opset)
+    onnx.save(model, tmp_path / "net.onnx")
+    batch = net.batch_of(2)
+    source, _ = load(tmp_path / "net.onnx", batch)
+    assert worst_error(source.onnx, batch, tmp_path / "plan", ["2x2", "1"], expected=unsplit(model, batch)) <= 2e-6
+
+
+MIB = 1024 * 1024
+
+
+def integers(net, *values):
+    return net.constant(np.array(values))
+
+
+def torchscript_pads(net, left, right, top, bottom):
+    """Write the amounts of F.pad as torch's older exporter does: last axis first, in pairs, turned round."""
+    given = net.op("Constant", value=helper.make_tensor("pad", TensorProto.INT64, [4], [left, right, top, bottom]))
+    zeros = net.op("ConstantOfShape", integers(net, 4), value=helper.make_tensor("zero", TensorProto.INT64, [1], [0]))
+    pairs = net.op("Reshape", net.op("Concat", given, zeros, axis=0), integers(net, -1, 2))
+    turned = net.op("Slice", pairs, *(integers(net, value) for value in (-1, np.iinfo(np.int64).min + 1, 0, -1)))
+    flat = net.op("Reshape", net.op("Transpose", turned, perm=[1, 0]), integers(net, -1))
+    return net.op("Cast", flat, to=TensorProto.INT64)
+
+
+def test_padding_in_the_older_exporters_form_is_constant(tmp_path):
+    net, x = network()
+    x = net.op("Pad", x, torchscript_pads(net, 0, 1, 2, 0), net.constant(np.float32(0.5)), mode="constant")
+    model = net.model(net.flat(net.conv(x, 4, 4, [3, 3], strides=[2, 2])))
+    assert [node.kind for node in from_onnx(model, *SIZE).nodes] == ["Conv", "Relu", "Pad", "Conv", "Flatten"]
+    assert worst_error(model, net.batch_of(2), tmp_path, ["2x2", "1"]) <= EXACT
+
+
+def many_large_ones(net):
+    parts = [net.op("ConstantOfShape", integers(net, 2 + index, 1 << 26)) for index in range(4)]
+    return net.op("Sum", *(net.op("ReduceMax", part, integers(net, 0, 1), keepdims=0) for part in parts))
+
+
+TOO_LARGE = [
+    lambda net: net.op("ConstantOfShape", integers(net, 1 << 18, 1 << 18)),
+    lambda net: net.op("Expand", net.constant(np.float32(1)), integers(net, 1 << 18, 1 << 18)),
+    lambda net: net.op("Range", *(net.constant(np.float32(value)) for value in (0, 1 << 36, 1))),
+    many_large_ones,
+]
+
+
+@pytest.mark.parametrize("form", TOO_LARGE)
+def test_a_constant_larger_than_memory_is_refused(form):
+    net, x = network()
+    x = net.op("Add", x, net.op("ReduceMax", form(net), keepdims=0))
+    model = net.model(net.flat(x))
+    tracemalloc.start()
+    with pytest.raises(ModelError, match="more than 2,147,483,648 bytes"):
+        from_onnx(model, *SIZE)
+    assert tracemalloc.get_traced_memory()[1] < 64 * MIB
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (1, 4)], ids=["map", "vector"])
+def test_a_view_of_all_values_in_order_is_a_reshape(shape, tmp_path):
+    """ConvNeXt's pooled features, as torch.export has them."""
+    net, x = network()
+    mean = net.op("Reshape", net.op("ReduceMean", x, integers(net, -1, -2)), integers(net, -1))
+    other = net.op("Gather", mean, net.constant(np.array([[0, 2, 1, 3]])), axis=0)
+    with pytest.raises(ModelError, match=r"\(Reshape\).*images of a batch"):
+        from_onnx(net.model(net.linear(other, 4, 5)), *SIZE)
+    x = net.op("Gather", mean, net.constant(np.arange(4).reshape(shape)), axis=0)
+    model = net.model(net.linear(net.op("Reshape", x, integers(net, 1, 4)), 4, 5))
+    batch = net.batch_of(1)
+    assert worst_error(model, batch, tmp_path, ["2x2", "1"]) <= EXACT
+    assert "Gather" not in {node.kind for node in from_onnx(model, *SIZE).nodes}

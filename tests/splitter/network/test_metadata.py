@@ -159,13 +159,6 @@ class TestSplit:
         plan = self.split(net.model(boxes, dims=("N", 6, 64)), ULTRALYTICS, tmp_path)
         assert len(plan.labels) == 4
         assert serfer.describe(tmp_path / "plan", labels=["a", "b"]).labels == ("a", "b")
-        digest = plan.digest
-        plan = serfer.describe(tmp_path / "plan", activation="boxes:yolov8,score=0.5")
-        assert (plan.detection.family, plan.detection.classes, plan.detection.min_score) == ("yolov8", 2, 0.5)
-        assert (plan.digest, plan.preprocess) == (digest, DETECTOR)
-        with pytest.raises(serfer.ModelError, match="classes"):
-            serfer.describe(tmp_path / "plan", labels=["a", "b", "c"])
-        assert serfer.describe(tmp_path / "plan", activation="none").detection is None
 
 
 SIDES = (16, 16)

@@ -20,13 +20,6 @@ from tests.splitter.models import Net
 
 SIZE = (8, 8)
 EXAMPLE = np.zeros((1, 3, *SIZE), np.float32)
-FACTORIES = """
-import sys
-def stops():
-    sys.exit(0)
-def fails():
-    raise ValueError("no weights\\nand more")
-"""
 
 
 def message(model, example=EXAMPLE):
@@ -37,18 +30,49 @@ def message(model, example=EXAMPLE):
     return text
 
 
+FACTORIES = """
+import sys
+def stops():
+    sys.exit(0)
+def fails():
+    raise ValueError("no weights\\nand more")
+def helper():
+    raise OSError("a file is missing")
+def boom():
+    helper()
+def nothing():
+    return None
+value = 3
+"""
+
+
 @pytest.mark.parametrize(
-    ("factory", "end"),
+    ("model", "words"),
     [
-        ("stops", "mine.py:stops failed: SystemExit: 0"),
-        ("fails", "mine.py:fails failed: ValueError: no weights"),
-        ("absent", "mine.py:absent failed: AttributeError: mine.py defines no 'absent'"),
-        ("", "mine.py: failed: AttributeError: mine.py defines no ''"),
+        ("mine.py:stops", "mine.py:stops failed: SystemExit: 0"),
+        ("mine.py:fails", "mine.py:fails failed: ValueError: no weights"),
+        ("mine.py:boom", r"a file is missing \(.*mine.py, line 8, in helper\)"),
+        ("mine.py:absent", "mine.py:absent failed: AttributeError: mine.py defines no 'absent'"),
+        ("mine.py:", "mine.py: failed: AttributeError: mine.py defines no ''"),
+        ("mine.py", "mine.py:make"),
+        ("mine.py:value", "mine.py:value failed: TypeError: 'int'"),
+        *((value, r"not a torch\.nn\.Module") for value in ("mine.py:nothing", 42, None, {"a": 1})),
+        ("broken.py:make", "broken.py:make"),
+        ("absent.py:make", "absent.py"),
+        ("absent.onnx", "absent.onnx"),
+        (".", "."),
+        ("restnet50", r"unknown model 'restnet50' \(did you mean resnet50\?\)"),
+        ("resnet.pt", "holds weights.*write a function"),
     ],
+    ids=str,
 )
-def test_a_factory_that_fails_is_named(tmp_path, factory, end):
+def test_what_is_no_model_is_told_what_it_lacks(tmp_path, monkeypatch, model, words):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FACTORIES)
-    assert end in message(f"{tmp_path}/mine.py:{factory}")
+    (tmp_path / "broken.py").write_text("def make(:\n")
+    assert re.search(words, message(model))
+    with pytest.raises(ModelError, match="give --size"):
+        load(f"{tmp_path / 'mine.py'}:fails", None)
 
 
 class Model(torch.nn.Module):
@@ -127,6 +151,8 @@ def test_a_branch_that_depends_on_the_data_is_named_by_its_line_and_torch_says_n
         ("net.bin", lambda path: path.write_bytes(path.read_bytes()[:9]), "in another file, which is cut off"),
         ("net.bin", lambda path: path.write_bytes(b""), "in another file, which is cut off"),
         ("net.onnx", lambda path: path.write_bytes(b""), "not an ONNX model: it is empty"),
+        ("net.onnx", lambda path: path.write_bytes(bytes(range(256)) * 40), "not an ONNX model"),
+        ("net.onnx", lambda path: path.write_bytes(path.read_bytes()[:-6]), "not an ONNX model"),
         (
             "net.onnx",
             lambda path: path.write_bytes(b"hello world, this is text\n"),

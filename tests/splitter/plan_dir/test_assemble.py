@@ -24,6 +24,7 @@ from tests.splitter.models import (
     check_every_answer,
     cut,
     relative_error,
+    split_and_check,
     split_two_stages,
     through_the_store,
     unsplit,
@@ -78,14 +79,12 @@ CASES = [
 def test_cuts_inside_blocks_are_exact(tmp_path, make, after, outputs, grids):
     net = Net(3, *SIZE)
     output, names = make(net)
-    model = net.model(output)
     if grids == "mixed":
         grids = [*(["2x2", "1", "1x3", "3x2"] * 2)[: len(after)], "1"]
     elif len(after) == 1 or isinstance(grids, list):
         grids = [*[grids] * len(after), "1"]
-    plan = cut(model, SIZE, tmp_path / "plan", grids, cuts=tuple(names[name] for name in after))
+    plan = split_and_check(net, output, tmp_path / "plan", grids, cuts=tuple(names[name] for name in after))
     assert [len(stage.outputs) for stage in plan.stages] == outputs
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 def reads(plan):
@@ -113,13 +112,16 @@ def test_a_tensor_read_two_stages_later_is_written_once(tmp_path):
 def test_a_stage_may_read_nothing_of_the_one_before(tmp_path):
     net = Net(3, *SIZE)
     output, names = branching(net)
-    model = net.model(output)
-    plan = cut(
-        model, SIZE, tmp_path / "plan", ["2x2", "1x3", "3x2", "1"], cuts=tuple(names[n] for n in ("x", "one", "two"))
+    plan = split_and_check(
+        net,
+        output,
+        tmp_path / "plan",
+        ["2x2", "1x3", "3x2", "1"],
+        cuts=tuple(names[n] for n in ("x", "one", "two")),
+        images=3,
     )
     assert reads(plan) == [[IMAGE], [0], [0], [0, 1, 2]]
     assert {piece.stage for tile in plan.stages[2].tiles for piece in tile.pieces} == {0}
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
 @pytest.mark.parametrize("grid", ["4x4", "2x2"])
@@ -127,10 +129,8 @@ def test_a_tile_without_readers_writes_nothing(tmp_path, grid):
     net = Net(1, 8, 8)
     x = net.op("MaxPool", "x", kernel_shape=[2, 2], strides=[2, 2])
     y = net.op("Relu", net.conv(x, 1, 2, [1, 1], strides=[3, 3]))
-    model = net.model(net.flat(y))
-    plan = cut(model, (8, 8), tmp_path / "plan", [grid, "2x2", "1"], cuts=(x, y))
+    plan = split_and_check(net, net.flat(y), tmp_path / "plan", [grid, "2x2", "1"], cuts=(x, y))
     assert sum(not tile.cells for tile in plan.stages[0].tiles) == {"4x4": 12, "2x2": 0}[grid]
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 def test_the_network_in_a_plan_directory_can_be_split_itself(tmp_path):

@@ -9,7 +9,7 @@ from serfer.core.geometry import Grid
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer.splitter.tiling.global_pooling import with_grid, with_tile_pools
 from tests.once import one_each
-from tests.splitter.models import Net, check_every_answer, cut, through_the_store
+from tests.splitter.models import Net, check_every_answer, cut, split_and_check, through_the_store
 
 SIZE = (11, 14)
 CHANNELS = 5
@@ -63,19 +63,6 @@ def test_a_tile_writes_one_value_for_each_channel(tmp_path, form, grid):
     assert result.report.store.bytes_get == result.report.store.bytes_put
 
 
-def test_uneven_tiles_are_weighted_by_their_size(tmp_path):
-    """Constant maps but for one row: a mean of means would give that row another weight."""
-    net = Net(1, 5, 4)
-    x = pool(net, net.op("Relu", "x"), "GlobalAveragePool")
-    model = net.model(x)
-    batch = np.ones((1, 1, 5, 4), np.float32)
-    batch[:, :, 4] = 11
-    plan = cut(model, (5, 4), tmp_path / "plan", ["2x1", "1"])
-    assert ends_in_pooling(plan) == [0]
-    values, _ = through_the_store(tmp_path / "plan", batch)
-    assert values[0, 0] == pytest.approx(3.0)
-
-
 @one_each("grid", ["2x2", "3x3"], ("form", ["GlobalAveragePool", "GlobalMaxPool"]))
 def test_a_pooled_and_gated_map_is_passed_on_with_its_partial_pools(tmp_path, form, grid):
     """Squeeze and excite: the map and its pooled shares cross the cut together."""
@@ -84,12 +71,13 @@ def test_a_pooled_and_gated_map_is_passed_on_with_its_partial_pools(tmp_path, fo
     pooled = net.op(form, x)
     gate = net.op("Sigmoid", net.conv(pooled, 4, 4, [1, 1]))
     y = net.conv(net.op("Mul", x, gate), 4, CHANNELS, [3, 3], pads=[1, 1, 1, 1])
-    model = net.model(net.linear(pool(net, y, form), CHANNELS, 4))
-    plan = cut(model, SIZE, tmp_path / "plan", [grid, grid, "1"], cuts=(f"{pooled}.tiles", f"{output_of(net)}.tiles"))
+    output = net.linear(pool(net, y, form), CHANNELS, 4)
+    plan = split_and_check(
+        net, output, tmp_path / "plan", [grid, grid, "1"], cuts=(f"{pooled}.tiles", f"{output_of(net)}.tiles")
+    )
     assert ends_in_pooling(plan) == [0, 1]
     assert [len(stage.outputs) for stage in plan.stages] == [2, 1, 1]
     assert plan.stages[0].outputs[1].elements == 4 * EVERY_TILE[grid]
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 def output_of(net):
@@ -104,10 +92,8 @@ def test_pooling_in_the_middle_of_a_chain_is_exact(tmp_path, grids):
     x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1], strides=[2, 1]))
     x = net.op("Relu", net.conv(x, 4, CHANNELS, [3, 3], pads=[1, 1, 1, 1]))
     x = net.linear(pool(net, x, "GlobalAveragePool"), CHANNELS, 9)
-    model = net.model(net.linear(net.op("Relu", x), 9, 6))
-    plan = cut(model, SIZE, tmp_path / "plan", grids)
+    plan = split_and_check(net, net.linear(net.op("Relu", x), 9, 6), tmp_path / "plan", grids)
     assert [str(stage.grid) for stage in plan.stages] == grids
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 @pytest.mark.parametrize(

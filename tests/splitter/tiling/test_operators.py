@@ -219,8 +219,7 @@ def test_a_stage_never_ends_in_a_tensor_that_is_neither_map_nor_vector(tmp_path)
 def test_an_operator_with_two_outputs_is_exact(tmp_path):
     net = Net(4, 8, 8)
     x = net.conv("x", 4, 6, [3, 3], pads=[1, 1, 1, 1])
-    net.op("Split", x, output="left", axis=1, num_outputs=2)
-    net.nodes[-1].output.append("right")
+    net.op("Split", x, output="left", others=["right"], axis=1, num_outputs=2)
     x = net.op("Concat", "right", net.op("Sigmoid", "left"), axis=1)
     assert worst_error(net.model(net.flat(x)), net.batch_of(2), tmp_path, "2x2") <= EXACT
 

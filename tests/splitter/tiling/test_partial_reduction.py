@@ -5,7 +5,7 @@ import pytest
 
 from serfer.core.checksum import CHECKSUM_BYTES
 from tests.once import one_each
-from tests.splitter.models import Net, check_every_answer, cut, room_for, through_the_store
+from tests.splitter.models import Net, check_every_answer, cut, room_for, split_and_check, through_the_store
 
 FEATURES, CLASSES = 75, 23
 
@@ -44,15 +44,13 @@ def layer(net, x, form, before=FEATURES, after=CLASSES):
 @one_each("grid", ["col2", "col3", "col4"], ("form", FORMS))
 def test_columns_are_exact_for_every_form_of_a_layer(tmp_path, form, grid):
     net = Net(3, 5, 5)
-    model = net.model(layer(net, net.flat("x"), form))
-    plan = cut(model, (5, 5), tmp_path / "plan", [grid])
+    plan = split_and_check(net, layer(net, net.flat("x"), form), tmp_path / "plan", [grid], images=3)
     (stage,) = plan.stages
     assert str(stage.grid) == grid
     sizes = [tile.outputs[0].cols.size for tile in stage.tiles]
     assert sum(sizes) == CLASSES
     assert max(sizes) - min(sizes) == 1, "23 is divided by none of them"
     assert [tile.macs for tile in stage.tiles] == [FEATURES * size for size in sizes]
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
 @pytest.mark.exact
@@ -62,10 +60,8 @@ def test_operators_without_a_tiling_rule_are_computed_whole(tmp_path):
     x = net.op("CumSum", "x", net.constant(np.array(2)))
     x = net.op("MatMul", x, net.constant(np.eye(9, 8, dtype=np.float32)))
     x = net.op("MatMul", net.constant(np.eye(8, 9, dtype=np.float32)), x)
-    model = net.model(layer(net, net.flat(x), "gemm", 64))
-    plan = cut(model, (9, 9), tmp_path / "plan", ["col2"])
+    plan = split_and_check(net, layer(net, net.flat(x), "gemm", 64), tmp_path / "plan", ["col2"])
     assert [str(stage.grid) for stage in plan.stages] == ["col2"]
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 @pytest.mark.exact
@@ -88,20 +84,16 @@ def test_operators_after_a_layer_are_exact_in_its_columns(tmp_path, kind):
         x = net.op(kind, *([x, x] if kind == "Concat" else [x]), axis=1)
     else:
         x = net.op(kind, x)
-    model = net.model(x)
-    plan = cut(model, (5, 5), tmp_path / "plan", ["col4"])
+    plan = split_and_check(net, x, tmp_path / "plan", ["col4"])
     assert str(plan.stages[-1].grid) == "col4"
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 @pytest.mark.exact
 def test_two_layers_in_one_stage_are_exact_and_the_first_is_computed_whole_by_every_tile(tmp_path):
     net = Net(3, 5, 5)
     x = net.op("Relu", layer(net, net.flat("x"), "gemm", after=31))
-    model = net.model(layer(net, x, "gemm, transposed", before=31))
-    plan = cut(model, (5, 5), tmp_path / "plan", ["col3"])
+    plan = split_and_check(net, layer(net, x, "gemm, transposed", before=31), tmp_path / "plan", ["col3"])
     assert [tile.macs for tile in plan.stages[0].tiles] == [75 * 31 + 31 * columns for columns in (8, 8, 7)]
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 def head(net):
@@ -116,10 +108,8 @@ def head(net):
 )
 def test_stages_of_tiles_columns_and_single_tiles_follow_one_another(tmp_path, grids):
     net = Net(3, 7, 9)
-    model = net.model(layer(net, head(net), "matmul and bias", before=29))
-    plan = cut(model, (7, 9), tmp_path / "plan", grids)
+    plan = split_and_check(net, layer(net, head(net), "matmul and bias", before=29), tmp_path / "plan", grids, images=3)
     assert [str(stage.grid) for stage in plan.stages] == grids
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(3))
 
 
 @pytest.mark.exact
@@ -154,9 +144,9 @@ def groups(stage):
 )
 def test_columns_use_the_fewest_functions_that_hold_them(tmp_path, kilobytes, grid, expected):
     net = Net(4, 10, 10)
-    model = net.model(layer(net, net.flat("x"), "gemm", before=400, after=203))  # 325 KB
+    output = layer(net, net.flat("x"), "gemm", before=400, after=203)  # 325 KB
     limit = room_for(kilobytes * 1000)
-    plan = cut(model, (10, 10), tmp_path / "plan", [grid], limit=limit, precision="fp32")
+    plan = split_and_check(net, output, tmp_path / "plan", [grid], limit=limit, precision="fp32")
     (stage,) = plan.stages
     assert len(stage.functions) == expected
     assert functions_within(plan, limit)
@@ -165,7 +155,6 @@ def test_columns_use_the_fewest_functions_that_hold_them(tmp_path, kilobytes, gr
     assert len({function.weights.path for function in stage.functions}) == expected
     written = sum(function.weights.bytes for function in stage.functions)
     assert 4 * 400 * 203 <= written < 4 * 400 * 203 + 1000 * expected, "each column is stored once"
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 @pytest.mark.exact
@@ -174,23 +163,21 @@ def test_columns_use_the_fewest_functions_that_hold_them(tmp_path, kilobytes, gr
 def test_a_bias_with_inline_and_stored_slices_is_reassembled(tmp_path, form, after):
     """A part of a kilobyte stays in the graph, one of more goes to the file."""
     net = Net(1, 3, 3)
-    model = net.model(layer(net, net.flat("x"), form, before=9, after=after))
+    output = layer(net, net.flat("x"), form, before=9, after=after)
     for grid in ("col2", "col3", "col4"):
-        plan = cut(model, (3, 3), tmp_path / grid, [grid])
-        check_every_answer(model, plan, tmp_path / grid, net.batch_of(2))
+        split_and_check(net, output, tmp_path / grid, [grid])
 
 
 @pytest.mark.exact
 def test_spreading_over_several_functions_is_chosen_automatically_and_exact(tmp_path):
     net = Net(3, 8, 8)
     x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
-    model = net.model(layer(net, net.flat(x), "gemm", before=256, after=300))  # 300 KB
-    plan = cut(model, (8, 8), tmp_path / "plan", limit=room_for(90_000), precision="fp32", weights="zip")
+    output = layer(net, net.flat(x), "gemm", before=256, after=300)  # 300 KB
+    plan = split_and_check(net, output, tmp_path / "plan", limit=room_for(90_000), precision="fp32", weights="zip")
     assert plan.stages[-1].grid.columns
     assert len(plan.stages[-1].functions) > 1
     assert functions_within(plan, plan.limit)
     assert plan.changes == plan.original == ()
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
     whats = [(way.what, way.functions, way.fits, way.exact) for way in plan.ways]
     assert ("fp32, one function", 1, False, True) in whats
     assert ("fp32, columns over functions", 4, True, True) in whats
@@ -200,11 +187,10 @@ def test_spreading_over_several_functions_is_chosen_automatically_and_exact(tmp_
 def test_uneven_columns_fit_their_functions(tmp_path):
     """Five columns in four groups: the first has two fifths of the weights, not a quarter."""
     net = Net(4, 10, 10)
-    model = net.model(layer(net, net.flat("x"), "gemm without bias", before=400, after=5))  # 8000 B; a column is 1600 B
+    output = layer(net, net.flat("x"), "gemm without bias", before=400, after=5)  # 8000 B; a column is 1600 B
     limit = room_for(4_000)
-    plan = cut(model, (10, 10), tmp_path / "plan", limit=limit, precision="fp32", gap="never", weights="zip")
+    plan = split_and_check(net, output, tmp_path / "plan", limit=limit, precision="fp32", gap="never", weights="zip")
     assert functions_within(plan, limit)
-    check_every_answer(model, plan, tmp_path / "plan", net.batch_of(2))
 
 
 @pytest.mark.exact
@@ -212,12 +198,11 @@ def test_a_layer_before_the_last_counts_in_every_function(tmp_path):
     """Two layers in one stage of columns: the first is in every function."""
     net = Net(4, 10, 10)
     x = net.op("Relu", layer(net, net.flat("x"), "gemm without bias", before=400, after=100))  # 160 KB
-    model = net.model(layer(net, x, "gemm without bias", before=100, after=400))  # 160 KB
+    output = layer(net, x, "gemm without bias", before=100, after=400)  # 160 KB
     limit = room_for(170_000)
     for grids in ("auto", "col2", "col4"):
-        plan = cut(model, (10, 10), tmp_path / grids, grids, limit=limit, precision="fp32", weights="zip")
+        plan = split_and_check(net, output, tmp_path / grids, grids, limit=limit, precision="fp32", weights="zip")
         assert functions_within(plan, limit), grids
-        check_every_answer(model, plan, tmp_path / grids, net.batch_of(2))
 
 
 @pytest.mark.exact
@@ -246,11 +231,10 @@ def run_in_one_piece(directory, batch):
 def test_weights_may_have_any_name(tmp_path, name):
     net = Net(3, 5, 5)
     x = net.op("MatMul", net.flat("x"), net.constant(net.floats(75, 24), name))
-    model = net.model(net.op("Gemm", net.op("Relu", x), net.constant(net.floats(24, 23), "w")))
+    output = net.op("Gemm", net.op("Relu", x), net.constant(net.floats(24, 23), "w"))
     for grids in (["col2", "1"], ["1", "col2"], ["1"]):
         directory = tmp_path / "-".join(grids)
-        plan = cut(model, (5, 5), directory, grids)
-        check_every_answer(model, plan, directory, net.batch_of(2))
+        split_and_check(net, output, directory, grids)
 
 
 @pytest.mark.exact
@@ -258,8 +242,7 @@ def test_layers_that_share_a_weight_may_be_cut_differently(tmp_path):
     net = Net(3, 4, 4)
     matrix = net.constant(net.floats(48, 48) / np.float32(7))
     x = net.op("Relu", net.op("MatMul", net.flat("x"), matrix))
-    model = net.model(net.op("MatMul", x, matrix))
+    output = net.op("MatMul", x, matrix)
     for grids in (["col2", "col3"], ["1", "col4"], ["col4", "col4"]):
         directory = tmp_path / "-".join(grids)
-        plan = cut(model, (4, 4), directory, grids)
-        check_every_answer(model, plan, directory, net.batch_of(2))
+        split_and_check(net, output, directory, grids)

@@ -12,9 +12,9 @@ from onnx.helper import make_tensor_value_info
 from serfer.core.errors import ModelError
 from serfer.core.geometry import Grid, Rect, Span, grid_rects
 from serfer.core.plan import Padding
-from serfer.splitter.network.graph import COL_AXIS, ROW_AXIS, STATISTICS, Bins, Graph, Node
+from serfer.splitter.network.graph import ROW_AXIS, STATISTICS, Bins, Graph, Node
 from serfer.splitter.network.onnx_models import model_of, session_of
-from serfer.splitter.network.sliding_window import Window, explicit_pads, window
+from serfer.splitter.network.sliding_window import Window, window
 from serfer.splitter.plan_dir.emit import input_name, tile_graph
 from serfer.splitter.tiling.by_position import RATES, RESIZE_BY_POSITION, LinearResize, Place, append_bins
 from serfer.splitter.tiling.from_onnx import from_onnx
@@ -22,7 +22,6 @@ from serfer.splitter.tiling.onnx_builder import OnnxBuilder
 from serfer.splitter.tiling.receptive_field import clipped, hull, spans_of, tabulated, under
 from serfer.splitter.tiling.regions import (
     AxisWalk,
-    InternedSpans,
     axis_node,
     infer_regions,
     input_paddings,
@@ -76,16 +75,6 @@ def test_the_walk_stops_at_any_operator_and_records_readers(residual):
     assert "x" not in walk.spans
 
 
-def test_mirrored_columns_are_read_from_the_other_side():
-    net = Net(1, 6, 6)
-    bounds = [net.constant(np.array([value])) for value in (-1, -(2**31), 3, -1)]
-    graph = from_onnx(net.model(net.flat(net.op("Slice", "x", *bounds, output="mirror"))), 6, 6)
-    tiles = [{"mirror": rect} for rect in grid_rects(6, 6, Grid(1, 3))]
-    tile_regions = infer_regions(graph, graph.nodes[:1], tiles)
-    assert [written(regions["x"]) for regions in tile_regions] == ["0:6 x 4:6", "0:6 x 2:4", "0:6 x 0:2"]
-    assert axis_node(graph, graph.nodes[0], COL_AXIS).size == 6
-
-
 @settings(max_examples=60)
 @given(
     kernel=st.tuples(st.integers(1, 4), st.integers(1, 4)),
@@ -130,18 +119,6 @@ def test_a_chains_receptive_field_equals_the_inputs_its_output_depends_on(kernel
         assert 0 <= need.start < need.stop <= size[axis]
         if stride <= kernel[axis] and dilation == 1 and rows:
             assert (rows[0], rows[-1] + 1) == (need.start, need.stop)
-
-
-def test_several_outputs_read_the_hull_of_their_input_regions():
-    net = Net(1, 20, 20)
-    first = net.conv("x", 1, 1, [7, 1], pads=[3, 0, 3, 0])
-    second = net.conv(first, 1, 1, [1, 5], pads=[0, 2, 0, 2])
-    graph = from_onnx(net.model(net.flat(net.op("Add", first, second))), 20, 20)
-    targets = {first: Rect(Span(0, 4), Span(0, 4)), second: Rect(Span(8, 10), Span(8, 10))}
-    (regions,) = infer_regions(graph, graph.nodes[:2], [targets])
-    assert regions[second] == targets[second]
-    assert regions[first] == Rect(Span(0, 10), Span(0, 12))
-    assert regions["x"] == Rect(Span(0, 13), Span(0, 12))
 
 
 WINDOWS = st.builds(
@@ -214,40 +191,6 @@ def test_rows_in_any_order_are_read_from_the_first_to_the_last_and_for_an_output
     assert read(spans_of([Span(0, 2), Span(2, 5), Span(4, 8)])).T.tolist() == [[3, 5], [0, 3], [0, 1]]
     read = tabulated(np.array([5, 2, 5]), np.array([0, 4, 0]))
     assert read(spans_of([Span(0, 1), Span(0, 2), Span(2, 3)])).T.tolist() == [[0, 1], [2, 4], [0, 1]]
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"auto_pad": b"SAME_UPPER", "pads": [9] * 4}, [1, 0, 1, 1]),
-        ({"auto_pad": b"SAME_LOWER", "pads": [9] * 4}, [1, 1, 1, 0]),
-        ({"auto_pad": b"VALID", "pads": [9] * 4}, [0, 0, 0, 0]),
-        ({}, [0, 0, 0, 0]),
-    ],
-)
-def test_padding_is_made_explicit(given, expected):
-    assert explicit_pads({"kernel_shape": [3, 2], "strides": [1, 1], **given}, (7, 7)) == expected
-
-
-def test_equal_spans_are_one_array_and_equal_their_rules():
-    known, field = InternedSpans(), under(Window(3, 2, 1, 1, 1))
-    one, again = (known.one(np.array([[0, 4], [4, 9]])) for _ in range(2))
-    assert one is again
-    read = known.read(field, 17, one)
-    assert read is known.read(field, 17, one)
-    assert read.tolist() == clipped(field(one), 17).tolist()
-    assert known.read(field, None, one).tolist() == field(one).tolist()
-    assert known.hull(one, read).tolist() == hull(one, read).tolist()
-    assert known.sizes(one).tolist() == [4, 5]
-
-
-def test_views_of_shifted_spans_are_one_array():
-    known = InternedSpans()
-    near, far = (known.one(np.array([[0, 4], [4, 9]]) + shift) for shift in (0, 3))
-    wide = [known.one(np.add(spans, [[0], [2]])) for spans in (near, far)]
-    views = known.views([near, wide[0]])
-    assert views is known.views([far, wide[1]])
-    assert views.tolist() == [[[0, 4], [0, 6]], [[0, 5], [0, 7]]]
 
 
 PLACES = {True: b"align_corners", False: b"half_pixel"}

@@ -6,13 +6,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serfer.core.exactness import relative_error
-from serfer.core.geometry import Span
+from serfer.core.geometry import Grid, Span, grid_rects
+from serfer.splitter.network.graph import needed_for
 from serfer.splitter.network.interpolation import interpolation_of
+from serfer.splitter.network.onnx_models import session_of
+from serfer.splitter.plan_dir.emit import input_name, output_name, tile_graph
+from serfer.splitter.tiling import operators
 from serfer.splitter.tiling.from_onnx import from_onnx
+from serfer.splitter.tiling.global_pooling import with_tile_pools
+from serfer.splitter.tiling.regions import infer_regions
 from tests.once import one_each
 from tests.splitter.models import Net, unsplit
 from tests.splitter.tiling.test_elementwise import EXACT, network, spread
-from tests.splitter.tiling.tiles import in_tiles
 
 PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "half_pixel_symmetric")
 ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
@@ -266,3 +271,21 @@ def test_pixel_unshuffle_as_exporters_write_it(tmp_path, perm):
     x = net.conv(net.op("Reshape", x, net.constant(np.array([0, 8, 6, 7]))), 8, 3, [3, 3])
     assert "SpaceToDepth" in [node.kind for node in from_onnx(net.model(net.flat(x)), 12, 14).nodes]
     assert spread(net, x, tmp_path) <= EXACT
+
+
+def in_tiles(graph, output, grid, batch):
+    """Return the map `output` of a graph, each tile computed from its part of the images by itself.
+
+    Every operator must have a rule, so there can be no global pooling of a map.
+    """
+    graph = with_tile_pools(graph)
+    nodes = needed_for(graph.nodes, [output])
+    assert [node for node in nodes if not operators.tileable(graph, node)] == []
+    shape = graph.shape(output)
+    rects = grid_rects(shape.height, shape.width, Grid(*grid))
+    result = np.empty(shape.of(shape.whole, len(batch)), np.float32)
+    for rect, regions in zip(rects, infer_regions(graph, nodes, [{output: rect} for rect in rects]), strict=True):
+        tile = tile_graph(graph, nodes, regions, [graph.input], {output: rect})
+        part = np.ascontiguousarray(batch[:, :, *regions[graph.input].slices])
+        result[shape.slices(rect)] = session_of(tile.model({})).run([output_name(0)], {input_name(0): part})[0]
+    return result

@@ -1,6 +1,6 @@
 """Random networks that make maps, and random sizes and windows for them.
 
-Nine of ten are ONNX files of free height and width, one is a module (random_modules.py), whose export takes seconds.
+Nine of ten are ONNX files of free height and width, one is a module, whose export takes seconds.
 A case is drawn from its seed and number alone. What a network does to the size of its map is known to nobody here: it
 is written into the graph, by Shape, where an operator needs it.
 """
@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+import torch
+from onnx import TensorProto, helper
 from torch import nn
+from torch.nn import functional
 
-from tests.splitter.windows import random_modules
+from tests.support.onnx_graph import Graph
 
 EACH = 10
 """Of so many cases one is a module."""
-OPSET = 20
 _PLACES = ("half_pixel", "pytorch_half_pixel", "asymmetric", "half_pixel", "align_corners")
 _NEAREST = ("round_prefer_floor", "floor", "ceil", "round_prefer_ceil")
 _SCALES = (2.0, 2.0, 3.0, 0.5, 0.5, 1.5, 0.25, 1 / 3, 0.75, 1.2)
@@ -55,12 +56,12 @@ STATISTICS = ("norm", "gates", "context")
 """Steps that take statistics of the whole image, of networks that have one output."""
 
 
-class Drawn:
+class Drawn(Graph):
     """A network that grows operator by operator; `name` and `channels` are the current map's."""
 
     def __init__(self, rng):
-        self.rng, self.values = rng, np.random.default_rng(rng.getrandbits(60))
-        self.nodes, self.initializers, self.story, self.count = [], [], [], 0
+        super().__init__(rng.getrandbits(60))
+        self.rng, self.story, self.count = rng, [], 0
         self.name, self.channels = "x", rng.choice([1, 2, 3])
         self.first = self.channels
         self.kept = [("x", self.channels)]
@@ -71,16 +72,11 @@ class Drawn:
         self.nodes.append(helper.make_node(kind, list(inputs), [name], name=name, **attributes))
         return name
 
-    def constant(self, value):
-        self.count += 1
-        self.initializers.append(numpy_helper.from_array(np.asarray(value), f"constant_{self.count}"))
-        return f"constant_{self.count}"
-
     def ints(self, *values):
         return self.constant(np.array(values, np.int64))
 
     def floats(self, *shape, scale=1.0):
-        return self.constant((self.values.standard_normal(shape) * scale).astype(np.float32))
+        return self.constant((self.random.standard_normal(shape) * scale).astype(np.float32))
 
     def then(self, kind, *inputs, **attributes):
         self.name = self.op(kind, self.name, *inputs, **attributes)
@@ -366,17 +362,7 @@ class Drawn:
 
     def model(self, more=()):
         """Return the ONNX model, whose first output is the last map; `more` are others of its maps."""
-        graph = helper.make_graph(
-            self.nodes,
-            "drawn",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", self.first, "H", "W"])],
-            [
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", None, None, None])
-                for name in (self.name, *more)
-            ],
-            self.initializers,
-        )
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=9)
+        return super().model(dict.fromkeys((self.name, *more)), image="x", channels=self.first)
 
 
 def drawn_sizes(rng):
@@ -396,7 +382,7 @@ def draw(seed, number, *, several=False):
     """Return case `number` of a seed; with `several`, some networks have a second output."""
     rng = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
     if number % EACH == EACH - 1:
-        module = random_modules.Drawn(rng, 3)
+        module = DrawnModule(rng, 3)
         story = [*module.story, f"limit {module.limit}, multiple {module.multiple}, {module.mode}"]
         return Case(seed, number, module.eval(), 3, drawn_sizes(rng), rng.choice([32, 48, 64, 96]), None, story)
     net = Drawn(rng)
@@ -409,3 +395,64 @@ def draw(seed, number, *, several=False):
     more = [rng.choice(inner)] if several and inner and rng.random() < 0.3 else []
     story = [*net.story, *(f"a second output {name}" for name in more)]
     return Case(seed, number, net.model(more), net.first, sizes, window, reduce, story)
+
+
+class DrawnModule(nn.Module):
+    """Convolutions, and between them steps that are drawn: `story` says which."""
+
+    def __init__(self, rng, channels):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(rng.getrandbits(30))
+            self.convolutions = nn.ModuleList(
+                nn.Conv2d(channels if number == 0 else 4, 4, rng.choice([1, 3, 3, 5]), padding=rng.choice([0, 1, 1, 2]))
+                for number in range(rng.randint(2, 4))
+            )
+        self.limit = rng.choice([60, 100, 150, 200, 250])
+        self.multiple = rng.choice([2, 7, 8, 12, 14])
+        self.mode = rng.choice(["nearest", "bilinear", "bicubic"])
+        self.story = [rng.choice(STEPS) for _ in self.convolutions]
+
+    def forward(self, image):
+        values = image
+        for convolution, step in zip(self.convolutions, self.story, strict=True):
+            values = getattr(self, step)(convolution(values).relu(), image)
+        return values
+
+    def nothing(self, values, _image):
+        return values
+
+    def halved(self, values, _image):
+        return functional.max_pool2d(values, 2, ceil_mode=self.limit > 100)
+
+    def of_the_image_s_size(self, values, image):
+        return functional.interpolate(values, size=image.shape[2:], mode=self.mode)
+
+    def halved_and_back(self, values, _image):
+        return functional.interpolate(functional.avg_pool2d(values, 2), size=values.shape[2:], mode=self.mode)
+
+    def padded_where_needed(self, values, _image):
+        height, width = values.shape[2:]
+        if height % self.multiple:
+            values = functional.pad(values, (0, 0, 0, self.multiple - height % self.multiple))
+        if width % self.multiple:
+            values = functional.pad(values, (0, self.multiple - width % self.multiple))
+        return values
+
+    def smaller_where_large(self, values, image):
+        return functional.avg_pool2d(values, 2) if max(image.shape[2:]) > self.limit else values
+
+    def by_its_longer_side(self, values, image):
+        return values * 2 if image.shape[2] > image.shape[3] else values.tanh()
+
+    def larger_where_small(self, values, image):
+        return functional.pad(values, (3, 0, 2, 1)) if image.shape[2] < self.limit else values
+
+    def scaled_by_size(self, values, image):
+        return values * (100 / image.shape[2]) + image.shape[3] / 300
+
+
+STEPS = [
+    *("nothing", "halved", "of_the_image_s_size", "halved_and_back", "scaled_by_size"),
+    *("padded_where_needed", "smaller_where_large", "by_its_longer_side", "larger_where_small"),
+]

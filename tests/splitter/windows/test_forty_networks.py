@@ -4,21 +4,189 @@ The oracle is the module in float64. A map may be off by 1e-5 of the range, or b
 `.venv/bin/python -m tests.splitter.windows.test_forty_networks [PART OF A NAME]` prints what becomes of the networks.
 """
 
+from __future__ import annotations
+
 import copy
 import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 import serfer
 from serfer.core.errors import SerferError
-from tests.splitter.windows.forty_networks import NETWORKS, network, smp
+from serfer.splitter.network.zoo import with_random_weights
+from tests.package_networks import SMP, unpacked
+from tests.splitter.dense_networks import (
+    CLASSES,
+    Depth,
+    Dilated,
+    Pyramid,
+    Residual,
+    Segmentation,
+    SuperResolution,
+    UNet,
+    groups,
+    instances,
+)
 from tests.splitter.windows.test_random_maps import NOT_A_REASON, all_by_windows
+
+_SAMPLE = 128
+"""The side of the image by which random weights are scaled."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A network to be built, and (height, width) of an image of it.
+
+    `maps` says whether it has a map; one that has none is refused by an operator or a guard. `often` says how often it
+    is tried: at each commit, in `make slow` or in `make weekly`.
+    """
+
+    build: Callable[[], nn.Module]
+    size: tuple[int, int]
+    window: int = 96
+    maps: bool = True
+    often: str = "weekly"
+    package: bool = False
+
+
+def smp(folder: Path) -> None:
+    """Import segmentation_models_pytorch, with stand-ins for what it downloads weights by, which tests have not."""
+    if "segmentation_models_pytorch" in sys.modules:
+        return
+    import timm  # noqa: F401, PLC0415 - slow to import, and before there are stand-ins, which it would take
+
+    empty: dict[str, Any] = dict.fromkeys(("save_pretrained", "from_pretrained", "push_to_hub"))
+    empty["__new__"] = lambda kind, *_, **__: object.__new__(kind)
+    missing = {
+        "tqdm": ("tqdm",),
+        "huggingface_hub": ("PyTorchModelHubMixin", "ModelCard", "ModelCardData", "hf_hub_download"),
+    }
+    for name, words in missing.items():
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name]).update({word: type(word, (), dict(empty)) for word in words})
+    sys.path.append(str(unpacked(SMP, folder)))
+    try:
+        import segmentation_models_pytorch  # noqa: F401, PLC0415 - only where it was downloaded
+    finally:
+        sys.path.pop()
+        for name in missing:
+            del sys.modules[name]
+
+
+def of_smp(
+    kind: str, encoder: str = "resnet18", depth: int = 5, norm: Callable[[int], nn.Module] | None = None, **more: Any
+) -> nn.Module:
+    """Build a network of segmentation_models_pytorch; `norm` stands in place of batch norm."""
+    library = sys.modules["segmentation_models_pytorch"]
+    net = getattr(library, kind)(encoder, encoder_depth=depth, encoder_weights=None, classes=CLASSES, **more)
+    return with_norm(net, norm) if norm else net
+
+
+def with_norm(net: nn.Module, norm: Callable[[int], nn.Module]) -> nn.Module:
+    """Replace batch norms."""
+    for name, child in net.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(net, name, norm(child.num_features))
+        else:
+            with_norm(child, norm)
+    return net
+
+
+class ConvNext(nn.Module):
+    """ConvNeXt V2's blocks: large kernels by channel, layer norm over channels, and norms over the whole image."""
+
+    def __init__(self, width=12, *, whole=True):
+        super().__init__()
+        self.stem, self.whole = nn.Conv2d(3, width, 4, stride=4), whole
+        self.deep = nn.ModuleList(nn.Conv2d(width, width, 7, padding=3, groups=width) for _ in range(2))
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+        self.wide = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(2))
+        self.narrow = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(2))
+        self.head = nn.Sequential(nn.Conv2d(width, 16 * CLASSES, 1), nn.PixelShuffle(4))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for deep, norm, wide, narrow in zip(self.deep, self.norms, self.wide, self.narrow, strict=True):
+            values = functional.gelu(wide(norm(deep(x).permute(0, 2, 3, 1))))
+            if self.whole:
+                lengths = torch.linalg.vector_norm(values, dim=(1, 2), keepdim=True)
+                values = values * (lengths / (lengths.mean(-1, keepdim=True) + 1e-6)) + values
+            x = x + narrow(values).permute(0, 3, 1, 2)
+        return self.head(x)
+
+
+NETWORKS: dict[str, Dense] = {
+    "U-Net, transposed": Dense(lambda: UNet("transposed"), (237, 214), often="slow"),
+    "U-Net, nearest": Dense(lambda: UNet("nearest"), (236, 212), often="slow"),
+    "U-Net, bilinear": Dense(lambda: UNet("bilinear"), (236, 212)),
+    "U-Net, nearest, of odd sizes": Dense(lambda: UNet("nearest"), (237, 214)),
+    "U-Net, bilinear, of odd sizes": Dense(lambda: UNet("bilinear"), (237, 214)),
+    "U-Net, instance norm": Dense(lambda: UNet("bilinear", instances), (180, 204)),
+    "U-Net, group norm": Dense(lambda: UNet("transposed", groups), (181, 203), often="slow"),
+    "ESPCN": Dense(lambda: SuperResolution(3), (101, 117), often="commit"),
+    "EDSR": Dense(Residual, (103, 97), often="slow"),
+    "Monodepth2, nearest": Dense(lambda: Depth("nearest"), (232, 200)),
+    "dilated context": Dense(Dilated, (165, 143)),
+    "feature pyramid, aligned corners": Dense(Pyramid, (151, 144)),
+    "ConvNeXt": Dense(lambda: ConvNext(whole=False), (221, 187)),
+    "ConvNeXt V2": Dense(ConvNext, (221, 187), often="commit"),
+    "fcn_resnet50": Dense(lambda: Segmentation("fcn_resnet50"), (288, 352)),
+    "deeplabv3_resnet50": Dense(lambda: Segmentation("deeplabv3_resnet50"), (288, 352)),
+    "deeplabv3_mobilenet_v3_large": Dense(lambda: Segmentation("deeplabv3_mobilenet_v3_large"), (288, 352)),
+    "lraspp_mobilenet_v3_large": Dense(lambda: Segmentation("lraspp_mobilenet_v3_large"), (288, 352)),
+}
+
+
+SMALL = "tu-test_resnet"
+"""timm's networks for tests, which have the operators of those that they are called after."""
+
+
+def _smp(
+    kind: str, encoder: str = SMALL, size: tuple[int, int] = (192, 224), *, maps: bool = True, **more: Any
+) -> Dense:
+    return Dense(lambda: of_smp(kind, encoder, **more), size, maps=maps, package=True)
+
+
+NETWORKS |= {
+    "smp Unet, resnet18": _smp("Unet", "resnet18", (288, 352)),
+    "smp Unet, small resnet, of odd sizes": _smp("Unet", size=(191, 223)),
+    "smp Unet, small resnet, group norm": _smp("Unet", depth=3, decoder_channels=(32, 16, 8), norm=groups),
+    "smp Unet, small resnet, instance norm": _smp("Unet", depth=3, decoder_channels=(32, 16, 8), norm=instances),
+    "smp Unet, mobilenet_v2": _smp("Unet", "mobilenet_v2", depth=4, decoder_channels=(64, 32, 16, 8)),
+    "smp Unet, efficientnet-b0": _smp("Unet", "efficientnet-b0", depth=3, decoder_channels=(32, 16, 8)),
+    "smp Unet, small convnext": _smp("Unet", "tu-test_convnext"),
+    "smp Unet, small resnet, scSE": _smp("Unet", decoder_attention_type="scse"),
+    "smp Unet++, small resnet": _smp("UnetPlusPlus"),
+    "smp Linknet, small resnet": _smp("Linknet"),
+    "smp FPN, small resnet": _smp("FPN"),
+    "smp PAN, small resnet": _smp("PAN", maps=False),
+    "smp MAnet, small resnet": _smp("MAnet", maps=False),
+    "smp DeepLabV3, small resnet": _smp("DeepLabV3", maps=False),
+    "smp DeepLabV3+, small resnet": _smp("DeepLabV3Plus"),
+    "smp PSPNet, small resnet": _smp("PSPNet", depth=3),
+    "smp UPerNet, small resnet": _smp("UPerNet"),
+    "smp Segformer, small resnet": _smp("Segformer", maps=False),
+    "smp Segformer, mit_b0": _smp("Segformer", "mit_b0", maps=False),
+}
+
+
+def network(name: str) -> nn.Module:
+    """Return a network in evaluation mode with random weights under which every layer counts."""
+    torch.manual_seed(0)
+    return with_random_weights(NETWORKS[name].build().eval(), _SAMPLE)
+
 
 EXACT = 1e-5
 """Of the range of an output."""

@@ -137,18 +137,6 @@ def test_a_module_is_exported_for_images_of_any_size(tmp_path):
     assert relative_error(result, whole(net, image(128, 160))) <= EXACT
 
 
-def test_one_plan_is_for_images_of_several_sizes(exported, tmp_path):
-    (net, file), sizes = exported(Unet), [(128, 160), (200, 160), (60, 300)]
-    plan = serfer.map_plan(file, sizes, tmp_path / "plan", window=64)
-    assert len(plan.stages[0].functions) == 1
-    for height in (128, 200, 60):
-        for width in (160, 300):
-            result, _ = by_windows(tmp_path / "plan", image(height, width))
-            assert relative_error(result, whole(net, image(height, width))) <= EXACT
-    with pytest.raises(InputError, match="128 x 128 pixels, and this plan is for heights of 128 or 200 or 60 and"):
-        plan.windows.of(128, 128)
-
-
 def test_an_image_of_many_windows_has_nine_kinds(exported, tmp_path):
     plan = serfer.map_plan(exported(Unet)[1], [(90_000, 120_000)], tmp_path / "plan", window=512)
     assert len(plan.stages[0].tiles) == 9
@@ -156,26 +144,6 @@ def test_an_image_of_many_windows_has_nine_kinds(exported, tmp_path):
     assert plan.windows.stride == 4
     assert (tmp_path / "plan" / "plan.json").stat().st_size < 200_000
     assert "windows" in plan.why
-
-
-class Gated(nn.Module):
-    """Squeeze and excite."""
-
-    axes: tuple[int, ...] = (2, 3)
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.gate = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
-
-    def forward(self, image):
-        values = self.first(image)
-        return values * self.gate(values.mean(self.axes, keepdim=True)).sigmoid()
-
-
-class MeansOfRows(Gated):
-    """Gates of each row, as in coordinate attention."""
-
-    axes = (3,)
 
 
 class Placed(nn.Module):
@@ -206,7 +174,6 @@ class Attention(nn.Module):
 @pytest.mark.parametrize(
     ("net", "operator"),
     [
-        (MeansOfRows, "ReduceMean"),
         (Placed, "Add"),
         (Attention, "MatMul|Reshape|Transpose"),
         (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1)), "ReduceMean|GlobalAveragePool|exported"),

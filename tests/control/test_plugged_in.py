@@ -1,4 +1,4 @@
-"""Policies of the user's own: from a file, a module, or an entry point; what is none is refused, and says why."""
+"""Policies, selectors and windows of the user's own: from a file, a module or an entry point, or refused."""
 
 import re
 from importlib.metadata import EntryPoint, EntryPoints
@@ -8,7 +8,12 @@ import pytest
 
 from serfer.control.policies import POLICIES, make_policy, serves_alone
 from serfer.control.scenario import Market
+from serfer.control.selection import Catalogue, InfaasSelector, States, make_selector
+from serfer.control.windows import Windows, window_policies
+from serfer.control.windows.histograms import STANDARD
 from serfer.core.errors import InputError, UsageError
+from serfer.core.variants import Objectives, Place
+from tests.control.selection.worlds import variant
 from tests.control.worlds import fleet, scenario, seen
 
 HEAD = """
@@ -44,8 +49,8 @@ def made(tmp_path):
     return write
 
 
-def plugged(monkeypatch, *entries):
-    mine = EntryPoints([EntryPoint(name, value, "serfer.policies") for name, value in entries])
+def plugged(monkeypatch, group, *entries):
+    mine = EntryPoints([EntryPoint(name, value, group) for name, value in entries])
     monkeypatch.setattr("serfer.plug_ins.entry_points", lambda group: mine.select(group=group))
 
 
@@ -108,7 +113,12 @@ def test_a_plan_may_list_a_type_once_for_each_batch_size(made):
 
 
 def test_a_policy_is_plugged_in_by_its_entry_point(monkeypatch):
-    plugged(monkeypatch, ("mine", "serfer.control.policies.fixed:Instances"), ("serverless", "nowhere:Nothing"))
+    plugged(
+        monkeypatch,
+        "serfer.policies",
+        ("mine", "serfer.control.policies.fixed:Instances"),
+        ("serverless", "nowhere:Nothing"),
+    )
     assert make_policy("mine", scenario()).observe(seen(1.0, 0.0)).total == 1
     assert make_policy("serverless", scenario()).observe(seen(1.0, 9.0)).total == 0  # a built-in name stays what it is
     with pytest.raises(UsageError, match=r"no policy 'yours'.*mine, and MODULE:Class"):
@@ -116,7 +126,7 @@ def test_a_policy_is_plugged_in_by_its_entry_point(monkeypatch):
 
 
 def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch):
-    plugged(monkeypatch, ("mine", "my_policy:Mine"))
+    plugged(monkeypatch, "serfer.policies", ("mine", "my_policy:Mine"))
     with pytest.raises(UsageError, match=r"mine \(serfer.policies\) cannot be loaded from 'my_policy:Mine'.*No module"):
         make_policy("mine", scenario())
 
@@ -195,3 +205,84 @@ def test_no_name_of_a_built_in_policy_means_a_file(tmp_path, monkeypatch):
     Path("ski-rental.py").write_text("raise RuntimeError")
     assert all(":" not in name for name in POLICIES)
     assert make_policy("ski-rental", scenario()).name == "ski-rental"
+
+
+SELECTOR = """
+from serfer.core.variants import Selection, SelectionReason
+
+class Mine:
+    def get_variant(self, asked, catalogue, states, draw):
+        return {plan}
+"""
+FIRST = "Selection(catalogue.rows[0].name, SelectionReason.ACTIVE)"
+CATALOGUE = Catalogue([variant("a", kind="", place=Place.FUNCTIONS)])
+
+
+def select(selector):
+    return selector.get_variant(Objectives(), CATALOGUE, States({}), 0.0)
+
+
+def test_a_selector_is_built_in_of_a_file_or_plugged_in_by_its_entry_point(made, monkeypatch):
+    plugged(monkeypatch, "serfer.selectors", ("mine", "serfer.control.selection:InfaasSelector"))
+    assert isinstance(make_selector("infaas"), InfaasSelector)
+    assert select(make_selector(made(FIRST, SELECTOR))).variant == select(make_selector("mine")).variant == "a"
+    with pytest.raises(UsageError, match=r"no selector 'yours': there are infaas, mine, and MODULE:Class"):
+        make_selector("yours")
+
+
+def test_a_class_that_is_not_a_selector_is_refused(made):
+    with pytest.raises(UsageError, match="the class has no get_variant"):
+        make_selector(made(text="class Mine: pass"))
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"),
+    [
+        ("None", "returned NoneType, not a Selection"),
+        ("Selection('b', SelectionReason.ACTIVE)", "returned variant 'b', which the catalogue has not"),
+        ("Selection('a', 'because')", "returned the reason 'because', not a SelectionReason"),
+        ("Selection('a', SelectionReason.ACTIVE, place=3)", "returned a place that is not a short text"),
+        ("Selection('a', SelectionReason.ACTIVE, missed=None)", "returned what it misses as NoneType"),
+        ("1 / 0", "get_variant failed: ZeroDivisionError"),
+    ],
+)
+def test_a_selection_that_cannot_be_is_an_error_that_names_the_selector(made, selection, words):
+    with pytest.raises(InputError, match=words):
+        select(make_selector(made(selection, SELECTOR)))
+
+
+def test_a_query_s_own_mistake_stays_one(made):
+    with pytest.raises(UsageError, match="no variant 'c'"):
+        select(make_selector(made("catalogue.named('c')", SELECTOR)))
+
+
+WINDOWS = """
+from serfer.control.windows import Windows
+
+class Mine:
+    def observe(self, now_s, idle_s):
+        if idle_s > 1000:
+            raise RuntimeError("too long")
+
+    def windows(self, now_s):
+        return Windows({plan}, 10.0)
+"""
+
+
+def test_windows_of_ones_own_are_used_and_checked(made):
+    policy = window_policies(made("5.0", WINDOWS))()
+    assert policy.windows(0.0) == Windows(5.0, 10.0)
+    with pytest.raises(InputError, match="observe failed"):
+        policy.observe(0.0, 2000.0)
+    with pytest.raises(InputError, match="not Windows"):
+        window_policies(made("float('nan')", WINDOWS))().windows(0.0)
+    with pytest.raises(UsageError, match="no windows"):
+        window_policies(made(text=WINDOWS.replace("def windows", "def others")))
+
+
+def test_an_entry_point_gives_windows_a_name(monkeypatch):
+    plugged(monkeypatch, "serfer.windows", ("mine", "serfer.control.windows.histograms:HybridHistogram"))
+    policy = window_policies("mine")()
+    assert (policy.name, policy.windows(0.0)) == ("mine", STANDARD)
+    with pytest.raises(UsageError, match="there are lsth, hybrid, mine, seconds, and MODULE:Class"):
+        window_policies("yours")

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from importlib.metadata import EntryPoint, EntryPoints
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from serfer.control.windows.histograms import (
 )
 from serfer.control.windows.levels import MOST_LEVELS
 from serfer.control.windows.windows import MOST_S
-from serfer.core.errors import InputError, UsageError
+from serfer.core.errors import UsageError
 from tests.control.worlds import scenario
 
 NAMES = ("lsth", "lsth:gamma=0.3", "lsth:gamma=0", "hybrid", "hybrid:hours=4", "300", "0")
@@ -144,50 +143,6 @@ def test_lsth_without_an_idle_time_in_the_last_hour_has_the_days_windows():
 def test_a_name_or_value_that_cannot_be_is_refused(name):
     with pytest.raises(UsageError):
         window_policies(name)
-
-
-OWN = """
-from serfer.control.windows import Windows
-
-
-class Own:
-    def observe(self, now_s, idle_s):
-        if idle_s > 1000:
-            raise RuntimeError("too long")
-
-    def windows(self, now_s):
-        return Windows({0}, 10.0)
-
-
-class Half:
-    def observe(self, now_s, idle_s):
-        pass
-"""
-
-
-def own(tmp_path, prewarm, made="Own"):
-    (tmp_path / "own.py").write_text(OWN.format(prewarm))
-    return window_policies(f"{tmp_path}/own.py:{made}")
-
-
-def test_windows_of_ones_own_are_used_and_checked(tmp_path):
-    policy = own(tmp_path, "5.0")()
-    assert policy.windows(0.0) == Windows(5.0, 10.0)
-    with pytest.raises(InputError, match="observe failed"):
-        policy.observe(0.0, 2000.0)
-    with pytest.raises(InputError, match="not Windows"):
-        own(tmp_path, "float('nan')")().windows(0.0)
-    with pytest.raises(UsageError, match="no windows"):
-        own(tmp_path, "5.0", "Half")
-
-
-def test_an_entry_point_gives_windows_a_name(monkeypatch):
-    entry = EntryPoint("mine", "serfer.control.windows.histograms:HybridHistogram", "serfer.windows")
-    monkeypatch.setattr("serfer.plug_ins.entry_points", lambda group: EntryPoints([entry]).select(group=group))
-    policy = window_policies("mine")()
-    assert (policy.name, policy.windows(0.0)) == ("mine", STANDARD)
-    with pytest.raises(UsageError, match="there are lsth, hybrid, mine, seconds, and MODULE:Class"):
-        window_policies("yours")
 
 
 DAY = 86400.0

@@ -21,11 +21,16 @@ Ping = Callable[[int], Awaitable[None]]
 """Warms the functions up for so many queries at once."""
 
 
-class Warming:
-    """Counts the environments that queries and pings keep, within the limits of a target; it knows of none at first."""
+class Pinger:
+    """Sends the pings that are due, and counts the environments that they and queries keep, of which none is known yet.
 
-    def __init__(self, target: EnvironmentLimits) -> None:
+    `target` has the limits of environments.
+    """
+
+    def __init__(self, ping: Ping, target: EnvironmentLimits, clock: Callable[[], float]) -> None:
+        self._ping = ping
         self._target = target
+        self._clock = clock
         self._environments = Environments(target)
         self._next_s = -math.inf
 
@@ -42,23 +47,10 @@ class Warming:
         self._environments.use(now, wanted)
         return wanted - in_flight
 
-    def failed(self, now: float) -> None:
-        """Note that the last pings failed: nothing is known again, and they are repeated in a minute."""
-        self._environments = Environments(self._target)
-        self._next_s = now + _RETRY_S
-
-
-class Pinger(Warming):
-    """Sends the pings that are due."""
-
-    def __init__(self, ping: Ping, target: EnvironmentLimits, clock: Callable[[], float]) -> None:
-        super().__init__(target)
-        self._ping = ping
-        self._clock = clock
-
     async def send(self, count: int) -> None:
         try:
             await self._ping(count)
-        except Exception:
-            self.failed(self._clock())
+        except Exception:  # nothing is known again, and they are repeated in a minute
+            self._environments = Environments(self._target)
+            self._next_s = self._clock() + _RETRY_S
             raise

@@ -379,18 +379,12 @@ async def test_a_record_that_cannot_be_read_is_not_the_clients_fault(driver, reg
         await driver.applications.releases.change("faces", lambda record: record)
 
 
-async def test_a_query_that_names_a_variant_of_the_live_release_gets_it_whatever_the_canary_has(driver, registry):
-    with_canary(registry)
+@pytest.mark.parametrize(("name", "share", "canary"), [("good", 1.0, False), ("new", 1e-9, True)])
+async def test_a_query_that_names_a_variant_gets_it_of_the_release_that_has_it(driver, registry, name, share, canary):
+    with_canary(registry, share=share)
     await driver.applications.open()
-    choices = [(await driver.ask(f"query {number}", variant="good"))[0] for number in range(5)]
-    assert {(choice.variant.name, choice.canary) for choice in choices} == {("good", False)}
-
-
-async def test_a_variant_of_the_canary_can_be_named(driver, registry):
-    with_canary(registry, share=1e-9)
-    await driver.applications.open()
-    choice = (await driver.ask("query", variant="new"))[0]
-    assert (choice.variant.name, choice.canary) == ("new", True)
+    choices = [(await driver.ask(f"query {number}", variant=name))[0] for number in range(5)]
+    assert {(choice.variant.name, choice.canary) for choice in choices} == {(name, canary)}
 
 
 async def test_a_shadow_that_cannot_be_opened_costs_its_query_nothing(driver, registry):
@@ -466,6 +460,9 @@ async def test_an_application_that_is_deleted_answers_no_more_until_it_is_restor
     await driver.applications.open()
     [kept] = registry.history("faces")
     registry.delete("faces")
+    with pytest.raises(UsageError, match="application faces was deleted") as caught:
+        await driver.applications.releases.change("faces", lambda record: record)
+    assert str(registry.store) not in str(caught.value)
     await driver.look()
     assert driver.applications.names == ()
     assert "serfer app restore" in driver.applications.releases.why_absent("faces")
@@ -478,15 +475,6 @@ async def test_an_application_that_is_deleted_answers_no_more_until_it_is_restor
     await driver.look()
     assert driver.applications.names == ("faces",)
     assert (await driver.ask())[1] == "cheap"
-
-
-async def test_a_change_of_an_application_that_was_just_deleted_does_not_name_the_registry_s_place(registry, store):
-    driver = Driver(registry, store)
-    await driver.applications.open()
-    registry.delete("faces")
-    with pytest.raises(UsageError, match="application faces was deleted") as caught:
-        await driver.applications.releases.change("faces", lambda record: record)
-    assert str(registry.store) not in str(caught.value)
 
 
 async def test_an_application_that_is_registered_later_is_served_where_none_were_named(registry, store):

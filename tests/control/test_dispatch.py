@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean
 
 import pytest
@@ -30,19 +30,17 @@ AFFINE = Profile(tuple((size, 5.0 + 2.0 * size) for size in (1, 2, 4, 8, 16, 32)
 
 @dataclass
 class Run:
-    """How the queries of one run ended: latencies of those answered, how many were refused, the batches' sizes."""
-
-    latencies: list
-    refused_at_once: int
-    refused_later: int
-    late: int
-    batches: list
+    latencies: list = field(default_factory=list)  # of queries that were answered
+    refused_at_once: int = 0
+    refused_later: int = 0
+    late: int = 0
+    batches: list = field(default_factory=list)  # their sizes
 
 
 def simulate(arrivals, slo_s, batching, truth=AFFINE, believed=AFFINE):
     """Serve queries of one image, each due after `slo_s`, on an engine that is as fast as `truth`."""
     times, actual = ServiceTimeEstimator(believed, batching.max_batch), ServiceTimeEstimator(truth, batching.max_batch)
-    run, queue, pending = Run([], 0, 0, 0, []), [], list(reversed(arrivals))
+    run, queue, pending = Run(), [], list(reversed(arrivals))
     free_at = predicted = 0.0  # when the engine is free, and when that was predicted
     look_at = None
     now = 0.0

@@ -11,7 +11,7 @@ from serfer.core.errors import UnavailableError
 from serfer.fleet.control_loop import Timing
 from serfer.fleet.keep_warm import InFlight, KeepWarm, PingLimits
 from serfer.fleet.registry import PoolRegistry
-from serfer.fleet.warming import Warming
+from serfer.fleet.warming import Pinger
 from tests import bugs
 from tests.fleet.fakes import DriverWorld, scenario
 
@@ -205,7 +205,7 @@ class Lambda:
 
 @given(seconds=st.lists(st.tuples(st.floats(1.0, 300.0), st.integers(0, 30), st.integers(0, 120)), max_size=40))
 def test_as_many_are_there_as_are_wanted_within_ten_seconds(seconds):
-    now, functions, warming = 0.0, Lambda(), Warming(TARGET)
+    now, functions, warming = 0.0, Lambda(), Pinger(None, TARGET, None)
     for passed, in_flight, wanted in seconds:
         for wait_s in (passed, 10.0):
             now += wait_s
@@ -216,14 +216,7 @@ def test_as_many_are_there_as_are_wanted_within_ten_seconds(seconds):
 
 
 def test_queries_that_keep_enough_environments_leave_nothing_to_ping():
-    warming = Warming(TARGET)
+    warming = Pinger(None, TARGET, None)
     assert warming.due(0.0, 9, 9) == 0
     assert warming.due(300.0, 2, 9) == 0
     assert warming.due(601.0, 2, 9) == 7
-
-
-def test_pings_that_failed_are_due_in_a_minute():
-    warming = Warming(TARGET)
-    assert warming.due(0.0, 0, 5) == 5
-    warming.failed(1.0)
-    assert [warming.due(now, 0, 5) for now in (20.0, 60.0, 61.0, 62.0)] == [0, 0, 5, 0]

@@ -51,14 +51,10 @@ class Command:
         self._process.send_signal(signal.SIGKILL)
         self._process.communicate(timeout=PATIENCE)
 
-    def result(self):
+    def registered(self):
         printed, said = self._process.communicate(timeout=PATIENCE)
         self.lines += said.splitlines()
-        return self._process.returncode, printed
-
-    def registered(self):
-        code, printed = self.result()
-        assert code == 0, self.lines
+        assert self._process.returncode == 0, self.lines
         return json.loads(printed)
 
 

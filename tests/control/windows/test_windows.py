@@ -195,14 +195,6 @@ def test_the_coefficient_of_variation_is_that_of_the_bins():
     assert IdleHistogram(DAY).variation == 0
 
 
-def test_what_is_older_than_the_span_is_forgotten_and_what_is_younger_by_a_slot_is_not():
-    made = histogram([60.0], span_s=3600.0, now=10_000.0)
-    made.pass_time(10_000.0 + 3600.0 * (1 - 1 / SLOTS))
-    assert made.count == 1
-    made.pass_time(10_000.0 + 3600.0)
-    assert made.count == 0
-
-
 @given(st.lists(st.tuples(st.floats(0.0, 5000.0), IDLE), max_size=80))
 def test_counts_are_those_of_the_slots_that_are_remembered(steps):
     made, now, seen = IdleHistogram(3600.0), 0.0, []

@@ -20,10 +20,10 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_100),
     "sam": (("sam",), 5_550),
     "bench and study": (("bench",), 33_250),
-    "tests": (("tests",), 98_350),
+    "tests": (("tests",), 98_250),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 100_350
+PRODUCT = 100_300
 PAGE = 1_500  # JavaScript, CSS and HTML
 DOCUMENTS = 120_000  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -2,18 +2,16 @@
 
 import math
 import tomllib
-from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serfer.control.policies import make_policy
 from serfer.control.policies.fixed import Serverless
 from serfer.control.policy import InstanceCount, Observation, ProvisioningPlan, on_demand
 from serfer.control.router import SERVERLESS, Endpoint, Reason, Router
 from serfer.control.scenario import Market, parse_scenario
-from serfer_bench.study.policies.nonuniform.rate_dispatcher import shares
 from tests.control.worlds import TWO_TYPES, fleet, scenario, seen
 
 # One image takes 10 ms, 8 take 40, 32, the most, take 120; 13 units a second at 10 queries a second: 1.3 dollars each.
@@ -184,34 +182,32 @@ def test_the_ceiling_gives_up_the_last_instances_of_a_plan_first():
     assert plan.reason == "two types; the ceiling allows 3"
 
 
-def by_rates(rate, batches, **options):
-    """Return a router that divides by rates, whose load was `rate` for long, and instances with batch sizes."""
-    made = Router(WORLD, make_policy("nonuniform", WORLD), **options)
-    for _ in range(30):
-        made.tick(Observation(0.0, 1.0, rate))
-    return made, [Endpoint(f"i{number}", 0, 0, batch) for number, batch in enumerate(batches)]
+class Dividing(Scripted):
+    """A policy whose dispatcher sends each query to `place`, None for Lambda."""
+
+    def dispatcher(self):
+        self.rates = []
+        return SimpleNamespace(observe=lambda *load: self.rates.append(load), choose=self.choose)
+
+    def choose(self, targets, _images, admits):
+        assert [admits(place) for place in range(len(targets))] == [True, True, False]
+        return self.place
 
 
-def test_by_rates_queries_go_to_instances_in_proportion_and_not_to_the_idlest():
-    made, endpoints = by_rates(300.0, [16, 4])
-    found = Counter(made.route(0.0, endpoints, 0).targets[0] for _ in range(400))
-    expected = shares(300.0, endpoints, WORLD)
-    assert expected.rest == 0
-    assert {name: found[name] / 400 for name in found} == pytest.approx(expected.of, abs=0.01)
-
-
-def test_by_rates_what_exceeds_the_upper_bounds_goes_to_lambda_unless_it_is_not_used():
-    made, endpoints = by_rates(1000.0, [8])
-    decisions = [made.route(0.0, endpoints, 0) for _ in range(100)]
-    rest = [decision for decision in decisions if decision.targets == (SERVERLESS,)]
-    assert {decision.reason for decision in rest} == {Reason.RATES}
-    assert len(rest) == pytest.approx(100 * (1 - 8 / 0.044 / 1000), abs=2)
-    alone, _ = by_rates(1000.0, [8], overflow=False)
-    assert {alone.route(0.0, endpoints, 0).targets for _ in range(100)} == {("i0",)}
-
-
-def test_by_rates_an_instance_that_would_be_late_gets_nothing():
-    made, (full, free) = by_rates(200.0, [8, 8])
-    full = Endpoint(full.name, 200, 0, 8)
-    assert {made.route(0.0, [full, free], 0).targets[0] for _ in range(20)} == {"i1"}
-    assert made.route(0.0, [full], 0).targets == (SERVERLESS, "i0")
+@pytest.mark.parametrize(
+    ("place", "overflow", "targets", "reason"),
+    [
+        (1, True, ("i-next", SERVERLESS), Reason.ROOM),
+        (None, True, (SERVERLESS,), Reason.RATES),
+        (None, False, ("i-idle",), Reason.ROOM),
+    ],
+)
+def test_a_policys_dispatcher_chooses_among_instances_that_are_in_time(place, overflow, targets, reason):
+    policy = Dividing(0)
+    policy.place = place
+    made = router(policy=policy, overflow=overflow)
+    made.tick(seen(1.0, 300.0))
+    assert policy.rates == [(300.0, 1.0)]
+    decision = made.route(0.0, [IDLE, Endpoint("i-next", 8), BUSY], 0)
+    assert (decision.targets, decision.reason) == (targets, reason)
+    assert made.route(0.0, [BUSY], 0).targets[-1] == "i-busy"

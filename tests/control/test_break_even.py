@@ -140,12 +140,8 @@ def test_policy_resumes_with_running_instances():
     on = with_boots(world, idle, [(2 * LONG, 0.0)], STEP_S).on
     assert on[: int(LONG / STEP_S) - 1] == [2] * (int(LONG / STEP_S) - 1)  # no longer than a start is worth
     assert on[-1] == 0
-    world = scenario(13.0)
     policy = BreakEven(world)
     policy.observe(seen(1.0, 0.3 * QPS))
-    policy.resume(fleet(2))
-    assert policy.observe(seen(1.0, 1.5 * QPS)).total == 2
-    with_boots(world, policy, [(1000, 1.5 * QPS)], STEP_S)
     policy.resume(fleet(4))
     on = with_boots(world, policy, [(2 * LONG, 1.5 * QPS)], STEP_S).on
     assert on[: int(LONG / STEP_S) - 1] == [4] * (int(LONG / STEP_S) - 1)

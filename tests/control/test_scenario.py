@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serfer.control.batching import Profile
-from serfer.control.scenario import InstanceType, parse_scenario
+from serfer.control.scenario import InstanceType, LambdaTarget, parse_scenario
 from serfer.core.errors import InputError
 from serfer_bench.study.policies.tuning import tune
 from tests.control.worlds import LARGE, SMALL, TWO_TYPES
@@ -41,16 +41,7 @@ def changed(table, key, value):
 def test_a_scenario_is_read():
     scenario = parse_scenario(tables())
     assert scenario.slo_ms == 300
-    assert (scenario.serverless.usd_per_query, scenario.serverless.latency_ms, scenario.serverless.cold_ms) == (
-        4e-5,
-        120,
-        800,
-    )
-    assert (scenario.serverless.concurrency, scenario.serverless.memory_gb, scenario.serverless.keep_alive_s) == (
-        1000,
-        1.0,
-        600,
-    )
+    assert scenario.serverless == LambdaTarget(4e-5, 120, 800, 1000, 1.0, 600)
     first = InstanceType("g4dn.xlarge", 0.526, 0.2, 120.0, 60.0, 60.0, ((1, 18.0), (8, 120.0)))
     second = InstanceType("g5.xlarge", 1.006, 0.4, 180.0, 60.0, 200.0, ((1, 7.0), (8, 38.0), (32, 144.0)))
     assert scenario.instances == (first, second)
@@ -66,7 +57,6 @@ def test_instance_type_has_prices_and_batch_times():
     kind = parse_scenario(tomllib.loads(LARGE)).instance
     assert kind.usd_per_s == pytest.approx(1.006 / 3600)
     assert kind.start_usd == pytest.approx(1.006 / 15)
-    kind = parse_scenario(tomllib.loads(LARGE)).instance
     assert [kind.batch_ms(images) for images in (1, 4, 16)] == [25, 62, 240]
     assert kind.batch_ms(10) == pytest.approx(151)
     assert kind.batch_ms(32) == pytest.approx(480)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import urllib.request
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -36,21 +37,13 @@ def registry(tmp_path):
     return tmp_path / "instances"
 
 
-@pytest.fixture
-def pool(registry):
-    """Return what runs a coroutine function with a pool, and stops all that it started."""
-
-    def run(work, *command, **more):
-        async def all_of_it():
-            pool = LocalProvisioner(command or STUB, registry, **more)
-            try:
-                return await work(pool)
-            finally:
-                await emptied(pool)
-
-        return asyncio.run(all_of_it())
-
-    return run
+@asynccontextmanager
+async def opened(registry, *command, **more):
+    pool = LocalProvisioner(command or STUB, registry, **more)
+    try:
+        yield pool
+    finally:
+        await emptied(pool)
 
 
 def ready(url):
@@ -85,45 +78,39 @@ async def test_types_share_a_registry_and_a_limit_and_each_has_its_own_processes
             await emptied(each)
 
 
-def test_a_pool_without_measure_does_not_take_the_whole_machine(pool, caplog):
-    async def work(pool):
-        await pool.start(1_000_000)
-        return len(await pool.members())
-
+async def test_a_pool_without_measure_does_not_take_the_whole_machine(registry, caplog):
     with caplog.at_level(logging.WARNING):
-        processes = pool(work)
+        async with opened(registry) as pool:
+            await pool.start(1_000_000)
+            processes = len(await pool.members())
     assert 8 <= processes <= max(8, 2 * os.cpu_count())
     [warning] = [record.getMessage() for record in caplog.records if "wanted" in record.getMessage()]
     assert "--instances local: 1000000 more instances are wanted" in warning
 
 
 @pytest.mark.killed
-def test_one_that_died_by_itself_disappears_and_its_last_words_are_logged(pool, registry, caplog):
-    async def work(pool):
-        await pool.start(1)
-        await until(pool, lambda members: not members)
-
+async def test_one_that_died_by_itself_disappears_and_its_last_words_are_logged(registry, caplog):
     with caplog.at_level(logging.WARNING):
-        pool(work, *STUB, "--die")
+        async with opened(registry, *STUB, "--die") as pool:
+            await pool.start(1)
+            await until(pool, lambda members: not members)
     assert "has ended by itself: there is no such model" in caplog.text
     assert list(registry.iterdir()) == []
 
 
 @pytest.mark.killed
-def test_one_that_was_killed_disappears_and_nothing_of_it_is_left(pool, registry):
-    async def work(pool):
+async def test_one_that_was_killed_disappears_and_nothing_of_it_is_left(registry):
+    async with opened(registry) as pool:
         await pool.start(2)
         first, second = await serving(pool, 2)
         os.kill(recorded(registry)[first.name], signal.SIGKILL)
         assert [one.name for one in await serving(pool, 1)] == [second.name]
         assert {path.stem for path in registry.iterdir()} == {second.name}
 
-    pool(work)
-
 
 @pytest.mark.killed
-def test_an_instance_that_ignores_sigterm_is_killed(pool, registry):
-    async def work(pool):
+async def test_an_instance_that_ignores_sigterm_is_killed(registry):
+    async with opened(registry, *STUB, "--deaf", end_s=0.1) as pool:
         await pool.start(1)
         [one] = await serving(pool, 1)
         pid = recorded(registry)[one.name]
@@ -131,11 +118,9 @@ def test_an_instance_that_ignores_sigterm_is_killed(pool, registry):
         await until(pool, lambda members: not members)
         assert identify(pid) is None
 
-    pool(work, *STUB, "--deaf", end_s=0.1)
 
-
-def test_while_it_is_to_end_it_is_draining(pool):
-    async def work(pool):
+async def test_while_it_is_to_end_it_is_draining(registry):
+    async with opened(registry, *STUB, "--deaf") as pool:
         await pool.start(1)
         [one] = await serving(pool, 1)
         await pool.stop(one.name)
@@ -143,28 +128,22 @@ def test_while_it_is_to_end_it_is_draining(pool):
         assert (same.name, same.url, same.state) == (one.name, one.url, "draining")
         pool._end_s = 0.0
 
-    pool(work, *STUB, "--deaf")
 
-
-def test_one_that_boots_slowly_is_there_without_an_address_and_can_be_stopped(pool):
-    async def work(pool):
+async def test_one_that_boots_slowly_is_there_without_an_address_and_can_be_stopped(registry):
+    async with opened(registry, boot_delay_s=3600) as pool:
         await pool.start(1)
         [one] = await pool.members()
         assert (one.url, one.state) == (None, "booting")
         await pool.stop(one.name)
         await until(pool, lambda members: not members)
 
-    pool(work, boot_delay_s=3600)
 
-
-def test_a_boot_delay_ends_in_the_command_itself(pool, registry):
-    async def work(pool):
+async def test_a_boot_delay_ends_in_the_command_itself(registry):
+    async with opened(registry, boot_delay_s=0.2) as pool:
         await pool.start(1)
         [one] = await serving(pool, 1)
         assert ready(one.url) == 200
         assert "boot_delay" not in command_line(recorded(registry)[one.name])
-
-    pool(work, boot_delay_s=0.2)
 
 
 CONTROLLER = """
@@ -254,10 +233,9 @@ def test_a_missing_command_is_an_error(registry):
         asyncio.run(LocalProvisioner(["/nowhere/serfer"], registry).start(1))
 
 
-def test_a_log_does_not_grow_without_bound(pool, registry, monkeypatch):
+async def test_a_log_does_not_grow_without_bound(registry, monkeypatch):
     monkeypatch.setattr(local, "_MOST_LOG_BYTES", 1000)
-
-    async def work(pool):
+    async with opened(registry) as pool:
         await pool.start(1)
         [log] = registry.glob("*.err")
         sizes = []
@@ -266,8 +244,6 @@ def test_a_log_does_not_grow_without_bound(pool, registry, monkeypatch):
                 stream.write(b"x" * 600)
             await pool.members()
             sizes.append(log.stat().st_size)
-        return sizes
-
-    first, second, third = pool(work)
+    first, second, third = sizes
     assert (second, third - second) == (0, 600)
     assert first in range(600, 1001)

@@ -4,7 +4,6 @@ import copy
 import json
 import shutil
 from dataclasses import replace
-from importlib import import_module
 
 import numpy as np
 import onnx
@@ -16,13 +15,11 @@ from serfer.cli.main import app
 from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import ImageError, InputError, ModelError, PlanError, UsageError
 from serfer.core.exactness import relative_error
-from serfer.core.plan import Preprocess
 from serfer.core.variants import Accuracy, Place
 from serfer.instance.network import Hardware, open_network
 from serfer.plan_directory import check_artefacts, load_plan
 from serfer.registry import open_registry
 from serfer.splitter.network.description import read_labels, read_preprocess
-from serfer.splitter.network.zoo import with_random_weights, with_torchvision
 from serfer.splitter.profiling import measured_part
 from serfer.variants import making
 from serfer.variants import register as registering
@@ -333,16 +330,3 @@ def test_a_networks_digest_is_the_same_wherever_its_weights_are(files, plan, tmp
     digest = network_digest(plan / "unsplit.onnx")
     assert network_digest(tmp_path / "split/unsplit.onnx") == digest
     assert network_digest(tmp_path / "other/unsplit.onnx") != digest
-
-
-@pytest.mark.weekly
-def test_a_network_whose_maps_become_smaller_than_a_gangs_grid_is_registered(register, kept):
-    torchvision = with_torchvision(lambda: import_module("torchvision"))
-
-    module = with_random_weights(torchvision.models.resnet18(num_classes=len(LABELS)).eval(), 64)
-    half = (0.5, 0.5, 0.5)
-    pixels = Preprocess(64, "bilinear", "RGB", scale=1 / 255, mean=half, std=half)
-    example = np.zeros((1, 3, 64, 64), dtype=np.float32)
-    made = register(module, preprocess=pixels, labels=LABELS, example=example, most=2, max_loss=0.9).made
-    assert made
-    assert kept().applications() == ["digits"]

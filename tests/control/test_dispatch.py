@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from statistics import mean
 
 import pytest
 from hypothesis import given
@@ -107,17 +106,6 @@ def test_overload_keeps_the_tuned_throughput(slo_s):
     run = simulate(arrivals, slo_s, Batching(tuning.most))
     assert run.late == 0
     assert len(run.latencies) / arrivals[-1] >= 0.9 * tuning.sustained_qps
-
-
-@pytest.mark.parametrize("share", [0.1, 0.3, 0.6, 0.9])
-def test_starting_at_once_answers_sooner_than_marks_window(share):
-    slo_s = 0.1
-    tuning = tune(AFFINE, slo_s * 1000)
-    arrivals = poisson(share * tuning.sustained_qps, 1500, seed=3)
-    at_once = simulate(arrivals, slo_s, Batching(tuning.most))
-    window = simulate(arrivals, slo_s, Batching(tuning.most, tuning.window_ms / 1000))
-    assert mean(at_once.latencies) < mean(window.latencies)
-    assert len(at_once.latencies) >= len(window.latencies)
 
 
 def test_a_slowed_engine_refuses_queries_instead_of_being_late():

@@ -196,37 +196,27 @@ def test_throttling_is_tried_again_and_reported_in_the_end(times, tries, monkeyp
 
 @pytest.fixture
 def reported(monkeypatch):
-    """Return what makes AWS describe a group in so many words, and collects what is asked beside."""
+    """Return what makes AWS describe a group of instances by their states, with addresses unless there are none."""
 
-    def reported(*instances, desired, unhealthy=(), **more):
+    def reported(instances, desired, unhealthy=(), addressed=(), **more):
         clients = {
             name: SHARED.create_client(name, region_name=REGION, aws_access_key_id="k", aws_secret_access_key="s")  # noqa: S106 - of nobody
             for name in ("autoscaling", "ec2")
         }
         stubs = {name: Stubber(client) for name, client in clients.items()}
+        fixed = {"AvailabilityZone": "a", "ProtectedFromScaleIn": False}
+        health = {True: "Unhealthy", False: "Healthy"}
         described = [
-            {
-                "InstanceId": name,
-                "LifecycleState": state,
-                "AvailabilityZone": "a",
-                "HealthStatus": "Unhealthy" if name in unhealthy else "Healthy",
-                "ProtectedFromScaleIn": False,
-            }
-            for name, state in instances
+            {"InstanceId": name, "LifecycleState": state, "HealthStatus": health[name in unhealthy], **fixed}
+            for name, state in instances.items()
         ]
-        described = {
-            "AutoScalingGroupName": GROUP,
-            "MinSize": 0,
-            "MaxSize": 8,
-            "DesiredCapacity": desired,
-            "DefaultCooldown": 0,
-            "AvailabilityZones": ["a"],
-            "HealthCheckType": "EC2",
-            "CreatedTime": 0,
-            "Instances": described,
-            **more,
-        }
-        stubs["autoscaling"].add_response("describe_auto_scaling_groups", {"AutoScalingGroups": [described]})
+        group = {"AutoScalingGroupName": GROUP, "MinSize": 0, "MaxSize": 8, "DesiredCapacity": desired, **more}
+        group |= {"DefaultCooldown": 0, "AvailabilityZones": ["a"], "HealthCheckType": "EC2", "CreatedTime": 0}
+        groups = [{**group, "Instances": described}]
+        stubs["autoscaling"].add_response("describe_auto_scaling_groups", {"AutoScalingGroups": groups})
+        if addressed:
+            known = [{"InstanceId": name, "PrivateIpAddress": f"10.0.0.{n}"} for n, name in enumerate(addressed)]
+            stubs["ec2"].add_response("describe_instances", {"Reservations": [{"Instances": known}]})
         monkeypatch.setattr(auto_scaling, "_connect", lambda service, _region: clients[service])
         for stub in stubs.values():
             stub.activate()
@@ -235,95 +225,77 @@ def reported(monkeypatch):
     return reported
 
 
-def addressed(*names):
-    described = [{"InstanceId": name, "PrivateIpAddress": f"10.0.0.{number}"} for number, name in enumerate(names)]
-    return {"Reservations": [{"Instances": described}]}
-
-
 def test_auto_scaling_states_map_to_ours_without_the_warm_pool(reported):
-    stubs = reported(
-        *[("i-1", "Pending"), ("i-2", "Pending:Wait"), ("i-3", "InService"), ("i-4", "Terminating:Wait")],
-        *[("i-5", "Standby"), ("i-6", "EnteringStandby"), ("i-7", "Warmed:Stopped"), ("i-8", "Warmed:Pending:Wait")],
-        *[("i-9", "Terminated"), ("i-10", "Detaching"), ("i-11", "Warmed:Running"), ("i-12", "Quarantined")],
-        desired=3,
-    )
-    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-3"))
+    states = [
+        *("Pending", "Pending:Wait", "InService", "Terminating:Wait", "Standby", "EnteringStandby", "Warmed:Stopped"),
+        *("Warmed:Pending:Wait", "Terminated", "Detaching", "Warmed:Running", "Quarantined"),
+    ]
+    reported({f"i-{number}": state for number, state in enumerate(states, 1)}, 3, addressed=["i-1", "i-3"])
     members = {one.name: (one.state, one.url) for one in running(AutoScalingProvisioner.members)}
     assert {name: state for name, (state, _) in members.items()} == {
         **dict.fromkeys(("i-1", "i-2"), "booting"),
         "i-3": "serving",
         **dict.fromkeys(("i-4", "i-5", "i-6", "i-10", "i-12"), "draining"),
     }
-    assert members["i-1"][1] == "http://10.0.0.0:8000"
-    assert members["i-2"][1] is None
+    assert (members["i-1"][1], members["i-2"][1]) == ("http://10.0.0.0:8000", None)
 
 
-def test_an_unhealthy_instance_drains_and_is_left_to_the_group_that_replaces_it(reported):
-    stubs = reported(("i-1", "InService"), ("i-2", "InService"), desired=2, unhealthy=("i-2",))
-    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
-    members = running(AutoScalingProvisioner.members)
-    assert [(one.name, one.state) for one in members] == [
-        ("i-1", "serving"),
-        ("i-2", "draining"),
-        ("asked-1", "booting"),
-    ]
-    reported(("i-2", "InService"), desired=1, unhealthy=("i-2",))
-    assert not running(lambda pool: pool.stop("i-2"))  # a request would find no stub
+BOTH = {"i-1": "InService", "i-2": "InService"}
+THREE = {**BOTH, "i-3": "InService"}
 
 
-def test_a_replacement_that_the_group_starts_by_itself_is_a_member_once_it_serves(reported):
-    stubs = reported(("i-1", "InService"), ("i-2", "InService"), ("i-3", "Pending:Wait"), desired=2)
-    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
-    assert [one.name for one in running(AutoScalingProvisioner.members)] == ["i-1", "i-2"]
-    stubs = reported(("i-1", "InService"), ("i-2", "InService"), ("i-3", "InService"), desired=2)
-    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2", "i-3"))
-    assert [one.name for one in running(AutoScalingProvisioner.members)] == ["i-1", "i-2", "i-3"]
-    reported(("i-1", "InService"), ("i-2", "InService"), ("i-3", "InService"), desired=2)
-    assert not running(lambda pool: pool.stop("i-3"))  # the group ends one: a request would find no stub
-
-
-def test_an_instance_that_was_not_delivered_yet_is_a_booting_member(reported):
-    stubs = reported(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
-    stubs["ec2"].add_response("describe_instances", addressed("i-1", "i-2"))
-    members = running(AutoScalingProvisioner.members)
-    assert [(one.name, one.url, one.state) for one in members[2:]] == [
-        ("asked-1", None, "booting"),
-        ("asked-2", None, "booting"),
-    ]
+@pytest.mark.parametrize(
+    ("instances", "desired", "unhealthy", "members"),
+    [
+        # What is unhealthy drains, and the group replaces it; a replacement is a member once it serves.
+        (BOTH, 2, ["i-2"], {"i-1": "serving", "i-2": "draining", "asked-1": "booting"}),
+        ({**BOTH, "i-3": "Pending:Wait"}, 2, [], dict.fromkeys(BOTH, "serving")),
+        (THREE, 2, [], dict.fromkeys(THREE, "serving")),
+        # What was not delivered yet boots.
+        (
+            {"i-1": "InService", "i-2": "Terminating"},
+            3,
+            [],
+            {"i-1": "serving", "i-2": "draining", "asked-1": "booting", "asked-2": "booting"},
+        ),
+    ],
+)
+def test_members_are_those_that_the_group_has_or_was_asked_for(reported, instances, desired, unhealthy, members):
+    reported(instances, desired, unhealthy, [*instances])
+    found = running(AutoScalingProvisioner.members)
+    assert {one.name: one.state for one in found} == members
+    assert {one.name for one in found if one.url is None} == {name for name in members if name.startswith("asked")}
 
 
 def test_stopping_an_undelivered_instance_lowers_the_desired_capacity_by_one(reported):
-    stubs = reported(("i-1", "InService"), ("i-2", "Terminating"), desired=3)
+    stubs = reported({"i-1": "InService", "i-2": "Terminating"}, 3)
     stubs["autoscaling"].add_response("set_desired_capacity", {}, {"AutoScalingGroupName": GROUP, "DesiredCapacity": 2})
     assert running(lambda pool: pool.stop("asked-1"))
     stubs["autoscaling"].assert_no_pending_responses()
 
 
 @pytest.mark.parametrize(
-    ("states", "group"),
+    ("instances", "group", "name"),
     [
-        (["InService", "Pending"], {"desired": 2}),  # delivered meanwhile
-        (["InService"], {"desired": 2, "MinSize": 2}),
+        ({"i-2": "InService"}, {"desired": 1, "unhealthy": ["i-2"]}, "i-2"),
+        (THREE, {"desired": 2}, "i-3"),  # the group ends one
+        ({"i-0": "InService", "i-1": "Pending"}, {"desired": 2}, "asked-1"),  # delivered meanwhile
+        ({"i-0": "InService"}, {"desired": 2, "MinSize": 2}, "asked-1"),
+        *(({"i-1": state}, {"desired": 1}, "i-1") for state in ("Terminating", "Terminating:Wait", "Terminated")),
+        ({"i-1": "Warmed:Stopped"}, {"desired": 1}, "i-1"),
     ],
 )
-def test_the_capacity_never_falls_below_the_delivered_instances_or_the_minimum(reported, states, group):
-    reported(*[(f"i-{number}", state) for number, state in enumerate(states)], **group)
-    assert not running(lambda pool: pool.stop("asked-1"))  # a set_desired_capacity would find no stub
-
-
-@pytest.mark.parametrize("state", ["Terminating", "Terminating:Wait", "Warmed:Stopped", "Terminated"])
-def test_ending_and_warm_pool_instances_are_not_stopped(reported, state):
-    reported(("i-1", state), desired=1)
-    running(lambda pool: pool.stop("i-1"))
+def test_what_the_group_ends_or_keeps_by_itself_is_not_stopped(reported, instances, group, name):
+    reported(instances, **group)
+    assert not running(lambda pool: pool.stop(name))  # a request would find no stub
 
 
 def test_an_address_is_requested_once(reported):
-    stubs = reported(("i-1", "InService"), desired=1)
-    stubs["ec2"].add_response("describe_instances", addressed("i-1"))
+    reported({"i-1": "InService"}, 1, addressed=["i-1"])
 
     async def work(pool):
         first = await pool.members()
-        again = reported(("i-1", "InService"), desired=1)
+        again = reported({"i-1": "InService"}, 1)
         pool._clients["autoscaling"] = auto_scaling._connect("autoscaling", None)
         assert await pool.members() == first
         again["autoscaling"].assert_no_pending_responses()

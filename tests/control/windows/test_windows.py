@@ -220,10 +220,6 @@ def levels(name="300"):
     return WarmLevels(window_policies(name))
 
 
-def idle_times(made):
-    return [level.policy._long.count for level in made._levels]
-
-
 def test_an_instance_that_was_let_go_starts_cold_and_one_that_was_kept_does_not():
     made = levels()
     assert made.observe(0.0, 2).first == 2

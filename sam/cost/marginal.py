@@ -433,7 +433,7 @@ def registry_lines(facts: AwsFacts, options: Options, drivers: int = 1) -> list[
     """Price the registry for a month of so many drivers; none where the deployment has no pool or a cache."""
     if options.gpu is None or options.store not in BUCKETS:
         return []
-    looks = ("looks", REQUESTS_PER_S.reads, "get"), ("writes", REQUESTS_PER_S.writes, "put")
+    looks = ("looks", REQUESTS_PER_S, "get"), ("writes", REQUESTS_PER_S, "put")
     seconds, store = drivers * SECONDS_A_MONTH, options.store
     return [
         Line.priced(facts, f"pool registry, {name}", seconds * rate, "requests", f"{store}.price_{price}")

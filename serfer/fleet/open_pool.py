@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from numpy.typing import NDArray
 
 from serfer.control.policies import DEFAULT, POLICIES, find_policy, make_policy, serves_alone
-from serfer.control.policy import Policy
 from serfer.control.router import SERVERLESS, Router
 from serfer.control.scenario import Market, Scenario, read_scenario
 from serfer.core.errors import UsageError
@@ -67,7 +66,7 @@ class Routing:
     boot_delay_s: float = 0.0
 
     def router(self) -> Router:
-        policy = self.new_policy()
+        policy = make_policy(self.policy, self.scenario)
         alone = self.route == GPU or serves_alone(policy)
         return Router(self.scenario, policy, max_usd_per_hour=self.max_usd_per_hour, overflow=not alone)
 
@@ -95,9 +94,6 @@ class Routing:
                 f"--route {self.route:.40} buys {', '.join(missing):.300}, which --instances does not name: give each "
                 "its own, as in TYPE=ec2:GROUP,TYPE/spot=ec2:GROUP"
             )
-
-    def new_policy(self) -> Policy:
-        return make_policy(self.policy, self.scenario)
 
 
 def choose_routing(

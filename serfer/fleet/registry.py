@@ -280,16 +280,8 @@ class _Counted:
     beats: int
 
 
-@dataclass(frozen=True)
-class Requests:
-    """Requests to the store a second: gets and puts."""
-
-    reads: float
-    writes: float
-
-
-REQUESTS_PER_S: Final = Requests(reads=1.0, writes=1.0)
-"""The requests of a driver to the store, for any number of drivers (for pricing).
+REQUESTS_PER_S: Final = 1.0
+"""The gets that a driver sends the store a second, and as many puts, for any number of drivers (for pricing).
 
 On top come retries of writes that met another driver's, and the leader's writes when what it publishes changes.
 """

@@ -43,6 +43,15 @@ def instance(reply):
     return serve_route("GET", "/v1/models", models)
 
 
+@asynccontextmanager
+async def looked(reply, clock=None):
+    """Yield instances after a look at one, and its URL."""
+    async with instance(reply) as url:
+        instances = VariantInstances([url], "", clock or Clock())
+        await instances.look()
+        yield instances, url
+
+
 @pytest.fixture
 def registry(tmp_path):
     found = open_registry(str(tmp_path / "registry"))
@@ -65,9 +74,7 @@ async def opened_driver(registry, store, reply=listing, clock=None, **sets):
 
 async def test_what_an_instance_tells_becomes_signals_with_their_age():
     clock = Clock()
-    async with instance(lambda: listing(waiting=4, interference=1.5, utilisation=0.6)) as url:
-        instances = VariantInstances([url], "", clock)
-        await instances.look()
+    async with looked(lambda: listing(waiting=4, interference=1.5, utilisation=0.6), clock) as (instances, url):
         clock.now = 1.5
         [(place, seen)] = instances.signals(MODEL).items()
         assert (place, instances.signals("faces:none")) == (url, {})
@@ -76,9 +83,7 @@ async def test_what_an_instance_tells_becomes_signals_with_their_age():
 
 
 async def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference():
-    async with instance(lambda: listing(interference=3.0, profiled_ms=0.4)) as url:
-        instances = VariantInstances([url], "", Clock())
-        await instances.look()
+    async with looked(lambda: listing(interference=3.0, profiled_ms=0.4)) as (instances, url):
         assert instances.signals(MODEL)[url].latency_ratio == 1.0
 
 
@@ -93,9 +98,7 @@ async def test_what_a_small_network_loses_to_noise_is_not_taken_for_interference
     ],
 )
 async def test_what_an_instance_tells_wrongly_makes_it_no_place(reply):
-    async with instance(reply) as url:
-        instances = VariantInstances([url], "", Clock())
-        await instances.look()
+    async with looked(reply) as (instances, _):
         assert instances.signals(MODEL) == {}
 
 
@@ -105,9 +108,7 @@ async def test_a_listing_of_many_models_is_read_whole():
         others = [{**one, "name": f"faces:other-{number}"} for number in range(5000)]
         return {**listing(), "models": [*others, one]}
 
-    async with instance(many) as url:
-        instances = VariantInstances([url], "", Clock())
-        await instances.look()
+    async with looked(many) as (instances, url):
         assert [*instances.signals(MODEL)] == [url]
 
 

@@ -200,8 +200,8 @@ def test_a_driver_sends_the_store_as_many_requests_as_are_priced(key, count):
             if registry.leads:
                 assert registry.publish(FLEET)
     published = 1  # of the same state
-    assert requests.count("get") == count * seconds * REQUESTS_PER_S.reads
-    assert requests.count("compare_and_set") == count * seconds * REQUESTS_PER_S.writes + published
+    assert requests.count("get") == count * seconds * REQUESTS_PER_S
+    assert requests.count("compare_and_set") == count * seconds * REQUESTS_PER_S + published
     assert len(requests) == 2 * count * seconds + published
 
 

@@ -213,7 +213,7 @@ def test_a_pools_registry_in_a_bucket_is_priced_and_noted(store, usd):
     priced = [line for line in total.idle if line.item.startswith("pool registry")]
     assert sum(line.usd for line in priced) == pytest.approx(usd, rel=0.1)
     month = 730 * 3600
-    assert [line.quantity for line in priced[:1]] == ([2 * REQUESTS_PER_S.reads * month] if usd else [])
+    assert [line.quantity for line in priced[:1]] == ([2 * REQUESTS_PER_S * month] if usd else [])
     notes = [note for note in check_deployable(small_plan(), chosen, FACTS) if "--store valkey" in note]
     assert len(notes) == bool(usd)
     more = bill(deployed(small_plan(), chosen, FACTS, source), source, parameters={"MinDrivers": "4"})

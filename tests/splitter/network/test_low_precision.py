@@ -109,7 +109,7 @@ def halves(cast):
     return net, net.op("Cast", x, to=TensorProto.FLOAT) if cast else x
 
 
-def in_half(net, output, cast):
+def in_half(net, output, cast, dims=(1, 5)):
     """Write a network with fp16 constants, and with an fp16 input and output where it casts neither."""
     net.weights = [
         numpy_helper.from_array(value.astype(np.float16), tensor.name) if value.dtype == np.float32 else tensor
@@ -121,7 +121,7 @@ def in_half(net, output, cast):
         net.nodes,
         "net",
         [helper.make_tensor_value_info("x", kind, [1, *net.size])],
-        [helper.make_tensor_value_info(output, kind, [1, 5])],
+        [helper.make_tensor_value_info(output, kind, dims)],
         net.weights,
     )
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -160,3 +160,14 @@ def test_operators_in_any_order_are_read_and_an_undefined_tensor_is_refused(tmp_
     onnx.save(in_half(net, output, cast=True), tmp_path / "net.onnx")
     with pytest.raises(ModelError, match="nothing"):
         load(tmp_path / "net.onnx", None)
+
+
+def test_a_mean_in_float16_of_more_values_than_its_range(tmp_path):
+    """onnxconverter-common 323: a ReduceMean of 65,536 float16 values is NaN."""
+    net = Net(3, 256, 256)
+    x = net.op("Relu", net.conv("x", 3, 4, [3, 3], pads=[1, 1, 1, 1]))
+    x = net.op("Relu", net.conv(x, 4, 4, [3, 3], pads=[1, 1, 1, 1]))
+    mean = net.op("ReduceMean", x, net.constant(np.array([2, 3])))
+    onnx.save(in_half(net, mean, cast=False, dims=(1, 4, 1, 1)), tmp_path / "net.onnx")
+    plan = split(tmp_path / "net.onnx", out=tmp_path / "plan", grids=["2x2", "1"])
+    assert len(plan.stages[0].tiles) == 4

@@ -217,10 +217,19 @@ def test_an_output_that_cannot_be_reduced_and_an_unknown_reduction_are_refused(n
     assert (class_type(256), class_type(257)) == ("uint8", "int64")
 
 
-def test_a_check_that_says_little_is_a_warning(tmp_path):
-    class OneClass(torch.nn.Conv2d):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda net, out: serfer.split(net, images(1), out, grids="2x2", reduce="argmax"),
+        lambda net, out: serfer.map_plan(net, [(300, 400)], out, window=128, reduce="argmax"),
+    ],
+)
+def test_a_check_on_one_class_everywhere_is_a_warning(make, tmp_path):
+    class OneClass(nn.Conv2d):
         def forward(self, images):
             return super().forward(images) + torch.tensor([0.0, 1000.0]).reshape(1, 2, 1, 1)
 
-    with pytest.warns(serfer.PlanWarning, match="one class everywhere"):
-        serfer.split(OneClass(3, 2, 3).eval(), images(1), tmp_path / "plan", grids="2x2", reduce="argmax")
+    torch.manual_seed(0)
+    with pytest.warns(serfer.PlanWarning, match="one class everywhere") as warned:
+        make(OneClass(3, 2, 3).eval(), tmp_path / "plan")
+    assert warned[0].filename == __file__

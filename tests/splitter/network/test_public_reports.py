@@ -6,7 +6,7 @@ The numbers after the names are those of the projects' issues. What torch export
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import serfer
 from serfer.core.errors import ModelError
@@ -200,29 +200,6 @@ def test_weights_of_more_than_2_gb_meet_a_limit_that_is_named(tmp_path):
     onnx.save(model, tmp_path / "net.onnx")
     with pytest.raises(ModelError, match=r"a stage needs about 7,\d+ MB of memory, .* allows 3,008"):
         serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan")
-
-
-def halved(net, output, tmp_path, **attributes):
-    """Split a network of float16 tensors."""
-    model = net.model(output, dims=("N", "K", "H", "W"))
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            value = numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = TensorProto.FLOAT16
-    onnx.save(model, tmp_path / "net.onnx")
-    return serfer.split(tmp_path / "net.onnx", out=tmp_path / "plan", **attributes)
-
-
-def test_a_mean_in_float16_of_more_values_than_its_range(tmp_path):
-    """onnxconverter-common 323: a ReduceMean of 65,536 float16 values is NaN."""
-    net = Net(3, 256, 256)
-    x = padded(net, "x")
-    x = net.op("Relu", padded(net, net.op("Relu", x), 4))
-    axes = net.constant(np.array([2, 3]))
-    plan = halved(net, net.op("ReduceMean", x, axes), tmp_path, grids=["2x2", "1"])
-    assert len(plan.stages[0].tiles) == 4
 
 
 @pytest.mark.slow

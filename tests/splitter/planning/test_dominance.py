@@ -8,13 +8,11 @@ import re
 from dataclasses import replace
 from itertools import pairwise
 
-import numpy as np
 import pytest
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.plan import WEIGHT_PLACES, PackageLimit
 from serfer.packaging.bundle import DEPENDENCY_ALLOWANCE
-from serfer.splitter.network.source import load
 from serfer.splitter.package_fit import fit
 from serfer.splitter.planning.cold.plan import cold_offer
 from serfer.splitter.planning.split_options import OBJECTIVES, Budget, SplitOptions, memory_sizes
@@ -105,20 +103,6 @@ def test_the_check_finds_a_plan_that_loses():
     assert "weights=zip rules it out" in text
 
 
-@pytest.fixture(scope="module")
-def zoo():
-    known = {}
-
-    def graph(name):
-        if name not in known:
-            known.clear()
-            source, _ = load(name, np.zeros((1, 3, 224, 224), dtype=np.float32))
-            known[name] = from_onnx(source.onnx, 224, 224)
-        return known[name]
-
-    return graph
-
-
 WAYS_OF_LARGE = ({"weights": "auto"}, {"weights": "auto", "max_loss": 0.05})
 
 
@@ -140,6 +124,6 @@ WAYS_OF_LARGE = ({"weights": "auto"}, {"weights": "auto", "max_loss": 0.05})
 def test_no_plan_that_is_named_beats_the_chosen_one_of_a_large_network(zoo, name, way):
     limit = PackageLimit(AWS.functions.package_limit, DEPENDENCY_ALLOWANCE)
     budget = replace(limited(), limit=limit)
-    better, text = checked(zoo(name), budget, **way)
+    better, text = checked(zoo(name)[2], budget, **way)
     if way.get("weights", "auto") != "zip":
         assert not better, text

@@ -15,7 +15,6 @@ from serfer.core.plan import CACHE, INLINE, OBJECTS, PackageLimit
 from serfer.core.units import FLOAT_BYTES
 from serfer.splitter.planning.gang_candidates import exchange_points
 from serfer.splitter.planning.gang_chains import frontier
-from serfer.splitter.planning.ort_kernels import operator_work, tile_moves
 from serfer.splitter.planning.planner import gangs_of, prepare
 from serfer.splitter.planning.search import Search
 from serfer.splitter.planning.split_options import Budget
@@ -32,7 +31,6 @@ from tests.splitter.planning.test_search import (
     INLINE_MOST,
     PROFILES,
     Enumerated,
-    at_origin,
     goals,
     shares_left,
     starts_usd,
@@ -119,15 +117,7 @@ class WithGangs(Enumerated):
                 return None
             graph, nodes, tiles = tiles
             needed = [name for name in left.tensors if name in tiles[0][1]]
-            works = [
-                self.compute(
-                    [
-                        *(operator_work(graph, node, at_origin(regions[node.output])) for node in nodes),
-                        *tile_moves(graph, nodes, regions, needed, outputs),
-                    ]
-                )
-                for outputs, regions in tiles
-            ]
+            works = [self.compute(graph, nodes, regions, needed, outputs) for outputs, regions in tiles]
             granted = vcpus(memory, self.budget.facts.functions.memory_per_vcpu)[:, None]
             inside = inside + compute_seconds(*np.transpose(works)[:, None], granted).max(axis=1)
             if number == 0:

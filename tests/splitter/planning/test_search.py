@@ -123,8 +123,7 @@ class Enumerated:
             needed.append({name: regions[name] for name in left.tensors if name in regions})
             read.append(sum(graph.shape(name).channels * region.area for name, region in needed[-1].items()))
             written.append(sum(graph.shape(name).channels * rect.area for name, rect in outputs.items()))
-            works = [operator_work(graph, node, at_origin(regions[node.output])) for node in nodes]
-            seconds.append(self.compute([*works, *tile_moves(graph, nodes, regions, list(needed[-1]), outputs)]))
+            seconds.append(self.compute(graph, nodes, regions, list(needed[-1]), outputs))
         return needed, *(np.array(each) * FLOAT_BYTES for each in (read, written)), seconds
 
     def _price(self, at, to, grid, before, come, go):
@@ -156,9 +155,16 @@ class Enumerated:
         seconds, usd = stage_price(load, np.array(self.budget.memory_mb)[:, None], self.budget.platform)
         return seconds, usd + starts_usd(self.budget, len(needed), size, first=not at)
 
-    def compute(self, works):
-        profiles = self.budget.profiles
-        return np.sum([(profiles.run_s, 0.0), *(profiles.parts(each) for each in works if each)], axis=0)
+    def compute(self, graph, nodes, regions, read, outputs):
+        """Return the seconds of a tile, in one thread and in several."""
+        profiles, works = (
+            self.budget.profiles,
+            [
+                *(operator_work(graph, node, at_origin(regions[node.output])) for node in nodes),
+                *tile_moves(graph, nodes, regions, read, outputs),
+            ],
+        )
+        return np.sum([(profiles.run_s, 0.0), *(profiles.parts(work) for work in works if work)], axis=0)
 
     def tiles(self, left, right, grid):
         """Return each tile's outputs and all its regions, as the assembler would; None where there is no such stage."""

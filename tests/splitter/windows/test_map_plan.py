@@ -118,18 +118,6 @@ def test_windows_make_the_result_of_the_whole_image(exported, name, size, window
         assert relative_error(result, expected) <= EXACT
 
 
-def test_a_check_on_one_class_everywhere_is_a_warning(tmp_path):
-    class OneClass(nn.Conv2d):
-        def forward(self, images):
-            return super().forward(images) + torch.tensor([0.0, 1000.0]).reshape(1, 2, 1, 1)
-
-    torch.manual_seed(0)
-    net = OneClass(3, 2, 3).eval()
-    with pytest.warns(serfer.PlanWarning, match="one class everywhere") as warned:
-        serfer.map_plan(net, [(300, 400)], tmp_path / "plan", window=128, reduce="argmax")
-    assert warned[0].filename == __file__
-
-
 def test_a_module_is_exported_for_images_of_any_size(tmp_path):
     net = NETWORKS["bilinear to a size"]().eval()
     serfer.map_plan(net, [(128, 160)], tmp_path / "plan", window=64)

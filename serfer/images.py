@@ -37,13 +37,16 @@ _PILLOWS_MOST_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or sys.maxsize)  # it refuses
 class Recipe:
     """The recipe from a file to a network's input: its preprocessing, the input's shape, and what a file may be.
 
-    Where a plan takes images of many `sizes`, the shape is that of the largest.
+    Where a plan takes images of many `sizes`, the shape is that of the largest. Raises PlanError as `check_channels`.
     """
 
     preprocess: Preprocess
     shape: Shape
     limits: ImageLimits
     sizes: InputSizes | None = None
+
+    def __post_init__(self) -> None:
+        check_channels(self.preprocess, self.shape)
 
     def input_of(self, size: tuple[int, int]) -> Shape:
         """Return the input's shape for an image of rows and columns."""
@@ -145,13 +148,13 @@ def decode_sized(
     the number of pixels before they are decoded, and may raise. Raises ImageError that names the image, PlanError where
     the network takes another number of channels than `preprocess` gives.
     """
-    check_channels(preprocess, shape)
+    recipe = Recipe(preprocess, shape, limits, sizes)
     with _told(data, name, limits):
         # Nothing here holds a reference to what the next step no longer needs: images are large.
         image = _upright(data, name, limits, on_size)
         size = image.height, image.width
         image = _to_channels(image, preprocess)
-        return DecodedImage(_fit(image, preprocess, Recipe(preprocess, shape, limits, sizes).input_of(size)), size)
+        return DecodedImage(_fit(image, preprocess, recipe.input_of(size)), size)
 
 
 def stacked(images: Sequence[DecodedImage], names: Sequence[str]) -> Pixels:

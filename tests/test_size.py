@@ -23,7 +23,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 98_100),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 100_300
+PRODUCT = 100_250
 PAGE = 1_500  # JavaScript, CSS and HTML
 DOCUMENTS = 120_000  # words below docs/
 CHANGELOG = 25_000  # bytes

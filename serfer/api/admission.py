@@ -31,12 +31,13 @@ import asyncio
 import heapq
 import math
 import time
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final, Self
+from typing import Any, Final
 
 from serfer.api.http.problems import OVERLOADED, Problem
 from serfer.core.errors import DeadlineError
@@ -52,17 +53,30 @@ _BYTES_AGAIN_S: Final = 1.0
 _SPARE: Final = 8  # the part of the bytes that is for clients which hold no more than as much
 
 
-class Place:
-    """A place that a client's request has until `release`; as a context, until its end unless it is kept.
+@dataclass(eq=False)
+class Share(AbstractContextManager[Any]):
+    """What a client's request has until `release`; as a context, until its end unless it is `kept`."""
 
-    `waiting` is the slot that it waits for, or has waited for last. What is kept cannot be lost.
+    client: str
+    kept: bool = field(default=False, kw_only=True)
+
+    @abstractmethod
+    def release(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        if not self.kept:
+            self.release()
+
+
+@dataclass(eq=False)
+class Place(Share):
+    """A place in a `pool`, which cannot be lost if it is kept.
+
+    `waiting` is the slot that it waits for, or has waited for last.
     """
 
-    def __init__(self, client: str, pool: Places | None = None, *, kept: bool = False) -> None:
-        self.client = client
-        self.kept = kept
-        self.waiting: asyncio.Future[bool] | None = None
-        self._pool = pool
+    pool: Places | None = None
+    waiting: asyncio.Future[bool] | None = field(default=None, init=False)
 
     def lose(self, refusal: Problem) -> None:
         self.release()
@@ -71,19 +85,12 @@ class Place:
 
     def release(self) -> None:
         """Give the place up; a second call does nothing."""
-        pool, self._pool = self._pool, None
+        pool, self.pool = self.pool, None
         if pool is not None:
             del pool.taken[self.client][self]
             pool.count -= 1
             if not pool.taken[self.client]:
                 del pool.taken[self.client]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self.kept:
-            self.release()
 
 
 class Places:
@@ -161,15 +168,19 @@ class _Waiter:
 class Slots:
     """At most `count` slots are held, and clients take turns at them; for one event loop. `clock` is in seconds.
 
-    `took` are the seconds for which the last ones were held without an error, until `ended`.
+    `took` are the seconds for which the last ones were held without an error, until `ended`. `released` is called when
+    what holds one ends, unless it is cancelled: a client that has left says nothing of how fast work is done.
     """
 
-    def __init__(self, count: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, count: int, clock: Callable[[], float] = time.monotonic, released: Callable[[], None] = lambda: None
+    ) -> None:
         self.count = count
         self.running = 0
         self.took: deque[float] = deque(maxlen=count)
         self.ended = -math.inf
         self._clock = clock
+        self._released = released
         self._lines: dict[str, list[_Waiter]] = {}  # heaps, the client whose turn is next first
         self._arrivals = 0
 
@@ -178,14 +189,12 @@ class Slots:
         return sum(map(len, self._lines.values()))
 
     @asynccontextmanager
-    async def hold(
-        self, place: Place, left_s: float = math.inf, served: int = 0, ended: Callable[[], None] | None = None
-    ) -> AsyncIterator[float]:
+    async def hold(self, place: Place, left_s: float = math.inf, served: int = 0) -> AsyncIterator[float]:
         """Wait for a slot and hold it within the context, which yields the seconds waited.
 
-        `served` is how often this request has held one. `ended` is called when the work ends, unless it is cancelled.
-        Raises Problem 429 where the place is lost, and DeadlineError after `left_s` seconds, or when a slot comes with
-        less time left than the last ones were held for: it would only take others' time.
+        `served` is how often this request has held one. Raises Problem 429 where the place is lost, and DeadlineError
+        after `left_s` seconds, or when a slot comes with less time left than the last ones were held for: it would only
+        take others' time.
         """
         since = waited_since = self._clock()
         if self.running < self.count:
@@ -197,13 +206,10 @@ class Slots:
             yield since - waited_since
             self.ended = self._clock()
             self.took.append(self.ended - since)
+            self._released()
         except Exception:
-            if ended:
-                ended()
+            self._released()
             raise
-        else:
-            if ended:
-                ended()
         finally:
             self._hand_on()
 
@@ -258,50 +264,38 @@ class Bytes:
         self.held = 0
         self.by_client: Counter[str] = Counter()
 
-    def hold(self, client: str = "", size: int = 0) -> Held:
+    def hold(self, client: str = "", size: int = 0) -> HeldBytes:
         """Return what a client's request holds, `size` bytes at first; raises Problem 429 where that is too much."""
-        held = Held(self, client)
-        held.add(size)
+        held = HeldBytes(client, self)
+        if size:
+            held.add(size)
         return held
 
 
-class Held:
-    """The bytes that a client's request holds until `release`; as a context, until its end unless they are kept."""
+@dataclass(eq=False)
+class HeldBytes(Share):
+    """Bytes of a `budget`; the client may change before the first ones."""
 
-    def __init__(self, budget: Bytes, client: str) -> None:
-        self.client = client  # it may change before the first bytes
-        self._budget = budget
-        self._bytes = 0
-        self._kept = False
+    budget: Bytes
+    size: int = field(default=0, init=False)
 
     def add(self, size: int) -> None:
         """Hold `size` bytes more, or less where it is negative; raises Problem 429 where all would hold too many."""
-        budget, client = self._budget, self.client
+        budget, client = self.budget, self.client
         if size > 0:
             spare = budget.most // _SPARE
-            is_small = budget.by_client[client] + size <= spare or budget.held == self._bytes
+            is_small = budget.by_client[client] + size <= spare or budget.held == self.size
             if budget.held + size > (budget.most if is_small else budget.most - spare):
                 why = "the requests that are here hold all the memory that there is for them"
                 raise _overloaded(why, _BYTES_AGAIN_S)
-        self._bytes += size
+        self.size += size
         budget.held += size
         budget.by_client[client] += size
         if not budget.by_client[client]:
             del budget.by_client[client]
 
-    def keep(self) -> None:
-        """Hold the bytes beyond the end of the request, until `release`."""
-        self._kept = True
-
     def release(self) -> None:
-        self.add(-self._bytes)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._kept:
-            self.add(-self._bytes)
+        self.add(-self.size)
 
 
 class Admission:
@@ -328,7 +322,7 @@ class Admission:
             between_s=lambda: 1 / self.rate if self.rate else _GUESS_S,
             clock=clock,
         )
-        self.turns = Slots(in_flight, clock)
+        self.turns = Slots(in_flight, clock, self._depart)
         self.parsing = Slots(1, clock)
         self.downloads = Places(
             downloads,
@@ -367,13 +361,6 @@ class Admission:
         if not self.queries.count:
             self._departed = None  # idle time says nothing
         return self.queries.take(client, kept=kept)
-
-    def turn(self, place: Place, left_s: float) -> AbstractAsyncContextManager[float]:
-        """Return a context that waits for a query's turn, and holds it, as `Slots.hold`.
-
-        A client that has left, which cancels, is not how fast queries are answered.
-        """
-        return self.turns.hold(place, left_s, ended=self._depart)
 
     async def pace(self, left_s: float) -> None:
         """Return when the next refusal may go out, at the latest when the `left_s` until its deadline have passed."""

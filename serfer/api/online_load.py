@@ -46,13 +46,14 @@ class LoadMonitor:
         self._interference = Interference()
         self._marks: deque[tuple[float, int]] = deque([(clock(), 0)])
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        self._change(1)
-        try:
-            yield
-        finally:
-            self._change(-1)
+    def change(self, count: int) -> None:
+        """Note that so many more queries run, or fewer where it is negative."""
+        self._count += count
+        now = self._clock()
+        self._running.change(now, self._count)
+        self._busy.change(now, min(1, self._count))
+        if now - self._marks[-1][0] >= _MARK_S:
+            self._throttled(now, sum(load.throttled for load in self._functions()))
 
     @contextmanager
     def offline(self) -> Iterator[None]:
@@ -97,14 +98,6 @@ class LoadMonitor:
         if all(pipeline.target is not None for pipeline in self._pipelines.values()):
             return self._busy.mean(now)
         return self._running.mean(now) / self._most
-
-    def _change(self, count: int) -> None:
-        self._count += count
-        now = self._clock()
-        self._running.change(now, self._count)
-        self._busy.change(now, min(1, self._count))
-        if now - self._marks[-1][0] >= _MARK_S:
-            self._throttled(now, sum(load.throttled for load in self._functions()))
 
     def _throttled(self, now: float, total: int) -> int:
         """Return how many invocations were refused in the last seconds, and note how many have been so far."""

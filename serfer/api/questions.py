@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, cast
 
 from pydantic import Field
 
@@ -16,6 +16,7 @@ from serfer.api.kept_results import place_of
 from serfer.api.observability.timeline import timeline_of
 from serfer.api.service import Service, ServiceQuery, ServiceResult
 from serfer.applications.answering import ApplicationQuery, Choice, Run
+from serfer.applications.applications import Applications
 from serfer.core.http_messages import SelectedVariant, ServedPrediction, ServedReport
 from serfer.core.plan import Plan
 from serfer.core.report import PredictedImage, PredictedOutput
@@ -97,23 +98,14 @@ async def run_question(
 
     Raises what `Service.predict` and `VariantAnswering.answer` raise.
     """
-    data, names = [image.data for image in images], [image.name for image in images]
-    used: dict[str, AsyncPipeline] = {}  # a variant may be closed as soon as its query has ended
-
-    async def run(model: str) -> ServiceResult:
-        used[model] = service.pipelines[model]
-        runs(used[model].plan)
-        query = question.query if model == question.query.model else replace(question.query, model=model)
-        return await service.predict(query, data, names, question.wanted)
-
     choice: Choice | None = None
     if question.asked is None or service.applications is None:
-        answered = await run(question.query.model)
+        pipeline = service.pipelines[question.query.model]
+        runs(pipeline.plan)
+        data, names = [image.data for image in images], [image.name for image in images]
+        answered = await service.predict(question.query, data, names, question.wanted)
     else:
-        query = question.query
-        runs_on = Run(lambda chosen: run(chosen.model), lambda: query.in_time(OPENING), is_cold, same_classes)
-        choice, answered = await service.applications.answering.answer(question.asked, runs_on)
-    pipeline = used[choice.model if choice else question.query.model]
+        choice, answered, pipeline = await _run_selected(service, service.applications, question, images, runs)
     plan, chosen = answered.result.plan or pipeline.plan, _selected(choice) if choice else None
     timeline = timeline_of(answered, plan, pipeline.facts) if question.explain else None
     report = ServedReport(**vars(answered.result.report), timeline=timeline, selected=chosen)
@@ -127,6 +119,27 @@ async def run_question(
         outputs = tuple(linked)
         found = [replace(image, outputs=outputs) for image in found]
     return answered, ServedPrediction(**{**vars(report), "images": tuple(found)}, kind=kind_of(plan))
+
+
+async def _run_selected(
+    service: Service,
+    applications: Applications,
+    question: Question,
+    images: Sequence[Upload],
+    runs: Callable[[Plan], None],
+) -> tuple[Choice, ServiceResult, AsyncPipeline]:
+    data, names = [image.data for image in images], [image.name for image in images]
+    used: dict[str, AsyncPipeline] = {}  # a variant may be closed as soon as its query has ended
+    query, asked = question.query, cast("ApplicationQuery", question.asked)
+
+    async def run(chosen: Choice) -> ServiceResult:
+        used[chosen.model] = service.pipelines[chosen.model]
+        runs(used[chosen.model].plan)
+        return await service.predict(replace(query, model=chosen.model), data, names, question.wanted)
+
+    runs_on = Run(run, lambda: query.in_time(OPENING), is_cold, same_classes)
+    choice, answered = await applications.answering.answer(asked, runs_on)
+    return choice, answered, used[choice.model]
 
 
 def _selected(choice: Choice) -> SelectedVariant:

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serfer.api.http.problems import Problem, problem_of, problem_response
+from serfer.api.http.problems import Problem
 from serfer.api.http.validation import check_names
 from serfer.api.service import ServiceQuery
 from serfer.drivers.driver import RequestContext
@@ -85,24 +85,6 @@ def owner_of(request: Request) -> str:
     identity = context.get("identity") if isinstance(context, dict) else None
     key = identity.get("apiKeyId") if isinstance(identity, dict) else None
     return f"apigateway:{key}" if key else ""
-
-
-class TimelyResponse(Response):
-    """An answer that is sent by its query's deadline or not at all: after it, a problem 504 goes in its place."""
-
-    def __init__(
-        self, query: ServiceQuery, body: bytes, media_type: str, headers: dict[str, str] | None = None
-    ) -> None:
-        super().__init__(body, headers=headers, media_type=media_type)
-        self._query = query
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._query.left_s > 0:
-            await super().__call__(scope, receive, send)
-            return
-        error = self._query.late("the answer was written")
-        scope.setdefault("state", {})["error"] = error
-        await problem_response(problem_of(error), Request(scope))(scope, receive, send)
 
 
 def check_parameters(request: Request, known: Sequence[str]) -> None:

@@ -41,6 +41,7 @@ from serfer.storage.store import Store
 _PROBE_EVERY_S = 2.0
 _LEAST_S = 0.001  # of time left: no pipeline takes a query without any
 _MS_PER_S = 1000
+_NOT_BEGUN = "nothing was begun"
 _KNOWN_S = 20.0  # how long the last health is reported while it is being looked at again
 _UNSOUND = (TaskFailedError, LambdaUnavailableError, StoreUnavailableError)  # these say something of more than a query
 
@@ -194,7 +195,7 @@ class Service:
 
     def check(self, query: ServiceQuery) -> None:
         """Refuse a query that could not be answered in time: Problem 429, DeadlineError where no time is left."""
-        self.admission.check(query.client, query.remaining_s("nothing was begun"))
+        self.admission.check(query.client, query.remaining_s(_NOT_BEGUN))
 
     async def predict(
         self, query: ServiceQuery, images: Sequence[bytes], names: Sequence[str], wanted: Wanted
@@ -205,31 +206,31 @@ class Service:
         `AsyncPipeline.answer`.
         """
         pipeline = self.pipelines[query.model]
-
-        def check() -> None:
-            check_count(images, names, wanted.top_k)
+        held_bytes = len(images) * pipeline.recipe.shape.elements
+        with self._count_failure(query.model):
+            check_count(images, names, wanted.top_k)  # first: what is refused takes no other query's place
             if wanted.classes:
                 check_classifies(pipeline.plan)
-
-        held_bytes = len(images) * pipeline.recipe.shape.elements
-        with self._place(query, check) as place, self.admission.bytes.hold(query.client, held_bytes):
-            async with query.in_time("its images were not decoded"):
-                decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
-            run = partial(
-                pipeline.answer,
-                decoded.pixels,
-                context=query.context,
-                decoded_s=decoded.busy_s,
-                images=[NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)],
-                wanted=wanted,
-            )
-            return await self._in_turn(query, place, run, decoded.waited_s, decoded.busy_s)
+            place = query.place or self.admission.place(query.client, query.remaining_s(_NOT_BEGUN))
+            with place, self.admission.bytes.hold(query.client, held_bytes):
+                async with query.in_time("its images were not decoded"):
+                    decoded = await self.decoders.decode(images, names, pipeline.recipe, place)
+                run = partial(
+                    pipeline.answer,
+                    decoded.pixels,
+                    context=query.context,
+                    decoded_s=decoded.busy_s,
+                    images=[NamedImage(name, size) for name, size in zip(names, decoded.sizes, strict=True)],
+                    wanted=wanted,
+                )
+                return await self._in_turn(query, place, run, decoded.waited_s, decoded.busy_s)
 
     async def run(self, query: ServiceQuery, batch: Any) -> ServiceResult:  # noqa: ANN401 - as AsyncPipeline.run's
         """Return what the network makes of an array, as `AsyncPipeline.answer` takes it; raises as `predict` does."""
-        with self._place(query) as place:
+        with self._count_failure(query.model):
             run = partial(self.pipelines[query.model].answer, batch, context=query.context)
-            return await self._in_turn(query, place, run)
+            with query.place or self.admission.place(query.client, query.remaining_s(_NOT_BEGUN)) as place:
+                return await self._in_turn(query, place, run)
 
     async def keep(self, query: ServiceQuery, batch: Any, owner: str) -> tuple[ServiceResult, ResultManifest]:  # noqa: ANN401 - same
         """Have the outputs of an array kept for an owner, and return what describes them; raises as `run` does."""
@@ -240,21 +241,14 @@ class Service:
         return answered, answered.result.kept
 
     @contextmanager
-    def _place(self, query: ServiceQuery, check: Callable[[], None] | None = None) -> Iterator[Place]:
-        """Give a query its place, and note why it ends without an answer; refusals are counted with their requests.
-
-        What the check refuses takes no other query's place.
-        """
+    def _count_failure(self, model: str) -> Iterator[None]:
+        """Note why a query ends without an answer; refusals are counted with their requests."""
         try:
-            if check is not None:
-                check()
-            left_s = query.remaining_s("nothing was begun")
-            with query.place or self.admission.place(query.client, left_s) as place:
-                yield place
+            yield
         except Problem:
             raise
         except BaseException as error:
-            self._observer.failed(query.model, error)
+            self._observer.failed(model, error)
             throttled = isinstance(error, LambdaThrottledError)  # that there are too many, not that one is ill
             self._doubtful = self._doubtful or (isinstance(error, _UNSOUND) and not throttled)
             raise
@@ -269,11 +263,14 @@ class Service:
     ) -> ServiceResult:
         admitted: float | None = None
         try:
-            async with self.admission.turn(place, query.left_s) as queued_s:
+            async with self.admission.turns.hold(place, query.left_s) as queued_s:
                 admitted = time.monotonic() - busy_s
-                with self.load.running():
+                self.load.change(1)
+                try:
                     async with query.in_time("it was running"):
                         result = await run(deadline_s=max(query.left_s, _LEAST_S))
+                finally:
+                    self.load.change(-1)
         except DeadlineError:
             if admitted is None:  # the error is of the time that was left, which no client knows
                 raise query.late("it waited for its turn") from None

@@ -30,7 +30,7 @@ async def turns(admission, count, deadline_s=60.0, turn_s=None):
     for _ in range(count):
         async with AsyncExitStack() as stack:
             place = stack.enter_context(admission.place("a", deadline_s))
-            await stack.enter_async_context(admission.turn(place, turn_s or deadline_s))
+            await stack.enter_async_context(admission.turns.hold(place, turn_s or deadline_s))
             held.append(stack.pop_all())
     return held
 
@@ -69,7 +69,7 @@ class TestBounds:
 
         async def wait(name):
             with admission.place("a", 60.0) as place:
-                async with admission.turn(place, 60.0):
+                async with admission.turns.hold(place, 60.0):
                     came.append(name)
 
         tasks = [asyncio.create_task(wait(name)) for name in "abc"]
@@ -291,7 +291,7 @@ class TestTime:
     async def test_cancelled_clients_do_not_count_as_departures(self, moments):
         async def runs(admission):
             with admission.place("a", 60.0) as place:
-                async with admission.turn(place, 60.0):
+                async with admission.turns.hold(place, 60.0):
                     await asyncio.get_running_loop().create_future()
 
         clock = Clock(100.0)
@@ -410,7 +410,7 @@ class TestTime:
         admission = bounded(2, 100, clock)
         decoding = [admission.place("a", math.inf) for _ in range(10)]
         for place in decoding:
-            async with admission.turn(place, math.inf):
+            async with admission.turns.hold(place, math.inf):
                 clock.now += 0.5
             place.release()
         assert admission.rate == pytest.approx(2.0)
@@ -494,7 +494,7 @@ class TestBytes:
     def test_what_is_kept_is_held_until_it_is_released(self):
         budget = Bytes(100)
         with budget.hold("a", 60) as held:
-            held.keep()
+            held.kept = True
         with pytest.raises(Problem), budget.hold("b", 41):
             pass
         assert budget.held == 60
@@ -546,7 +546,7 @@ class Driver:
                 with place, self.admission.bytes.hold(client, size):
                     async with self.decoders.hold(place):
                         await asyncio.sleep(0)
-                    async with self.admission.turn(place, math.inf):
+                    async with self.admission.turns.hold(place, math.inf):
                         await self.ends[number].wait()
                         if number in self.failing:
                             raise RuntimeError

@@ -297,10 +297,12 @@ def test_without_the_setting_there_are_no_jobs(app, images):
 def test_the_online_load_is_without_offline_queries():
     now = [1000.0]
     monitor = LoadMonitor({}, 4, lambda: now[0])
-    with monitor.running(), monitor.running(), monitor.offline():
+    monitor.change(2)
+    with monitor.offline():
         now[0] += 100
         busy = monitor.read().utilisation
         assert monitor.online().utilisation == pytest.approx(busy / 2)
-    with monitor.running(), monitor.offline():
+    monitor.change(-1)
+    with monitor.offline():
         now[0] += 100
         assert monitor.online().utilisation == pytest.approx(0.0, abs=1e-6)

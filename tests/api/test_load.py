@@ -38,15 +38,16 @@ def test_of_several_models_the_one_with_the_larger_share_counts():
 
 def test_where_no_slots_are_known_it_is_the_share_of_the_queries_at_once():
     world = World(pipeline(), most=4)
-    with world.monitor.running(), world.monitor.running():
-        assert world.later(100).utilisation == pytest.approx(0.5)
+    world.monitor.change(2)
+    assert world.later(100).utilisation == pytest.approx(0.5)
+    world.monitor.change(-2)
     assert world.later(100).utilisation < 0.001
 
 
 def test_an_instance_is_in_use_while_it_has_a_query():
     world = World(pipeline(target=object()), most=10_000)
-    with world.monitor.running(), world.monitor.running():
-        assert world.later(100).utilisation == pytest.approx(1.0)
+    world.monitor.change(2)
+    assert world.later(100).utilisation == pytest.approx(1.0)
 
 
 def test_refused_invocations_count_for_ten_seconds():

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from serfer.api.admission import Place, Slots
 from serfer.api.decoding.decoder_process import PIXELS, REPLY_HEAD, TOO_LARGE, Job
 from serfer.api.decoding.fork_server import ForkServer
 from serfer.core.errors import ImageError, ImageTooLargeError, UnavailableError
-from serfer.images import BYTES_PER_PIXEL, Recipe, another_size, check_channels
+from serfer.images import BYTES_PER_PIXEL, Recipe, another_size
 
 _T = TypeVar("_T")
 _log = logging.getLogger("serfer.api")
@@ -61,30 +61,25 @@ _Room = Callable[[tuple[int, int]], memoryview]
 """Returns where the pixels of an image of rows and columns belong."""
 
 
+@dataclass
 class _Pixels:
-    """A request's pixels, (N, H, W, C), which have the size that its first image becomes."""
+    """A request's pixels, `whole` (N, H, W, C), which have the size that its first image becomes; `other` has not."""
 
-    def __init__(self, recipe: Recipe, images: int) -> None:
-        self._recipe, self._images = recipe, images
-        self._other: NDArray[np.uint8] | None = None
-        self.whole = np.empty((images, 0, 0, 0), dtype=np.uint8)
+    recipe: Recipe
+    images: int
+    whole: NDArray[np.uint8] = field(init=False)
+    other: NDArray[np.uint8] | None = field(default=None, init=False)
 
     def room(self, number: int, size: tuple[int, int]) -> memoryview:
         """Return where an image's pixels belong; those of another size than the first one's are only received."""
-        shape = self._recipe.input_of(size)
+        shape = self.recipe.input_of(size)
         rows = shape.height, shape.width, shape.channels
         if number == 0:
-            self.whole = np.empty((self._images, *rows), dtype=np.uint8)
+            self.whole = np.empty((self.images, *rows), dtype=np.uint8)
         if self.whole.shape[1:] != rows:
-            other: NDArray[np.uint8] = np.empty(rows, dtype=np.uint8)
-            self._other = other
-            return other.data.cast("B")
+            self.other = np.empty(rows, dtype=np.uint8)
+            return self.other.data.cast("B")
         return memoryview(self.whole[number].reshape(-1))
-
-    def check(self, name: str) -> None:
-        """Raise ImageError that names the image which was received last, where it is of another size."""
-        if self._other is not None:
-            raise another_size(name, self._other.shape, self.whole.shape[1:])
 
 
 class _LostError(Exception):
@@ -206,7 +201,6 @@ class Decoders:
         Raises ImageError and ImageTooLargeError that name the image, PlanError as decode_image does, Problem 429 where
         the place is lost, UnavailableError where there are no decoders.
         """
-        check_channels(recipe.preprocess, recipe.shape)
         pixels = _Pixels(recipe, len(images))
         pixels_left, processor_s = self.limits.request_pixels, self.limits.request_processor_s
         waited_s, busy_s, sizes = 0.0, 0.0, list[tuple[int, int]]()
@@ -222,7 +216,8 @@ class Decoders:
                     memory_bytes=BYTES_PER_PIXEL * recipe.limits.max_pixels + _MARGIN_BYTES,
                 )
                 size, used_s = await self._run(job, data, partial(pixels.room, number))
-                pixels.check(name)
+                if pixels.other is not None:
+                    raise another_size(name, pixels.other.shape, pixels.whole.shape[1:])
             waited_s, busy_s = waited_s + waited, busy_s + time.monotonic() - began
             pixels_left, processor_s = pixels_left - prod(size), processor_s - used_s
             sizes.append(size)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serfer.api.admission import Bytes, Held
+from serfer.api.admission import Bytes, HeldBytes
 from serfer.api.http.problems import Problem, problem_of, problem_response
 from serfer.api.observability.logs import CURRENT, RequestRecord, log_request
 from serfer.api.observability.telemetry import Telemetry
@@ -94,7 +94,7 @@ class _Exchange:
         *("_receive", "_send"),
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, held: Held) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, held: HeldBytes) -> None:
         self.started, self.ended = time.perf_counter(), 0.0
         self.status = self.bytes_in = self.bytes_out = 0
         self.scope, self.held = scope, held

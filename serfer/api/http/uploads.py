@@ -81,7 +81,7 @@ async def read_images(request: Request, limits: ApiLimits, left_s: float = math.
         raise Problem(415, f"Content-Type should be one of {known}", headers={"Accept": known})
     body = await read_body(request, limits, left_s=left_s)
     if kind == FORM:
-        images = _images_in_form(content_type, body, limits)
+        images = _images_in_form(content_type, body, limits.max_images)
     elif kind != JSON:
         images = [Upload("image 0", body)] if body else []
     elif len(body) > _LARGE:
@@ -99,31 +99,23 @@ async def read_images(request: Request, limits: ApiLimits, left_s: float = math.
     return images
 
 
-def _images_in_form(content_type: str, body: bytes, limits: ApiLimits) -> list[Upload]:
-    parts = _split_form(content_type, body, limits.max_images)
-    for name, _, _ in parts:
-        if name != "image":
-            raise Problem(422, f"the form has unknown {shown(name)}: images come in parts named 'image'")
-    return [Upload(_printable(name) or f"image {number}", data) for number, (_, name, data) in enumerate(parts)]
-
-
-def _split_form(content_type: str, body: bytes, most: int) -> list[tuple[str, str, bytes]]:
-    """Return the names, file names and bytes of a form's parts (multipart/form-data, RFC 7578), in order.
+def _images_in_form(content_type: str, body: bytes, most: int) -> list[Upload]:
+    """Return the images of a form's parts (multipart/form-data, RFC 7578), in order.
 
     What is quoted in headers is read by the standard library's email package, as clients of all kinds write it. Raises
-    Problem, 400 for what is not a form, 413 for more than `most` parts.
+    Problem, 400 for what is not a form, 413 for more than `most` parts, 422 for one of another name than "image".
     """
     boundary = _options(content_type)[1].get("boundary", "")
     if not 1 <= len(boundary) <= _MOST_BOUNDARY:
         raise Problem(400, f"Content-Type: {FORM} needs a boundary of 1 to {_MOST_BOUNDARY} characters: boundary=...")
     if not body.startswith(f"--{boundary}".encode()):
         raise Problem(400, "the form does not begin with the boundary that Content-Type names")
-    parts: list[tuple[str, str, bytes]] = []
+    images, fields = list[Upload](), list[str]()
     try:
         with PushMultipartParser(boundary, header_charset="latin-1", strict=True) as parser:
             for event in parser.parse(body):
                 if isinstance(event, MultipartSegment):
-                    if len(parts) == most:
+                    if len(images) == most:
                         raise Problem(413, f"the form has more than the {most} parts that a request may have")
                     segment, chunks = event, list[bytes]()
                 elif event is not None:
@@ -133,11 +125,15 @@ def _split_form(content_type: str, body: bytes, most: int) -> list[tuple[str, st
                     kind, options = _options(values[0]) if len(values) == 1 else ("", {})
                     if kind != "form-data" or "name" not in options:
                         needed = 'its header Content-Disposition: form-data; name="..."'
-                        raise Problem(400, f"part {len(parts)} of the form lacks {needed}")
-                    parts.append((options["name"], options.get("filename", ""), b"".join(chunks)))
+                        raise Problem(400, f"part {len(images)} of the form lacks {needed}")
+                    fields.append(options["name"])
+                    name = _printable(options.get("filename", "")) or f"image {len(images)}"
+                    images.append(Upload(name, b"".join(chunks)))
     except MultipartError as error:
-        raise Problem(400, f"the form cannot be read: {error}, in part {len(parts)} or before it") from None
-    return parts
+        raise Problem(400, f"the form cannot be read: {error}, in part {len(images)} or before it") from None
+    if unknown := [part for part in fields if part != "image"]:
+        raise Problem(422, f"the form has unknown {shown(unknown[0])}: images come in parts named 'image'")
+    return images
 
 
 def _options(header: str) -> tuple[str, dict[str, str]]:
@@ -234,23 +230,21 @@ def check_format(name: str, data: bytes) -> None:
     """Raise Problem, 415 where a file is not an image of an accepted format, 422 where it is in too many pieces."""
     if len(data) <= _SMALL and data.startswith(_JPEG) and data.count(_SCAN) <= MOST_SCANS:
         return  # with no more scans and, at a marker and a length each, no more pieces
-    pieces = Counter(islice(_pieces(name, data), MOST_PIECES + 1))
+    if data.startswith(_JPEG):
+        read = _jpeg_pieces(data)
+    elif data.startswith(_PNG):
+        read = _png_pieces(data)
+    elif data.startswith(_GIF):
+        read = _gif_pieces(data)
+    elif data.startswith(_OTHERS) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
+        return
+    else:
+        raise Problem(415, f"{name} is not an image of a known format: {FORMATS} are accepted")
+    pieces = Counter(islice(read, MOST_PIECES + 1))
     if pieces.total() > MOST_PIECES or pieces["scan"] > MOST_SCANS:
         raise Problem(
             422, f"{name} has more than {MOST_SCANS} scans, or {MOST_PIECES:,} segments, chunks or blocks: resave it"
         )
-
-
-def _pieces(name: str, data: bytes) -> _Pieces:
-    if data.startswith(_JPEG):
-        return _jpeg_pieces(data)
-    if data.startswith(_PNG):
-        return _png_pieces(data)
-    if data.startswith(_GIF):
-        return _gif_pieces(data)
-    if data.startswith(_OTHERS) or (data.startswith(b"RIFF") and data[8:12] == b"WEBP"):
-        return iter(())
-    raise Problem(415, f"{name} is not an image of a known format: {FORMATS} are accepted")
 
 
 def _jpeg_pieces(data: bytes) -> _Pieces:

@@ -13,7 +13,6 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.datastructures import QueryParams
-from starlette.requests import Request
 
 from serfer.api.http.problems import Problem
 from serfer.pipeline.pipeline import MAX_DEADLINE_S
@@ -67,9 +66,15 @@ class QueryParameters(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     @classmethod
-    def of(cls, request: Request) -> Self:
-        """Return those of a request; raises Problem 422 that names the first wrong one."""
-        return _parsed(cls, request.scope["query_string"])  # type: ignore[return-value] # of the class that it is given
+    @lru_cache(_KEPT)
+    def of(cls, query: bytes) -> Self:
+        """Return those of a query string; raises Problem 422 that names the first wrong one."""
+        given = QueryParams(query)
+        check_names(given, [field.alias or name for name, field in cls.model_fields.items()])
+        try:
+            return cls.model_validate({**given})
+        except ValidationError as error:
+            raise Problem(422, first_fault(error)) from None
 
     @classmethod
     def described(cls) -> list[dict[str, Any]]:
@@ -85,16 +90,6 @@ class QueryParameters(BaseModel):
             }
             for name, schema in properties.items()
         ]
-
-
-@lru_cache(_KEPT)
-def _parsed(kind: type[QueryParameters], query: bytes) -> QueryParameters:
-    given = QueryParams(query)
-    check_names(given, [field.alias or name for name, field in kind.model_fields.items()])
-    try:
-        return kind.model_validate({**given})
-    except ValidationError as error:
-        raise Problem(422, first_fault(error)) from None
 
 
 def check_names(given: QueryParams, known: Sequence[str]) -> None:

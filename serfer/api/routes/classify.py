@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 from pydantic_core import to_json
 
-from serfer.api.admission import Held
+from serfer.api.admission import HeldBytes
 from serfer.api.http.body import ApiLimits
 from serfer.api.http.problems import Problem
 from serfer.api.http.uploads import Upload, read_images
@@ -32,7 +32,6 @@ from serfer.api.requests import (
     IDENTIFIER,
     DirectRoute,
     IdempotencyKey,
-    TimelyResponse,
     check_parameters,
     digest_of,
     idempotency_header,
@@ -130,7 +129,7 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
     )
     async def classify(request: Request) -> Response:
         """Classify the images of one request, as one query."""
-        parameters = ClassifyParameters.of(request)
+        parameters = ClassifyParameters.of(request.scope["query_string"])
         return await _respond(routes, _parse(routes, request, parameters, Wanted(parameters.top_k, classes=True)))
 
     @router.post(
@@ -141,7 +140,7 @@ def classify_router(routes: Classifying, guards: Sequence[Any]) -> APIRouter:
     )
     async def predict(request: Request) -> Response:
         """Say what any network finds in the images of one request: classes, boxes, a vector's values, or maps."""
-        parameters = PredictParameters.of(request)
+        parameters = PredictParameters.of(request.scope["query_string"])
         parsed = _parse(routes, request, parameters, Wanted(parameters.top_k, parameters.min_score))
         if parameters.form == "coco":
             parsed = replace(parsed, as_coco=True)
@@ -185,7 +184,8 @@ async def _respond(routes: Classifying, parsed: _ClassifyRequest) -> Response:
         return await _respond_later(routes, parsed, images)
     reply = await unless_gone(parsed.request, _reply_once(routes, parsed, images))
     headers = {"Idempotent-Replayed": "true"} if reply.replayed else {}
-    return TimelyResponse(parsed.query, reply.body, "application/json", headers)
+    parsed.query.remaining_s("the answer was written")
+    return Response(reply.body, headers=headers, media_type="application/json")
 
 
 def _parse(routes: Classifying, request: Request, parameters: ClassifyParameters, wanted: Wanted) -> _ClassifyRequest:
@@ -292,7 +292,7 @@ async def _respond_later(routes: Classifying, parsed: _ClassifyRequest, images: 
         await routes.idempotency.check(idempotency_key)
     place = routes.service.admission.place(query.client, query.left_s, kept=True)
     promised = replace(parsed, query=replace(query, place=place))
-    held: Held = parsed.request.state.held
+    held: HeldBytes = parsed.request.state.held
 
     async def work(watch: Watch) -> dict[str, Any]:
         report: dict[str, Any] = json.loads((await _reply_once(routes, promised, images, watch)).body)
@@ -302,7 +302,7 @@ async def _respond_later(routes: Classifying, parsed: _ClassifyRequest, images: 
         place.release()
         held.release()
 
-    held.keep()
+    held.kept = True
     try:
         state = await routes.queries.begin(
             AsyncQuery(

@@ -20,7 +20,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from serfer import __version__
-from serfer.api.admission import Held, Place
+from serfer.api.admission import HeldBytes, Place
 from serfer.api.http.body import CODINGS, MOST_RATIO, ApiLimits, accepted, coding_of, compress, decompress, read_body
 from serfer.api.http.inference_models import (
     InferenceRequest,
@@ -36,7 +36,7 @@ from serfer.api.http.problems import Problem
 from serfer.api.http.tensors import Inference, Signature, TensorForm, decode_request, encode_answer
 from serfer.api.kept_results import owner_id, place_of
 from serfer.api.questions import OPENING, is_cold
-from serfer.api.requests import DirectRoute, TimelyResponse, client_of, query_of, unless_gone
+from serfer.api.requests import DirectRoute, client_of, query_of, unless_gone
 from serfer.api.routes.kept import Keeping
 from serfer.api.routes.openapi import BINARY, FILE, inference_errors, path_parameters, request_body
 from serfer.api.service import Service, ServiceQuery, ServiceResult
@@ -313,7 +313,8 @@ async def _described(keeping: Keeping, query: ServiceQuery, inference: Inference
     said = await asyncio.to_thread(keeping.said, stored, names)
     identifier = {} if inference.id is None else {"id": inference.id}
     body = json.dumps({**said, **identifier}, allow_nan=False).encode()
-    return TimelyResponse(query, body, "application/json", {"Content-Location": place_of(stored)})
+    query.remaining_s("the answer was written")
+    return Response(body, headers={"Content-Location": place_of(stored)}, media_type="application/json")
 
 
 async def _read(routes: Inferring, request: Request, signature: Signature) -> Inference:
@@ -328,7 +329,7 @@ async def _read(routes: Inferring, request: Request, signature: Signature) -> In
     def decoded() -> Inference:
         return decode_request(decompress(body, coding, most) if coding else body, header, signature)
 
-    held: Held = request.state.held
+    held: HeldBytes = request.state.held
     if coding is None and (len(body) if header is None else header) <= _LARGE:
         inference = decoded()
     else:
@@ -390,4 +391,4 @@ def _answer(
     coding = accepted(request.headers, len(body))
     if coding:
         body, headers["Content-Encoding"] = compress(body, coding), coding
-    return TimelyResponse(query, body, "application/json" if header is None else BINARY, headers)
+    return Response(body, headers=headers, media_type="application/json" if header is None else BINARY)

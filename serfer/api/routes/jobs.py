@@ -78,7 +78,7 @@ def jobs_router(service: Service, most_bytes: int) -> APIRouter:
     )
     async def begin(request: Request, response: Response) -> OfflineStatus:
         """Classify images of an object store when online queries leave room: 202, and Location says how far it is."""
-        parameters, jobs = JobParameters.of(request), _jobs(service)
+        parameters, jobs = JobParameters.of(request.scope["query_string"]), _jobs(service)
         asked = asked_of(service, parameters, secrets.token_hex(8))
         name = asked.application if asked else service.name(parameters.model)
         if asked is None:

@@ -15,10 +15,10 @@ from serfer.core.variants import Canary, CanaryLimits, Objectives, Place
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from serfer.settings import Settings
-from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.applications.services import faces, open_service
 from tests.applications.worlds import NOW, register, variant, version
 from tests.e2e.conftest import eventually
+from tests.support.served import PATIENCE, Observed, png, running
 
 LIMITS = CanaryLimits(window_s=600.0, queries=4, max_error_rate=0.1)
 

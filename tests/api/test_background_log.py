@@ -11,7 +11,7 @@ import pytest
 from serfer.api.observability.background_log import BackgroundHandler
 from serfer.api.observability.logs import JsonFormatter
 from tests import bugs
-from tests.api.conftest import PATIENCE
+from tests.support.served import PATIENCE
 
 LINE = "x" * 1000
 MANY = 500  # lines: more than a pipe and the writer take

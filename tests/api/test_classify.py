@@ -14,8 +14,8 @@ from PIL import Image
 
 import serfer
 from serfer.api.service import ServiceQuery
-from tests.api.conftest import png
 from tests.e2e.small import CLASSES, SIZE
+from tests.support.served import png
 
 
 def answer(reply):

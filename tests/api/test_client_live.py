@@ -14,8 +14,7 @@ import pytest
 import serfer
 from serfer.api.http.problems import Problem
 from serfer.core.errors import DeadlineError, InputError, RequestRefusedError, ServiceUnavailableError
-from tests.api.conftest import PATIENCE, png, running
-from tests.support.served import served
+from tests.support.served import PATIENCE, png, running, served
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "reference" / "client.md"
 

@@ -14,9 +14,9 @@ from serfer.api.auth.keys import add_key
 from serfer.api.entrypoints import daemon
 from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
-from tests.api.conftest import PATIENCE, png
 from tests.api.logged import logged
 from tests.applications.worlds import register, variant, version
+from tests.support.served import PATIENCE, png
 
 IMAGE = {"content-type": "image/png"}
 

@@ -23,7 +23,7 @@ from serfer.core.errors import ImageError, ImageTooLargeError, PlanError, Unavai
 from serfer.core.plan import ImageLimits, InputSizes, Preprocess, Shape
 from serfer.images import Recipe, decode_image, decode_sized
 from serfer.pipeline.event_loop import run
-from tests.api.conftest import png, until
+from tests.support.served import png, until
 
 PREPROCESS = Preprocess(26, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)
 RECIPE = Recipe(PREPROCESS, Shape(3, 24, 24, flat=False), ImageLimits(max_pixels=1_000_000))

@@ -7,10 +7,9 @@ from tritonclient.http import InferenceServerClient, InferRequestedOutput
 import serfer
 from serfer.core.errors import RequestRefusedError, UsageError
 from serfer.core.http_messages import ModelOutput
-from tests.api.conftest import PATIENCE, Observed
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import CLASSES, SIZE, batch
-from tests.support.served import served
+from tests.support.served import PATIENCE, Observed, served
 from tests.support.tensors import triton_input
 
 DATATYPES = {"float32": "FP32", "int64": "INT64"}

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from serfer.api.admission import Places
 from serfer.api.routes.kept import ChunkedFile
 from serfer.core.errors import MissingKeyError
-from tests.api.conftest import PATIENCE, running
+from tests.support.served import PATIENCE, running
 
 MIB = 1 << 20
 

@@ -31,7 +31,7 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.warm import Warmth, ping_event
 from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import DriverSettings, Settings
-from tests.api.conftest import PATIENCE, png
+from tests.support.served import PATIENCE, png
 
 IMAGE = {"content-type": "image/png"}
 

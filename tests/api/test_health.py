@@ -1,24 +1,19 @@
-import os
 import shutil
-import signal
-import time
-from pathlib import Path
 
-import httpx
+import psutil
 import pytest
 
 import serfer
-from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.entrypoints.serving import PlanWatch
-from serfer.api.service import Service
 from serfer.local.servers.redis import RedisServer
 from serfer.pipeline.health import Health
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from tests.api.conftest import PATIENCE, Observed, png, running
 from tests.caches import new_cache
+from tests.e2e.conftest import eventually
 from tests.e2e.small import split_small
+from tests.support.served import PNG, asking, png, service_of
 
 
 @pytest.fixture
@@ -32,31 +27,25 @@ def says(service, monkeypatch):
     return report
 
 
-class TestWords:
-    def test_failures_are_named(self, http, says):
-        says("no answer", "throttled: none are left")
-        response = http.get("/readyz")
-        assert response.status_code == 503
-        assert response.headers["retry-after"] == "2"
-        assert response.json() == {
-            "ready": False,
-            "store": "no answer",
-            "functions": "throttled: none are left",
-            "draining": False,
-        }
-        assert http.get("/healthz").status_code == 200
+def test_failures_are_named_and_a_driver_that_drains_wants_no_queries(http, says, service):
+    says("no answer", "throttled: none are left")
+    response = http.get("/readyz")
+    assert (response.status_code, response.headers["retry-after"]) == (503, "2")
+    failures = {"store": "no answer", "functions": "throttled: none are left"}
+    assert response.json() == {"ready": False, "draining": False, **failures}
+    assert http.get("/healthz").status_code == 200
+    says()
+    service.drain()
+    response = http.get("/readyz")
+    assert (response.status_code, response.json()["draining"]) == (503, True)
+    assert http.get("/healthz").status_code == 200
 
-    def test_a_driver_that_drains_wants_no_queries(self, http, service):
-        service.drain()
-        response = http.get("/readyz")
-        assert (response.status_code, response.json()["draining"]) == (503, True)
-        assert http.get("/healthz").status_code == 200
 
-    def test_foreign_error_messages_are_cut_to_one_short_line(self, http, says):
-        says("first\nsecond " + "x" * 5000)
-        text = http.get("/readyz").json()["store"]
-        assert text.startswith("first second")
-        assert len(text) == 300
+def test_foreign_error_messages_are_cut_to_one_short_line(http, says):
+    says("first\nsecond " + "x" * 5000)
+    text = http.get("/readyz").json()["store"]
+    assert text.startswith("first second")
+    assert len(text) == 300
 
 
 class TestChangedPlans:
@@ -98,27 +87,22 @@ class TestChangedPlans:
         service.plan_watch = watch.look
         serfer.describe(directory, activation="none")
         assert http.get("/readyz").status_code == 200
-        deadline = time.monotonic() + PATIENCE
-        while not logged:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        eventually(lambda: logged, "it is told")
 
 
 def eventually_is(http, status):
-    deadline = time.monotonic() + PATIENCE
-    while (response := http.get("/readyz")).status_code != status:
-        assert time.monotonic() < deadline, response.text
-        time.sleep(0.05)
-    return response
+    def response():
+        found = http.get("/readyz")
+        return found if found.status_code == status else None
+
+    return eventually(response, f"its readiness is {status}", every=0.05)
 
 
 def test_readiness_follows_the_store(small_plan, settings):
     server = RedisServer()
     url, port, password = server.url, server.port, server.url.split(":")[2].split("@")[0]
-    pipeline = serfer.open(small_plan, store=url, workers="inprocess")
-    app = make_app(Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed()), settings)
     try:
-        with running(app) as base, httpx.Client(base_url=base, timeout=PATIENCE) as http:
+        with service_of({"small": small_plan}, store=url) as service, asking(make_app(service, settings)) as http:
             eventually_is(http, 200)
             server.stop()
             gone = eventually_is(http, 503)
@@ -132,33 +116,24 @@ def test_readiness_follows_the_store(small_plan, settings):
         server.stop()
 
 
-def workers_of(parent):
-    """Return the ids of a process's children that run a function."""
-    workers = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            status, line = (entry / "stat").read_bytes(), (entry / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if int(status.rpartition(b")")[2].split()[1]) == parent and b"bootstrap" in line:
-            workers.append(int(entry.name))
-    return workers
+def workers():
+    """Return the children of this process that run a function."""
+    return [child for child in psutil.Process().children() if "bootstrap" in " ".join(child.cmdline())]
 
 
 def test_functions_that_cannot_start_and_can_again(tmp_path, tmp_path_factory):
     """The workers are killed, and what they start from is away: queries fail, and so does every start."""
     plan = split_small(tmp_path, grids=[(1, 1)])
     settings = Settings(cache_dir=new_cache(tmp_path_factory))
-    pipeline = serfer.open(plan, workers="local", settings=settings, share=False)
-    app = make_app(Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed()), settings)
-    with running(app) as base, httpx.Client(base_url=base, timeout=PATIENCE) as http:
-        ask = {"content": png(), "headers": {"Content-Type": "image/png"}}
+    opening = service_of({"small": plan}, store=None, workers="local", settings=settings, share=False)
+    with opening as service, asking(make_app(service, settings)) as http:
+        ask = {"content": png(), "headers": PNG}
         http.post("/v1/classify", **ask).raise_for_status()
         eventually_is(http, 200)
         runtime = settings.cache_dir / "runtime"
         away = runtime.rename(tmp_path / "away")
-        for worker in workers_of(os.getpid()):
-            os.kill(worker, signal.SIGKILL)
+        for worker in workers():
+            worker.kill()
         assert http.post("/v1/classify?deadline_ms=20000", **ask).status_code in (503, 504)
         assert eventually_is(http, 503).json()["functions"] != "ok"
         away.rename(runtime)

@@ -1,24 +1,16 @@
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 
-import httpx
 import pytest
 
-import serfer
-from serfer.api.admission import Admission
 from serfer.api.app import make_app
-from serfer.api.decoding.decoders import Decoders
 from serfer.api.entrypoints.serving import Address
-from serfer.api.service import Service
 from serfer.settings import Settings
-from tests.api.conftest import PATIENCE, Observed, png, running
-
-PNG = {"Content-Type": "image/png"}
+from tests.support.served import PNG, Observed, asking, png, service_of
 
 
 @pytest.fixture(scope="module")
 def opened(small_plan, forks):
-    with serfer.open(small_plan, store="memory://", workers="inprocess") as pipeline:
-        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
+    with service_of({"small": small_plan}, forks=forks) as service:
         yield service
         service.decoders.end()
 
@@ -32,22 +24,21 @@ def observed(opened):
 
 @pytest.fixture(scope="module")
 def http(opened):
-    with client(make_app(opened, Settings(), hosts=("127.0.0.1", "photos.example"))) as http:
+    with client(opened, "127.0.0.1", "photos.example") as http:
         yield http
 
 
 @pytest.fixture(scope="module")
 def anywhere(opened):
-    with client(make_app(opened, Settings(), hosts=("0.0.0.0",))) as http:  # noqa: S104 - a name
+    with client(opened, "0.0.0.0") as http:  # noqa: S104 - a name
         yield http
 
 
-@contextmanager
-def client(app):
+def client(service, *hosts):
     """Keep an application's lifespan from ending: it would close the service, which several share."""
+    app = make_app(service, Settings(), hosts=hosts)
     app.router.lifespan_context = lambda _: nullcontext()
-    with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        yield http
+    return asking(app)
 
 
 @pytest.mark.who_may

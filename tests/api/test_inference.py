@@ -21,8 +21,8 @@ from serfer.api.routes.inference import signature_of
 from serfer.core.errors import DeadlineError, StoreUnavailableError, TaskFailedError
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from tests.api.conftest import running
 from tests.e2e.small import CLASSES, LABELS, SIZE, batch, split_small
+from tests.support.served import asking
 from tests.support.tensors import plain, triton_input
 
 INFER = "/v2/models/small/infer"
@@ -60,38 +60,25 @@ def head(length):
 
 
 class TestTritonsClient:
-    def test_the_server_and_its_models_are_alive_and_ready(self, triton):
+    def test_the_server_and_its_models_are_ready_and_describe_themselves(self, triton):
         assert triton.is_server_live()
         assert triton.is_server_ready()
-        assert triton.is_model_ready("small")
-        assert triton.is_model_ready("small", "1")
-        assert not triton.is_model_ready("small", "2")
-        assert not triton.is_model_ready("other")
-
-    def test_the_server_and_its_models_describe_themselves(self, triton):
-        about = triton.get_server_metadata()
-        assert about == {
-            "name": "serfer",
-            "version": serfer.__version__,
-            "extensions": ["binary_tensor_data", "classification"],
-        }
+        ready = [triton.is_model_ready(*model) for model in (("small",), ("small", "1"), ("small", "2"), ("other",))]
+        assert ready == [True, True, False, False]
+        extensions = ["binary_tensor_data", "classification"]
+        about = {"name": "serfer", "version": serfer.__version__, "extensions": extensions}
+        assert triton.get_server_metadata() == about
+        pixels = {"name": "image", "datatype": "UINT8", "shape": [-1, SIZE, SIZE, 3]}
         described = {
             "name": "small",
             "versions": ["1"],
             "platform": "serfer_plan",
-            "inputs": [
-                {"name": "input", "datatype": "FP32", "shape": [-1, 3, SIZE, SIZE]},
-                {"name": "image", "datatype": "UINT8", "shape": [-1, SIZE, SIZE, 3]},
-            ],
+            "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, 3, SIZE, SIZE]}, pixels],
             "outputs": [{"name": "logits", "datatype": "FP32", "shape": [-1, CLASSES]}],
         }
-        assert triton.get_model_metadata("small") == described
-        assert triton.get_model_metadata("small", "1") == described
-
-    def test_the_index_lists_the_models(self, triton):
-        assert triton.get_model_repository_index() == [
-            {"name": "small", "version": "1", "state": "READY", "reason": ""}
-        ]
+        assert triton.get_model_metadata("small") == triton.get_model_metadata("small", "1") == described
+        [listed] = triton.get_model_repository_index()
+        assert listed == {"name": "small", "version": "1", "state": "READY", "reason": ""}
 
     @pytest.mark.parametrize("binary_in", [True, False])
     @pytest.mark.parametrize("binary_out", [True, False, None])
@@ -117,12 +104,8 @@ class TestTritonsClient:
     @pytest.mark.parametrize("coding", ["gzip", "deflate", None])
     @pytest.mark.parametrize("answered", ["gzip", "deflate", None])
     def test_both_ways_may_be_compressed(self, triton, expected, coding, answered):
-        result = triton.infer(
-            "small",
-            triton_input(batch(2)),
-            request_compression_algorithm=coding,
-            response_compression_algorithm=answered,
-        )
+        codings = {"request_compression_algorithm": coding, "response_compression_algorithm": answered}
+        result = triton.infer("small", triton_input(batch(2)), **codings)
         assert result.as_numpy("logits").tobytes() == expected["input"].tobytes()
 
     @pytest.mark.two_at_once
@@ -148,22 +131,17 @@ class TestTritonsClient:
         assert words in caught.value.message()
 
     @pytest.mark.parametrize(
-        "ask",
+        ("call", "arguments"),
         [
-            lambda client: client.get_model_config("small"),
-            lambda client: client.get_inference_statistics("small"),
-            lambda client: client.get_inference_statistics(),
-            lambda client: client.load_model("small"),
-            lambda client: client.unload_model("small"),
-            lambda client: client.get_trace_settings(),
-            lambda client: client.update_log_settings({}),
-            lambda client: client.get_system_shared_memory_status(),
-            lambda client: client.unregister_cuda_shared_memory(),
+            *(("get_model_config", ["small"]), ("get_inference_statistics", ["small"])),
+            *(("get_inference_statistics", []), ("load_model", ["small"]), ("unload_model", ["small"])),
+            *(("get_trace_settings", []), ("update_log_settings", [{}]), ("get_system_shared_memory_status", [])),
+            ("unregister_cuda_shared_memory", []),
         ],
     )
-    def test_unsupported_routes_are_not_found(self, triton, ask):
+    def test_unsupported_routes_are_not_found(self, triton, call, arguments):
         with pytest.raises(InferenceServerException) as caught:
-            ask(triton)
+            getattr(triton, call)(*arguments)
         assert caught.value.status() == "404"
 
     def test_a_timeout_in_microseconds_is_the_deadline(self, triton):
@@ -172,6 +150,14 @@ class TestTritonsClient:
         assert caught.value.status() == "504"
         assert triton.infer("small", triton_input(batch(1)), timeout=0)
         assert triton.infer("small", triton_input(batch(1)), timeout=10**15)
+
+
+LENGTH = "Inference-Header-Content-Length"
+REQUEST = json.dumps(plain(batch(1))).encode()
+
+
+def with_parameters(**parameters):
+    return json.dumps(plain(batch(1), parameters=parameters))
 
 
 class TestHttp:
@@ -183,10 +169,7 @@ class TestHttp:
         assert http.get("/v2/health/live").json() == {"live": True}
         assert http.get("/v2/health/ready").json() == {"live": True, "ready": True}
         assert http.get("/v2/models/small/ready").json() == {"name": "small", "ready": True}
-
-    @pytest.mark.parametrize("body", ["[", "[]", '{"ready": 1}'])
-    def test_an_invalid_index_request_is_refused(self, http, body):
-        assert error(http.post("/v2/repository/index", content=body), 400)
+        assert http.get("/v20").headers["content-type"] == "application/problem+json"  # not the protocol's
 
     def test_json_is_the_default_and_compressed_on_request(self, http, expected):
         for coding in ("identity", "gzip"):
@@ -199,33 +182,28 @@ class TestHttp:
             values = np.array(output["data"], np.float32).reshape(output["shape"])
             assert values.tolist() == np.repeat(expected["input"], 8, 0).tolist()
 
-    @pytest.mark.parametrize("length", ["", "x", "-1", "1.5", "9" * 19, "999999", "0", "٣"])
-    def test_an_odd_header_length_is_refused(self, http, length):
-        headers = {"Inference-Header-Content-Length": length.encode()}
-        reply = http.post(INFER, content=json.dumps(plain(batch(1))), headers=headers)
-        assert "Inference-Header-Content-Length" in error(reply, 400)
-
     @pytest.mark.hostile
-    def test_two_header_lengths_are_refused(self, http):
-        body = json.dumps(plain(batch(1)))
-        headers = [("Inference-Header-Content-Length", str(len(body)))] * 2
-        assert "Inference-Header-Content-Length" in error(http.post(INFER, content=body, headers=headers), 400)
-
     @pytest.mark.parametrize(
-        "parameters",
-        [{"deadline_ms": 0}, {"deadline_ms": 1.5}, {"deadline_ms": 10**9}, {"deadline_ms": True}, {"timeout": -1}],
+        ("path", "lengths", "body", "word"),
+        [
+            *(("/v2/repository/index", [], body, "") for body in ("[", "[]", '{"ready": 1}')),
+            *((INFER, [n], REQUEST, LENGTH) for n in ("", "x", "-1", "1.5", "9" * 19, "999999", "0", "٣")),
+            (INFER, [str(len(REQUEST))] * 2, REQUEST, LENGTH),
+            *((INFER, [], with_parameters(deadline_ms=wrong), "deadline_ms") for wrong in (0, 1.5, 10**9, True)),
+            (INFER, [], with_parameters(timeout=-1), "timeout"),
+        ],
     )
-    def test_an_invalid_deadline_is_refused(self, http, parameters):
-        assert next(iter(parameters)) in error(http.post(INFER, json=plain(batch(1), parameters=parameters)), 400)
+    def test_an_invalid_request_is_refused_by_name(self, http, path, lengths, body, word):
+        headers = [(LENGTH.encode(), length.encode()) for length in lengths]
+        refusal = error(http.post(path, content=body, headers=headers), 400)
+        assert refusal
+        assert word in refusal
 
     @pytest.mark.parametrize("method", ["GET", "PUT"])
     def test_method_not_allowed_has_the_protocols_format(self, http, method):
         reply = http.request(method, INFER)
         assert error(reply, 405)
         assert reply.headers["allow"] == "POST"
-
-    def test_a_path_with_only_the_protocols_prefix_is_not_matched(self, http):
-        assert http.get("/v20").headers["content-type"] == "application/problem+json"
 
 
 class TestBounds:
@@ -314,8 +292,7 @@ def test_a_key_that_may_not_classify_or_is_for_other_applications_gets_no_answer
         "ops": add_key(path, "ops", None, scopes=["promote"]),
         "faces": add_key(path, "faces", None, applications={"faces": 1}),
     }
-    app = make_app(service, settings, KeyRing(path, time.monotonic))
-    with running(app) as url, httpx.Client(base_url=url, timeout=60) as http:
+    with asking(make_app(service, settings, KeyRing(path, time.monotonic))) as http:
 
         def ask(name, place=INFER, method="POST"):
             content = {} if method == "GET" else {"json": plain(batch(1))}

@@ -11,22 +11,19 @@ import httpx
 import pytest
 from botocore.session import Session
 
-import serfer
-from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
-from serfer.api.decoding.decoders import Decoders
 from serfer.api.jobs import offline
 from serfer.api.jobs.offline import MOST_JOBS, JobImages, OfflineJob, OfflineJobs, OfflineRecord
 from serfer.api.online_load import LoadMonitor
-from serfer.api.service import Service
 from serfer.control.throttle import OnlineLoad
 from serfer.core.errors import ImageError, ImageTooLargeError
 from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer_bench.core.s3_server import S3Server
 from tests import bugs
-from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.e2e.conftest import eventually
+from tests.support.served import PATIENCE, asking, png, running, service_of
 
 QUIET, BUSY = OnlineLoad("this service", 0.0), OnlineLoad("this service", 0.9)
 
@@ -44,20 +41,15 @@ def load():
 
 @pytest.fixture
 def driver(small_plan, store, load, tmp_path, forks):
-    return driver_in(tmp_path, small_plan, store, load, forks)
-
-
-def driver_in(folder, small_plan, store, load, forks):
-    """Return what starts a driver with offline jobs and yields a client of it."""
+    """Start a driver with offline jobs; yields a client of it."""
 
     @contextmanager
     def begin(keys=None, **settings):
-        pipeline = serfer.open(small_plan, store="memory://", workers="inprocess")
-        service = Service({"small": pipeline.asynchronous}, Admission(4, 8), Observed(), Decoders(forks=forks))
-        service.jobs = OfflineJobs(store, 600.0, JobImages(str(folder / "photos")), lambda: load[0], period_s=0.05)
-        app = make_app(service, Settings(**settings), keys)
-        with running(app) as url, httpx.Client(base_url=url, timeout=PATIENCE) as client:
-            yield client
+        with service_of({"small": small_plan}, forks=forks) as service:
+            place = JobImages(str(tmp_path / "photos"))
+            service.jobs = OfflineJobs(store, 600.0, place, lambda: load[0], period_s=0.05)
+            with asking(make_app(service, Settings(**settings), keys)) as client:
+                yield client
 
     return begin
 
@@ -84,11 +76,15 @@ def post(client, prefix, query="", headers=None):
 
 
 def until(client, location, holds, headers=None):
-    end = time.monotonic() + PATIENCE
-    while not holds(found := client.get(location, headers=headers).json()):
-        assert time.monotonic() < end, found
-        time.sleep(0.02)
-    return found
+    def looked():
+        found = client.get(location, headers=headers).json()
+        return found if holds(found) else None
+
+    return eventually(looked, "the job gets there", every=0.02)
+
+
+def is_done(found):
+    return found["state"] == "done"
 
 
 def test_each_image_is_answered_as_a_query_would_be_and_any_driver_has_the_results(http, images, driver):
@@ -96,7 +92,7 @@ def test_each_image_is_answered_as_a_query_would_be_and_any_driver_has_the_resul
     assert (begun.status_code, begun.json()["images"]) == (202, 3), begun.text
     location = begun.headers["location"]
     with driver() as other:
-        found = until(other, location, lambda found: found["state"] == "done")
+        found = until(other, location, is_done)
         assert (found["answered"], found["failed"], found["paused"]) == (3, 1, "")
         reply = other.get(f"{location}/results")
         assert reply.headers["content-type"].startswith("application/jsonl")
@@ -113,26 +109,20 @@ def test_each_image_is_answered_as_a_query_would_be_and_any_driver_has_the_resul
         assert http.get(location).status_code == http.get(f"{location}/results").status_code == 404
 
 
-def test_it_waits_while_online_queries_leave_no_room_and_can_be_cancelled(http, images, load):
+def test_it_waits_while_online_queries_leave_no_room_and_any_driver_cancels_it(http, images, load, driver):
     load[0] = BUSY
     location = post(http, images).headers["location"]
     found = until(http, location, lambda found: found["paused"] and "90%" in found["paused"])
     assert (found["state"], found["answered"]) == ("running", 0)
     assert http.get(f"{location}/results").status_code == 409
     load[0] = QUIET
-    until(http, location, lambda found: found["state"] == "done")
+    until(http, location, is_done)
     load[0] = BUSY
-    location = post(http, images).headers["location"]
-    assert http.delete(location).status_code == 204
-    assert http.get(location).status_code == 404
-
-
-def test_one_that_another_driver_cancels_stops_and_leaves_nothing(http, images, load, driver):
-    load[0] = BUSY
-    location = post(http, images).headers["location"]
     with driver() as other:
-        assert other.delete(location).status_code == 204
-    assert http.get(location).status_code == 404
+        for client in (http, other):
+            location = post(http, images).headers["location"]
+            assert client.delete(location).status_code == 204
+            assert http.get(location).status_code == 404
 
 
 @pytest.mark.killed
@@ -158,12 +148,9 @@ def test_a_bug_in_writing_how_far_it_is_ends_no_heartbeats(http, images, load, m
     before = until(http, location, lambda found: found["paused"])
     with monkeypatch.context() as broken:
         broken.setattr(OfflineRecord, "encode", bugs.buggy)
-        end = time.monotonic() + PATIENCE
-        while bugs.logged(caplog.records) < 2:
-            assert time.monotonic() < end
-            time.sleep(0.02)
+        eventually(lambda: bugs.logged(caplog.records) == 2, "both are logged")
     load[0] = QUIET
-    found = until(http, location, lambda found: found["state"] == "done")
+    found = until(http, location, is_done)
     assert (before["state"], found["answered"]) == ("running", 3)
 
 
@@ -251,7 +238,7 @@ def test_image_that_is_too_large_fails_alone(driver, images, tmp_path):
     (tmp_path / "photos" / "june" / "large.png").write_bytes(bytes(50_001))
     with driver(api_max_body_bytes=50_000) as http:
         location = post(http, images).headers["location"]
-        assert until(http, location, lambda found: found["state"] == "done")["failed"] == 2
+        assert until(http, location, is_done)["failed"] == 2
         lines = [json.loads(line) for line in http.get(f"{location}/results").text.splitlines()]
         [error] = [line["error"] for line in lines if line["images"][0]["name"] == "june/large.png"]
         assert "50,000 bytes" in error
@@ -261,19 +248,15 @@ def test_images_of_a_bucket_are_those_below_the_prefix(monkeypatch):
     with S3Server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        check_bucket(server)
-
-
-def check_bucket(server):
-    client = Session().create_client("s3", endpoint_url=server.endpoint)
-    for name in ("in/june/a.png", "in/june/more/b.PNG", "in/june/notes.txt", "in/july/c.png", "secret.png"):
-        client.put_object(Bucket=server.bucket, Key=name, Body=name.encode())
-    images = JobImages(f"s3://{server.bucket}/in?endpoint={server.endpoint}")
-    assert images.names("june") == ["june/a.png", "june/more/b.PNG"]
-    assert images.read("june/a.png", 100) == b"in/june/a.png"
-    for name, error in (("june/a.png", ImageTooLargeError), ("june/none.png", ImageError)):
-        with pytest.raises(error, match=name):
-            images.read(name, 5)
+        client = Session().create_client("s3", endpoint_url=server.endpoint)
+        for name in ("in/june/a.png", "in/june/more/b.PNG", "in/june/notes.txt", "in/july/c.png", "secret.png"):
+            client.put_object(Bucket=server.bucket, Key=name, Body=name.encode())
+        images = JobImages(f"s3://{server.bucket}/in?endpoint={server.endpoint}")
+        assert images.names("june") == ["june/a.png", "june/more/b.PNG"]
+        assert images.read("june/a.png", 100) == b"in/june/a.png"
+        for name, error in (("june/a.png", ImageTooLargeError), ("june/none.png", ImageError)):
+            with pytest.raises(error, match=name):
+                images.read(name, 5)
 
 
 def test_a_job_is_its_owners(driver, images, tmp_path):
@@ -282,10 +265,9 @@ def test_a_job_is_its_owners(driver, images, tmp_path):
     with driver(KeyRing(file, time.monotonic)) as client:
         assert post(client, images).status_code == 401
         location = post(client, images, headers=own).headers["location"]
-        until(client, location, lambda found: found["state"] == "done", own)
-        for path in (location, f"{location}/results"):
-            assert client.get(path, headers=other).status_code == 404
-        assert client.delete(location, headers=other).status_code == 404
+        until(client, location, is_done, own)
+        for method, path in (("GET", location), ("GET", f"{location}/results"), ("DELETE", location)):
+            assert client.request(method, path, headers=other).status_code == 404
         assert client.get(f"{location}/results", headers=own).status_code == 200
 
 

@@ -19,12 +19,11 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.routes import kept as kept_module
-from serfer.api.service import Service
 from serfer.core.errors import RequestRefusedError, ServiceError, ServiceUnavailableError
 from serfer.settings import Settings
 from serfer.storage import open_store
-from tests.api.conftest import PATIENCE, Observed, running
 from tests.api.kept import put_result
+from tests.support.served import PATIENCE, running, service_of
 
 RANDOM = np.random.default_rng(3)
 SCORES = RANDOM.normal(size=(2, 5, 34, 30)).astype(np.float32)
@@ -45,11 +44,10 @@ def serve(small_plan, store):
     with ExitStack() as opened:
 
         def start(keys=None, results=store, *, streams=True, downloads=16, **settings):
-            pipeline = opened.enter_context(serfer.open(small_plan, store="memory://", workers="inprocess"))
-            admission = Admission(4, 8, downloads=downloads)
-            service = Service({"small": pipeline.asynchronous}, admission, Observed(), results=results)
+            opening = service_of({"small": small_plan}, admission=Admission(4, 8, downloads=downloads), kept=results)
             ring = KeyRing(keys, time.monotonic) if keys else None
-            return opened.enter_context(running(make_app(service, Settings(**settings), ring, streams=streams)))
+            app = make_app(opened.enter_context(opening), Settings(**settings), ring, streams=streams)
+            return opened.enter_context(running(app))
 
         yield start
 
@@ -76,7 +74,11 @@ def outputs_of(url, manifest, **options):
     return {output["name"]: output for output in reply.json()["outputs"]}
 
 
-def test_a_result_says_where_its_outputs_are(serve, store):
+NAMES = ("scores", "head_classes", "50_of_.._x_y_z")  # of files
+METHODS = ("GET", "HEAD")
+
+
+def test_a_result_says_where_its_outputs_are_which_are_files_with_safe_names(serve, store):
     url, manifest = serve(), put_result(store, OUTPUTS)
     reply = httpx.get(f"{url}/v2/results/{manifest.id}")
     place = f"/v2/results/{manifest.id}"
@@ -90,47 +92,27 @@ def test_a_result_says_where_its_outputs_are(serve, store):
     assert [*found] == [*OUTPUTS]
     assert found["head/classes"]["datatype"] == "INT64"
     assert found["head/classes"]["shape"] == [2, 1, 34, 30]
-    assert found["head/classes"]["parameters"]["result_link"] == f"{place}/outputs/head%2Fclasses"
     assert [output["parameters"]["result_zarr"] for output in found.values()] == [f"{place}/zarr/{n}" for n in range(3)]
-    for name, array in OUTPUTS.items():
-        reply = httpx.get(url + found[name]["parameters"]["result_link"])
+    for (name, array), plain in zip(OUTPUTS.items(), NAMES, strict=True):
+        assert found[name]["parameters"]["result_link"] == f"{place}/outputs/{quote(name, safe='')}"
+        reply, head = (httpx.request(method, f"{url}{place}/outputs/{quote(name, safe='')}") for method in METHODS)
         assert reply.headers["Content-Type"] == "application/x-npy"
+        assert reply.headers["Content-Disposition"] == f'attachment; filename="{manifest.id[:8]}-{plain}.npy"'
+        assert reply.headers["X-Content-Type-Options"] == "nosniff"
         assert len(reply.content) == found[name]["parameters"]["result_bytes"]
         assert np.array_equal(loaded(reply), array)
         assert loaded(reply).dtype == array.dtype
-
-
-def test_a_file_has_a_name_that_is_safe(serve, store):
-    url, manifest = serve(), put_result(store, OUTPUTS)
-    for name, plain in zip(OUTPUTS, ["scores", "head_classes", "50_of_.._x_y_z"], strict=True):
-        reply = httpx.get(f"{url}/v2/results/{manifest.id}/outputs/{quote(name, safe='')}")
-        assert reply.headers["Content-Disposition"] == f'attachment; filename="{manifest.id[:8]}-{plain}.npy"'
-        assert reply.headers["X-Content-Type-Options"] == "nosniff"
-
-
-def test_head_says_the_same_without_the_file(serve, store):
-    url, manifest = serve(), put_result(store, OUTPUTS)
-    place = f"{url}/v2/results/{manifest.id}/outputs/scores"
-    with httpx.Client() as client:
-        head, reply = client.head(place), client.get(place)
-        assert head.content == b""
-        names = ("Content-Length", "Content-Type", "Content-Disposition", "Accept-Ranges")
-        assert [head.headers[name] for name in names] == [reply.headers[name] for name in names]
-        assert client.head(f"{url}/v2/results/{ABSENT}/outputs/scores").status_code == 404
+        same = ("Content-Length", "Content-Type", "Content-Disposition", "Accept-Ranges")
+        assert ([head.headers[name] for name in same], head.content) == ([reply.headers[name] for name in same], b"")
 
 
 def test_a_result_that_is_deleted_is_gone_with_its_bytes(serve, store, tmp_path):
     url, manifest = serve(), put_result(store, OUTPUTS)
     assert httpx.delete(f"{url}/v2/results/{manifest.id}").status_code == 204
-    for method, more in (
-        ("GET", ""),
-        ("DELETE", ""),
-        ("GET", "/outputs/scores"),
-        ("GET", "/zarr/zarr.json"),
-        ("GET", "/zarr/0/c/0/0/0/0"),
-    ):
-        reply = httpx.request(method, f"{url}/v2/results/{manifest.id}{more}")
+    for more in ("", "/outputs/scores", "/zarr/zarr.json", "/zarr/0/c/0/0/0/0"):
+        reply = httpx.get(f"{url}/v2/results/{manifest.id}{more}")
         assert (reply.status_code, reply.json()) == (404, {"error": GONE})
+    assert httpx.delete(f"{url}/v2/results/{manifest.id}").status_code == 404
     assert not [path for path in (tmp_path / "results").rglob("*") if "serfer:result" in path.name]
 
 
@@ -144,13 +126,17 @@ def test_what_is_no_result_is_not_found(serve):
             assert client.request(method, f"/v2/results/{result}{more}").status_code == 404, result
 
 
-def test_an_output_that_there_is_not_is_named(serve, store):
+def test_what_a_result_has_not_is_refused_by_name_and_a_chunk_that_is_gone_is_never_one(serve, store):
     url, manifest = serve(), put_result(store, OUTPUTS)
     for name in ("", "scores/", "SCORES", "%2e%2e%2fscores", "scores%00", "x" * 4000):
         reply = httpx.get(f"{url}/v2/results/{manifest.id}/outputs/{name}")
         assert reply.status_code == 404
         assert "there is 'scores', 'head/classes'" in reply.json()["error"]
         assert len(reply.content) < 500
+    for more in ("?format=zip", "/outputs/scores?format=zip", "/zarr/zarr.json?expires=1"):
+        assert httpx.get(f"{url}/v2/results/{manifest.id}{more}").status_code == 422
+    broken(store, manifest, "0/c/0/0/1/1", "gone")
+    assert httpx.get(f"{url}/v2/results/{manifest.id}/zarr/0/c/0/0/1/1").status_code == 503
 
 
 def test_a_result_that_has_expired_is_gone(serve, store):
@@ -188,30 +174,10 @@ def test_zarr_reads_a_result_over_http(serve, store):
             "application/octet-stream",
             manifest.outputs[0].chunk_bytes,
         )
-        for path in (
-            "",
-            "0",
-            "3/zarr.json",
-            "0/c/0/0/2/0",
-            "0/c/0/0/0/0/",
-            "0/c/0/0/00/0",
-            "0%2F..%2F1%2Fzarr.json",
-            "%00",
-        ):
+        wrong = ("", "0", "3/zarr.json", "0/c/0/0/2/0", "0/c/0/0/0/0/", "0/c/0/0/00/0", "0%2F..%2F1%2Fzarr.json", "%00")
+        for path in wrong:
             reply = client.get(f"{place}/{path}")
             assert (reply.status_code, "error" in reply.json()) == (404, True)
-
-
-def test_a_chunk_that_is_gone_is_never_one(serve, store):
-    url, manifest = serve(), put_result(store, OUTPUTS)
-    broken(store, manifest, "0/c/0/0/1/1", "gone")
-    assert httpx.get(f"{url}/v2/results/{manifest.id}/zarr/0/c/0/0/1/1").status_code == 503
-
-
-def test_unknown_parameters_are_refused_by_name(serve, store):
-    url, manifest = serve(), put_result(store, OUTPUTS)
-    for more in ("?format=zip", "/outputs/scores?format=zip", "/zarr/zarr.json?expires=1"):
-        assert httpx.get(f"{url}/v2/results/{manifest.id}{more}").status_code == 422
 
 
 def broken(store, manifest, path, how):

@@ -11,10 +11,9 @@ import pytest
 import serfer
 from serfer.api.auth.keys import add_key
 from serfer.core.errors import RequestRefusedError
-from tests.api.conftest import PATIENCE
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.small import batch
-from tests.support.served import served
+from tests.support.served import PATIENCE, served
 from tests.support.tensors import plain
 
 MAPS = ("scores", "classes", "head/depth")
@@ -91,34 +90,24 @@ def test_outputs_that_are_named_are_listed_in_that_order(http):
 
 
 @pytest.mark.parametrize(
-    ("parameters", "status", "words"),
+    ("service", "parameters", "status", "words"),
     [
-        ({"result": "file"}, 400, "parameters.result: Input should be 'inline' or 'link'"),
-        ({"result": True}, 400, "parameters.result"),
-        ({"result": "link", "deadline_ms": 1}, 504, "deadline"),
+        ({}, {"result": "file"}, 400, "parameters.result: Input should be 'inline' or 'link'"),
+        ({}, {"result": True}, 400, "parameters.result"),
+        ({}, {"result": "link", "deadline_ms": 1}, 504, "deadline"),
+        ({"results": False}, {"binary_data_output": True}, 422, "SERFER_RESULTS"),
+        ({"results": False}, {"result": "link"}, 422, "SERFER_RESULTS"),
+        ({"api_max_result_bytes": IMAGE_BYTES}, {"result": "link"}, 422, "SERFER_API_MAX_RESULT_BYTES"),
     ],
 )
-def test_what_cannot_be_is_refused(http, parameters, status, words):
-    reply = infer(http, **parameters)
-    assert (reply.status_code, words in reply.json()["error"]) == (status, True)
-
-
-def test_a_service_without_a_store_says_what_would_help(serve):
-    url = serve(results=False)
-    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        large, link = infer(http, binary_data_output=True), infer(http, result="link")
-        assert (large.status_code, link.status_code) == (422, 422)
-        for reply in (large, link):
-            assert "SERFER_RESULTS" in reply.json()["error"]
-        assert "result_links" not in http.get("/v2").json()["extensions"]
-
-
-def test_a_result_that_would_be_too_large_is_never_computed(serve):
-    url = serve(api_max_result_bytes=IMAGE_BYTES)
-    with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-        assert infer(http, images=1, result="link").status_code == 200
-        reply = infer(http, result="link")
-        assert (reply.status_code, "SERFER_API_MAX_RESULT_BYTES" in reply.json()["error"]) == (422, True)
+def test_what_cannot_be_is_refused_before_anything_is_computed(serve, service, parameters, status, words):
+    with httpx.Client(base_url=serve(**service), timeout=PATIENCE) as http:
+        reply = infer(http, **parameters)
+        assert (reply.status_code, words in reply.json()["error"]) == (status, True)
+        keeps = service.get("results", True)
+        link = {"result": "link"} if keeps else {}
+        assert infer(http, images=1, binary_data_output=True, **link).status_code == 200
+        assert ("result_links" in http.get("/v2").json()["extensions"]) == keeps
 
 
 def test_results_belong_to_their_key(serve, tmp_path, expected):

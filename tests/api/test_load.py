@@ -8,7 +8,7 @@ import pytest
 from serfer.api.online_load import LoadMonitor
 from serfer.control.throttle import BLOCK
 from serfer.pipeline.health import FunctionLoad
-from tests.api.conftest import png
+from tests.support.served import png
 
 
 def pipeline(load=None, target=None):

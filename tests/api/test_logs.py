@@ -16,8 +16,8 @@ from serfer.api.observability.logs import TextFormatter, configure_logs, reason,
 from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.telemetry import Telemetry
 from serfer.core.errors import ImageError, StoreUnavailableError
-from tests.api.conftest import PATIENCE, png, running
 from tests.api.logged import logged
+from tests.support.served import PATIENCE, png, running
 
 WORD = "hunter2"
 

@@ -17,9 +17,8 @@ from serfer.api.routes.inference import signature_of
 from serfer.plan_directory import load_plan
 from serfer.splitter.profiling import measured_part
 from serfer.splitter.whole import whole_plan
-from tests.api.conftest import png
 from tests.splitter.models import Net
-from tests.support.served import served
+from tests.support.served import png, served
 from tests.support.tensors import triton_input
 
 CROPPED = serfer.Preprocess(None, "bilinear", "RGB", 1 / 255, (0.0,) * 3, (1.0,) * 3)

@@ -24,7 +24,7 @@ from serfer.core.keys import StoreCounts
 from serfer.core.report import QueryReport, StageReport
 from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.pipeline.health import Health
-from tests.api.conftest import png
+from tests.support.served import png
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

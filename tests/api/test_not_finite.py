@@ -7,9 +7,8 @@ import pytest
 
 import serfer
 from serfer.core.errors import NotFiniteError
-from tests.api.conftest import png
 from tests.e2e.small import batch, give_nan
-from tests.support.served import served
+from tests.support.served import png, served
 from tests.support.tensors import plain
 
 INFER = "/v2/models/small/infer"

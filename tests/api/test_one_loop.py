@@ -23,8 +23,8 @@ from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_on
 from serfer.wiring.options import Choices
 from tests import left_behind
-from tests.api.conftest import Observed, png, running_made
 from tests.e2e.small import batch, split_small
+from tests.support.served import Observed, png, running_made
 
 AT_ONCE = 12
 LONGEST_S = 0.02

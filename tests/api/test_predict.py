@@ -13,10 +13,9 @@ from PIL import Image
 import serfer
 from serfer.core.detections import coco
 from serfer.core.errors import RequestRefusedError
-from tests.api.conftest import PATIENCE, png
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.detector import CLASSES, split_detector
-from tests.support.served import served
+from tests.support.served import PATIENCE, png, served
 
 DRAWN = ("classes", "head/depth", "embedding")
 PIXELS = png(70, 50)

@@ -19,7 +19,7 @@ from serfer.api.app import make_app
 from serfer.api.decoding.decoders import Decoders
 from serfer.api.service import Service
 from serfer.settings import Settings
-from tests.api.conftest import PATIENCE, Observed, png, running
+from tests.support.served import PATIENCE, Observed, png, running
 
 ROOT = Path(serfer.__file__).parents[1]
 OURS = ("serfer", "drivers", "lambdas", "storage")

@@ -11,7 +11,7 @@ from serfer.core.errors import StoreUnavailableError
 from serfer.storage.coordination import InterceptedCoordination
 from serfer.storage.memory import MemoryStore
 from tests import bugs
-from tests.api.conftest import until
+from tests.support.served import until
 
 PATIENCE = 30.0
 ID = "a" * 32

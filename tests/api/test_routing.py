@@ -20,7 +20,7 @@ from serfer.drivers.instance.client import FaultKind
 from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.purchase import Purchase
-from tests.api.conftest import png, running
+from tests.support.served import png, running
 
 
 class Target:

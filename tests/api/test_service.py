@@ -14,7 +14,7 @@ from serfer.core.errors import DeadlineError, LambdaThrottledError, LambdaUnavai
 from serfer.drivers.driver import RequestContext
 from serfer.pipeline.health import Health
 from serfer.pipeline.query import Wanted
-from tests.api.conftest import Observed, until
+from tests.support.served import Observed, until
 
 
 class Pipeline:

@@ -24,6 +24,7 @@ INPUT = TensorForm("input", "FP32", (2, 3, 4))
 IMAGE = TensorForm("image", "UINT8", (3, 4, 2))
 LOGITS = TensorForm("logits", "FP32", (5,))
 SIGNATURE = Signature((INPUT, IMAGE), (LOGITS,), MOST)
+LOGITS_WANTED = {"name": "logits"}
 NAMED = {"model_name": "small", "model_version": "1"}
 LABELS = ("a", "b:c", "ü", "d", "e")
 FLOATS = {"dtype": np.float32, "shape": st.integers(1, MOST).map(lambda count: (count, 2, 3, 4))}
@@ -47,6 +48,11 @@ def request(**changes):
     tensor = {"name": "input", "shape": [1, 2, 3, 4], "datatype": "FP32", "data": [0] * 24}
     tensor = {name: value for name, value in {**tensor, **changes}.items() if value is not None}
     return {"inputs": [tensor]}
+
+
+def decoded(**members):
+    """Decode a request of one image of zeros with these members beside its tensor."""
+    return decode_request(json.dumps(request() | members).encode(), None, SIGNATURE)
 
 
 def refusal(document, header=None, signature=SIGNATURE):
@@ -91,28 +97,21 @@ class TestRequests:
         assert decoded.array.tolist() == array.tolist()
         assert (decoded.array.dtype, decoded.form) == (np.uint8, IMAGE)
 
-    def test_null_and_unknown_members_are_accepted(self):
-        plain = request() | {"model_name": "small", "id": None, "parameters": None, "outputs": None}
-        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).id is None
-
-    def test_parameters_are_handed_on(self):
-        plain = request() | {"parameters": {"deadline_ms": 5, "timeout": None, "own": "x", "flag": True}}
-        decoded = decode_request(json.dumps(plain).encode(), None, SIGNATURE).parameters
-        assert (decoded.deadline_ms, decoded.timeout) == (5, None)
-        assert decoded.model_extra == {"own": "x", "flag": True}
+    def test_null_and_unknown_members_are_accepted_and_parameters_handed_on(self):
+        assert decoded(model_name="small", id=None, parameters=None, outputs=None).id is None
+        given = decoded(parameters={"deadline_ms": 5, "timeout": None, "own": "x", "flag": True}).parameters
+        assert (given.deadline_ms, given.timeout) == (5, None)
+        assert given.model_extra == {"own": "x", "flag": True}
 
     @pytest.mark.parametrize(
         ("everything", "own", "binary"), [(True, False, False), (True, None, True), (False, True, True)]
     )
     def test_an_outputs_own_wish_for_binary_data_counts_first(self, everything, own, binary):
-        parameters = {} if own is None else {"binary_data": own}
-        plain = request() | {"outputs": [{"name": "logits", "parameters": parameters}]}
-        plain["parameters"] = {"binary_data_output": everything}
-        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).wanted[0].binary is binary
+        outputs = [{"name": "logits", "parameters": {} if own is None else {"binary_data": own}}]
+        assert decoded(outputs=outputs, parameters={"binary_data_output": everything}).wanted[0].binary is binary
 
     def test_more_classes_than_there_are_mean_all(self):
-        plain = request() | {"outputs": [{"name": "logits", "parameters": {"classification": 99}}]}
-        assert decode_request(json.dumps(plain).encode(), None, SIGNATURE).wanted[0].classes == 5
+        assert decoded(outputs=[{"name": "logits", "parameters": {"classification": 99}}]).wanted[0].classes == 5
 
 
 class TestRefusals:
@@ -158,28 +157,25 @@ class TestRefusals:
         assert "UINT8" in message
 
     @pytest.mark.parametrize(
-        ("changes", "words"),
+        ("member", "value", "words"),
         [
-            ({"inputs": []}, ["inputs", "1 item"]),
-            ({"inputs": [1]}, ["inputs[0]", "object"]),
-            ({"inputs": request()["inputs"] * 2}, ["inputs", "1 item"]),
-            ({"outputs": [{"name": "logits"}] * 2}, ["outputs[1]", "'logits'", "twice"]),
-            ({"outputs": [{"name": "logits"}] * 17}, ["outputs", "16 items"]),
-            ({"outputs": [{"name": "probabilities"}]}, ["'probabilities'", "'logits'"]),
-            ({"outputs": [{"name": "logits", "data": []}]}, ["outputs[0]", "'data'"]),
-            (
-                {"outputs": [{"name": "logits", "parameters": {"binary_data": 1}}]},
-                ["outputs[0].parameters.binary_data"],
-            ),
-            ({"outputs": [{"name": "logits", "parameters": {"classification": -1}}]}, ["parameters.classification"]),
-            ({"outputs": [{"name": "logits", "parameters": {"shared_memory_region": "r"}}]}, ["shared_memory_region"]),
-            ({"parameters": {"binary_data_output": "yes"}}, ["parameters.binary_data_output"]),
-            ({"id": "x" * 5000}, ["id"]),
-            ({"inptus": []}, ["'inptus'"]),
+            ("inputs", [], ["inputs", "1 item"]),
+            ("inputs", [1], ["inputs[0]", "object"]),
+            ("inputs", request()["inputs"] * 2, ["inputs", "1 item"]),
+            ("outputs", [LOGITS_WANTED] * 2, ["outputs[1]", "'logits'", "twice"]),
+            ("outputs", [LOGITS_WANTED] * 17, ["outputs", "16 items"]),
+            ("outputs", [{"name": "probabilities"}], ["'probabilities'", "'logits'"]),
+            ("outputs", [LOGITS_WANTED | {"data": []}], ["outputs[0]", "'data'"]),
+            ("outputs", [LOGITS_WANTED | {"parameters": {"binary_data": 1}}], ["outputs[0].parameters.binary_data"]),
+            ("outputs", [LOGITS_WANTED | {"parameters": {"classification": -1}}], ["parameters.classification"]),
+            ("outputs", [LOGITS_WANTED | {"parameters": {"shared_memory_region": "r"}}], ["shared_memory_region"]),
+            ("parameters", {"binary_data_output": "yes"}, ["parameters.binary_data_output"]),
+            ("id", "x" * 5000, ["id"]),
+            ("inptus", [], ["'inptus'"]),
         ],
     )
-    def test_an_invalid_request_is_refused_by_name(self, changes, words):
-        message = refusal(request() | changes)
+    def test_an_invalid_request_is_refused_by_name(self, member, value, words):
+        message = refusal(request() | {member: value})
         for word in words:
             assert word in message
 
@@ -187,17 +183,12 @@ class TestRefusals:
     def test_invalid_json_requests_are_refused(self, body):
         assert refusal(body)
 
-    @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-    def test_json_contains_no_nan_or_infinity(self, number):
-        assert "JSON" in refusal(json.dumps(request()).replace("[0,", f"[{number},").encode())
-
     @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-    def test_binary_numbers_that_are_not_finite_are_refused(self, number):
+    def test_numbers_that_are_not_finite_are_refused(self, number):
         array = np.zeros((1, 2, 3, 4), np.float32)
         array[0, 1, 2, 3] = number
-        with pytest.raises(Problem, match="NaN or infinite") as caught:
-            decode_request(*written(array, "input"), SIGNATURE)
-        assert caught.value.status == 400
+        assert "NaN or infinite" in refusal(*written(array, "input"))
+        assert "JSON" in refusal(json.dumps(request(data=array.ravel().tolist())).encode())
 
     @pytest.mark.parametrize("junk", [b"[],", b"1,", b"{},"])
     def test_json_of_more_values_than_images_have_is_refused_before_it_is_decoded(self, junk):
@@ -240,12 +231,10 @@ class TestRefusals:
         head = json.dumps(request(data=None, parameters={"binary_data_size": 96})).encode()
         assert words in refusal(head + tail, len(head) + header)
 
-    def test_a_size_that_lies_is_refused(self):
+    def test_a_size_that_lies_or_is_not_there_is_refused(self):
         head = json.dumps(request(data=None, parameters={"binary_data_size": 95})).encode()
-        assert "binary_data_size is 95" in refusal(head + bytes(96), len(head))
-        assert "binary_data_size is 95" in refusal(head + bytes(95), len(head))
-
-    def test_binary_data_that_belongs_to_nothing_is_refused(self):
+        for size in (95, 96):
+            assert "binary_data_size is 95" in refusal(head + bytes(size), len(head))
         head = json.dumps(request()).encode()
         assert "has no binary_data_size" in refusal(head + b"x", len(head))
 
@@ -298,9 +287,8 @@ class TestAnswers:
     def test_classes_without_labels_have_their_index_alone(self):
         logits = np.array([[1, 5]], np.float32)
         body, _ = encode_answer(outputs_request(classes=1, binary=False), {"logits": logits}, NAMED, ())
-        assert json.loads(body)["outputs"] == [
-            {"name": "logits", "datatype": "BYTES", "shape": [1, 1], "data": ["5.000000:1"]}
-        ]
+        [output] = json.loads(body)["outputs"]
+        assert output == {"name": "logits", "datatype": "BYTES", "shape": [1, 1], "data": ["5.000000:1"]}
 
 
 class TestCodings:
@@ -325,18 +313,14 @@ class TestCodings:
     def test_deflate_is_the_zlib_format(self):
         assert decompress(zlib.compress(b"text"), "deflate", 9) == b"text"
 
-    @pytest.mark.parametrize(
-        ("value", "coding"), [("gzip", "gzip"), ("Deflate", "deflate"), ("identity", None), ("", None)]
-    )
-    def test_the_coding_of_a_body_is_known(self, value, coding):
-        assert coding_of(Headers({"content-encoding": value})) == coding
-
-    @pytest.mark.parametrize("value", ["br", "gzip, gzip", "gzip, br", "x-gzip"])
-    def test_other_codings_are_refused(self, value):
-        with pytest.raises(Problem) as caught:
-            coding_of(Headers({"content-encoding": value}))
-        assert caught.value.status == 415
-        assert caught.value.headers == {"Accept-Encoding": "gzip, deflate, identity"}
+    def test_the_coding_of_a_body_is_known_and_others_refused(self):
+        for value, coding in (("gzip", "gzip"), ("Deflate", "deflate"), ("identity", None), ("", None)):
+            assert coding_of(Headers({"content-encoding": value})) == coding
+        for value in ("br", "gzip, gzip", "gzip, br", "x-gzip"):
+            with pytest.raises(Problem) as caught:
+                coding_of(Headers({"content-encoding": value}))
+            refused = {"Accept-Encoding": "gzip, deflate, identity"}
+            assert (caught.value.status, caught.value.headers) == (415, refused)
 
     @pytest.mark.parametrize(
         ("value", "coding"),
@@ -376,15 +360,12 @@ class TestSeveralOutputs:
     def test_those_asked_for_come_in_order_as_triton_reads_them(self, order, count, binary):
         asked = [self.FORMS[number] for number in order[:count]]
         requested = [InferRequestedOutput(form.name, binary_data=binary[number]) for number, form in enumerate(asked)]
-        array = np.zeros((2, 2, 3, 4), np.float32)
-        decoded = decode_request(*written(array, "input", outputs=requested or None), self.SEVERAL)
-        values = self.outputs(2)
-        result = read(*encode_answer(decoded, values, NAMED, ()))
-        expected = asked or list(self.FORMS)
-        assert [(one["name"], one["datatype"]) for one in result.get_response()["outputs"]] == [
-            (form.name, form.datatype) for form in expected
-        ]
-        for form in expected:
+        array, values = np.zeros((2, 2, 3, 4), np.float32), self.outputs(2)
+        request = decode_request(*written(array, "input", outputs=requested or None), self.SEVERAL)
+        result = read(*encode_answer(request, values, NAMED, ()))
+        outputs = result.get_response()["outputs"]
+        for form, output in zip(asked or self.FORMS, outputs, strict=True):
+            assert (output["name"], output["datatype"]) == (form.name, form.datatype)
             assert result.as_numpy(form.name).dtype == values[form.name].dtype
             assert np.array_equal(result.as_numpy(form.name), values[form.name])
 
@@ -396,14 +377,11 @@ class TestSeveralOutputs:
     @pytest.mark.parametrize(("outputs", "most"), [(["mask"], 12), (["mask", "counts"], 28), (["scores"], 240)])
     def test_an_answer_above_the_bound_is_refused_before_it_is_computed(self, outputs, most):
         array = np.zeros((2, 2, 3, 4), np.float32)
-        requested = [InferRequestedOutput(name) for name in outputs]
-        body, header = written(array, "input", outputs=requested)
-        assert decode_request(body, header, Signature((INPUT,), self.FORMS, MOST, most)).wanted
-        with pytest.raises(Problem) as caught:
-            decode_request(body, header, Signature((INPUT,), self.FORMS, MOST, most - 1))
+        sent = written(array, "input", outputs=[InferRequestedOutput(name) for name in outputs])
+        assert decode_request(*sent, Signature((INPUT,), self.FORMS, MOST, most)).wanted
+        with pytest.raises(Problem, match=rf"{most:,} bytes.* {most - 1:,} are sent") as caught:
+            decode_request(*sent, Signature((INPUT,), self.FORMS, MOST, most - 1))
         assert caught.value.status == 422
-        assert f"{most:,} bytes" in caught.value.detail
-        assert f"{most - 1:,} are sent" in caught.value.detail
 
     @given(arrays.arrays(np.float32, (2, 5, 2, 3), elements=FINITE))
     def test_json_takes_no_more_bytes_than_the_bound_counts(self, scores):

@@ -19,7 +19,7 @@ from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Attempt, Failure, FailureKind, StageRun, TileRun
 from serfer.core.wire import Report
-from tests.api.conftest import PATIENCE, png
+from tests.support.served import PATIENCE, png
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"

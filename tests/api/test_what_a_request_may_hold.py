@@ -24,8 +24,8 @@ from serfer.api.routes import inference
 from serfer.api.service import Service
 from serfer.core.errors import OverloadedError
 from serfer.settings import Settings
-from tests.api.conftest import PATIENCE, Observed, png
 from tests.e2e.small import SIZE
+from tests.support.served import PATIENCE, Observed, png
 
 MOST = 512 * 1024  # the largest body
 IMAGES = 16

@@ -14,8 +14,8 @@ from serfer.settings import Settings
 from serfer.storage import open_store
 from serfer.wiring.open_pipeline import open_on
 from serfer.wiring.options import Choices
-from tests.api.conftest import Observed
 from tests.applications.worlds import plan_variant, register, version
+from tests.support.served import Observed
 
 
 def faces(root):

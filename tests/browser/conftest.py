@@ -11,8 +11,8 @@ from serfer.api.app import make_app
 from serfer.api.auth.keys import KeyRing, add_key
 from serfer.api.service import Service
 from serfer.settings import Settings
-from tests.api.conftest import Observed, png, running
 from tests.e2e.small import split_small
+from tests.support.served import Observed, png, running
 
 PATIENCE_MS = 60_000  # a busy machine takes its time
 

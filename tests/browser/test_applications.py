@@ -12,11 +12,11 @@ from serfer.api.app import make_app
 from serfer.core.variants import Canary, CanaryLimits, Place
 from serfer.registry import open_registry
 from serfer.settings import Settings
-from tests.api.conftest import running
 from tests.applications.services import faces, open_service
 from tests.applications.worlds import register, variant, version
 from tests.browser.conftest import PATIENCE_MS
 from tests.browser.test_page import SIZES, answered, faults
+from tests.support.served import running
 
 pytestmark = pytest.mark.browser
 DESKTOP = 1280

@@ -12,11 +12,11 @@ from serfer.api.admission import Admission
 from serfer.api.app import make_app
 from serfer.api.service import Service
 from serfer.settings import Settings
-from tests.api.conftest import Observed, running
 from tests.browser.conftest import PATIENCE_MS
 from tests.e2e.dense import split_dense
 from tests.e2e.detector import split_detector
 from tests.e2e.small import LABELS
+from tests.support.served import Observed, running
 
 pytestmark = pytest.mark.browser
 expect.set_options(timeout=PATIENCE_MS)

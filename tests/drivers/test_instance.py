@@ -21,8 +21,8 @@ from serfer.drivers.instance.open_inference import InferenceOutput, encode_reque
 from serfer.pipeline.reference import normalised, unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from tests.api.conftest import Observed, running
 from tests.e2e.small import CLASSES, SIZE, batch, split_small
+from tests.support.served import Observed, running
 
 PIXELS = np.random.default_rng(5).integers(0, 256, (2, SIZE, SIZE, 3), dtype=np.uint8)
 METADATA = {

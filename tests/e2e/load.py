@@ -5,8 +5,8 @@ import threading
 
 import httpx
 
-from tests.api.conftest import png
 from tests.e2e.conftest import PATIENCE, eventually
+from tests.support.served import png
 
 
 class Burst:

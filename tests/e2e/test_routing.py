@@ -14,10 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.api.conftest import png
 from tests.e2e.conftest import PATIENCE, eventually, keys
 from tests.e2e.load import Burst, Load
 from tests.support.scenarios import scenario_text
+from tests.support.served import png
 
 SCENARIO = scenario_text(2000, (1e-2, 100, 400, 100, 1, 600), ("here", 0.9, 0, 1, 0, 200, [[1, 5], [8, 20]]))
 

@@ -6,8 +6,8 @@ import signal
 import httpx
 import pytest
 
-from tests.api.conftest import png
 from tests.e2e.conftest import PATIENCE, eventually
+from tests.support.served import png
 
 
 @pytest.fixture

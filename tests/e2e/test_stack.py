@@ -31,11 +31,11 @@ from serfer.settings import load_driver_settings, load_settings
 from serfer.wiring import open_pipeline
 from serfer.wiring.deployed import find_deployment
 from serfer.wiring.options import Choices
-from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.applications.worlds import NOW, register, variant, version
 from tests.e2e.small import batch
 from tests.moto_server import ACCESS, MotoServer
+from tests.support.served import png
 
 MOTO = Access(ACCESS["AWS_ACCESS_KEY_ID"], ACCESS["AWS_SECRET_ACCESS_KEY"])
 

@@ -14,8 +14,8 @@ from serfer.settings import Settings
 from serfer_bench.core import server_process as child
 from serfer_bench.serving import turns
 from serfer_bench.serving.instance import Workload, measure, systems
-from tests.api.conftest import Observed, running
 from tests.e2e.small import split_small
+from tests.support.served import Observed, running
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from serfer.api.app import make_app
 from serfer.api.service import Service
 from serfer.control.batching import Profile
 from serfer.settings import Settings
-from tests.api.conftest import Observed, running
 from tests.e2e.conftest import eventually
 from tests.e2e.small import batch
 from tests.instance.conftest import PATIENCE, QUICK
+from tests.support.served import Observed, running
 from tests.support.tensors import plain, triton_input
 
 INFER = "/v2/models/small/infer"

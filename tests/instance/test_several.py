@@ -32,12 +32,12 @@ from serfer.pipeline.event_loop import RunningLoop
 from serfer.pipeline.reference import unsplit
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
-from tests.api.conftest import running_made
 from tests.e2e.conftest import eventually
 from tests.e2e.small import CLASSES, batch, split_small
 from tests.fleet.fakes import TEXT as SCENARIO
 from tests.instance.conftest import PATIENCE
 from tests.instance.heavy import WEIGHTS, split_heavy
+from tests.support.served import running_made
 from tests.support.tensors import plain, triton_input
 
 CPU = Hardware("cpu", threads=1)

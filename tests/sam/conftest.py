@@ -11,10 +11,10 @@ from serfer.sam.build.tree import seal
 from serfer.sam.build.wheels import MACHINES
 from serfer.sam.options import Options
 from serfer.settings import load_settings
-from tests.api.conftest import png
 from tests.e2e.small import split_small
 from tests.python313.client import runtime_client
 from tests.sam.ministack import Ministack, python_of_ministack
+from tests.support.served import png
 
 GRIDS = ([(1, 2), (1, 1)], [(2, 1), (1, 1)])
 OPTIONS = Options("test", architecture={machine: name for name, machine in MACHINES.items()}[platform.machine()])

@@ -34,11 +34,11 @@ from serfer.sam.build.package import package
 from serfer.sam.options import digest12
 from serfer.settings import Settings
 from serfer_bench.core.s3_server import S3Server
-from tests.api.conftest import png
 from tests.api.test_function import rest
 from tests.e2e.small import LABELS, batch, put_weights_in, split_small
 from tests.sam.built import SAM, STACK, Stack, client_of, lambda_service, run_sam
 from tests.sam.conftest import OPTIONS
+from tests.support.served import png
 
 pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
 

@@ -90,10 +90,8 @@ FINE = post("image/png", PNG).pieces
 
 def truncated():
     for kind, image in GOOD.items():
-        for share in (0, 1, 2, 5, 10, 25, 40):
-            yield f"{kind} cut to {share}%", raw(image[: len(image) * share // 100])
-        for share in (60, 80, 95):
-            yield f"{kind} cut to {share}%", raw(image[: len(image) * share // 100], fine=True)
+        for share in (0, 1, 2, 5, *range(10, 45, 3), 60, 80, 95):
+            yield f"{kind} cut to {share}%", raw(image[: len(image) * share // 100], fine=share > 50)
 
 
 def damaged():
@@ -211,22 +209,15 @@ def form(*parts, boundary=B):
 
 def forms():
     kind, body = form(("image", PNG))
-    for cut in (1, 3, 5, 12, 14, 40, 90, 100, 2000, len(body) - 1):
-        yield f"form cut by {cut}", post(kind, body[: -cut - 2])
     for number in range(20):
         data = bytearray(body)
         for at in RANDOM.integers(0, 90, 1 + number % 4):
             data[at] ^= 1 << int(RANDOM.integers(0, 8))
         yield f"form with a damaged head {number}", post(kind, bytes(data), fine=True)
-    yield "form of nothing", post(kind, b"")
-    yield "form without parts", post(kind, f"--{B}--".encode())
     yield "form with another boundary", post(kind.replace(B, "other"), body)
-    yield "form of 17 parts", post(*form(*[("image", PNG)] * 17))
     yield "form of 50,000 parts", post(*form(*[("image", b"")] * 50_000))
     yield "form of boundaries", post(kind, f"--{B}\r\n".encode() * 50_000)
-    yield "form with an empty image", post(*form(("image", PNG), ("image", b"")))
-    yield "form with text", post(*form(("image", b"text")))
-    for name in ("file", "images", "url", "", "image[]", "IMAGE", "\u202e", "x" * 4000):
+    for name in ("images", "", "image[]", "IMAGE", "\u202e", "x" * 4000):
         yield f"form with a part {name[:9]!r}", post(*form((name, PNG)))
     for line in (
         *("", "X: y", "Content-Disposition:", "Content-Disposition: form-data", 'Content-Disposition: x; name="image"'),
@@ -245,10 +236,8 @@ def forms():
 
 
 def jsons():
+    """Return what is large or deep: tests of uploads have the rest."""
     image = base64.b64encode(PNG).decode()
-    good = json.dumps({"images": [{"data": image}]}).encode()
-    for share in (0, 1, 10, 50, 90, 99):
-        yield f"json cut to {share}%", post("application/json", good[: len(good) * share // 100])
     for name, body in {
         "deep lists": b"[" * 100_000 + b"]" * 100_000,
         "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
@@ -257,46 +246,9 @@ def jsons():
         "a million numbers": b"[" + b"1," * 1_000_000 + b"1]",
         "a million names": b"{" + b",".join(b'"%d":1' % n for n in range(200_000)) + b"}",
         "a number of a million digits": b'{"images":' + b"1" * 1_000_000 + b"}",
-        "1e999999": b'{"images": 1e999999}',
-        "nan": b'{"images": NaN}',
-        "utf-16": json.dumps({"images": []}).encode("utf-16"),
-        "latin-1": b'{"images": "\xe9"}',
-        "a byte order mark": b"\xef\xbb\xbf" + good,
-        "nul": b'{"images": []}\0',
-        "two values": b"{} {}",
-        "single quotes": b"{'images': []}",
-        "a comment": b'{"images": [] /* none */}',
-        "a comma": b'{"images": [],}',
-        "half a surrogate": b'{"\\ud800": 1}',
-        "twice images": b'{"images": [], "images": []}',
         "17 images": json.dumps({"images": [{"data": image}] * 17}).encode(),
     }.items():
         yield f"json of {name}", post("application/json", body)
-    entries = ([], None, 1, "x", {}, [1], [[]], [None], [{}], [{"data": None}], [{"data": [image]}], [{"data": ""}])
-    for value in entries:
-        yield f"json images {value}"[:60], post("application/json", json.dumps({"images": value}).encode())
-    for value in (
-        image[:-1],
-        image + "=",
-        "=" + image,
-        image + "\n",
-        " " + image,
-        image.replace("A", "-"),
-        "ü" * 8,
-        "\0" * 8,
-    ):
-        yield (
-            f"json base64 {value[:4]!r}..{value[-2:]!r}",
-            post("application/json", json.dumps({"images": [{"data": value}]}).encode()),
-        )
-    for extra in ({"url": "http://127.0.0.1/"}, {"name": 1}, {"name": ["x"]}, {"top_k": 1}, {"": ""}):
-        yield (
-            f"json with {extra}",
-            post("application/json", json.dumps({"images": [{"data": image, **extra}]}).encode()),
-        )
-    for extra in ({"url": "file:///etc/passwd"}, {"top_k": 5}, {"model": "small"}):
-        body = json.dumps({"images": [{"data": image}], **extra}).encode()
-        yield f"json beside {extra}", post("application/json", body)
 
 
 def parameters():
@@ -323,16 +275,15 @@ def headers():
 
 
 def routes():
+    results = ("x", "0" * 32, "..%2f..%2fetc")
     for method, target in (
-        *(("GET", "/v1/classify"), ("PUT", "/v1/classify"), ("DELETE", "/v1/classify"), ("TRACE", "/v1/classify")),
-        *(("FOO", "/v1/classify"), ("GET", "/v1/results/x"), ("GET", "/v1/results/" + "0" * 32), ("GET", "/nothing")),
+        *((method, "/v1/classify") for method in ("GET", "PUT", "DELETE", "TRACE", "FOO")),
+        *(("GET", f"/v1/results/{name}") for name in results),
         *(
-            ("DELETE", "/v1/results/" + "f" * 32),
-            ("GET", "/v1/results/..%2f..%2fetc"),
-            ("GET", "/v1/%00"),
-            ("GET", "/%ff"),
+            ("GET", path)
+            for path in ("/nothing", "/v1/%00", "/%ff", "/../../etc/passwd", "//evil/", "/" + "a" * 10_000)
         ),
-        *(("GET", "/../../etc/passwd"), ("GET", "//evil/"), ("GET", "/" + "a" * 10_000), ("POST", "/healthz")),
+        *(("DELETE", "/v1/results/" + "f" * 32), ("POST", "/healthz")),
     ):
         yield f"{method} {target[:40]}", Case((head(target, method=method) + LENGTH % 0 + b"\r\n",))
 
@@ -351,16 +302,7 @@ def broken_http():
         "http/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         "zeros": bytes(1000),
         "noise": RANDOM.bytes(1000),
-        "no target": b"GET HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        "no name of a header": line + host + b": y\r\n\r\n",
-        "no colon": line + host + b"X\r\n\r\n",
-        "a folded first header": line + b" X: y\r\n" + host + b"\r\n",
-        "5,000 headers": line + host + b"X: y\r\n" * 5_000 + b"\r\n",
-        "a length that is none": line + host + b"Content-Length: x\r\n\r\n",
         "a length beyond the limit": line + host + LENGTH % (1 << 30) + b"\r\n",
-        "chunked twice": line + host + b"Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
-        "a chunk of 2 to the 80": chunked + b"1" + b"0" * 20 + b"\r\n",
-        "a negative chunk": chunked + b"-1\r\nx\r\n",
         "huge trailers": chunked + b"0\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
         "chunks of no image": chunked + b"1\r\nx\r\n" * 1000 + b"0\r\n\r\n",
         "a length below the body": line + host + LENGTH % 500 + b"\r\n" + PNG,

@@ -15,7 +15,7 @@ from PIL import Image
 import serfer
 from serfer.api.service import ServiceQuery
 from tests.e2e.small import CLASSES, SIZE
-from tests.support.served import png
+from tests.support.served import ended, png
 
 
 def answer(reply):
@@ -66,10 +66,11 @@ class TestAnswers:
         assert raw["images"] == [{"name": "image 0", "predictions": predictions}]
         assert response["images"] == [{"name": "x", "predictions": predictions}]
 
-    def test_several_images_are_one_query(self, http, observed):
+    def test_several_images_are_one_query_and_more_classes_than_there_are_mean_all(self, http, observed):
         files = [("image", (f"{seed}.png", png(seed=seed))) for seed in range(3)]
-        response = answer(http.post("/v1/classify", files=files))
+        response = answer(http.post(f"/v1/classify?top_k={CLASSES + 1}", files=files))
         assert [image["name"] for image in response["images"]] == ["0.png", "1.png", "2.png"]
+        assert [len(image["predictions"]) for image in response["images"]] == [CLASSES] * 3
         assert len(observed.answers) == 1
 
     def test_explain_reports_every_task(self, http):
@@ -83,11 +84,6 @@ class TestAnswers:
             assert task["outcome"] == "answered"
             assert 0 <= task["asked_ms"] <= task["started_ms"] <= task["ended_ms"] <= timeline["answered_ms"]
             assert task["cost_usd"] > 0
-
-
-def test_a_network_with_fewer_classes_than_are_wanted_has_all_of_them_returned(http):
-    response = answer(http.post(f"/v1/classify?top_k={CLASSES + 1}", files={"image": png()}))
-    assert len(response["images"][0]["predictions"]) == CLASSES
 
 
 class TestRefusals:
@@ -152,34 +148,21 @@ class TestRefusals:
         assert b"no answer by the deadline" in reply
 
 
-class TestIdempotency:
-    def test_the_same_key_for_another_question_is_refused(self, http):
-        headers = {"Idempotency-Key": "k"}
-        answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=headers))
-        reply = http.post("/v1/classify", files={"image": ("a", png(seed=1))}, headers=headers)
-        assert "came with another request" in problem(reply, 422)
-
+class TestResults:
     @pytest.mark.hostile
     @pytest.mark.parametrize("key", ["", "a b", "x" * 256])
     def test_malformed_keys_are_refused(self, lasting_http, key):
         reply = lasting_http.post("/v1/classify", files={"image": png()}, headers={"Idempotency-Key": key})
         assert "Idempotency-Key should be" in problem(reply, 422)
 
-
-class TestResults:
     def later(self, http, **headers):
         reply = http.post("/v1/classify", files={"image": ("a", png())}, headers={"Prefer": "respond-async", **headers})
         assert reply.status_code == 202, reply.text
         assert reply.headers["location"] == f"/v1/results/{reply.json()['id']}"
         return reply
 
-    def ended(self, http, reply):
-        while (state := answer(http.get(reply.headers["location"])))["status"] in ("queued", "running"):
-            pass
-        return state
-
     def test_a_result_can_be_had_later_with_every_stage(self, http, expected):
-        state = self.ended(http, self.later(http))
+        state = ended(http, self.later(http))
         assert state["status"] == "done"
         assert [(stage["name"], stage["done"], stage["tiles"]) for stage in state["stages"]] == [
             ("stage-0", 4, [1] * 4),
@@ -189,27 +172,20 @@ class TestResults:
         assert state["result"]["images"][0]["predictions"][:3] == expected["images"][0]["predictions"]
         assert state["result"]["timeline"]["tasks"]
 
-    def test_the_same_key_is_the_same_result(self, http, observed):
-        first = self.later(http, **{"Idempotency-Key": "k"})
-        self.ended(http, first)
-        second = self.later(http, **{"Idempotency-Key": "k"})
-        assert second.json()["status"] == "done"
-        assert second.headers["location"] == first.headers["location"]
+    def test_a_key_is_the_same_key_now_and_later_and_never_another_requests(self, http, observed):
+        later, now = {"Idempotency-Key": "later"}, {"Idempotency-Key": "now"}
+        first = self.later(http, **later)
+        result = ended(http, first)["result"]
+        second = self.later(http, **later)
+        assert (second.json()["status"], second.headers["location"]) == ("done", first.headers["location"])
+        assert answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=later)) == result
         assert len(observed.answers) == 1
-
-    def test_a_key_that_was_answered_is_the_same_key_later(self, http, observed):
-        headers = {"Idempotency-Key": "k"}
-        first = answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=headers))
-        assert self.ended(http, self.later(http, **headers))["result"] == first
-        other = {"files": {"image": ("a", png(seed=1))}, "headers": {**headers, "Prefer": "respond-async"}}
-        assert "came with another request" in problem(http.post("/v1/classify", **other), 422)
-        assert len(observed.answers) == 1
-
-    def test_a_key_that_was_answered_later_is_the_same_key_now(self, http, observed):
-        headers = {"Idempotency-Key": "k"}
-        later = self.ended(http, self.later(http, **headers))["result"]
-        assert answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=headers)) == later
-        assert len(observed.answers) == 1
+        answered = answer(http.post("/v1/classify", files={"image": ("a", png())}, headers=now))
+        assert ended(http, self.later(http, **now))["result"] == answered
+        for prefer in ({}, {"Prefer": "respond-async"}):
+            other = {"files": {"image": ("a", png(seed=1))}, "headers": {**now, **prefer}}
+            assert "came with another request" in problem(http.post("/v1/classify", **other), 422)
+        assert len(observed.answers) == 2
 
     def test_pending_results_count_towards_the_memory_limit(self, http, service, monkeypatch):
         """As long as its query waits; whoever sends more is told so, and room comes back when it ends."""
@@ -222,7 +198,7 @@ class TestResults:
         budget.most = budget.held
         assert "hold all the memory" in problem(http.post("/v1/classify", files={"image": ("a", png())}), 429)
         may_end.set()
-        self.ended(http, reply)
+        ended(http, reply)
         while budget.held > before:
             pass
 
@@ -236,7 +212,7 @@ class TestResults:
             replies = [one.result() for one in sent]
         assert sorted(reply.status_code for reply in replies) == [202] * 12 + [429] * 8  # four run, eight wait
         may_begin.set()
-        ends = [self.ended(http, reply)["status"] for reply in replies if reply.status_code == 202]
+        ends = [ended(http, reply)["status"] for reply in replies if reply.status_code == 202]
         assert ends == ["done"] * 12
         while service.admission.queries.count:
             pass

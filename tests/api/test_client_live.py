@@ -63,25 +63,24 @@ def test_a_job_is_answered_later(client, expected):
     assert abs(time.time() - status.created) < PATIENCE
 
 
-def test_a_cancelled_job_is_not_found(client):
+def test_a_cancelled_job_is_not_found_and_a_failed_one_says_why(client):
     job = client.submit(png())
     job.cancel()
     job.cancel()
     with pytest.raises(RequestRefusedError, match="no such result") as caught:
         job.result()
     assert caught.value.status == 404
-
-
-def test_a_failed_job_says_why(client):
     with pytest.raises(DeadlineError, match="no answer by the deadline"):
         client.submit(png(), deadline_ms=1).result()
 
 
-def test_refusals_are_errors_with_the_services_words(lasting):
+def test_refusals_are_errors_with_the_services_words_and_name_the_request_as_its_log_does(lasting):
     with pytest.raises(InputError, match=r"b\.png cannot be decoded"):
         lasting.classify([png(), png()[:200]], names=["a.png", "b.png"])
-    with pytest.raises(RequestRefusedError, match="no model 'other' here: there is small"):
+    with pytest.raises(RequestRefusedError, match="no model 'other' here: there is small") as caught:
         lasting.classify(png(), model="other")
+    assert caught.value.request_id
+    assert f"request {caught.value.request_id}" in str(caught.value)
     with pytest.raises(DeadlineError):
         lasting.classify(png(), deadline_ms=1)
 
@@ -100,13 +99,6 @@ def test_the_client_retries_a_full_service_after_retry_after(app, service):
     with running(app) as url, serfer.Client(url, timeout_s=PATIENCE, sleep=waits.append) as client:
         assert client.classify(large).model == "small"
     assert [int(wait) for wait in waits] == [3, 2]
-
-
-def test_an_error_names_the_request_as_the_services_log_does(lasting):
-    with pytest.raises(RequestRefusedError) as caught:
-        lasting.classify(b"nothing")
-    assert caught.value.request_id
-    assert f"request {caught.value.request_id}" in str(caught.value)
 
 
 @pytest.fixture
@@ -150,18 +142,7 @@ def listening(*replies):
         thread.join(PATIENCE)
 
 
-def test_a_connection_error_names_the_address():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-    with (
-        serfer.Client(url, retries=1, sleep=lambda _: None) as client,
-        pytest.raises(ServiceUnavailableError, match=url) as caught,
-    ):
-        client.ready()
-    assert caught.value.exit_code == 4
-
-
-def test_connections_that_break_are_tried_again():
+def test_connections_that_break_are_tried_again_and_where_there_is_none_the_address_is_named():
     body = json.dumps({"models": []}).encode()
     whole = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     waits = []
@@ -172,3 +153,9 @@ def test_connections_that_break_are_tried_again():
         assert client.models() == ()
         assert len(waits) == 3
         assert client.models() == ()  # the connection that was kept has been closed meanwhile
+    with (
+        serfer.Client(url, retries=1, sleep=lambda _: None) as client,
+        pytest.raises(ServiceUnavailableError, match=url) as caught,
+    ):
+        client.ready()
+    assert caught.value.exit_code == 4

@@ -16,9 +16,7 @@ from serfer.plan_directory import load_plan
 from serfer.registry import open_registry
 from tests.api.logged import logged
 from tests.applications.worlds import register, variant, version
-from tests.support.served import PATIENCE, png
-
-IMAGE = {"content-type": "image/png"}
+from tests.support.served import PATIENCE, PNG, png
 
 
 @pytest.fixture
@@ -89,7 +87,7 @@ def test_it_serves_the_plans_of_its_environment_and_ends_on_sigterm(small_plan):
         assert (event["models"], event["driver"]) == (["small"], "push")
         with httpx.Client(base_url=event["url"], timeout=PATIENCE) as http:
             assert http.get("/readyz").status_code == 200
-            reply = http.post("/v1/classify", content=png(), headers=IMAGE)
+            reply = http.post("/v1/classify", content=png(), headers=PNG)
         assert (reply.status_code, reply.json()["model"]) == (200, "small")
         assert started.end() == 0
     assert "SERFER_KEYS_FILE" in next(line["message"] for line in started.lines if line["event"] == "open")
@@ -108,8 +106,8 @@ def test_it_serves_deployed_variants_of_applications_with_every_drivers_keys_and
     with running(small_plan, **known, **bounds, SERFER_APPLICATION_PLANS=small_plan.name) as started:
         url = started.heard("listening")["url"]
         with httpx.Client(base_url=url, timeout=PATIENCE) as http:
-            assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 401
-            headers = {**IMAGE, "X-API-Key": key}
+            assert http.post("/v1/classify", content=png(), headers=PNG).status_code == 401
+            headers = {**PNG, "X-API-Key": key}
             assert http.post("/v1/classify", content=bytes(100_001), headers=headers).status_code == 413
             reply = http.post("/v1/classify?application=faces", content=png(), headers=headers)
             assert (reply.status_code, reply.json()["selected"]["variant"]) == (200, "net.there")

@@ -51,17 +51,11 @@ def test_an_instance_is_in_use_while_it_has_a_query():
 
 
 def test_refused_invocations_count_for_ten_seconds():
-    loads = {"throttled": 0}
-    served = SimpleNamespace(
-        target=None, function_load=lambda: FunctionLoad(0, 8, 0.0, loads["throttled"], of_account=False)
-    )
+    served = pipeline(FunctionLoad(0, 8, 0.0, 0, of_account=False))
     world = World(served)
     world.later(5)
-    loads["throttled"] = 7
-    assert world.later(1).throttled == 7
-    assert world.later(9).throttled == 7
-    assert world.later(9).throttled == 0
-    assert world.later(100).throttled == 0
+    served.function_load = lambda: FunctionLoad(0, 8, 0.0, 7, of_account=False)
+    assert [world.later(seconds).throttled for seconds in (1, 9, 9, 100)] == [7, 7, 0, 0]
 
 
 def test_answers_that_were_kept_say_nothing_of_what_computes():
@@ -73,16 +67,8 @@ def test_answers_that_were_kept_say_nothing_of_what_computes():
 
 
 def test_a_service_says_its_load(http):
-    load = http.get("/v1/load").json()
-    assert load == {
-        "running": 0,
-        "waiting": 0,
-        "utilisation": 0.0,
-        "of_account": False,
-        "throttled": 0,
-        "latency": None,
-        "window_s": 10.0,
-    }
+    nothing = dict.fromkeys(("running", "waiting", "utilisation", "throttled"), 0)
+    assert http.get("/v1/load").json() == {"of_account": False, "latency": None, "window_s": 10.0, **nothing}
     for _ in range(BLOCK + 4):
         assert http.post("/v1/classify", files={"image": png()}).status_code == 200
     load = http.get("/v1/load").json()

@@ -17,7 +17,8 @@ from serfer.api.observability.metrics import Metrics
 from serfer.api.observability.telemetry import Telemetry
 from serfer.core.errors import ImageError, StoreUnavailableError
 from tests.api.logged import logged
-from tests.support.served import PATIENCE, png, running
+from tests.e2e.conftest import eventually
+from tests.support.served import PATIENCE, PNG, ended, png, running
 
 WORD = "hunter2"
 
@@ -39,20 +40,14 @@ def observed():
 
 
 @pytest.fixture
-def access(tmp_path):
-    path = tmp_path / "keys.json"
-    key = add_key(path, "phone", None)
-    return key, KeyRing(path, time.monotonic)
+def key(tmp_path):
+    return add_key(tmp_path / "keys.json", "phone", None)
 
 
 @pytest.fixture
-def key(access):
-    return access[0]
-
-
-@pytest.fixture
-def app(service, settings, observed, access):
-    return make_app(service, settings, access[1], observed)
+def app(service, settings, observed, key, tmp_path):
+    assert key
+    return make_app(service, settings, KeyRing(tmp_path / "keys.json", time.monotonic), observed)
 
 
 @pytest.fixture
@@ -63,70 +58,55 @@ def http(url, key):
 
 def requests_in(lines, count=1):
     """Wait until so many requests are over, which their clients hear of first, and return their lines."""
-    deadline = time.monotonic() + PATIENCE
-    while len(records := [line for line in lines() if line["event"] == "request"]) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return records
+
+    def records():
+        found = [line for line in lines() if line["event"] == "request"]
+        return found if len(found) >= count else None
+
+    return eventually(records, "the requests are over")
 
 
 class TestRequestLines:
     def test_an_answer_says_where_its_time_went(self, http, lines):
         body = png()
-        http.post("/v1/classify", content=body, headers={"Content-Type": "image/png", "X-Request-Id": "abc"})
+        http.post("/v1/classify", content=body, headers={**PNG, "X-Request-Id": "abc"})
         [line] = requests_in(lines)
         assert datetime.fromisoformat(line["time"]).tzinfo is not None
         assert line["time"].endswith("Z")
-        known = {name: line[name] for name in ("level", "request_id", "method", "route", "status", "client", "model")}
-        assert known == {
-            "level": "info",
-            "request_id": "abc",
-            "method": "POST",
-            "route": "/v1/classify",
-            "status": 200,
-            "client": "phone",
-            "model": "small",
-        }
+        known = {"level": "info", "request_id": "abc", "method": "POST", "route": "/v1/classify", "status": 200}
+        known |= {"client": "phone", "model": "small"}
+        assert line == line | known
         assert list(line["stages_ms"]) == ["stage-0", "stage-1", "stage-2"]
         assert (line["bytes_in"], line["retries"], line["hedges"], line["cold"]) == (len(body), 0, 0, 0)
         assert line["query_ms"] <= line["ms"]
         assert line["cost_usd"] > 0
         assert re.fullmatch(r"[0-9a-f]+", line["query"])  # without the braces of keys
 
-    def test_client_errors_are_not_logged_as_errors(self, http, lines):
-        http.post("/v1/classify", content=png()[:200], headers={"Content-Type": "image/png"})
-        [line] = requests_in(lines)
-        assert (line["level"], line["status"], line["error"]) == ("info", 400, "ImageError")
-        assert "reason" not in line
-
-    def test_a_404_is_logged_with_its_own_message(self, http, lines, service, monkeypatch):
+    def test_failures_are_logged_at_their_level_and_with_reasons_that_are_not_the_clients(
+        self, http, lines, service, monkeypatch
+    ):
         async def unavailable(*_):
             raise StoreUnavailableError("the store at 10.0.0.1 does not answer")
 
+        http.post("/v1/classify", content=png()[:200], headers=PNG)
         monkeypatch.setattr(service, "predict", unavailable)
-        http.post("/v1/classify", content=png(), headers={"Content-Type": "image/png"})
-        [line] = requests_in(lines)
-        assert (line["level"], line["status"], line["error"]) == ("warning", 503, "StoreUnavailableError")
-        assert line["reason"] == "the store at 10.0.0.1 does not answer"
+        http.post("/v1/classify", content=png(), headers=PNG)
+        clients, own = requests_in(lines, 2)
+        assert (clients["level"], clients["status"], clients["error"]) == ("info", 400, "ImageError")
+        assert "reason" not in clients
+        assert (own["level"], own["status"], own["error"]) == ("warning", 503, "StoreUnavailableError")
+        assert own["reason"] == "the store at 10.0.0.1 does not answer"
 
     def test_an_asynchronous_query_has_its_own_log_line(self, http, lines):
-        response = http.post(
-            "/v1/classify",
-            content=png(),
-            headers={"Content-Type": "image/png", "Prefer": "respond-async", "X-Request-Id": "later"},
-        )
-        deadline = time.monotonic() + PATIENCE
-        while http.get(response.headers["Location"]).json()["status"] != "done":
-            assert time.monotonic() < deadline
+        headers = {**PNG, "Prefer": "respond-async", "X-Request-Id": "later"}
+        assert ended(http, http.post("/v1/classify", content=png(), headers=headers))["status"] == "done"
         [line] = [line for line in lines() if line["event"] == "query"]
         assert (line["request_id"], line["model"], line["level"]) == ("later", "small", "info")
 
-    def test_probes_and_scrapes_are_logged_at_debug_level(self, http, lines):
-        http.get("/healthz")
-        http.get("/readyz")
+    def test_probes_are_logged_at_debug_level_and_a_change_of_readiness_once(self, http, lines, service):
+        for path in ("/healthz", "/readyz"):
+            http.get(path)
         assert {line["level"] for line in requests_in(lines, 2)} == {"debug"}
-
-    def test_a_change_of_readiness_is_logged_once(self, http, lines, service):
         service.drain()
         for _ in range(3):
             http.get("/readyz")
@@ -135,27 +115,25 @@ class TestRequestLines:
 
 def sensitive_requests(http):
     """Yield requests with the secret in every place where a client can put one."""
-    form = {"image": (f"{WORD}.png", png(), "image/png")}
-    image = {"Content-Type": "image/png"}
     plain = base64.b64encode(png()).decode()
-    yield http.post("/v1/classify", files=form)
-    yield http.post("/v1/classify", files={"image": (f"{WORD}.png", png()[:200], "image/png")})
-    yield http.post("/v1/classify", files={WORD: (WORD, png(), "image/png")})
-    yield http.post("/v1/classify", json={"images": [{"data": plain, "name": WORD}]})
-    yield http.post("/v1/classify", json={"images": [{"data": WORD, "name": WORD}]})
+    for name, data, part in (
+        (f"{WORD}.png", png(), "image"),
+        (f"{WORD}.png", png()[:200], "image"),
+        (WORD, png(), WORD),
+    ):
+        yield http.post("/v1/classify", files={part: (name, data, "image/png")})
+    for document in ({"images": [{"data": data, "name": WORD}]} for data in (plain, WORD)):
+        yield http.post("/v1/classify", json=document)
     yield http.post("/v1/classify", json={WORD: WORD})
-    yield http.post(f"/v1/classify?model={WORD}", content=png(), headers=image)
-    yield http.post(f"/v1/classify?{WORD}={WORD}", content=png(), headers=image)
-    yield http.post(f"/v1/classify?top_k={WORD}", content=png(), headers=image)
-    yield http.post("/v1/classify", content=png(), headers={**image, "Idempotency-Key": WORD})
-    yield http.post("/v1/classify", content=png(), headers={**image, "X-Request-Id": f"{WORD} {WORD}"})
-    yield http.post("/v1/classify", content=png(), headers={**image, "Cookie": WORD, "User-Agent": WORD})
-    yield http.post("/v1/classify", content=png(), headers={"Content-Type": f"image/{WORD}"})
-    yield http.post("/v1/classify", content=png(), headers={**image, "Authorization": f"Bearer {WORD}"})
-    yield http.post("/v1/classify", content=png(), headers={**image, "X-API-Key": WORD})
-    yield http.get(f"/{WORD}?{WORD}={WORD}")
-    yield http.get(f"/v1/results/{WORD}")
-    yield http.get(f"/v1/models/{WORD}")
+    for name in ("model", WORD, "top_k"):
+        yield http.post(f"/v1/classify?{name}={WORD}", content=png(), headers=PNG)
+    for headers in (
+        *({"Idempotency-Key": WORD}, {"X-Request-Id": f"{WORD} {WORD}"}, {"Cookie": WORD, "User-Agent": WORD}),
+        *({"Content-Type": f"image/{WORD}"}, {"Authorization": f"Bearer {WORD}"}, {"X-API-Key": WORD}),
+    ):
+        yield http.post("/v1/classify", content=png(), headers=PNG | headers)
+    for path in (f"/{WORD}?{WORD}={WORD}", f"/v1/results/{WORD}", f"/v1/models/{WORD}"):
+        yield http.get(path)
     yield http.post(f"/v2/models/{WORD}/infer", json={"inputs": [{"name": WORD}]})
     yield http.request(WORD.upper(), "/v1/classify")
 

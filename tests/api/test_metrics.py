@@ -53,6 +53,16 @@ def answered(target="serverless", **changes):
     return ServiceResult(SimpleNamespace(report=report), admitted=1.0, queued_s=0.25)
 
 
+def scraped(http, parse=parse_text, **headers):
+    response = http.get("/metrics", headers=headers)
+    assert response.status_code == 200
+    return {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in parse(response.text)
+        for sample in family.samples
+    }
+
+
 class TestQueries:
     def test_what_members_of_gangs_exchange_and_wait_is_added_up(self, metrics):
         stages = (
@@ -70,24 +80,20 @@ class TestQueries:
     def test_an_answers_report_is_added_up(self, metrics):
         metrics.answered("small", answered())
         metrics.answered("small", answered())
-        value = metrics.registry.get_sample_value
         of = {"model": "small"}
-        assert value("serfer_queries_total", {**of, "target": "serverless", "outcome": "answered"}) == 2
-        assert value("serfer_query_seconds_sum", of) == pytest.approx(0.08)
-        assert value("serfer_queue_seconds_sum") == 0.5
-        assert value("serfer_stage_seconds_sum", {**of, "stage": "stage-0"}) == pytest.approx(0.04)
-        assert value("serfer_tasks_total", {**of, "stage": "stage-0"}) == 8
-        assert value("serfer_cold_starts_total", {**of, "stage": "stage-0"}) == 8
-        assert value("serfer_cold_starts_total", {**of, "stage": "stage-1"}) is None
-        assert value("serfer_exchanged_bytes_total", {**of, "stage": "stage-0"}) is None
-        assert value("serfer_store_bytes_total", {**of, "direction": "get"}) == 800
-        assert value("serfer_store_operations_total", {**of, "operation": "put"}) == 10
-        assert value("serfer_usd_total", of) == 1.0
-        assert (value("serfer_retries_total"), value("serfer_hedges_total"), value("serfer_restarts_total")) == (
-            4,
-            2,
-            0,
-        )
+        for name, labels, expected in (
+            ("queries_total", {**of, "target": "serverless", "outcome": "answered"}, 2),
+            *(("query_seconds_sum", of, pytest.approx(0.08)), ("queue_seconds_sum", {}, 0.5)),
+            ("stage_seconds_sum", {**of, "stage": "stage-0"}, pytest.approx(0.04)),
+            ("tasks_total", {**of, "stage": "stage-0"}, 8),
+            ("cold_starts_total", {**of, "stage": "stage-0"}, 8),
+            ("cold_starts_total", {**of, "stage": "stage-1"}, None),
+            ("exchanged_bytes_total", {**of, "stage": "stage-0"}, None),
+            ("store_bytes_total", {**of, "direction": "get"}, 800),
+            ("store_operations_total", {**of, "operation": "put"}, 10),
+            *(("usd_total", of, 1.0), ("retries_total", {}, 4), ("hedges_total", {}, 2), ("restarts_total", {}, 0)),
+        ):
+            assert metrics.registry.get_sample_value(f"serfer_{name}", labels) == expected, name
 
     def test_queries_are_counted_by_the_plan_that_they_ran_on(self, metrics):
         for plan in ("digest", "cold", "cold"):
@@ -125,7 +131,7 @@ class TestQueries:
         assert second.registry.get_sample_value("serfer_http_request_seconds_count", {"route": "/x"}) is None
 
 
-class TestRequests:
+class TestScrape:
     def test_over_a_quota_and_over_capacity_are_two_things(self, http, metrics):
         metrics.refused(Problem(429, "", slug="quota"))
         for _ in range(3):
@@ -134,18 +140,6 @@ class TestRequests:
         assert samples["serfer_shed_total", "quota"] == 1
         assert samples["serfer_shed_total", "overloaded"] == 3
 
-
-def scraped(http, parse=parse_text, **headers):
-    response = http.get("/metrics", headers=headers)
-    assert response.status_code == 200
-    return {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in parse(response.text)
-        for sample in family.samples
-    }
-
-
-class TestScrape:
     def test_a_query_is_seen(self, http):
         http.post("/v1/classify", content=png(), headers={"Content-Type": "image/png"}).raise_for_status()
         samples = scraped(http)
@@ -161,13 +155,12 @@ class TestScrape:
         assert scraped(http, parse_openmetrics, Accept=OPENMETRICS)[("serfer_ready",)] == 1
 
     def test_busy_gauges_show_the_present_load(self, http, service):
-        service.admission.turns.running = 3
-        assert scraped(http)[("serfer_in_flight",)] == 3
-        service.admission.turns.running = 0
-        assert scraped(http)[("serfer_in_flight",)] == 0
-        assert scraped(http)[("serfer_draining",)] == 0
-        service.drain()
-        assert scraped(http)[("serfer_draining",)] == 1
+        for running, drains in ((3, False), (0, True)):
+            service.admission.turns.running = running
+            if drains:
+                service.drain()
+            samples = scraped(http)
+            assert (samples[("serfer_in_flight",)], samples[("serfer_draining",)]) == (running, drains)
 
     def test_retries_of_calls_are_counted_by_name(self, http):
         errors = [StoreUnavailableError("gone"), StoreUnavailableError("gone")]

@@ -35,25 +35,18 @@ def inside(inner, outer, slack=1e-4):
 
 def test_models_are_listed_with_their_plans_and_one_is_the_default(http, plan):
     [model] = http.get("/v1/models").raise_for_status().json()["models"]
-    assert model["name"] == "small"
-    assert model["default"] is True
-    assert model["plan"] == plan.digest
+    assert (model["name"], model["default"], model["plan"]) == ("small", True, plan.digest)
     assert model["input"] == {"height": SIZE, "width": SIZE, "channels": 3}
     assert (model["grids"], model["tasks"]) == (["2x2", "2x2", "1"], 9)
 
 
-def test_an_unknown_model_is_a_problem_that_names_those_there_are(http):
-    answer = http.get("/v1/models/large")
-    assert answer.status_code == 404
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert "small" in answer.json()["detail"]
-
-
-def test_a_parameter_that_there_is_not_is_named(http):
-    for path in ("/v1/models", "/v1/models/small"):
-        answer = http.get(path, params={"verbose": 1})
-        assert answer.status_code == 422
-        assert "verbose" in answer.json()["detail"]
+@pytest.mark.parametrize(
+    ("path", "status", "words"), [("/large", 404, "small"), ("?verbose=1", 422, "verbose"), ("/small?a=1", 422, "'a'")]
+)
+def test_what_there_is_not_is_a_problem_that_names_it(lasting_http, path, status, words):
+    answer = lasting_http.get(f"/v1/models{path}")
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
+    assert words in answer.json()["detail"]
 
 
 def test_every_prediction_is_called_predicted_and_is_the_plans_own(small, plan):
@@ -104,25 +97,14 @@ def test_the_page_gets_the_fit_and_the_number_of_classes(small):
     assert small["classes"] == len(LABELS)
 
 
-def test_untrained_weights_are_reported(plan):
-    described = {
-        words: anatomy_of(replace(plan, weights=words))["untrained"]
-        for words in ("random (seed 0): answers mean nothing", "ImageNet (pretrained)")
-    }
-    assert list(described.values()) == [True, False]
+def test_what_a_plan_has_not_is_not_shown_and_untrained_weights_are_reported(plan):
+    def shown(plan):
+        return asdict(_anatomy("small", plan, default=True))
 
-
-def test_a_plan_without_alternatives_shows_none(plan):
-    shown = anatomy_of(replace(plan, alternatives=(), preprocess=None))
-    assert (shown["competitors"], shown["unsplit"], shown["fit"]) == ((), (), None)
-
-
-def test_a_plan_without_its_explanation_says_so(plan):
-    shown = anatomy_of(parse_plan(dump_plan(plan)))
-    assert (shown["predicted_ms"], shown["predicted_cost_usd"], shown["competitors"]) == (0, 0, ())
-    assert "explanation.json is missing" in shown["why"]
-
-
-def anatomy_of(plan):
-    """What the route says of the model "small" with another plan."""
-    return asdict(_anatomy("small", plan, default=True))
+    for words, untrained in (("random (seed 0): answers mean nothing", True), ("ImageNet (pretrained)", False)):
+        assert shown(replace(plan, weights=words))["untrained"] is untrained
+    few = shown(replace(plan, alternatives=(), preprocess=None))
+    assert (few["competitors"], few["unsplit"], few["fit"]) == ((), (), None)
+    bare = shown(parse_plan(dump_plan(plan)))
+    assert (bare["predicted_ms"], bare["predicted_cost_usd"], bare["competitors"]) == (0, 0, ())
+    assert "explanation.json is missing" in bare["why"]

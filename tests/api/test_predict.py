@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import time
 
 import httpx
 import numpy as np
@@ -15,7 +14,7 @@ from serfer.core.detections import coco
 from serfer.core.errors import RequestRefusedError
 from tests.e2e.dense import OUTPUTS, split_dense
 from tests.e2e.detector import CLASSES, split_detector
-from tests.support.served import PATIENCE, png, served
+from tests.support.served import PATIENCE, ended, png, served
 
 DRAWN = ("classes", "head/depth", "embedding")
 PIXELS = png(70, 50)
@@ -47,7 +46,7 @@ def plans(tmp_path_factory, small_plan):
 def found(plans):
     pictures, names = [PIXELS, turned()], ["a.png", "b.jpg"]
     images = {}
-    for name in ("small", "boxes", "drawn", "embedding"):
+    for name in KINDS:
         with serfer.open(plans[name], workers="inprocess") as pipeline:
             images[name] = pipeline.predict(pictures, names=names)
     return images
@@ -68,9 +67,10 @@ def plain(images, kind):
     return json.loads(json.dumps([image.as_dict(kind) for image in images]))
 
 
-@pytest.mark.parametrize(
-    ("model", "kind"), [("small", "classes"), ("boxes", "boxes"), ("drawn", "map"), ("embedding", "vector")]
-)
+KINDS = {"small": "classes", "boxes": "boxes", "drawn": "map", "embedding": "vector"}
+
+
+@pytest.mark.parametrize(("model", "kind"), KINDS.items())
 def test_the_answer_is_the_pipelines_own(http, found, model, kind):
     answer = ask(http, model).json()
     assert (answer["kind"], answer["images"]) == (kind, plain(found[model], kind))
@@ -116,15 +116,12 @@ def test_maps_are_refused_where_nothing_is_kept(plans, forks):
         assert words in refused.json()["detail"]
 
 
-def test_as_a_coco_data_set(http, found):
+def test_boxes_as_a_coco_data_set_and_by_a_score_in_place_of_the_plans(http, found):
     wanted = coco(found["boxes"], CLASSES)
     value = ask(http, "boxes", "&format=coco").json()
     assert [image["file_name"] for image in value["images"]] == ["a.png", "b.jpg"]
     assert [category["name"] for category in value["categories"]] == [*CLASSES]
     assert [annotation["bbox"] for annotation in value["annotations"]] == [[*box.bbox] for box in wanted.annotations]
-
-
-def test_a_score_in_place_of_the_plans(http, found):
     few = ask(http, "boxes", "&min_score=0.9").json()["images"]
     for image, all_of_it in zip(few, found["boxes"], strict=True):
         assert [box["score"] for box in image["boxes"]] == [box.score for box in all_of_it.boxes if box.score >= 0.9]
@@ -140,38 +137,31 @@ def test_one_key_has_one_answer_and_other_thresholds_are_another_request(http):
 def test_later(http, found):
     begun = ask(http, "boxes", headers={"Prefer": "respond-async"})
     assert begun.status_code == 202
-    deadline = time.monotonic() + PATIENCE
-    while (state := http.get(begun.headers["Location"]).json())["status"] in ("queued", "running"):
-        assert time.monotonic() < deadline
+    state = ended(http, begun)
     assert (state["status"], state["result"]["kind"]) == ("done", "boxes")
     assert state["result"]["images"] == plain(found["boxes"], "boxes")
 
 
 @pytest.mark.parametrize(
-    ("model", "query", "headers", "words"),
+    ("path", "headers", "data", "status", "words"),
     [
-        ("small", "&format=coco", {}, "small gives no boxes"),
-        ("boxes", "&format=coco", {"Prefer": "respond-async"}, "leave Prefer out"),
-        ("boxes", "&format=voc", {}, "format"),
-        ("boxes", "&min_score=1.5", {}, "min_score"),
-        ("boxes", "&iou=0.5", {}, "'iou' is not a parameter"),
-        ("arrays", "", {}, "preprocess"),
+        ("predict?model=small&format=coco", {}, PIXELS, 422, "small gives no boxes"),
+        ("predict?model=boxes&format=coco", {"Prefer": "respond-async"}, PIXELS, 422, "leave Prefer out"),
+        ("predict?model=boxes&format=voc", {}, PIXELS, 422, "format"),
+        ("predict?model=boxes&min_score=1.5", {}, PIXELS, 422, "min_score"),
+        ("predict?model=boxes&iou=0.5", {}, PIXELS, 422, "'iou' is not a parameter"),
+        ("predict?model=arrays", {}, PIXELS, 422, "preprocess"),
+        ("predict?model=boxes", {}, PIXELS[:100], 400, "a.png"),
+        ("classify?model=boxes", {}, PIXELS, 422, "POST /v1/predict"),
     ],
 )
-def test_what_is_refused(http, model, query, headers, words):
-    refused = ask(http, model, query, headers=headers)
-    assert (refused.status_code, refused.headers["content-type"]) == (422, "application/problem+json")
+def test_what_is_refused(http, path, headers, data, status, words):
+    refused = http.post(f"/v1/{path}", headers=headers, files={"image": ("a.png", data)})
+    assert (refused.status_code, refused.headers["content-type"]) == (status, "application/problem+json")
     assert words in refused.json()["detail"]
 
 
-def test_what_is_no_image_is_named(http):
-    refused = http.post("/v1/predict?model=boxes", files={"image": ("a.png", PIXELS[:100])})
-    assert (refused.status_code, "a.png" in refused.json()["detail"]) == (400, True)
-
-
-def test_classify_says_what_to_use_and_tensors_are_as_before(http, plans):
-    refused = http.post("/v1/classify?model=boxes", files={"image": PIXELS})
-    assert (refused.status_code, "POST /v1/predict" in refused.json()["detail"]) == (422, True)
+def test_tensors_are_as_before(http, plans):
     pixels = np.zeros((1, 64, 64, 3), np.uint8)
     tensor = {"name": "image", "shape": [*pixels.shape], "datatype": "UINT8", "data": pixels.ravel().tolist()}
     [output] = http.post("/v2/models/boxes/infer", json={"inputs": [tensor]}).json()["outputs"]
@@ -182,7 +172,7 @@ def test_classify_says_what_to_use_and_tensors_are_as_before(http, plans):
 async def test_both_clients_get_the_pipelines_answer(url, found):
     pictures, names = [PIXELS, turned()], ["a.png", "b.jpg"]
     with serfer.Client(url, timeout_s=PATIENCE) as client:
-        for model, kind in (("small", "classes"), ("boxes", "boxes"), ("drawn", "map"), ("embedding", "vector")):
+        for model, kind in KINDS.items():
             report = client.predict(pictures, names=names, model=model)
             assert (report.kind, report.images) == (kind, tuple(found[model]))
         assert {model.name: model.kind for model in client.models()}["boxes"] == "boxes"

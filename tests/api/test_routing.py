@@ -1,10 +1,8 @@
 """What clients and Prometheus see of a pool."""
 
-import asyncio
 from collections import Counter
 from types import SimpleNamespace
 
-import httpx
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ from serfer.drivers.instance.client import FaultKind
 from serfer.drivers.target import InstanceAnswer
 from serfer.fleet.controller import Status, TypeStatus
 from serfer.fleet.purchase import Purchase
-from tests.support.served import png, running
+from tests.support.served import PNG, asking, ended, png
 
 
 class Target:
@@ -41,14 +39,13 @@ def target(service):
     return service.pipelines["small"].target
 
 
-def classify(url, **parameters):
-    headers = {"Content-Type": "image/png"}
-    return httpx.post(f"{url}/v1/classify", params=parameters, content=png(), headers=headers, timeout=60)
+def classify(http, **parameters):
+    return http.post("/v1/classify", params=parameters, content=png(), headers=PNG)
 
 
-def test_an_answer_of_an_instance_says_so_and_is_explained(url, target):
+def test_an_answer_of_an_instance_says_so_and_is_explained(http, target):
     target.answer = InstanceAnswer(np.arange(7, dtype=np.float32)[None], "i-1", 8, 3.5, 2e-6)
-    body = classify(url, explain=True).json()
+    body = classify(http, explain=True).json()
     assert (body["target"], body["stages"], body["cost_usd"], body["store"]["puts"]) == ("gpu", [], 2e-6, 0)
     assert body["images"][0]["predictions"][0]["index"] == 6
     assert body["timeline"]["tasks"] == []
@@ -62,9 +59,9 @@ def test_an_answer_of_an_instance_says_so_and_is_explained(url, target):
         (OverloadedError("no room", retry_after_s=0.1), "urn:serfer:problem:overloaded", "1"),
     ],
 )
-def test_a_query_that_no_target_accepts_is_refused_with_retry_after(url, target, error, kind, wait):
+def test_a_query_that_no_target_accepts_is_refused_with_retry_after(http, target, error, kind, wait):
     target.answer = error
-    refused = classify(url)
+    refused = classify(http)
     assert (refused.status_code, refused.json()["type"], refused.headers["Retry-After"]) == (429, kind, wait)
 
 
@@ -72,9 +69,9 @@ def test_a_refusal_counts_as_shed(target, service, settings):
     telemetry = open_telemetry(service.pipelines)
     target.answer = CeilingError("spent", retry_after_s=10)
     counting = Service(service.pipelines, Admission(4, 8), telemetry)
-    with running(make_app(counting, settings, None, telemetry)) as url:
-        classify(url)
-        metrics = httpx.get(f"{url}/metrics", timeout=60).text
+    with asking(make_app(counting, settings, None, telemetry)) as http:
+        classify(http)
+        metrics = http.get("/metrics").text
     assert 'serfer_queries_total{model="small",outcome="shed",target="none"} 1.0' in metrics
 
 
@@ -92,34 +89,31 @@ def test_metrics_cover_the_pool():
         status=status, changes={"started": 4, "stopped": 2, "interrupted": 1}, troubles=troubles
     )
     samples = {
-        (sample.name, *sample.labels.values()): sample.value
+        " ".join((sample.name.removeprefix("serfer_"), *sample.labels.values())): sample.value
         for family in PoolMetrics(SimpleNamespace(pool=pool, controller=controller)).collect()
         for sample in family.samples
     }
-    assert samples["serfer_pool_instances", "wanted"] == 3
-    assert samples["serfer_pool_instances", "on"] == 2
-    assert samples["serfer_pool_instances", "serving"] == 1
-    assert samples[("serfer_pool_leading",)] == 1
-    assert samples["serfer_pool_hour_usd", "serverless"] == 0.5
-    assert samples["serfer_pool_hour_usd", "gpu"] == 0.25
-    spot = ("g6.xlarge", "spot")
-    assert samples["serfer_pool_type_instances", "g6.xlarge", "on-demand", "serving"] == 1
-    assert [samples["serfer_pool_type_instances", *spot, state] for state in ("wanted", "on", "serving")] == [2, 1, 0]
-    assert samples["serfer_pool_type_hour_usd", *spot] == 0.05
-    assert samples["serfer_pool_changes_total", "interrupted"] == 1
-    assert samples["serfer_route_decisions_total", "no_instance"] == 1
-    assert samples["serfer_instance_faults_total", "hung"] == 2
-    assert samples["serfer_pool_changes_total", "started"] == 4
-    assert samples["serfer_pool_troubles_total", "store"] == 1
-    assert samples["serfer_pool_troubles_total", "functions"] == 2
+    spot = "g6.xlarge spot"
+    assert samples == samples | {
+        "pool_instances wanted": 3,
+        "pool_instances on": 2,
+        "pool_instances serving": 1,
+        "pool_leading": 1,
+        "pool_hour_usd serverless": 0.5,
+        "pool_hour_usd gpu": 0.25,
+        f"pool_type_hour_usd {spot}": 0.05,
+        "pool_type_instances g6.xlarge on-demand serving": 1,
+        **{f"pool_type_instances {spot} {state}": count for state, count in (("wanted", 2), ("on", 1), ("serving", 0))},
+        "pool_changes_total interrupted": 1,
+        "pool_changes_total started": 4,
+        "pool_troubles_total store": 1,
+        "pool_troubles_total functions": 2,
+        "route_decisions_total no_instance": 1,
+        "instance_faults_total hung": 2,
+    }
 
 
-async def test_a_watched_query_that_an_instance_answers_ends(url, target):
+def test_a_watched_query_that_an_instance_answers_ends(http, target):
     target.answer = InstanceAnswer(np.zeros((1, 7), np.float32), "i-1", 1, 1.0, 0.0)
-    headers = {"Content-Type": "image/png", "Prefer": "respond-async"}
-    async with httpx.AsyncClient(base_url=url, timeout=60) as http:
-        taken = await http.post("/v1/classify", content=png(), headers=headers)
-        while (state := (await http.get(taken.headers["Location"])).json())["status"] in ("queued", "running"):  # noqa: ASYNC110 - a service is asked
-            await asyncio.sleep(0.01)
-
+    state = ended(http, http.post("/v1/classify", content=png(), headers={**PNG, "Prefer": "respond-async"}))
     assert (state["status"], state["result"]["target"]) == ("done", "gpu")

@@ -1,4 +1,3 @@
-import asyncio
 import os
 import subprocess
 import sys
@@ -19,11 +18,12 @@ from serfer.core.errors import StoreUnavailableError
 from serfer.core.keys import StoreCounts
 from serfer.core.run_machine import Attempt, Failure, FailureKind, StageRun, TileRun
 from serfer.core.wire import Report
-from tests.support.served import PATIENCE, png
+from tests.e2e.conftest import eventually
+from tests.support.http_stub import serving
+from tests.support.served import PNG, ended, png
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
-IMAGE = {"Content-Type": "image/png"}
 
 
 @pytest.fixture
@@ -53,19 +53,20 @@ def spans(exporter):
     """Wait until a request's span has ended, which its client hears of first, and return all by name."""
 
     def span_named(name="POST /v1/classify"):
-        deadline = time.monotonic() + PATIENCE
-        while not any(span.name == name for span in exporter.get_finished_spans()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        eventually(lambda: any(span.name == name for span in exporter.get_finished_spans()), name)
         return {span.name: span for span in exporter.get_finished_spans()}
 
     return span_named
 
 
 class TestRequests:
-    def test_a_query_is_a_tree_under_its_request(self, http, spans):
+    def test_a_query_is_a_tree_under_its_request_with_each_task_under_its_stage(self, http, exporter, spans):
+        def below(above):
+            known = exporter.get_finished_spans()
+            return [span for span in known if span.parent and span.parent.span_id == above.context.span_id]
+
         before = time.time_ns()
-        http.post("/v1/classify", content=png(), headers={**IMAGE, "X-Request-Id": "mine"}).raise_for_status()
+        http.post("/v1/classify", content=png(), headers={**PNG, "X-Request-Id": "mine"}).raise_for_status()
         recorded, after = spans(), time.time_ns()
         server, query = recorded["POST /v1/classify"], recorded["query"]
         assert server.kind is SpanKind.SERVER
@@ -73,21 +74,11 @@ class TestRequests:
         assert server.attributes["http.response.status_code"] == 200
         assert server.attributes["serfer.request_id"] == "mine"
         assert query.parent.span_id == server.context.span_id
-        assert {
-            name for name, span in recorded.items() if span.parent and span.parent.span_id == query.context.span_id
-        } == {*("queue", "decode", "stage-0", "stage-1", "stage-2")}
+        assert {span.name for span in below(query)} == {*("queue", "decode", "stage-0", "stage-1", "stage-2")}
         assert (query.attributes["serfer.model"], query.attributes["serfer.target"]) == ("small", "serverless")
         for span in recorded.values():
             assert before <= span.start_time <= span.end_time <= after
-
-    def test_every_task_hangs_under_its_stage(self, http, exporter, spans):
-        http.post("/v1/classify", content=png(), headers=IMAGE).raise_for_status()
-        stage = spans()["stage-0"]
-        tasks = [
-            span
-            for span in exporter.get_finished_spans()
-            if span.parent and span.parent.span_id == stage.context.span_id
-        ]
+        tasks = below(recorded["stage-0"])
         assert [task.attributes["serfer.tile"] for task in tasks] == [0, 1, 2, 3]
         assert {task.attributes["serfer.outcome"] for task in tasks} == {"answered"}
         assert {task.attributes["serfer.cold"] for task in tasks} == {False}
@@ -99,16 +90,13 @@ class TestRequests:
         assert f"{span.parent.span_id:016x}" == PARENT
 
     def test_unsampled_requests_have_no_spans(self, http, exporter, spans):
-        http.post("/v1/classify", content=png(), headers={**IMAGE, "traceparent": f"00-{TRACE}-{PARENT}-00"})
+        http.post("/v1/classify", content=png(), headers={**PNG, "traceparent": f"00-{TRACE}-{PARENT}-00"})
         http.get("/healthz")
         spans("GET /healthz")
         assert [span.name for span in exporter.get_finished_spans()] == ["GET /healthz"]
 
     def test_an_asynchronous_query_belongs_to_its_requests_trace(self, http, spans):
-        response = http.post("/v1/classify", content=png(), headers={**IMAGE, "Prefer": "respond-async"})
-        deadline = time.monotonic() + PATIENCE
-        while http.get(response.headers["Location"]).json()["status"] != "done":
-            assert time.monotonic() < deadline
+        ended(http, http.post("/v1/classify", content=png(), headers={**PNG, "Prefer": "respond-async"}))
         recorded = spans()
         assert recorded["query"].parent.span_id == recorded["POST /v1/classify"].context.span_id
 
@@ -117,7 +105,7 @@ class TestRequests:
             raise StoreUnavailableError("secret words")
 
         monkeypatch.setattr(service.pipelines["small"], "answer", unavailable)
-        assert http.post("/v1/classify", content=png(), headers=IMAGE).status_code == 503
+        assert http.post("/v1/classify", content=png(), headers=PNG).status_code == 503
         span = spans()["POST /v1/classify"]
         assert span.status.status_code is StatusCode.ERROR
         assert span.attributes["error.type"] == "StoreUnavailableError"
@@ -136,15 +124,8 @@ def attempts():
 
 def test_every_attempt_of_a_task_has_a_span(tracing, exporter):
     run = StageRun(1.0, [TileRun(attempts())], 1.8)
-    report = SimpleNamespace(
-        plan="digest",
-        target="serverless",
-        retries=1,
-        hedges=1,
-        restarts=0,
-        cost_usd=0.1,
-        stages=[SimpleNamespace(grid="1x1")],
-    )
+    counts = {"retries": 1, "hedges": 1, "restarts": 0, "cost_usd": 0.1}
+    report = SimpleNamespace(plan="digest", target="serverless", stages=[SimpleNamespace(grid="1x1")], **counts)
     answer = SimpleNamespace(query="q", stages=[run], ended=1.9)
     result = SimpleNamespace(report=report, answer=answer, split=(0.9, 1.0), answered=2.0)
     with tracing.request({"headers": [], "method": "POST"}):
@@ -172,10 +153,18 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
 
     @pytest.mark.parametrize(("named", "name"), [({}, "serfer"), ({"OTEL_SERVICE_NAME": "mine"}, "mine")])
     def test_spans_reach_the_collector_at_the_end(self, monkeypatch, named, name):
-        taken = asyncio.run(_collected(monkeypatch, named))
-        assert b"POST /v1/traces" in taken
-        assert name.encode() in taken
-        assert b"GET /x" in taken
+        with serving() as collector:
+            known = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_EXPORTER_OTLP_COMPRESSION": "none", **named}
+            for variable, value in known.items():
+                monkeypatch.setenv(variable, value)
+            tracing = open_tracing()
+            with tracing.request({"headers": [], "method": "GET"}) as span:
+                tracing.responded(span, "GET", "/x", 200, "id")
+            tracing.close()
+        [taken] = collector.requests
+        assert (taken.method, taken.path) == ("POST", "/v1/traces")
+        assert name.encode() in taken.body
+        assert b"GET /x" in taken.body
 
     def test_an_unreachable_collector_does_not_block_requests(self, monkeypatch):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
@@ -184,29 +173,3 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry.sdk"
         with tracing.request({"headers": [], "method": "GET"}):
             pass
         tracing.close()
-
-
-async def _collected(monkeypatch, variables):
-    taken = bytearray()
-
-    async def collect(reader, writer):
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-        taken.extend(head + await reader.readexactly(length))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(collect, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    tracing = open_tracing()
-    with tracing.request({"headers": [], "method": "GET"}) as span:
-        tracing.responded(span, "GET", "/x", 200, "id")
-    await asyncio.to_thread(tracing.close)
-    server.close()
-    await server.wait_closed()
-    return bytes(taken)

@@ -5,14 +5,12 @@ import signal
 import subprocess
 import sys
 import uuid
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlencode
 
-import boto3
 import pytest
-from botocore.config import Config
 from redis import Redis
 
 import serfer
@@ -31,7 +29,8 @@ from serfer.pipeline.event_loop import LoopThread
 from serfer.pipeline.warm import Warmth, ping_event
 from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import DriverSettings, Settings
-from tests.support.served import PATIENCE, png
+from tests.support.lambda_client import lambda_client
+from tests.support.served import png
 
 IMAGE = {"content-type": "image/png"}
 
@@ -80,24 +79,26 @@ def opened():
         yield opened
 
 
+def variables_of(plan):
+    return {"LAMBDA_TASK_ROOT": str(plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
+
+
 @pytest.fixture
 def variables(small_plan):
-    return {"LAMBDA_TASK_ROOT": str(small_plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
+    return variables_of(small_plan)
 
 
-@pytest.fixture
-def function(variables, settings, opened):
-    function = Function(open_application(driver_settings(variables), settings, opened))
-    opened.callback(function.close)
-    return function
+@contextmanager
+def opened_function(variables, settings):
+    with ExitStack() as opened:
+        function = Function(open_application(driver_settings(variables), settings, opened))
+        opened.callback(function.close)
+        yield function
 
 
 @pytest.fixture(scope="module")
 def shared(small_plan):
-    with ExitStack() as opened:
-        variables = {"LAMBDA_TASK_ROOT": str(small_plan), "SERFER_STORE": "memory://", "SERFER_WORKERS": "inprocess"}
-        function = Function(open_application(driver_settings(variables), Settings(), opened))
-        opened.callback(function.close)
+    with opened_function(variables_of(small_plan), Settings()) as function:
         yield function
 
 
@@ -144,6 +145,7 @@ class TestEvents:
             (("GET", "/v1/classify"), 405),
             (("GET", "/nowhere"), 404),
             (("POST", "/v1/classify", (), {"content-type": "text/html"}, b"x"), 415),
+            (("POST", "/v1/classify", (), {**IMAGE, "prefer": "respond-async"}, png()), 422),
         ],
     )
     def test_errors_are_problems_that_can_be_read(self, call, event_parts, status):
@@ -155,24 +157,16 @@ class TestEvents:
     def test_problems_are_not_in_base64(self, shared):
         assert not shared(rest("GET", "/nowhere"), None)["isBase64Encoded"]
 
-    def test_later_is_refused_by_name(self, call):
-        status, headers, body = call("POST", "/v1/classify", headers={**IMAGE, "prefer": "respond-async"}, body=png())
-        assert status == 422
-        assert "respond-async" in json.loads(body)["detail"]
-        assert json.loads(body)["request_id"] == headers["x-request-id"]
-
 
 class TestOpening:
     @pytest.mark.parametrize(
         ("wrong", "words"),
         [
-            ({"SERFER_DRIVER": "pull"}, "SERFER_DRIVER is push, poll, stepfunctions or stepfunctions-express, not"),
             ({"SERFER_WORKERS": "moon"}, "SERFER_WORKERS is inprocess, local or aws, not 'moon'"),
             ({"SERFER_WORKERS": "aws"}, "--store memory:// cannot be reached by functions in AWS"),
             ({"SERFER_DRIVER": "stepfunctions"}, "engine=stepfunctions invokes functions"),
             ({"SERFER_PLAN": "{plan}:{plan}"}, "SERFER_PLAN: two plans are of the model small"),
             ({"LAMBDA_TASK_ROOT": "/nowhere"}, "SERFER_PLAN"),
-            ({"SERFER_STORE": "", "SERFER_WORKERS": ""}, "SERFER_STORE is not set"),
         ],
     )
     def test_settings_invalid_refused_by_name(self, variables, settings, opened, small_plan, wrong, words):
@@ -181,36 +175,30 @@ class TestOpening:
             open_application(driver_settings({**variables, **wrong}), settings, opened)
         assert words in str(raised.value)
 
-    def test_a_state_machine_is_one_plans(self, variables, small_plan, tmp_path):
+    def test_plans_lie_in_the_package_and_a_state_machine_is_one_plans(self, variables, small_plan, tmp_path):
         other = tmp_path / "other"
         other.mkdir()
         write_plan(sealed(replace(load_plan(small_plan), model="other")), other)
-        named = {**variables, "SERFER_PLAN": f"{small_plan}:{other}"}
-        assert models_of(driver_settings(named)) == {"small": small_plan, "other": other}
+        named = {"LAMBDA_TASK_ROOT": str(small_plan.parent), "SERFER_PLAN": f"{small_plan.name}:{other}"}
+        assert models_of(driver_settings(variables | named)) == {"small": small_plan, "other": other}
         with pytest.raises(UsageError, match="SERFER_PLAN: a state machine is one plan's"):
-            models_of(driver_settings({**named, "SERFER_DRIVER": "stepfunctions-express"}))
-
-    def test_a_relative_plan_lies_in_the_package(self, variables, small_plan):
-        variables |= {"LAMBDA_TASK_ROOT": str(small_plan.parent), "SERFER_PLAN": small_plan.name}
-        assert models_of(driver_settings(variables)) == {"small": small_plan}
+            models_of(driver_settings({**variables, **named, "SERFER_DRIVER": "stepfunctions-express"}))
 
     def test_a_store_that_is_away_fails_the_init(self, variables, settings, opened):
         with pytest.raises(UnavailableError):
             open_application(driver_settings({**variables, "SERFER_STORE": "redis://127.0.0.1:9/0"}), settings, opened)
 
-    def test_keys_hold_here_too(self, variables, opened, tmp_path):
+    def test_keys_hold_here_too(self, variables, tmp_path):
         key = add_key(tmp_path / "keys.json", "phone", None)
-        function = Function(
-            open_application(driver_settings(variables), Settings(keys_file=tmp_path / "keys.json"), opened)
-        )
-        opened.callback(function.close)
-        statuses = [
-            function(rest("POST", "/v1/classify", headers={**IMAGE, **header}, body=png()), None)["statusCode"]
-            for header in ({}, {"X-API-Key": key}, {"Authorization": f"Bearer {key}"})
-        ]
+        with opened_function(variables, Settings(keys_file=tmp_path / "keys.json")) as function:
+            statuses = [
+                function(rest("POST", "/v1/classify", headers={**IMAGE, **header}, body=png()), None)["statusCode"]
+                for header in ({}, {"X-API-Key": key}, {"Authorization": f"Bearer {key}"})
+            ]
         assert statuses == [401, 200, 200]
 
 
+PIPES = ("stdin", "stdout", "stderr")
 PROCESS = """
 import json, sys
 from serfer.api.entrypoints import function
@@ -226,16 +214,8 @@ for line in sys.stdin:
 def test_an_environment_is_frozen_and_thawed(variables):
     """Its connections are cut while it stands still, as they are where it stands still for long."""
     with RedisServer() as server:
-        env = {**os.environ, **variables, "SERFER_STORE": server.url}
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROCESS],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with process:
+        env, pipes = {**os.environ, **variables, "SERFER_STORE": server.url}, dict.fromkeys(PIPES, subprocess.PIPE)
+        with subprocess.Popen([sys.executable, "-c", PROCESS], env=env, text=True, **pipes) as process:
             try:
                 request = json.dumps(http_api("POST", "/v1/classify", headers=IMAGE, body=png())) + "\n"
                 for _ in range(3):
@@ -243,17 +223,13 @@ def test_an_environment_is_frozen_and_thawed(variables):
                     process.stdin.flush()
                     assert json.loads(process.stdout.readline())["statusCode"] == 200
                     process.send_signal(signal.SIGSTOP)
-                    cut_connections(server.url)
+                    with Redis.from_url(server.url) as client:
+                        assert client.client_kill_filter(skipme=True, _type="normal") > 0
                     process.send_signal(signal.SIGCONT)
             finally:
                 process.kill()
             lines = [json.loads(line) for line in process.stderr.read().splitlines()]
     assert [line["status"] for line in lines if line["event"] == "request"] == [200, 200, 200]
-
-
-def cut_connections(url):
-    with Redis.from_url(url) as client:
-        assert client.client_kill_filter(skipme=True, _type="normal") > 0
 
 
 def test_lambda_runs_it(small_plan, tmp_path):
@@ -274,14 +250,7 @@ def test_lambda_runs_it(small_plan, tmp_path):
     )
     loop.wait(service.start())
     try:
-        client = boto3.client(
-            "lambda",
-            "us-east-1",
-            endpoint_url=service.url,
-            aws_access_key_id=service.access.key_id,
-            aws_secret_access_key=service.access.secret,
-            config=Config(read_timeout=PATIENCE, retries={"total_max_attempts": 1}),
-        )
+        client = lambda_client(service.url, service.access)
         event = json.dumps(rest("POST", "/v1/classify", headers={**IMAGE, "X-Request-Id": "mine"}, body=png()))
         answers = [client.invoke(FunctionName="http", Payload=event) for _ in range(2)]
         assert [answer.get("FunctionError") for answer in answers] == [None, None], lines
@@ -318,15 +287,13 @@ class TestPings:
         monkeypatch.setattr(pipeline, "warm", warm)
         return calls
 
-    def test_it_warms_the_functions_of_every_model(self, shared, warmed):
+    def test_it_warms_the_functions_of_every_model_and_what_is_not_warm_is_logged(self, shared, warmed, caplog):
         answer = shared(ping_event(1), None)
-        assert warmed == [1]
-        assert [one["function"] for one in answer["functions"]] == ["stage-0"]
+        assert [warmth["function"] for warmth in answer["functions"]] == ["stage-0"]
         assert shared(rest("GET", "/readyz"), None)["statusCode"] == 200
-
-    def test_what_is_not_warm_is_logged(self, shared, warmed, caplog):
+        assert caplog.text == ""
         shared(ping_event(3), None)
-        assert warmed == [3]
+        assert warmed == [1, 3]
         assert "stage-0 is not warm: throttled" in caplog.text
 
     def test_workers_in_process_need_none(self, shared):

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-import boto3
 import pytest
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
-from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from hypothesis import given
@@ -23,6 +21,7 @@ from serfer.core.sigv4 import Access, sign
 from serfer.local.lambda_.access import Verifier
 from serfer.local.lambda_.socket_owner import is_ours
 from tests.local.test_lambda_service import Local, probe
+from tests.support.lambda_client import lambda_client
 
 PASSWORD = "0123456789abcdef"  # noqa: S105 - of no store
 ACCESS = Access("LOCALKEY", "a-secret-of-the-test")
@@ -47,17 +46,6 @@ def as_nobody(port, method, path):
     # Every user may run bash, as not every Python. Popen(user=...) would fork, for which this process may be too large.
     command = [*AS_NOBODY, "bash", "-c", script]
     return subprocess.run(command, stdout=subprocess.PIPE, cwd="/", check=True, timeout=20).stdout
-
-
-def client_of(service, access):
-    return boto3.client(
-        "lambda",
-        endpoint_url=service.url,
-        region_name="eu-west-1",
-        aws_access_key_id=access.key_id,
-        aws_secret_access_key=access.secret,
-        config=Config(retries={"total_max_attempts": 1}),
-    )
 
 
 @pytest.mark.who_may
@@ -103,7 +91,7 @@ def test_another_user_takes_no_event_from_a_runtime_api(local):
 )
 def test_wrong_credentials_are_refused_by_name(local, change, code):
     access = replace(local.service.access, **change)
-    client = client_of(local.service, access)
+    client = lambda_client(local.service.url, access)
     for call in (client.list_functions, lambda: client.invoke(FunctionName="echo", Payload=b"{}")):
         with pytest.raises(ClientError) as refused:
             call()
@@ -114,7 +102,7 @@ def test_wrong_credentials_are_refused_by_name(local, change, code):
 
 @pytest.mark.who_may
 def test_boto3_with_the_credentials_works_from_any_region(local):
-    client = client_of(local.service, local.service.access)
+    client = lambda_client(local.service.url, local.service.access, "eu-west-1")
     answer = client.invoke(FunctionName="arn:aws:lambda:us-east-1:123456789012:function:echo", Qualifier="live")
     assert answer["StatusCode"] == 200
     client.close()

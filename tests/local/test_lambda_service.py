@@ -19,19 +19,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import boto3
 import psutil
 import pytest
-from botocore.config import Config
 from botocore.exceptions import HTTPClientError
 
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError
+from serfer.core.sigv4 import Access
 from serfer.local.lambda_.environment import Environment, Invocation
 from serfer.local.lambda_.function import FunctionConfig
 from serfer.local.lambda_.runtime import runtime_directory
 from serfer.local.lambda_.service import LambdaService
 from serfer.pipeline.event_loop import new_event_loop, run
+from tests.support.lambda_client import lambda_client
 
 HERE = Path(__file__).parent / "functions"
 FACTS = shipped_aws().functions
@@ -94,14 +94,7 @@ class Local:
     def __enter__(self):
         self._thread.start()
         self.do(self.service.start)
-        self.client = boto3.client(
-            "lambda",
-            endpoint_url=self.service.url,
-            region_name="us-east-1",
-            aws_access_key_id=self.service.access.key_id,
-            aws_secret_access_key=self.service.access.secret,
-            config=Config(retries={"total_max_attempts": 1}, read_timeout=PATIENCE, max_pool_connections=20),
-        )
+        self.client = lambda_client(self.service.url, self.service.access)
         return self
 
     def __exit__(self, *_):
@@ -521,13 +514,7 @@ def test_workers_die_with_a_host_that_is_killed(runtime):
     command = [sys.executable, "-c", HOST, str(runtime), str(HERE / "probe")]
     root = Path(__file__).parents[2]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as host:
-        client = boto3.client(
-            "lambda",
-            endpoint_url=host.stdout.readline().strip(),
-            region_name="us-east-1",
-            aws_access_key_id="LOCAL",
-            aws_secret_access_key="a-secret-of-the-test",  # noqa: S106 - the service's, for the length of this test
-        )
+        client = lambda_client(host.stdout.readline().strip(), Access("LOCAL", "a-secret-of-the-test"))
         worker = os.pidfd_open(json.load(client.invoke(FunctionName="echo")["Payload"])["pid"])
         client.close()
         host.kill()

@@ -16,8 +16,8 @@ A driver has a budget of slots and a budget of bytes. The rule:
   passes the second image of another. A slot that comes too late for an answer by the deadline goes to the next request.
 - **Bytes.** Bodies as they arrive, what they are unpacked to, and arrays that wait count together, and are refused
   where they do not fit. The last eighth is for clients that hold no more than an eighth: one client's large bodies keep
-  no small ones of others out. A request that is alone may take all. Small bodies are parsed at once, large JSON and
-  what is packed one at a time.
+  no small ones of others out. A request may take all bytes if no other request holds any. Large JSON and compressed
+  bodies are parsed one at a time, small bodies as they come.
 - **Refusals** say when there should be room: after what waits, and after the clients refused before, so that clients
   that respect it return one after the other. Beyond ten a second they are held back: reading and refusing a request
   takes milliseconds of the processors that answers need.

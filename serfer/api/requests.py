@@ -1,4 +1,4 @@
-"""A classify request without its images: parameters, headers, its client."""
+"""What a request says besides its images: query parameters, idempotency key, deadline and client."""
 
 from __future__ import annotations
 

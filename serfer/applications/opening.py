@@ -1,4 +1,4 @@
-"""Applications opened from a user's options: where the registry is, which applications, what selects."""
+"""Open applications from a user's options: the registry, the names of applications, the selector of variants."""
 
 from __future__ import annotations
 

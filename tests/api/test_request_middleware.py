@@ -76,22 +76,9 @@ def ask(app, path, method="GET", headers=(), body=b"", **scope):
     async def send(message):
         messages.append(message)
 
-    http_scope = {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": list(headers),
-        "http_version": "1.1",
-        "scheme": "http",
-        "client": None,
-        "server": None,
-        "root_path": "",
-        "asgi": {"version": "3.0"},
-        **scope,
-    }
-    asyncio.run(app(http_scope, receive, send))
+    http_scope = {"type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b""}
+    http_scope |= {"headers": list(headers), "http_version": "1.1", "scheme": "http", "client": None, "server": None}
+    asyncio.run(app({**http_scope, "root_path": "", "asgi": {"version": "3.0"}, **scope}, receive, send))
     return Response(messages)
 
 

@@ -162,9 +162,7 @@ class QueryRun(Protocol):
         """Run it to its end; raises one of LOST where some of its pieces were lost or altered."""
         ...
 
-    async def clean_up(self) -> None:
-        """Delete its keys, after whatever may still write."""
-        ...
+    async def clean_up(self) -> None: ...
 
 
 class QueryDriver:

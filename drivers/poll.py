@@ -48,8 +48,6 @@ POLLING = Backoff(base=0.004, longest=0.25, factor=1.4)
 
 @dataclass(slots=True, eq=False)
 class _Awaited:
-    """A reply that is waited for, and when it is polled next."""
-
     answer: asyncio.Future[tuple[Report | Failure, StoreCounts]]
     due: float
     polls: int = 0

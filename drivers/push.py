@@ -320,7 +320,6 @@ class PushRun:
                 self._ended.set_result(None)
 
     async def _outputs(self) -> Sequence[Sequence[Buffer]]:
-        """Return what the last stage's tiles computed, from the store where no answer could carry it."""
         if self._request.context.result:
             return ()
         last = len(self._run.stages) - 1

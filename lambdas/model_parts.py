@@ -45,8 +45,6 @@ _READERS = frozenset({b"Conv", b"Slice"})
 
 @dataclass(frozen=True)
 class _Node:
-    """An operator; `rest` are its other fields."""
-
     kind: bytes
     inputs: tuple[bytes, ...]
     outputs: tuple[bytes, ...]

@@ -60,8 +60,7 @@ Array = NDArray[np.float32]
 class Session(Protocol):
     """What computes a tile: an ONNX Runtime session, or several."""
 
-    def run(self, names: None, inputs: dict[str, Array], options: ort.RunOptions | None = None) -> list[Array]:
-        """Compute all outputs from inputs by name."""
+    def run(self, names: None, inputs: dict[str, Array], options: ort.RunOptions | None = None) -> list[Array]: ...
 
 
 class _Chain:
@@ -151,7 +150,6 @@ class SessionCache:
         return waited
 
     def run(self, stage: Stage, tile: Tile, inputs: Mapping[str, Array]) -> list[Array]:
-        """Compute a tile's outputs from its inputs."""
         session = self.get(stage, tile)
         try:
             if self._longest_run_s is not None:

@@ -52,8 +52,7 @@ class Ranges(Protocol):
         StoreUnavailableError where a later attempt may succeed.
         """
 
-    def close(self) -> None:
-        """Close the idle connections."""
+    def close(self) -> None: ...
 
 
 class FileRanges:

@@ -55,8 +55,6 @@ _REPLY = RetryPolicy("reply", StoreUnavailableError, Backoff(base=0.05, longest=
 
 
 class _Read(NamedTuple):
-    """A task with its inputs, and the store requests of reading them."""
-
     task: Task
     data: list[Array]
     counts: StoreCounts
@@ -70,8 +68,6 @@ class _TileOutput(NamedTuple):
 
 
 class _Times(NamedTuple):
-    """The times at which a batch was started, read, computed and written, on this process's clock."""
-
     started: float
     read: float
     computed: float

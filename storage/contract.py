@@ -71,7 +71,6 @@ class Raw(Protocol):
 class _Keys:
     @pytest.fixture
     def key(self) -> str:
-        """Make up a key that no other test uses."""
         return f"t:{secrets.token_hex(8)}"
 
 
@@ -551,7 +550,6 @@ def _values(exchange: Exchange, inbox: str) -> list[bytes]:
 
 
 def _at_once(coordination: Coordination, key: str, expected: str | None, values: list[bytes]) -> list[str | None]:
-    """Set every value from a thread of its own, when all have started."""
     start = Barrier(len(values))
 
     def work(value: bytes) -> str | None:

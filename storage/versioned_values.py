@@ -26,8 +26,7 @@ class PrefixedVersions(Coordination):
         return version.hex() if written else None
 
     @abstractmethod
-    def _read(self, key: str) -> bytes | None:
-        """Return the version and the value behind it, None where there is none."""
+    def _read(self, key: str) -> bytes | None: ...
 
     @abstractmethod
     def _write(self, key: str, expected: bytes, framed: bytes, ttl: float) -> bool:

@@ -40,8 +40,6 @@ class Prewarming:
 
 @dataclass(frozen=True)
 class _Request:
-    """What warms an environment: the function's name and memory, and the payload."""
-
     function: str
     memory_mb: int
     payload: WarmUp

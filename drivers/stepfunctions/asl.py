@@ -47,8 +47,6 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Writer:
-    """Settings that all states of a plan's machine share."""
-
     plan: Plan
     functions: Sequence[Sequence[str]]
     retry: Retry

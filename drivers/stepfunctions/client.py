@@ -29,19 +29,18 @@ class Client(Protocol):
     """The used methods of botocore's client for Step Functions; it may be called from several threads at once."""
 
     def start_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803 - botocore's
-        """Start an execution of a Standard machine."""
+        ...
 
     def describe_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - botocore's
-        """Return the state of an execution of a Standard machine."""
+        ...
 
     def stop_execution(self, *, executionArn: str) -> Any:  # noqa: ANN401, N803 - botocore's
-        """Stop an execution of a Standard machine."""
+        ...
 
     def start_sync_execution(self, *, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: A002, ANN401, N803
         """Run an execution of an Express machine to its end."""
 
-    def close(self) -> None:
-        """Close the connections."""
+    def close(self) -> None: ...
 
 
 def connect(

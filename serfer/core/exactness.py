@@ -47,7 +47,6 @@ def relative_error(split: _Answer, whole: _Answer) -> float:
 
 
 def difference(split: _Answer, whole: _Answer) -> Difference:
-    """Compare the answers of a split and of the unsplit network."""
     same_top = all(_same_top(pair, other) for pair, other in _pairs(split, whole))
     return Difference(relative_error(split, whole), same_top)
 

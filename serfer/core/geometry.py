@@ -25,7 +25,6 @@ class Span:
         return Span(self.start + rows, self.stop + rows)
 
     def contains(self, other: Span) -> bool:
-        """Return whether every row of `other` lies in this span."""
         return self.start <= other.start and other.stop <= self.stop
 
 
@@ -49,7 +48,6 @@ class Rect:
         return Rect(self.rows.within(other.rows), self.cols.within(other.cols))
 
     def contains(self, other: Rect) -> bool:
-        """Return whether `other` lies wholly in this rectangle."""
         return self.rows.contains(other.rows) and self.cols.contains(other.cols)
 
     def overlap(self, other: Rect) -> Rect | None:

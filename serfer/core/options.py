@@ -48,7 +48,6 @@ def option(default: Any, help: str, flag: str = "", **how: Any) -> Any:  # noqa:
 
 
 def argument(default: Any, help: str, metavar: str, **how: Any) -> Any:  # noqa: A002, ANN401 - same
-    """Return the field of an argument of a command's line."""
     return _field(default, Option(help, metavar=metavar, is_argument=True, **how))
 
 
@@ -86,7 +85,6 @@ class Options:
 
 
 def options_of(kind: type) -> Iterator[tuple[Field[Any], Option]]:
-    """Yield the options of a class, its own before those of its bases."""
     order = {name: (number, index) for number, name, index in _declared(kind)}
     described = [item for item in fields(kind) if _METADATA in item.metadata]
     for item in sorted(described, key=lambda item: order[item.name]):
@@ -124,7 +122,6 @@ def changed(options: Options, unsaid: Options) -> list[str]:
 
 
 def flag_of(item: Field[Any], described: Option) -> str:
-    """Return an option's name on a command's line."""
     if described.is_argument:
         return item.name
     return described.flag or f"--{item.name.replace('_', '-')}"
@@ -137,7 +134,6 @@ def key_of(kind: type[Options], flag: str) -> str | None:
 
 
 def is_on_line(kind: type[Options], item: Field[Any]) -> bool:
-    """Return whether a command's line has an option, or an argument."""
     return item.metadata[_METADATA].is_argument or item.name in kind.line.split()
 
 
@@ -157,7 +153,6 @@ def check_bounds(name: str, described: Option, value: object) -> None:
 
 
 def types_of(kind: type) -> Mapping[str, Any]:
-    """Return the types of a class' fields."""
     return get_type_hints(kind)
 
 
@@ -194,7 +189,6 @@ def _as_text(raw: object) -> str:
 
 
 def _shown(value: object) -> str:
-    """Return a value for a message, whatever its size."""
     if isinstance(value, int) and abs(value) > _MOST_INTEGER:
         return "one of so many digits"
     if isinstance(value, float) and abs(value) <= _MOST_INTEGER and value.is_integer():
@@ -206,12 +200,10 @@ def _shown(value: object) -> str:
 
 
 def is_list(hint: Any) -> bool:  # noqa: ANN401 - a type
-    """Return whether a type may be a list."""
     return any(get_origin(choice) in (tuple, Sequence) for choice in _choices(hint))
 
 
 def in_words(hint: Any) -> str:  # noqa: ANN401 - a type
-    """Return a type as a reader wants it."""
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", Path: "a path"}
     parts = []
     for choice in _choices(hint):

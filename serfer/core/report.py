@@ -144,5 +144,4 @@ class QueryReport:
     plan_reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return asdict(self)

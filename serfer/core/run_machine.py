@@ -357,7 +357,6 @@ class GangRun:
     state: GangState = GangState.RUNNING
 
     def move(self, change: GangChange) -> None:
-        """Take a transition; a KeyError is a bug of the machine's."""
         self.state = GANG_TRANSITIONS[self.state][change]
 
 

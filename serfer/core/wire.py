@@ -150,7 +150,6 @@ def encode_task(task: Task) -> bytes:
 
 
 def encode_tasks(tasks: Sequence[Task]) -> bytes:
-    """Pack the tasks of a shared invocation into a Lambda payload."""
     return b'{"tasks":"%b"}' % _pack([_task_to_plain(task) for task in tasks])
 
 

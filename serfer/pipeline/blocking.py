@@ -220,7 +220,6 @@ class Pipeline:
 
 
 def _of_one_size(images: Sequence[DecodedImage]) -> Iterable[list[int]]:
-    """Return the places of images of each input size, in the order of their first ones."""
     places: dict[tuple[int, ...], list[int]] = {}
     for place, image in enumerate(images):
         places.setdefault(image.pixels.shape, []).append(place)

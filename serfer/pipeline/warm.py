@@ -26,9 +26,7 @@ class Warmer(Protocol):
 
     def called(self, function: str) -> str: ...
 
-    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure:
-        """Send one, and wait until its environment is free again."""
-        ...
+    async def warm(self, function: str, request: WarmUp) -> WarmUpAnswer | Failure: ...
 
 
 @dataclass(frozen=True)

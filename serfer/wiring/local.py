@@ -123,8 +123,6 @@ def local_service(
 
 @dataclass(frozen=True)
 class _StoreUrls:
-    """The URLs of the stores that functions use: their store, that of large objects, that of results."""
-
     main: str
     objects: str | None
     results: str | None

@@ -16,11 +16,9 @@ _FIRST = "0"
 class Waiting(Protocol):
     """Sends commands that may block, each over a connection that no other caller has meanwhile."""
 
-    def execute(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands and return their replies."""
+    def execute(self, commands: Sequence[Command]) -> list[Any]: ...
 
-    def close(self) -> None:
-        """Disconnect."""
+    def close(self) -> None: ...
 
 
 class RedisExchange(Exchange):

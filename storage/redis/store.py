@@ -40,8 +40,7 @@ class RedisCommands(Store):
         """Send the commands together and return their replies in order; the first refusal is raised."""
 
     @abstractmethod
-    def _delete_command(self, keys: Sequence[str]) -> list[Command]:
-        """Return what deletes the keys."""
+    def _delete_command(self, keys: Sequence[str]) -> list[Command]: ...
 
     def _checked(self, span: Range, reply: bytes | None) -> bytes:
         """Return a reply if it holds the whole range.

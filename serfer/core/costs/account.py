@@ -75,7 +75,6 @@ class AccountQuotas:
         return replace(facts, functions=functions)
 
     def __str__(self) -> str:
-        """Say which account it is and how that is known."""
         kind = "a new AWS account" if self.assumed else "an AWS account"
         many = "environments" if self.concurrency > 1 else "environment"
         return f"{kind} of {self.memory_mb:,} MB a function and {self.concurrency:,} {many} at once ({self.known_by})"

@@ -11,20 +11,14 @@ and those of the first plan are warmed beside it, so that later queries find the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-from serfer.core.costs.cost_model import PlanPrice, Platform, billed_usd, price_plan
-
-if TYPE_CHECKING:
-    from serfer.core.costs.aws import LambdaFacts
-    from serfer.core.plan import Plan
 from itertools import product
 from typing import TYPE_CHECKING
 
-from serfer.core.costs.cost_model import HOURS_A_MONTH
+from serfer.core.costs.cost_model import HOURS_A_MONTH, PlanPrice, Platform, billed_usd, price_plan
 from serfer.core.plan import CONTAINER, WEIGHT_PLACES, explained
 
 if TYPE_CHECKING:
+    from serfer.core.costs.aws import LambdaFacts
     from serfer.core.plan import Plan
 
 _SECONDS_AN_HOUR = 3600
@@ -78,7 +72,6 @@ class ColdBurst:
 
     @property
     def refused(self) -> bool:
-        """Whether the account's concurrency is too small."""
         return self.queries > self.most_queries
 
 

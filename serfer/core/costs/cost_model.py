@@ -276,7 +276,6 @@ class GangLoad:
     exchanges: tuple[Exchange, ...]
 
     def compute(self, memory_mb: float, platform: Platform) -> Floats:
-        """Return what each member computes in each stage, in seconds."""
         granted = vcpus(memory_mb, platform.functions.memory_per_vcpu)
         return compute_seconds(self.serial_s, self.parallel_s, granted)
 
@@ -309,7 +308,6 @@ class GangEnds:
 
     @classmethod
     def of(cls, load: StageLoad, platform: Platform) -> GangEnds:
-        """Predict the ends of a gang with such a load, its compute apart."""
         load = load.placed(platform)
         reading, writing = moving_seconds(load, platform)
         return cls(reading.max(axis=-1), writing.max(axis=-1), load.driver_seconds(platform), load.usd(platform))

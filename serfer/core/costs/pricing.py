@@ -121,7 +121,6 @@ def _way(way: StartingWay) -> dict[str, Any]:
 
 
 def burst_dict(burst: ColdBurst) -> dict[str, Any]:
-    """Return a burst of queries that find nothing warm as JSON has it."""
     return {
         "queries": burst.queries,
         "environments": burst.environments,

@@ -103,7 +103,6 @@ class _RunWatch:
 
     @contextmanager
     def over(self, options: Any) -> Iterator[None]:  # noqa: ANN401 - an onnxruntime.RunOptions
-        """Watch a run for as long as the context lasts."""
         with self._changed:
             if not self._left:
                 self._changed.notify()

@@ -107,7 +107,6 @@ def cell_bytes(plan: Plan, source: Source, number: int, batch: int) -> int:
 
 
 def cell_of(plan: Plan, source: Source, number: int) -> Cell:
-    """Return cell `number` of what tile `source` wrote."""
     return plan.stages[source[0]].tiles[source[1]].cells[number]
 
 

@@ -21,8 +21,6 @@ _Figure = Annotated[float, Bounds(0.0)]
 
 @dataclass(frozen=True, slots=True)
 class _GangFigures:
-    """Predictions of a gang."""
-
     predicted_ms: _Figure
     predicted_usd: _Figure
 

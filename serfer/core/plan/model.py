@@ -96,7 +96,6 @@ class Shape:
         return Rect.whole(self.height, self.width)
 
     def of(self, rect: Rect, batch: int) -> tuple[int, ...]:
-        """Return the array shape of `rect` for `batch` images."""
         if self.flat:
             return (batch, rect.cols.size)
         return (batch, self.channels, rect.rows.size, rect.cols.size)
@@ -303,7 +302,6 @@ class Stage:
 
     @property
     def files(self) -> list[Artefact]:
-        """Every file of the stage's functions."""
         return [file for function in self.functions for file in function.files]
 
 
@@ -543,7 +541,6 @@ class Plan:
         return self.weights.startswith(_UNTRAINED)
 
     def gang_of(self, stage: int) -> Gang | None:
-        """Return the gang that a stage belongs to, if any."""
         return next((gang for gang in self.gangs if stage in gang.stages), None)
 
     @property

@@ -72,7 +72,6 @@ class SideLimit:
             raise PlanError(f"the {self.side} side of the preprocessing should be 1 to {_MAX_RESIZE} pixels")
 
     def scale(self, height: int, width: int) -> float:
-        """Return what an image of a size is scaled by."""
         side = min(height, width) if self.side == SHORTER else max(height, width)
         holds = side >= self.pixels if self.side == SHORTER else side <= self.pixels
         return 1.0 if holds else self.pixels / side

@@ -244,7 +244,6 @@ def _lies_there(part: Range, cells: Sequence[Cell], sizes: Sequence[int]) -> boo
 
 
 def _check_gangs(plan: Plan) -> None:
-    """Refuse gangs that overlap, or whose stages cannot run in one function with a member for each tile."""
     end = 0
     for gang in plan.gangs:
         stages = plan.stages[gang.start : gang.stop] if end <= gang.start else ()

@@ -180,7 +180,6 @@ class AxisRule:
         return AxisWindow(window.kind, window.read.moved(read), window.written.moved(written))
 
     def __str__(self) -> str:
-        """Say which lengths the network takes."""
         residues = [end.residue for end in self.ends]
         least = f"of {max(end.least for end in self.ends):,} pixels or more"
         if len(residues) == self.unit:
@@ -229,7 +228,6 @@ class SizeRules:
         return min(possible, key=lambda pair: _work(*pair), default=None)
 
     def __str__(self) -> str:
-        """Say which sizes images may have."""
         smallest = self.sides[-1]
         rows, cols = str(smallest.rows), str(smallest.cols)
         return f"heights and widths {rows}" if rows == cols else f"heights {rows}, and widths {cols}"
@@ -351,7 +349,6 @@ class Windows:
         return tuple(keep for pass_ in self.passes for keep in pass_.keeps)
 
     def kept_by(self, number: int) -> range:
-        """Return the numbers of the maps that pass `number` keeps."""
         first = sum(len(pass_.keeps) for pass_ in self.passes[:number])
         return range(first, first + len(self.passes[number].keeps))
 
@@ -373,7 +370,6 @@ class Windows:
         return values if self.rules is None else values + SKIPPED
 
     def pass_of(self, tile: int) -> StatisticsPass | None:
-        """Return the pass that a tile belongs to, None for a tile of the map."""
         return next((pass_ for pass_ in self.passes for numbers in pass_.tiles if tile in numbers), None)
 
     @property
@@ -440,7 +436,6 @@ class ImageWindows:
         return self.cols.result
 
     def __len__(self) -> int:
-        """Return how many windows there are."""
         return len(self.rows.windows) * len(self.cols.windows)
 
     def __getitem__(self, number: int) -> ImageWindow:
@@ -461,7 +456,6 @@ class ImageWindows:
         return Rect(_own_span(self.rows.windows, row), _own_span(self.cols.windows, col))
 
     def __iter__(self) -> Iterator[ImageWindow]:
-        """Yield the windows in order."""
         return (self[number] for number in range(len(self)))
 
 

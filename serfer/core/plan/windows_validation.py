@@ -61,7 +61,6 @@ def check_windows(plan: Plan, windows: Windows) -> None:
 
 
 def _check_rules(plan: Plan, windows: Windows, widest: int) -> None:
-    """Refuse rules for images of any size whose windows no tile computes, and of networks that have none."""
     if windows.rules is None:
         return
     outputs = len(plan.stages[0].outputs)

@@ -205,7 +205,6 @@ class Application:
         return replace(self, canary=canary)
 
     def without_canary(self) -> Application:
-        """Return the record whose live release answers all queries."""
         return replace(self, canary=None)
 
     def with_canary_taken_back(self, why: str) -> Application:
@@ -262,7 +261,6 @@ class Application:
         return frozenset(variant.artefact for network in self.networks for variant in network.variants)
 
     def _check_usable(self, networks: Mapping[str, int]) -> None:
-        """Raise UsageError for versions that cannot answer queries."""
         if not networks:
             raise UsageError("a release needs a network")
         for network, number in networks.items():
@@ -323,7 +321,6 @@ def _check_variants(application: Application) -> None:
 
 
 def check_variant(variant: Variant) -> None:
-    """Raise InputError for a variant that cannot be."""
     if not NAME.fullmatch(variant.name):
         raise InputError(f"{variant.name!r:.100} cannot be the name of a variant")
     if variant.precision not in PRECISIONS:

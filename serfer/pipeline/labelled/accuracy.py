@@ -33,7 +33,6 @@ class Accuracies:
 
 
 def described(accuracy: Accuracy) -> dict[str, Any]:
-    """Return an accuracy and its 95% interval as plain values."""
     low, high = accuracy.interval
     return {"share": accuracy.share, "low": low, "high": high, "correct": accuracy.correct, "images": accuracy.images}
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.core.box_grid import without_overlaps_by_cells
 from serfer.core.costs.sessions import set_threads
 from serfer.core.crc32c import crc32c
 from serfer.core.detections import Boxes
@@ -20,6 +19,7 @@ from serfer.core.geometry import Rect
 from serfer.core.plan import DetectionHead, MapBoxes, Plan
 from serfer.core.zarr import CRC_BYTES, ChunkedArray
 from serfer.mapping.box_files import BoxedImage, write_boxes
+from serfer.mapping.box_grid import without_overlaps_by_cells
 from serfer.mapping.options import MapOptions
 from serfer.mapping.output import ResultForm
 from serfer.mapping.report import MapResult

@@ -5,8 +5,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serfer.core import box_grid
-from serfer.core.box_grid import without_overlaps_by_cells
 from serfer.core.detections import (
     Boxes,
     CocoAnnotation,
@@ -21,6 +19,8 @@ from serfer.core.detections import (
 from serfer.core.errors import PlanError
 from serfer.core.plan.detection import DetectionHead
 from serfer.core.report import DetectedObject, PredictedImage
+from serfer.mapping import box_grid
+from serfer.mapping.box_grid import without_overlaps_by_cells
 
 SIZE = 64, 96  # rows, columns
 CELLS = 8 * 12 + 4 * 6 + 2 * 3

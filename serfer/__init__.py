@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from serfer.mapping.many_images import ManyReport as ManyReport
     from serfer.mapping.map import map_image as map  # noqa: A004 - a map of an image
     from serfer.mapping.map import map_many as map_many
+    from serfer.mapping.map_network import MapNetwork as MapNetwork
     from serfer.mapping.options import MapOptions as MapOptions
     from serfer.mapping.report import MapReport as MapReport
     from serfer.pipeline.blocking import Pipeline as Pipeline
@@ -91,7 +92,6 @@ if TYPE_CHECKING:
     from serfer.variants.register import Registered as Registered
     from serfer.variants.register import register as register
     from serfer.variants.register_options import RegisterOptions as RegisterOptions
-    from serfer.wiring.map_network import MapNetwork as MapNetwork
     from serfer.wiring.open_pipeline import open_pipeline as open  # noqa: A004 - serfer.open reads as tarfile.open does
 
 # ONNX Runtime would report to its maker, and keep an identifier in the home directory and a file in TMPDIR for that.
@@ -192,7 +192,7 @@ _HOMES = {
     "ImageStatistics": ("serfer.core.plan.image_normalisation", "ImageStatistics"),
     "Job": ("serfer.client.sync_client", "Job"),
     "ManyReport": ("serfer.mapping.many_images", "ManyReport"),
-    "MapNetwork": ("serfer.wiring.map_network", "MapNetwork"),
+    "MapNetwork": ("serfer.mapping.map_network", "MapNetwork"),
     "MapOptions": ("serfer.mapping.options", "MapOptions"),
     "MapPlanOptions": ("serfer.splitter.map_plan_options", "MapPlanOptions"),
     "MapReport": ("serfer.mapping.report", "MapReport"),

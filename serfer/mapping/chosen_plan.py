@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from serfer.core.errors import SerferError, UsageError
+from serfer.mapping.map_network import KeptMapPlan, MapNetwork, Size, kept_map_plan
 from serfer.raster import open_raster
 from serfer.settings import Settings
-from serfer.wiring.map_network import KeptMapPlan, MapNetwork, Size, kept_map_plan
 
 
 def chosen_plan(

@@ -22,11 +22,11 @@ from serfer.mapping.chosen_plan import chosen_plan
 from serfer.mapping.image_list import is_many, map_items, read_list
 from serfer.mapping.many_images import ManyImages
 from serfer.mapping.map import Opening, open_mapper
+from serfer.mapping.map_network import KeptMapPlan, MapNetwork
 from serfer.mapping.options import MapOptions
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings
 from serfer.splitter.map_plan_options import MapPlanOptions
-from serfer.wiring.map_network import KeptMapPlan, MapNetwork
 from serfer.wiring.options import workers_of
 
 if TYPE_CHECKING:

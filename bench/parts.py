@@ -7,17 +7,25 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperGroup
 
-from serfer.cli.shared.lazy import Commands, lazy_group
+from serfer.cli.shared.lazy import Commands, group, lazy_group
 from serfer.core.errors import UsageError
 
 _OPTIONS = ("--figure", "--table", "--section")
 _HELP = ("--help", "-h")
 
 
+def commands(summary: str, places: Commands) -> typer.Typer:
+    """Return a group of commands whose places are below `serfer_bench`."""
+    return group(summary, {name: (f"serfer_bench.{place}", *rest) for name, (place, *rest) in places.items()})
+
+
 def parts(summary: str, places: Commands, *, default: bool = True) -> typer.Typer:
     """Return the benchmark with these parts; by `default` one without its part's name runs the first of them."""
     first = next(iter(places)) if default else ""
-    listed = {name: (place, f"{what} (default)" if name == first else what) for name, (place, what) in places.items()}
+    listed = {
+        name: (f"serfer_bench.{place}", f"{what} (default)" if name == first else what)
+        for name, (place, what) in places.items()
+    }
     group = type("PartsGroup", (_Named, lazy_group(listed, {"Parts": [*places]})), {"default": first})
     app = typer.Typer(cls=group, no_args_is_help=not default, add_completion=False, rich_markup_mode=None, help=summary)
     app.callback()(_nothing)

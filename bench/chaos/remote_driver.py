@@ -29,7 +29,7 @@ from serfer.pipeline.result import Result
 from serfer.settings import Settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.chaos.budget import InvocationBudget, Reply, reply_of
-from serfer_bench.core.frames import pipe_of, read_frame, write_frame
+from serfer_bench.core.processes import pipe_of, read_frame, write_frame
 
 
 @dataclass(frozen=True)

@@ -17,35 +17,141 @@ docs/results/chaos.md.
 
 from __future__ import annotations
 
+import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import numpy as np
 import typer
 
 from serfer.cli.shared.options import JsonOption, status_line
+from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import SerferError, UsageError
+from serfer.core.plan import sealed
 from serfer.drivers.driver import TTL_MARGIN_S
+from serfer.packaging.build_cache import assembled, in_use
+from serfer.packaging.bundle import code_stamp
 from serfer.pipeline.reference import unsplit
-from serfer.plan_directory import load_plan
+from serfer.plan_directory import load_plan, write_plan
 from serfer.settings import Settings, load_settings
+from serfer.splitter.split import split
 from serfer.storage.faults import failing
 from serfer_bench.chaos.budget import InvocationBudget
 from serfer_bench.chaos.clients import Clients, TwoDrivers
-from serfer_bench.chaos.faults import Fault, FaultInjection, kill_driver, kill_workers, restart_store
-from serfer_bench.chaos.plans import chaos_plan
 from serfer_bench.chaos.testbed import Conditions, Testbed
 from serfer_bench.chaos.verdict import Observations, Outcome, PassCriteria, judge, skipped
 from serfer_bench.core import arrivals
 from serfer_bench.core.faults import Faults
-from serfer_bench.core.options import NetworkOption, PlanOption, RowsOption
+from serfer_bench.core.options import NetworkOption, PlanOption, RowsOption, network
 from serfer_bench.core.results import publish_rows
 from serfer_bench.load.queries import Example, run_queries
+
+_MODEL, _SIZE, _GRIDS = "squeezenet", 96, ("2x2", "2x2", "1")
+_STAMPED = ("serfer.splitter", "serfer.core")
+
+
+def chaos_plan(model: str | None, plan: Path | None, settings: Settings, progress: Progress) -> Path:
+    chosen = plan is not None or model is not None
+    return through_store(network(model, plan, settings, progress) if chosen else _small(settings, progress), settings)
+
+
+def through_store(directory: Path, settings: Settings) -> Path:
+    plan = load_plan(directory)
+    last = len(plan.stages) - 1
+    paths = ("inline" if number == last else "cache" for number in range(last + 1))
+    stages = tuple(replace(stage, path=path) for stage, path in zip(plan.stages, paths, strict=True))
+    changed = sealed(replace(plan, stages=stages))
+    target = settings.cache_dir / "plans" / f"stored-{changed.digest[:32]}"
+    if not in_use(target):
+        with assembled(target) as fresh:
+            shutil.copytree(directory, fresh, dirs_exist_ok=True)  # no links: onnx reads no weights that have them
+            write_plan(changed, fresh)
+    return target
+
+
+def _small(settings: Settings, progress: Progress) -> Path:
+    target = settings.cache_dir / "plans" / f"chaos-{_MODEL}-{_SIZE}-{code_stamp(_STAMPED)}"
+    if not in_use(target):
+        progress(f"splitting {_MODEL} at {_SIZE} px, once: the plan stays in {target.parent}")
+        with assembled(target) as fresh:
+            example = np.zeros((1, 3, _SIZE, _SIZE), dtype=np.float32)
+            split(
+                _MODEL,
+                example,
+                fresh,
+                grids=list(_GRIDS),
+                memory_mb=shipped_aws().functions.memory_per_vcpu,
+                precision="fp32",
+                gap="never",
+            )
+    return target
+
+
+Fault = Callable[[Testbed, Clients], str]
+"""Acts while queries run, and returns a remark on what it did."""
+_BETWEEN_KILLS, _AT_A_TIME = 0.1, 3
+_RESTARTS = (0.25, 0.5)
+_DEATH = 1 / 3
+_PATIENCE_S = 5.0
+
+
+def kill_workers(testbed: Testbed, clients: Clients) -> str:
+    killed = 0
+    due = 0.0
+    while clients.wait(due):
+        killed += testbed.kill_workers(_AT_A_TIME)
+        due = clients.share_ended + _BETWEEN_KILLS
+    return f"{killed} workers killed"
+
+
+def restart_store(testbed: Testbed, clients: Clients) -> str:
+    restarts = 0
+    for share in _RESTARTS:
+        if clients.wait(share):
+            testbed.restart_store()
+            restarts += 1
+    return f"the store restarted {restarts} times"
+
+
+def kill_driver(pair: TwoDrivers) -> Fault:
+    def inject(_testbed: Testbed, clients: Clients) -> str:
+        clients.wait(_DEATH)
+        return pair.kill_first(_PATIENCE_S)
+
+    return inject
+
+
+class FaultInjection:
+    """Runs a fault in a thread while queries run; an error in it is raised at the end."""
+
+    def __init__(self, fault: Fault | None, testbed: Testbed, clients: Clients) -> None:
+        self.remark = ""
+        self._fault, self._testbed, self._clients = fault, testbed, clients
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="serfer-bench-chaos")
+
+    def _run(self) -> None:
+        try:
+            self.remark = self._fault(self._testbed, self._clients) if self._fault else ""
+        except Exception as error:  # noqa: BLE001 - whatever it is, __exit__ raises it
+            self._error = error
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._clients.stop()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
 
 Progress = Callable[[str], None]
 CALM = "calm"

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +21,20 @@ from serfer.settings import Settings
 from serfer.splitter.network.zoo import find
 from serfer.splitter.split import split
 from serfer.wiring.plan_cache import cached_plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def write_onnx(model: nn.Module | str, side: int, file: Path) -> None:
+    from serfer.splitter.network.source import load  # noqa: PLC0415 - imports torch
+    from serfer.splitter.plan_dir.emit import in_one_piece  # noqa: PLC0415 - same
+    from serfer.splitter.tiling.from_onnx import from_onnx  # noqa: PLC0415 - same
+
+    source, _ = load(model, np.zeros((1, 3, side, side), np.float32))
+    graph = from_onnx(source.onnx, side, side, source.outputs)
+    file.write_bytes(in_one_piece(graph).model({}).SerializeToString())
+
 
 Progress = Callable[[str], None]
 

@@ -2,12 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
-from collections.abc import Iterable
-from contextlib import suppress
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
 
+import msgpack
 from psutil import NoSuchProcess, Process
+
+from serfer.core.errors import UnavailableError
+
+_END_S = 60.0
+
+
+@contextmanager
+def serving(command: str, directory: Path, options: Sequence[str]) -> Iterator[dict[str, Any]]:
+    words = [sys.executable, "-m", "serfer", command, "--plan", str(directory), "--port", "0", "--json"]
+    quiet = ["--set", "log_level=error", "--set", "drain_s=0"]
+    with subprocess.Popen([*words, *quiet, *options], stdout=subprocess.PIPE) as process:  # noqa: S603 - our own
+        try:
+            assert process.stdout is not None  # noqa: S101 - it is a pipe
+            line = process.stdout.readline()
+            if not line:
+                raise UnavailableError(f"serfer {command} ended with exit code {process.wait()}, and says why above")
+            yield json.loads(line)
+        finally:
+            end(process, _END_S)
+
+
+_LENGTH = 4  # bytes of a frame's length
+
+
+def pipe_of(pipe: IO[bytes] | None) -> IO[bytes]:
+    assert pipe is not None  # noqa: S101 - Popen was made with it
+    return pipe
+
+
+def write_frame(stream: IO[bytes], value: Any) -> None:  # noqa: ANN401 - any plain value
+    data = msgpack.packb(value)
+    stream.write(len(data).to_bytes(_LENGTH, "little") + data)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> Any:  # noqa: ANN401 - any plain value
+    length = int.from_bytes(stream.read(_LENGTH), "little")
+    data = stream.read(length)
+    return msgpack.unpackb(data) if length and len(data) == length else None
 
 
 @dataclass(frozen=True)

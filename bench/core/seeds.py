@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Final
@@ -13,6 +14,18 @@ import typer
 
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.tables import Row, Table, table_of
+
+
+@dataclass(frozen=True)
+class Several:
+    """A value for each seed, shown as the least to the largest."""
+
+    values: tuple[float, ...]
+
+    def __format__(self, spec: str) -> str:
+        least, most = format(min(self.values), spec), format(max(self.values), spec)
+        return least if least == most else f"{least} to {most}"
+
 
 SEEDS: Final = 5
 """Five values' range holds the median of what all seeds would give with a probability of 94%, of any distribution."""

@@ -24,9 +24,8 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.settings import load_settings
 from serfer.system import processors
-from serfer_bench.core.onnx_file import write_onnx
 from serfer_bench.core.photographs import photograph
-from serfer_bench.core.plans import Progress
+from serfer_bench.core.plans import Progress, write_onnx
 from serfer_bench.core.results import stamp_now
 from serfer_bench.core.tables import publish
 from serfer_bench.peers.apps.classifier import Classifier

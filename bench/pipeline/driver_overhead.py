@@ -7,8 +7,12 @@ rate; and one after the other by `boto3.client("lambda").invoke`, for the proces
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,17 +25,67 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError
 from serfer.core.plan import Plan
 from serfer.core.run_machine import Failure
-from serfer.core.wire import Crop, Report, Task, encode_task
+from serfer.core.wire import Crop, Report, Task, decode_task, encode_report, encode_task
 from serfer.drivers.lambda_http import LambdaInvoker
 from serfer.drivers.push import PushDriver
 from serfer.local.lambda_.function import REGION
+from serfer.local.lambda_.http1 import Exchange, HttpServer
 from serfer.plan_directory import load_plan
 from serfer.settings import load_settings
 from serfer.storage.memory import MemoryStore
-from serfer_bench.core.null_service import null_service
+from serfer_bench.core.null_workers import last_stage, null_report
 from serfer_bench.core.options import FixedPlanOption
 from serfer_bench.core.plans import bench_plan
 from serfer_bench.core.tables import Results, Table, publish
+
+_MOST_BYTES = 6 << 20
+
+
+class NullService:
+    """Answers invocations of a plan's tasks; outputs that ride along are zeros."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._answers: dict[tuple[int, int, int, int, bool], bytes] = {}
+
+    def handle(self, exchange: Exchange) -> None:
+        task = decode_task(json.loads(exchange.body))
+        if last_stage(task) == len(self._plan.stages) - 1:  # its checksum is the query's own
+            exchange.reply(200, self._answer(task))
+            return
+        key = (task.stage, last_stage(task), task.tile, task.batch, task.inline)
+        if key not in self._answers:
+            self._answers[key] = self._answer(task)
+        exchange.reply(200, self._answers[key])
+
+    def _answer(self, task: Task) -> bytes:
+        return json.dumps(encode_report(null_report(self._plan, task, [0.0] * len(self._plan.stages)))).encode()
+
+
+@contextmanager
+def null_service(directory: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "serfer_bench.pipeline.driver_overhead", str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        if process.stdin is None or process.stdout is None:
+            raise AssertionError("both are pipes")
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+
+
+async def _serve(directory: Path) -> None:
+    server = HttpServer(NullService(load_plan(directory)).handle, lambda _: _MOST_BYTES)
+    port = server.listen("127.0.0.1")
+    sys.stdout.write(f"http://127.0.0.1:{port}\n")
+    sys.stdout.flush()
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(Path(sys.argv[1])))
+
 
 _CONCURRENCY = 64
 _BARE = 1000  # invocations through boto3

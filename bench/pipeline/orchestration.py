@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from types import TracebackType
+from typing import Annotated, Any, Self
 
 import numpy as np
 import typer
@@ -19,13 +22,57 @@ from numpy.typing import NDArray
 
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import SerferError
+from serfer.core.plan import IMAGE, Plan, Stage, Tile
+from serfer.lambdas.sessions import SessionCache
+from serfer.pipeline.reference import normalised
 from serfer.settings import Settings, load_settings
 from serfer.wiring.open_pipeline import open_pipeline
 from serfer_bench.core.options import DEFAULT_MODEL, AtMostOption, FixedPlanOption, FixedPlansOption
 from serfer_bench.core.plans import bench_plan
 from serfer_bench.core.results import require_at_most
 from serfer_bench.core.tables import Column, Measurement, Results, publish, table_of
-from serfer_bench.pipeline.threads import Threads
+
+Array = NDArray[np.float32]
+_Maps = dict[tuple[int, int], Array]
+
+
+class Threads:
+    """Runs a plan on `threads` threads, each a worker's session options with one thread."""
+
+    def __init__(self, plan: Plan, directory: Path, threads: int) -> None:
+        self._plan = plan
+        self._sessions = SessionCache(directory, threads=1)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="serfer-bench")
+
+    def __call__(self, pixels: NDArray[Any]) -> Array:
+        maps: _Maps = {(IMAGE, IMAGE): normalised(self._plan, pixels)}
+        for number, stage in enumerate(self._plan.stages):
+            for output, shape in enumerate(stage.outputs):
+                maps[number, output] = np.empty(shape.of(shape.whole, len(pixels)), dtype=np.float32)
+            done = [self._pool.submit(self._tile, number, stage, tile, maps) for tile in stage.tiles]
+            for future in done:
+                future.result()
+        return maps[len(self._plan.stages) - 1, 0]
+
+    def _tile(self, number: int, stage: Stage, tile: Tile, maps: _Maps) -> None:
+        given = {
+            f"input{index}": np.ascontiguousarray(
+                maps[source.stage, source.output][source.shape.slices(tile.inputs[index])]
+            )
+            for index, source in enumerate(stage.inputs)
+        }
+        outputs = self._sessions.get(stage, tile).run(None, given)
+        for output, value in enumerate(outputs):
+            maps[number, output][stage.outputs[output].slices(tile.outputs[output])] = value
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown()
+
 
 _WARM_UP = 8
 _TOLERANCE = 1e-4  # of the logits' range

@@ -90,7 +90,6 @@ def _measure_size(stores: dict[str, Store], size: int, rounds: int, now: Now) ->
 
 
 def _calls(store: Store, key: str, value: bytes) -> tuple[Callable[[], object], ...]:
-    """Return the operations on one object in an order in which they leave nothing behind."""
     edges = [len(value) * number // RANGES for number in range(RANGES + 1)]
     ranges = [Range(key, start, stop - start) for start, stop in pairwise(edges)]
     return (

@@ -23,8 +23,8 @@ from serfer.core.errors import SerferError, UnavailableError
 from serfer.local.servers.redis import RedisServer
 from serfer_bench.core.options import ModelOption, PlanOption, plan_of
 from serfer_bench.core.photographs import photograph
+from serfer_bench.core.processes import serving
 from serfer_bench.core.quantiles import percentiles
-from serfer_bench.core.server_process import serving
 from serfer_bench.core.tables import Results, Table, publish
 
 _NORMAL = 2.0  # as fast as before: at most so many times the time
@@ -206,7 +206,6 @@ def _request(image: bytes, deadline_ms: float) -> bytes:
 
 
 async def _query_ms(url: str, request: bytes) -> float:
-    """Return how long a query takes; one that is not answered takes for ever."""
     started = time.perf_counter()
     status = await _status(url, request.replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
     return (time.perf_counter() - started) * _MS_PER_S if status == _OK else float("inf")

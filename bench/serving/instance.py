@@ -29,9 +29,9 @@ from serfer.drivers.instance.open_inference import decode_answer, encode_request
 from serfer.pipeline.reference import unsplit
 from serfer_bench.core.arrivals import burst, poisson
 from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, image_plan, plan_of
+from serfer_bench.core.processes import serving
 from serfer_bench.core.quantiles import holds, percentiles
 from serfer_bench.core.results import publish_rows, require_answers
-from serfer_bench.core.server_process import serving
 from serfer_bench.core.workload import Sent, run
 
 BURSTS = (8, 32, 64, 128, 256, 1000)

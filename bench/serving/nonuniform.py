@@ -27,9 +27,9 @@ from serfer.core.errors import UnavailableError
 from serfer.settings import load_settings
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, image_plan, plan_of
+from serfer_bench.core.processes import serving
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows, require_answers
-from serfer_bench.core.server_process import serving
 from serfer_bench.core.tables import Column, Measurement
 from serfer_bench.core.workload import Sent, run
 from serfer_bench.serving.route import classify, examples_of

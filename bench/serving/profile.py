@@ -29,8 +29,7 @@ import serfer
 from serfer.cli.shared.options import JsonOption, status_line
 from serfer.core.errors import UnavailableError
 from serfer.local.server import free_ports
-from serfer_bench.core.onnx_file import write_onnx
-from serfer_bench.core.plans import Progress
+from serfer_bench.core.plans import Progress, write_onnx
 from serfer_bench.core.processes import end
 from serfer_bench.core.results import stamp_now
 from serfer_bench.core.tables import Results, Table, publish

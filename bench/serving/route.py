@@ -32,9 +32,9 @@ from serfer.settings import Settings, load_settings
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, image_plan, plan_of
 from serfer_bench.core.photographs import photograph
+from serfer_bench.core.processes import serving
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows, require_answers
-from serfer_bench.core.server_process import serving
 from serfer_bench.core.workload import Sent, run
 
 Progress = Callable[[str], None]

@@ -15,7 +15,7 @@ from serfer.plan_directory import check_artefacts, load_plan
 from serfer_bench.chaos import scenarios
 from serfer_bench.chaos.budget import InvocationBudget, Reply
 from serfer_bench.chaos.clients import Clients, TwoDrivers
-from serfer_bench.chaos.plans import chaos_plan, through_store
+from serfer_bench.chaos.scenarios import chaos_plan, through_store
 from serfer_bench.chaos.testbed import Left
 from serfer_bench.chaos.verdict import Observations, PassCriteria, judge, skipped
 from serfer_bench.core.workload import Sent

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from serfer.core.errors import WrongAnswerError
 from serfer_bench.mapping.command import measure, results
-from serfer_bench.mapping.fixed_windows import blended, sliced, starts
 from serfer_bench.mapping.images import compare, normalised, strip, write_image
 from serfer_bench.mapping.page import read, write_page
-from serfer_bench.mapping.page_ways import PREPROCESS
+from serfer_bench.mapping.page_ways import PREPROCESS, blended, sliced, starts
 from serfer_bench.mapping.text_boxes import fates, merged, text_boxes
 from tests.package_networks import RAPIDOCR, unpacked
 from tests.raster.files import UTM, WHERE, write

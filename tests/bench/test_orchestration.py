@@ -19,7 +19,7 @@ from serfer_bench.core.plans import PLANS, bench_plan
 from serfer_bench.pipeline import large_machine, orchestration
 from serfer_bench.pipeline.driver_overhead import measure, results
 from serfer_bench.pipeline.large_machine import _END_S, Part, parts
-from serfer_bench.pipeline.threads import Threads
+from serfer_bench.pipeline.orchestration import Threads
 from serfer_bench.study.baselines.fork_join import ForkJoin
 from serfer_bench.study.papers.serfer.poll_driver import REPAIRED
 from serfer_bench.study.papers.serfer.system import SerFerPaper

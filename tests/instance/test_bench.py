@@ -11,7 +11,7 @@ from serfer.api.service import Service
 from serfer.core.errors import UnavailableError
 from serfer.instance.network import Hardware
 from serfer.settings import Settings
-from serfer_bench.core import server_process as child
+from serfer_bench.core import processes as child
 from serfer_bench.serving import turns
 from serfer_bench.serving.instance import Workload, measure, systems
 from tests.e2e.small import split_small

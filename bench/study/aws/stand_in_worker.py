@@ -29,7 +29,6 @@ _STORE = open_store(os.environ["SERFER_STORE"])
 
 @functools.cache
 def _start() -> list[float]:
-    """Return the time of the start, which the first task takes out of the list."""
     return [STARTED]
 
 

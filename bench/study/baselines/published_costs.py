@@ -243,7 +243,6 @@ class PublishedCosts:
 
     @cached_property
     def _search(self) -> Search:
-        """The search over all plans, in milliseconds in place of seconds."""
         levels = 0 if self.weights_mb <= self.prices.limit_mb else self.prices.limit_mb // _STEP_MB
         edges = []
         for group in self.groups():

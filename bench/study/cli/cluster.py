@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import typer
 
 from serfer.cli.shared.display import columns, plain
@@ -14,12 +15,56 @@ from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.cost.loads.steps import Progress
-from serfer.cost.loads.trace import Trace
+from serfer.cost.loads.trace import Floats, Trace
+from serfer.pictures import check_suffix
+from serfer_bench.core.charts import Chart, Curve, draw_charts
 from serfer_bench.study.policies.infless.policies import CLUSTER_DEFAULT, CLUSTER_POLICIES
 from serfer_bench.study.policies.infless.scenario import ClusterScenario, read_cluster
 from serfer_bench.study.sim.cluster.outcome import ClusterOutcome, outcome_of
-from serfer_bench.study.sim.cluster.run import ClusterLoad, ClusterRun, Detail, cluster_load, run_cluster
+from serfer_bench.study.sim.cluster.run import ClusterLoad, ClusterRun, Detail, Timeline, cluster_load, run_cluster
 from serfer_bench.study.sim.simulate import LoadSpec
+
+_BINS: Final = 300
+_S_PER_HOUR: Final = 3600.0
+
+
+def draw_cluster(name: str, runs: Sequence[ClusterRun], outcomes: Sequence[ClusterOutcome], out: Path) -> None:
+    check_suffix(out)
+    draw_charts(f"{name}: a cluster under load", cluster_charts(runs), _legend(outcomes), (), out)
+
+
+def _legend(outcomes: Sequence[ClusterOutcome]) -> list[str]:
+    lines = [
+        f"{one.policy}: {one.requests_per_unit_s:,.3f} requests per unit and second, {one.violations:.2%} missed the "
+        f"SLO, {one.cold_starts:,} cold starts, {one.fragments:.1%} fragments, ${one.usd:,.2f}"
+        for one in outcomes
+    ]
+    return ["load: requests a second of all functions", *lines]
+
+
+def cluster_charts(runs: Sequence[ClusterRun]) -> list[Chart]:
+    load = runs[0].load
+    came = load.counts.sum(axis=1) / load.period_s
+    charts = [Chart("load", "hours", "requests a second", (_curve("load", came, load.period_s),))]
+    kinds: list[tuple[str, str, Callable[[Timeline], Floats]]] = [
+        ("occupied resources", "units", lambda line: line.units),
+        ("running instances", "on average", lambda line: line.instances),
+        ("fragments of active servers", "%", lambda line: 100 * line.fragments),
+        ("late or dropped", "requests a second", lambda line: line.missed / load.period_s),
+    ]
+    for title, unit, values in kinds:
+        curves = [_curve(run.policy, values(run.timeline), load.period_s) for run in runs]
+        charts.append(Chart(title, "hours", unit, tuple(curves), y_max=100.0 if unit == "%" else None))
+    return charts
+
+
+def _curve(name: str, values: Floats, period_s: float) -> Curve:
+    bins = min(_BINS, len(values))
+    edges = np.linspace(0, len(values), bins + 1).astype(np.int64)
+    means = np.add.reduceat(values, edges[:-1]) / np.diff(edges)
+    middles = (edges[:-1] + edges[1:]) / 2 * period_s / _S_PER_HOUR
+    return Curve(name, tuple(zip(middles.tolist(), means.tolist(), strict=True)))
+
 
 _TAKEN: Final = {
     *("load", "scenario", "policy", "seed", "level", "period_s", "from_time", "until_time", "skip_zeros_over"),
@@ -92,7 +137,6 @@ def _load(request: ClusterRequest, world: ClusterScenario, progress: Progress) -
 
 
 def _trace(request: ClusterRequest, number: int, text: str) -> Trace:
-    """Return a function's load: each has a seed of its own, so that generators do not rise and fall together."""
     spec = replace(request.load, name=text or request.load.name)
     if not spec.name:
         raise UsageError(
@@ -154,7 +198,7 @@ def _batches(one: ClusterOutcome) -> str:
 
 
 def _draw(name: str, runs: Sequence[ClusterRun], outcomes: Sequence[ClusterOutcome], plot: Path) -> None:
-    from serfer_bench.study.cli.cluster_charts import draw_cluster  # noqa: PLC0415 - matplotlib is slow to import
+    from serfer_bench.study.cli.cluster import draw_cluster  # noqa: PLC0415 - matplotlib is slow to import
 
     draw_cluster(name, runs, outcomes, plot)
     err.print(f"wrote {plain(str(plot))}", soft_wrap=True)

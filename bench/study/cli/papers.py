@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from serfer.cli.shared.lazy import group
-from serfer_bench.parts import parts
+from serfer_bench.parts import commands, parts
 
-_PAPERS = "serfer_bench.study.papers"
+_PAPERS = "study.papers"
 
 serfer = parts(
     "Redo SerFer's evaluation; its driver, as published, is a system of bench burst.",
@@ -24,9 +23,9 @@ serfer = parts(
                 8: "Merge and split",
             }.items()
         },
-        "--figure 9": ("serfer_bench.serving.instance:command", "Throughput of an instance by burst size."),
+        "--figure 9": ("serving.instance:command", "Throughput of an instance by burst size."),
         "--figure 10": (f"{_PAPERS}.serfer.evaluation:bursts", "Throughput by burst size."),
-        "--figure 11": ("serfer_bench.serving.instance:command", "Latency of an instance by burst size."),
+        "--figure 11": ("serving.instance:command", "Latency of an instance by burst size."),
         "--figure 12": (f"{_PAPERS}.serfer.evaluation:bursts", "Latency by burst size."),
         "--figure 13": (f"{_PAPERS}.serfer.evaluation:uniform", "Latencies of uniform traffic."),
         "--figure 14": (f"{_PAPERS}.serfer.evaluation:step_functions", "Latencies of Step Functions."),
@@ -71,12 +70,12 @@ infless = parts(
         "--table 4": (f"{_PAPERS}.infless.command:loads", "Dollars under loads."),
     },
 )
-paper = group(
+paper = commands(
     "Redo a paper's evaluation, beside what it published: NAME [--figure N | --table N | --section N].",
     {
-        "serfer": ("serfer_bench.study.cli.papers:serfer", "Tables 1 to 3, figures 5 to 14, sections 4.1.1 and 6.4."),
+        "serfer": ("study.cli.papers:serfer", "Tables 1 to 3, figures 5 to 14, sections 4.1.1 and 6.4."),
         "mark": (f"{_PAPERS}.mark.evaluation:command", "The evaluation redone, beside its published factors."),
-        "infaas": ("serfer_bench.study.cli.papers:infaas", "Figures 5 to 8, Table 7, and section 4.2's scaling."),
-        "infless": ("serfer_bench.study.cli.papers:infless", "Figures 8 and 11 to 18, and Table 4."),
+        "infaas": ("study.cli.papers:infaas", "Figures 5 to 8, Table 7, and section 4.2's scaling."),
+        "infless": ("study.cli.papers:infless", "Figures 8 and 11 to 18, and Table 4."),
     },
 )

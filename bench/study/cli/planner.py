@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from serfer_bench.parts import parts
 
-_PLANNER = "serfer_bench.study.planner"
-_POLICIES = "serfer_bench.study.policy_experiments"
+_PLANNER = "study.planner"
+_POLICIES = "study.policy_experiments"
 
 planner = parts(
     "Hold the planner against another one, against one function, and against measurements.",
@@ -20,12 +20,9 @@ planner = parts(
             "The cheapest way for a network, an image, a burst and an objective.",
         ),
         "prediction": (f"{_PLANNER}.prediction:command", "Predicted against measured stage latencies."),
-        "constants": (
-            "serfer_bench.study.aws.constants:command",
-            "Put constants into the local Lambda service, and find them.",
-        ),
+        "constants": ("study.aws.constants:command", "Put constants into the local Lambda service, and find them."),
         "tails": (
-            "serfer_bench.study.aws.tails_accuracy:command",
+            "study.aws.tails_accuracy:command",
             "How exact tails of starts are fitted, by the number of samples.",
         ),
     },

@@ -264,7 +264,6 @@ def _load_spec(load: str, from_time: str, until_time: str | None, skip_zeros_ove
 
 
 def _on_cluster(scenario: Path, policies: Sequence[str]) -> bool:
-    """Whether a scenario is a cluster's; raises UsageError where it is not, and a policy needs one."""
     if describes_cluster(scenario):
         return True
     for name in policies:

@@ -56,7 +56,6 @@ def _switching(given: Parameters, times: Floats, rng: Generator) -> Floats:
 
 
 def _daily(given: Parameters, times: Floats, rng: Generator) -> Floats:
-    """Follow a sine over the day, highest at `peak_hour`."""
     del rng
     hours = times / _S_PER_HOUR - given["peak_hour"]
     return np.asarray(given["mean"] * (1 + given["swing"] * np.cos(2 * math.pi * hours / _H_PER_DAY)))
@@ -74,7 +73,6 @@ def _flash_crowds(given: Parameters, times: Floats, rng: Generator) -> Floats:
 
 
 def _bursts(given: Parameters, times: Floats, rng: Generator) -> Floats:
-    """Put `queries` into one row every `every_s` seconds."""
     del rng
     row_s = given["row_s"]
     number = np.floor(times / given["every_s"] + 1e-9)
@@ -214,7 +212,6 @@ def _parameters(name: str, kind: LoadGenerator, text: str) -> dict[str, float]:
 
 
 def _bounds(key: str) -> tuple[float, float]:
-    """Return the least and the largest value of a parameter: times are more than nothing, a swing is a share."""
     if key in _LARGEST_OF:
         return 0.0, _LARGEST_OF[key]
     return (1e-3 if key.endswith("_s") or key == "hours" else 0.0), _LARGEST

@@ -74,7 +74,6 @@ def won(tables: Sequence[Table]) -> list[Won]:
 
 
 def _shown(row: dict[str, str], bursts: Sequence[int]) -> Iterator[Won]:
-    """Yield what a row says, as in "one function to 100, then instance" below "2% cold"."""
     slo_s = _number(row["within ms"]) / MS_PER_S
     for name, cell in row.items():
         if not name.endswith(_SHARE):

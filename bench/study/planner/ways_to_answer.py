@@ -276,7 +276,6 @@ def fleet(times: Profile, question: Question) -> tuple[int, float] | None:
 
 
 def _most_images(times: Profile, within_ms: float, burst: int) -> int:
-    """Return how many images of a burst one device answers in time: more of them take longer."""
     low, high = 0, burst
     while low < high:
         middle = (low + high + 1) // 2

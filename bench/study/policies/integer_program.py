@@ -72,7 +72,6 @@ class IntegerProgram:
         return float(qps @ (solution[: len(qps)] - solution[len(qps) :])) if solution is not None else 0.0
 
     def _solve(self, seen: LoadObservation, costs: Floats, wanted: float | None) -> Floats | None:
-        """Return `up` and `down` of each variant, rounded; None where there is no solution."""
         from scipy.optimize import Bounds, milp  # noqa: PLC0415 - as above
 
         running = np.array([seen.running.get(variant.name, 0) for variant in self._variants], dtype=float)
@@ -94,7 +93,6 @@ class IntegerProgram:
         return rounded
 
     def _enough(self, seen: LoadObservation) -> Floats:
-        """Return how many instances of each variant would take the whole load: more are of no use."""
         wanted = seen.rate * self._options.slack_threshold
         return np.ceil(wanted / np.array([variant.qps for variant in self._variants])) + 1
 

@@ -90,7 +90,6 @@ class RateAccount:
             del self._launches[bought]
 
     def _bill_least(self, bought: _Bought, launched_s: float, count: int) -> None:
-        """Pay what is left of the least billed time of instances that stop."""
         kind = self._scenario.kind(bought[0])
         left_s = max(0.0, kind.min_billing_s - (self.seconds - launched_s))
         self.instances_usd += count * left_s * kind.market_usd_per_hour(bought[1]) / S_PER_HOUR

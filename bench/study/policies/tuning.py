@@ -64,7 +64,6 @@ def tune(profile: Profile, slo_ms: float) -> Tuning:
 
 
 def _window_ms(profile: Profile, size: int, slo_ms: float) -> float | None:
-    """Return the largest W that fulfils both constraints for a batch of `size`, None where none does."""
     room_ms, took_ms = min(slo_ms, size / profile.rate * MS_PER_S), profile.batch_ms(size)
     return max(0.0, room_ms - took_ms) if took_ms <= room_ms * _ALMOST else None
 

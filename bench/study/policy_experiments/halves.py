@@ -32,7 +32,7 @@ from serfer.cost.loads.trace import Trace
 from serfer.cost.service_times import scenario_times
 from serfer.settings import load_settings
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.several import Several
+from serfer_bench.core.seeds import Several
 from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.study.forecasting.errors import peaks_of
 from serfer_bench.study.forecasting.lstm_training import train_lstm
@@ -121,7 +121,6 @@ class HalvesCase(Case):
         return min((best, replace(best, forecaster=str(file))), key=usd)
 
     def _bought(self, name: str, first: Trace, scenario: Scenario, options: HalfOptions) -> str:
-        """Return the instance type that a policy starts: the first, or the cheapest of spot instances."""
         if not self.spot:
             return scenario.instance.name
         kinds = _spot_kinds(scenario)
@@ -131,7 +130,6 @@ class HalvesCase(Case):
 
 
 def _spot_kinds(scenario: Scenario) -> list[str]:
-    """Return the instance types with a spot price; burstable ones only stand in for those that are taken away."""
     return [one.name for one in scenario.instances if one.spot_usd_per_hour and not one.burstable]
 
 

@@ -102,7 +102,6 @@ def _value(on: Actions, cost: Floats, moves: Floats, after: NDArray[np.int64]) -
 
 
 def _next(instance: int, boots: int) -> int:
-    """Return what an instance is that is wanted on: started, if it was off."""
     return instance if instance != _OFF else _SERVES + boots
 
 
@@ -123,6 +122,5 @@ def _counts(mean: float) -> tuple[Floats, Floats]:
 
 
 def _mean_loads(scenario: Scenario, counts: Floats, chances: Floats, seconds: float, levels: int) -> Floats:
-    """Return the mean load of each level, in queries/s, of rows with so many queries in so many seconds: (levels,)."""
     loads: Floats = chances @ np.array([level_loads(scenario, count / seconds, levels) for count in counts.tolist()])
     return loads

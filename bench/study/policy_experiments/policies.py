@@ -236,7 +236,6 @@ def _verdicts(mine: Sequence[Outcome], outcomes: Sequence[Outcome]) -> Iterator[
 
 
 def _beside_the_peer(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
-    """Yield a row of `PEER_HEAD` for each policy in each scenario at each scaling, over the seeds of an MMPP."""
     peers = {_place(one): one for one in outcomes if one.policy == PEER}
     beside: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
     for one in outcomes:

@@ -358,7 +358,6 @@ def measure(
 
 
 def _is_vector(model: onnx.ModelProto) -> bool:
-    """Return whether a model has only fully connected layers: they separate the costs of weights and products."""
     return len(model.graph.input[0].type.tensor_type.shape.dim) == VECTOR_RANK
 
 
@@ -376,7 +375,6 @@ def _models(
 
 
 def _drawn_tasks(graph: Graph, rng: np.random.Generator) -> Iterator[Task]:
-    """Yield the whole network's task, and some tiles of stages between drawn cuts on several grids."""
     cuts = cut_points(graph)
     yield stage_tasks(graph, cuts[0], cuts[-1], ONE)[0]
     inner = sorted(rng.choice(np.arange(1, len(cuts) - 1), size=min(_SPANS - 1, len(cuts) - 2), replace=False))

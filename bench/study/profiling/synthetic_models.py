@@ -62,7 +62,6 @@ def synthetic_models(rng: Generator, rounds: int) -> Iterator[onnx.ModelProto]:
 
 
 def _side(rng: Generator, largest: float) -> int:
-    """Draw a height or width: as many small ones as large ones."""
     return int(np.exp(rng.uniform(np.log(4), np.log(max(5.0, largest)))))
 
 

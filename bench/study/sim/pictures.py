@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from serfer.cost.loads.trace import Floats
 from serfer.pictures import check_suffix
-from serfer_bench.core.charts import Chart, Curve, Point
-from serfer_bench.core.drawing import draw_charts
+from serfer_bench.core.charts import Chart, Curve, Point, draw_charts
 from serfer_bench.study.policies.clairvoyant import optimum_schedule
 from serfer_bench.study.sim.rates import Timeline
 from serfer_bench.study.sim.simulate import PolicyRun, SimInput
@@ -122,7 +121,6 @@ def _spent(each: PolicyRun, unit_s: float) -> Curve:
 
 
 def _optimum(sim_input: SimInput, unit_s: float) -> tuple[Curve, Curve]:
-    """Return the instances of a schedule that costs the least, and the least cost up to each time."""
     trace = sim_input.trace
     best = optimum_schedule(sim_input.scenario, trace.durations_s.tolist(), trace.rates.tolist())
     times = trace.starts_s

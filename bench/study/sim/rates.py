@@ -198,7 +198,6 @@ class _LimitedStepper:
         return np.array(self._pings, dtype=np.float64)
 
     def _pay(self, now: float, usd: float) -> float:
-        """Pay Lambda as much of `usd` as the ceiling allows, and return how much that is."""
         limiter, paid = self._router.budget_limiter, 0.0
         part = usd
         for _ in range(_HALVINGS):
@@ -250,7 +249,6 @@ def _accounted(
 def _timeline(
     steps: Steps, fleet: InstanceHistory, allowed: Floats, *, overflow: bool
 ) -> tuple[Timeline, Floats, float, float]:
-    """Return the timeline of things, what Lambda took for instances that booted, and how much was refused and late."""
     ends, ready = steps.ends_s, fleet.ready_s
     lost = fleet.stopped_s[fleet.lost]
     times = np.unique(np.concatenate(([0.0], ends, ready[ready < ends[-1]], lost)))

@@ -362,7 +362,6 @@ def _ganged(calibration: Calibration) -> frozenset[int]:
 
 
 def _usual_s(calibration: Calibration, stage: int) -> float:
-    """Return the seconds within which most tasks of a stage answer; inf for one in a gang, which is not duplicated."""
     if stage in _ganged(calibration):
         return math.inf
     return float(np.quantile(calibration.service_s(stage) + calibration.overhead_s(stage), QUANTILE))
@@ -385,7 +384,6 @@ def _check_slots(calibration: Calibration, slots: int) -> None:
 
 
 def _functions(calibration: Calibration, growth: float) -> dict[tuple[int, int], _Function]:
-    """Return the function of each stage's tiles; a gang has one for all of its stages."""
     made: dict[tuple[int, int], _Function] = {}
     functions: dict[tuple[int, int], _Function] = {}
     home = {stage: start for start, stop in calibration.gangs for stage in range(start, stop)}

@@ -16,11 +16,11 @@ from serfer.splitter.plan_dir.emit import in_one_piece
 from serfer.splitter.tiling.from_onnx import from_onnx
 from serfer_bench.study.papers.infless import figure8
 from serfer_bench.study.papers.infless.capacity import SYSTEMS, highest, placed
+from serfer_bench.study.papers.infless.command import provisioning
 from serfer_bench.study.papers.infless.figure8 import BatchPrediction, mean_error, measure_whole, whole_results
 from serfer_bench.study.papers.infless.figure16 import LSTH, charts, notes, run
 from serfer_bench.study.papers.infless.loads import COMPARED, under_loads
 from serfer_bench.study.papers.infless.paper import AUTHORS, BY_FLOPS, OPERATORS, OSVT, QA_ROBOT, World
-from serfer_bench.study.papers.infless.provisioning import provisioning
 from serfer_bench.study.papers.infless.throughput import functions_of
 from serfer_bench.study.policies.infless.measured import measured_profile
 from serfer_bench.study.policies.infless.scenario import PolicyFacts

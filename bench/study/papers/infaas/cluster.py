@@ -211,7 +211,6 @@ class Cluster:
         measured.outcomes.append(Outcome(network.name, now_s, ended_s, late))
 
     def _any(self, variant: str) -> _Queue | None:
-        """Return the emptiest place of a variant: states may name one that is gone."""
         places = [queue for (name, _), queue in self._queues.items() if name == variant]
         return min(places, key=lambda queue: queue.empty_s, default=None)
 
@@ -300,7 +299,6 @@ class Cluster:
         return True
 
     def _unload(self, name: str) -> None:
-        """Unload a copy, the one that was loaded last, or still loads, where there are the fewest."""
         places = [(queue.copies(), -queue.ready_s[-1], key) for key, queue in self._items() if key[0] == name]
         if not places:
             return

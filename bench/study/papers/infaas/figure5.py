@@ -132,7 +132,6 @@ def _network(network: Architecture, kinds: tuple[str, ...], first: Counter[str],
 
 
 def _static(network: Architecture, slo_ms: float) -> Variant:
-    """Return the variant that a developer chose: the GPU's fastest batch within the SLO, or the CPU's."""
     if network.name not in _POPULAR:
         return _variant(network, "cpu", 1)
     within = [each for batch in _BATCHES if (each := _variant(network, "gpu", batch)).latency_ms.value <= slo_ms]

@@ -151,7 +151,6 @@ def _result(seed: int, load: str, measured: Measured, network: str, usd_ratio: f
 
 
 def _p99(ms: Sequence[float]) -> float:
-    """Return the 99th percentile of latencies; infinity where more than a hundredth was not answered."""
     return sorted(ms)[min(len(ms) - 1, math.ceil(0.99 * len(ms)) - 1)]
 
 

@@ -33,9 +33,9 @@ from serfer.core.errors import UnavailableError
 from serfer_bench.core.arrivals import poisson
 from serfer_bench.core.options import ModelOption, PlanOption, RowsOption, plan_of
 from serfer_bench.core.photographs import photograph
+from serfer_bench.core.processes import serving
 from serfer_bench.core.quantiles import percentiles
 from serfer_bench.core.results import publish_rows
-from serfer_bench.core.server_process import serving
 from serfer_bench.core.workload import Sent, run
 from serfer_bench.mapping.images import strip, write_image
 from serfer_bench.mapping.runs import command as map_command

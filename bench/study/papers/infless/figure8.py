@@ -90,7 +90,6 @@ def measure_whole(
 
 
 def _run(session: ort.InferenceSession, batch: int, max_s: float) -> tuple[float, int, int]:
-    """Return the seconds of the best run, how many there were, and how many of them were undisturbed."""
     given, times, quiet = given_to(session, batch), list[float](), 0
     ended = time.monotonic() + max_s
     while len(times) < _LEAST_RUNS or (quiet < _QUIET_RUNS and time.monotonic() < ended):

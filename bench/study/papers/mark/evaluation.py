@@ -38,7 +38,7 @@ from serfer.cost.service_times import scenario_times
 from serfer.cost.windows import Window
 from serfer.settings import load_settings
 from serfer_bench.core.options import MarkdownOption
-from serfer_bench.core.several import Several
+from serfer_bench.core.seeds import Several
 from serfer_bench.core.tables import Results, Table, publish
 from serfer_bench.core.traces import missing_in, skipped
 from serfer_bench.study.policies.mark.options import MarkOptions

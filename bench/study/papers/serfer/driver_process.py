@@ -25,8 +25,8 @@ from serfer.local.die_with_parent import dying_with_me
 from serfer.local.lambda_.function import REGION
 from serfer.plan_directory import load_plan
 from serfer.storage import open_store
-from serfer_bench.core.frames import pipe_of, read_frame, write_frame
 from serfer_bench.core.part_times import PartTimes, Times
+from serfer_bench.core.processes import pipe_of, read_frame, write_frame
 from serfer_bench.study.baselines.handlers.objects import Array
 from serfer_bench.study.papers.serfer.poll_driver import PollDriver
 

@@ -125,14 +125,12 @@ def _trial(images: NDArray[np.float32], labels: Labels, seed: int, progress: Pro
 
 
 def _division(labels: Labels, seed: int) -> tuple[Labels, Labels]:
-    """Return the indices to train on and those to test on, a quarter."""
     order = np.random.default_rng(seed).permutation(len(labels))
     count = len(labels) // _TEST_PARTS
     return order[count:], order[:count]
 
 
 def _network() -> nn.Sequential:
-    """Return five convolutions and three fully connected layers for (1, SIZE, SIZE), AlexNet's way of ending."""
     channels = (1, 16, 32, 48, 48, 64)
     layers: list[nn.Module] = []
     for number, (before, after) in enumerate(pairwise(channels)):

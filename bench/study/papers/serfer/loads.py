@@ -174,7 +174,6 @@ def _load_row(one: Measured, unsplit: Sequence[float]) -> LoadRow:
 
 
 def _extrapolated(bursts: Sequence[LoadRow]) -> Iterator[LoadRow]:
-    """Yield the bursts that a system was not given, from the largest that it was."""
     for system in dict.fromkeys(row.system for row in bursts):
         largest = max((row for row in bursts if row.system == system), key=lambda row: row.images)
         for images in sorted({row.images for row in bursts if row.images > largest.images}):

@@ -54,7 +54,6 @@ def dump_profile(profile: Profile, source: Profiles) -> str:
 
 
 def _ms(seconds: float) -> float:
-    """Return milliseconds with six digits; what differences of floats leave below 0 is 0."""
     return float(f"{max(0.0, seconds) * MS_PER_S:.6g}")
 
 

@@ -15,7 +15,7 @@ from serfer_bench.study.policies.infless.options import Function, Option, Sizes,
 from serfer_bench.study.policies.infless.policy import Infless, InflessByEfficiency
 from serfer_bench.study.policies.infless.profiles import Configuration
 from serfer_bench.study.policies.infless.scenario import ClusterScenario
-from serfer_bench.study.policies.infless.scheduling import Efficiency
+from serfer_bench.study.policies.infless.scheduling import Chooser, Efficiency
 from serfer_bench.study.policies.infless.servers import Servers
 from serfer_bench.study.policies.infless.uniform import KEEP_ALIVE_S, Uniform
 
@@ -53,27 +53,11 @@ class OpenFaasPlus(Uniform):
 Maker = Callable[[ClusterScenario], ClusterPolicy]
 
 
-def _infless(scenario: ClusterScenario) -> ClusterPolicy:
+def _infless(kind: type[Infless], scenario: ClusterScenario, **options: Chooser) -> ClusterPolicy:
     facts = scenario.policy
-    return Infless(
-        scenario.new_functions(),
-        scenario.new_servers(),
-        alpha=facts.alpha,
-        reserve_s=facts.reserve_s,
-        chooser=Efficiency(facts.full_fit),
-        windows=_windows(scenario),
-    )
-
-
-def _by_efficiency(scenario: ClusterScenario) -> ClusterPolicy:
-    facts = scenario.policy
-    return InflessByEfficiency(
-        scenario.new_functions(),
-        scenario.new_servers(),
-        alpha=facts.alpha,
-        reserve_s=facts.reserve_s,
-        windows=_windows(scenario),
-    )
+    windows = _windows(scenario)
+    functions, servers = scenario.new_functions(), scenario.new_servers()
+    return kind(functions, servers, alpha=facts.alpha, reserve_s=facts.reserve_s, windows=windows, **options)
 
 
 def _windows(scenario: ClusterScenario) -> Callable[[], WindowPolicy] | None:
@@ -109,8 +93,8 @@ def _openfaas_plus(scenario: ClusterScenario) -> ClusterPolicy:
 
 CLUSTER_POLICIES: Final[Mapping[str, Maker]] = MappingProxyType(
     {
-        "infless": _infless,
-        "infless-by-efficiency": _by_efficiency,
+        "infless": lambda scenario: _infless(Infless, scenario, chooser=Efficiency(scenario.policy.full_fit)),
+        "infless-by-efficiency": partial(_infless, InflessByEfficiency),
         "batch": partial(_buffered, Batch),
         "batch-rs": partial(_buffered, BatchScheduled),
         "openfaas-plus": _openfaas_plus,

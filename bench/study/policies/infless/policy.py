@@ -123,7 +123,6 @@ class Infless:
         return None
 
     def _warm(self, now_s: float) -> list[int]:
-        """Return how many instances of each function are to be warm without load now, by windows."""
         return [level.wanted(now_s) - level.busy for level in self._levels] or [0] * len(self._of)
 
     def _prewarm(self, now_s: float) -> tuple[Instance, ...]:

@@ -116,7 +116,6 @@ class Uniform(ABC):
             yield self._registry.stop(one)
 
     def _prewarm(self, function: int, now_s: float, warm: int) -> Iterator[Instance]:
-        """Start what is to be `warm`, as long as there is room; the keep-alive does not hold it."""
         mine = self._of[function]
         while mine.stopped is not None and len(mine.running) < warm:
             placement = self.place(mine.stopped, self.servers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from serfer.control.batching import Profile
@@ -19,8 +19,42 @@ from serfer_bench.study.policies.mark.forecaster import checked, make_forecaster
 from serfer_bench.study.policies.mark.options import MarkOptions
 from serfer_bench.study.policies.mark.peaks import PeakSampler
 from serfer_bench.study.policies.mark.schedule import Candidate, Key, fill
-from serfer_bench.study.policies.mark.standby import Standby
 from serfer_bench.study.policies.tuning import tune
+
+
+class Standby:
+    """Counts the capacity that interruptions take, and gives it up as soon as the planned spot instances serve."""
+
+    def __init__(self, scenario: Scenario, kind: InstanceType | None) -> None:
+        self._scenario = scenario
+        self._kind = kind
+        self._leaving = Counter[str]()
+        self._lost_qps = 0.0
+
+    def observe(self, seen: Observation, planned: Mapping[tuple[str, Market], int]) -> int:
+        """Return how many stand-ins there should be now; `planned` are those without the ones that are leaving."""
+        new = self._new(seen)
+        if not new and self._lost_qps and _serve(seen.fleet, planned):
+            self._lost_qps = 0.0
+        self._lost_qps += sum(count * self._scenario.kind(kind).qps for kind, count in new.items())
+        return math.ceil(self._lost_qps / self._kind.qps - _ROUNDING) if self._kind else 0
+
+    def _new(self, seen: Observation) -> Counter[str]:
+        """Return by type those that were given notice since the last observation, or were taken away without one."""
+        before, self._leaving = self._leaving, Counter[str]()
+        for group in seen.fleet:
+            if group.state is InstanceState.LEAVING:
+                self._leaving[group.kind] += group.count
+        gone = Counter({interruption.kind: interruption.count for interruption in seen.interruptions})
+        return (self._leaving + gone) - before
+
+
+def _serve(fleet: Iterable[InstanceGroup], planned: Mapping[tuple[str, Market], int]) -> bool:
+    serving = sum(
+        group.count for group in fleet if group.market is Market.SPOT and group.state is InstanceState.SERVING
+    )
+    return serving >= sum(count for (_, market), count in planned.items() if market is Market.SPOT)
+
 
 _PARTS: Final = 50  # in which the last M queries are kept
 _ROUNDING: Final = 1e-9
@@ -207,7 +241,6 @@ class Mark:
         return sum(self._scenario.kind(group.kind).qps * group.count for group in fleet)
 
     def _paid_for(self, fleet: Iterable[InstanceGroup]) -> tuple[Counter[Key], Counter[Key]]:
-        """Return the candidates' instances that boot or serve, and those that will be taken away."""
         running, leaving = Counter[Key](), Counter[Key]()
         for group in fleet:
             if group.state is InstanceState.LEAVING:

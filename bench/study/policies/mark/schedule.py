@@ -67,6 +67,5 @@ def fill(forecast: Floats, candidates: Sequence[Candidate], running: Mapping[Key
 
 
 def _cost(one: Candidate, span: Floats, *, running: bool) -> float:
-    """Return the price of a query, but for a factor that all candidates have."""
     served = float(np.minimum(span, one.capacity).sum())
     return ((0.0 if running else one.launch_usd) + len(span) * one.unit_usd) / served

@@ -11,7 +11,7 @@ import numpy as np
 from serfer.core.units import MS_PER_S
 from serfer.cost.windows import Window
 from serfer_bench.study.policies.infless.scenario import ClusterScenario
-from serfer_bench.study.sim.cluster.counters import Counters
+from serfer_bench.study.sim.cluster.queues import Counters
 from serfer_bench.study.sim.cluster.run import ClusterRun
 
 _S_PER_HOUR: Final = 3600.0

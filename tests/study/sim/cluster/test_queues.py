@@ -9,9 +9,8 @@ from serfer_bench.study.policies.infless.fleet import FrontQueue, Instance
 from serfer_bench.study.policies.infless.options import Option
 from serfer_bench.study.policies.infless.profiles import Configuration
 from serfer_bench.study.policies.infless.servers import Placement
-from serfer_bench.study.sim.cluster.arrivals import divided, tick_counts, ticks_of, times_within
-from serfer_bench.study.sim.cluster.counters import Counters
-from serfer_bench.study.sim.cluster.queues import FrontBuffer, Server, advance, offer
+from serfer_bench.study.sim.cluster.queues import Counters, FrontBuffer, Server, advance, offer
+from serfer_bench.study.sim.cluster.run import divided, tick_counts, ticks_of, times_within
 
 
 def rng():

@@ -276,9 +276,7 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, plan, tmp_path):
     [
         (("nothing.csv",), InputError, "nothing.csv"),
         (("nothing",), InputError, "neither a file nor a generator"),
-        (("mmpp:x=1",), UsageError, "no parameter 'x'"),
         ((LOAD, "--policy", "best"), UsageError, "no policy 'best'"),
-        ((LOAD, "--policy", "mark:slmin=1"), UsageError, "mark has no parameter 'slmin': it has .*sl_min"),
         ((LOAD, "--policy", "mark:sl_min=98"), UsageError, "mark.sl_min should be 0 to 1"),
         ((LOAD, "--level", "atoms"), UsageError, "--level"),
         ((LOAD, "--level", "tasks"), UsageError, "--plan DIR or --calibration FILE"),
@@ -287,7 +285,6 @@ def test_a_plan_is_calibrated_on_this_machine(scenario, plan, tmp_path):
         ((LOAD, "--period-s", "0", "--policy", "break-even"), UsageError, "--period-s"),
         ((LOAD, "--window-s", "nan"), UsageError, "--window-s"),
         ((LOAD, "--window-s", "1e-9"), UsageError, "--window-s 1e-09 makes more than"),
-        ((LOAD, "--window-s", "1e-320"), UsageError, "--window-s"),
         ((LOAD, "--scale", "1e9"), UsageError, "peak of .* a smaller --scale"),
         ((LOAD, "--from", "1e7"), UsageError, "--from"),
         ((LOAD, "--from", "noon"), UsageError, "--from is seconds, or a date"),

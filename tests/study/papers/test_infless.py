@@ -140,16 +140,6 @@ def test_the_command_runs_traces_in_place_of_generated_loads_and_draws_them(tmp_
     assert wrong.exit_code != 0
 
 
-def test_a_public_trace_that_is_not_here_is_skipped_by_name(tmp_path):
-    """Every command of a page runs without the traces."""
-    gone = ["--trace", str(tmp_path / "infless_bursty.csv")]
-    result = running.run("study", "paper", "infless", "--figure", "16", *gone)
-    assert result.stdout == ""
-    assert "skipped: infless_bursty: not here; get them with serfer study fetch-traces infless_bursty" in result.stderr
-    typed = CliRunner().invoke(app, ["study", "paper", "infless", "--figure", "16", "--trace", "mine.csv"])
-    assert typed.exit_code != 0
-
-
 def batch(model, predicted_ms, threads, quiet):
     return BatchPrediction(model, 4, threads, predicted_ms, measured_ms=10, runs=8, quiet=quiet)
 

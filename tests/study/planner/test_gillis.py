@@ -19,6 +19,7 @@ from serfer.splitter.tiling.grids import ONE
 from serfer_bench.study.baselines.gillis import Gillis, Options, layers
 from tests.bench.slow import slow_profiles
 from tests.splitter.models import Net
+from tests.study.planner.test_published_costs import every_plan
 
 CASES = 15
 MEMORY = (900, 3600)
@@ -51,20 +52,10 @@ def planner(graph, room=10**9, options=None, **functions):
     return Gillis(graph, budget, options or Options(GRIDS, MEMORY))
 
 
-def every_plan(gillis, at=0):
-    """Yield every chain of offers from a layer to the end."""
-    if at == gillis.positions[-1]:
-        yield ()
-    for offer in gillis.offers:
-        if offer.start == at:
-            for rest in every_plan(gillis, offer.stop):
-                yield (offer, *rest)
-
-
 def brute_force(gillis):
     """Return seconds and dollars of the fastest plan, and of those the cheapest, over all memories of all functions."""
     plans = []
-    for offers in every_plan(gillis):
+    for offers in every_plan(gillis.offers, gillis.positions[-1]):
         for row, master in enumerate(MEMORY):
             if sum(offer.held for offer in offers) > gillis.capacity(master):
                 continue

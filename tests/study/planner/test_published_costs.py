@@ -85,6 +85,7 @@ def test_functions_are_billed_as_the_programs_do(prices, ms, usd):
 
 
 def every_plan(groups, count, at=0):
+    """Yield every chain of groups from a layer to the end."""
     if at == count:
         yield ()
     for group in groups:

@@ -5,14 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from serfer.cli.main import app
 from serfer.core.errors import InputError
 from serfer.cost.loads.trace import Trace
 from serfer_bench.study.policies.mark.options import MarkOptions
-from serfer_bench.study.policy_experiments import halves as halves_command
-from serfer_bench.study.policy_experiments import policies as policies_command
 from serfer_bench.study.policy_experiments.halves import COOLDOWNS_S, HalfOptions, halves, results, rows
 from serfer_bench.study.policy_experiments.policies import Options
 from serfer_bench.study.policy_experiments.sharing import Stage, measure, simulate
@@ -88,17 +84,6 @@ def outcome(policy, usd, met, load="a", ratio=None):
     known = {"policy": policy, "cost_usd": usd, "slo_met": met, "launches": 0, "windows": (), "warnings": ()}
     known |= {"ratio": ratio}
     return Outcome(**{**names, **where, **known})
-
-
-@pytest.mark.parametrize("module", [halves_command, policies_command], ids=["halves", "optimum"])
-def test_a_load_that_is_not_here_is_named_with_the_command_that_fetches_it(tmp_path, monkeypatch, module):
-    monkeypatch.setattr(module, "measure", lambda *_: [outcome("mark (x)", 10, 0.98)])
-    (tmp_path / "two-types.toml").write_text(TOML)
-    bench = "halves" if module is halves_command else "optimum"
-    folders = ("--traces", str(tmp_path), "--scenarios", str(tmp_path))
-    done = CliRunner().invoke(app, ["study", "policies", bench, *folders, "--load", "diurnal", "--load", "nasa"])
-    assert done.exit_code == 0
-    assert "skipped: nasa_http_1995_per_minute: not here; get them with serfer study fetch-traces" in done.stdout
 
 
 def test_the_summary_compares_with_mark_case_by_case():

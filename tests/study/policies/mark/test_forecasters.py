@@ -81,7 +81,7 @@ def test_a_unit_has_the_highest_mean_of_its_own_samples():
 
 
 class Flat:
-    """A forecaster of the user's own."""
+    """A forecaster of the user's own, by which nothing changes."""
 
     def observe(self, peak):
         self.peak = peak
@@ -168,28 +168,18 @@ def test_training_learns_a_wave_and_is_repeatable():
     made = train_lstm(peaks[:1000], SMALL)
     again = train_lstm(peaks[:1000], SMALL)
     assert np.array_equal(made.recurrent, again.recurrent)
-    learnt, last = (errors_of(one, peaks[:1000], peaks[1000:], 10) for one in (LstmForecaster(made), Last()))
+    learnt, last = (errors_of(one, peaks[:1000], peaks[1000:], 10) for one in (LstmForecaster(made), Flat()))
     assert learnt.all_units < 0.4 * last.all_units
-
-
-class Last:
-    """Forecasts that nothing changes."""
-
-    def observe(self, peak):
-        self.peak = peak
-
-    def forecast(self, units):
-        return np.full(units, self.peak)
 
 
 def test_errors_are_shares_of_the_mean_peak():
     rising = np.arange(1.0, 41.0)
-    errors = errors_of(Last(), rising[:10], rising[10:], 10)
+    errors = errors_of(Flat(), rising[:10], rising[10:], 10)
     mean = rising[10:].mean()
     assert (errors.next_unit, errors.fifth_unit) == (pytest.approx(1 / mean), pytest.approx(5 / mean))
     assert errors.all_units == pytest.approx(5.5 / mean)
     with pytest.raises(InputError, match="it should have 20"):
-        errors_of(Last(), rising[:10], rising[10:29], 10)
+        errors_of(Flat(), rising[:10], rising[10:29], 10)
 
 
 def test_peaks_of_a_load_are_the_highest_five_seconds_of_each_minute():

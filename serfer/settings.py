@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args
@@ -29,6 +29,7 @@ from serfer.core.costs.aws import AwsFacts, parse_aws, shipped_aws
 from serfer.core.costs.operator_costs import Profiles, parse_profiles, shipped_profiles
 from serfer.core.errors import InputError, UnavailableError, UsageError
 from serfer.core.keys import MOST_RESULT_TTL_S, RESULT_TTL_S
+from serfer.core.options import Options, flag_of, options_of
 from serfer.core.plan import ImageLimits
 from serfer.core.sigv4 import Access
 from serfer.core.wire import MAX_BATCH, MAX_TTL
@@ -45,7 +46,7 @@ _LINKED_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 _LISTED = "without it, serfer serve --show-config lists all there are"
 TABLES = (
     *("serve", "instance", "classify", "predict", "run", "map-plan", "map", "split", "explain", "verify", "cost"),
-    *("app-register", "deploy-package", "deploy-warm"),
+    *("app-register", "deploy-package", "deploy-warm", "study-replay"),
 )
 """Tables of the file: those of commands, each with the keys that are its options."""
 _KEYS_LISTED = "its --help lists all there are"
@@ -449,11 +450,10 @@ def settings_file() -> tuple[Path | None, dict[str, Any]]:
     values = {key: value for key, value in values.items() if not (key in TABLES and isinstance(value, dict))}
     for key, value in values.items():
         if key not in Settings.model_fields:
-            near = get_close_matches(key, Settings.model_fields, n=1, cutoff=_ALIKE)
-            raise InputError(f"{path}: {key!r:.80} is not a setting: {f'did you mean {near[0]}?' if near else _LISTED}")
+            raise InputError(f"{path}: {key!r:.80} is not a setting: {_meant(key, value)}")
         if is_secret(key):
             raise InputError(f"{path}: {key} is a secret, which belongs in the variable {_PREFIX}{key.upper()} alone")
-        _refuse_password(path, key, value)
+        _refuse_password(path, key, value, _PREFIX)
     return path, values
 
 
@@ -468,47 +468,56 @@ def _file() -> tuple[Path | None, dict[str, Any]]:
         raise InputError(f"{path}: not TOML: {error}") from error
 
 
-def _refuse_password(path: Path | None, key: str, value: object) -> None:
+def _meant(key: str, value: object) -> str:
+    """Return which setting, or table of a command, a key of the file may have been meant for."""
+    known, names, form = [*Settings.model_fields], [key], "{}"
+    if isinstance(value, dict):
+        known, names, form = [*TABLES], [key, f"{key}-{next(iter(value), '')}"], "[{}]"
+    near = next((near for name in names for near in get_close_matches(name, known, n=1, cutoff=_ALIKE)), None)
+    return f"did you mean {form.format(near)}?" if near else _LISTED
+
+
+def _refuse_password(path: Path | None, key: str, value: object, prefix: str) -> None:
     from serfer.storage import redact  # noqa: PLC0415 - only a file needs it
 
-    if isinstance(value, str) and redact(value) != value:
-        raise InputError(f"{path}: {key} has a password, which belongs in the variable {_PREFIX}{key.upper()} alone")
+    texts = [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
+    if any(redact(text) != text for text in texts):
+        raise InputError(f"{path}: {key} has a password, which belongs in the variable {prefix}{key.upper()} alone")
 
 
 def leave_out(keys: Iterable[str]) -> None:
-    """Read these keys of a command's table no more: what started this process gives their values on its line."""
+    """Read these keys of a command no more: what started this process gives their values on its line."""
     _left_out.update(keys)
 
 
-def command_keys(table: str, names: Mapping[str, str | None]) -> dict[str, tuple[Any, str, bool]]:
-    """Return what variables SERFER_TABLE_NAME and, below them, a command's table of the file set.
+def command_keys(kind: type[Options]) -> dict[str, tuple[Any, str, bool]]:
+    """Return what variables SERFER_COMMAND_NAME and, below them, a command's table of the file set.
 
     Each has its origin, and whether that is the file, of which a key is left out whose setting has a variable. Raises
-    InputError and UsageError for keys that are not among the command's `names`, each of which has its setting.
+    InputError and UsageError for what is not a key of the command, or has to be on its line.
     """
     path, values = _file()
+    table = kind.command.replace(" ", "-")
     in_file = values.get(table, {})
+    known = {item.name: option for item, option in options_of(kind)}
+    on_line = {item.name for item, _ in options_of(kind) if item.default is MISSING}
     found: dict[str, tuple[Any, str, bool]] = {}
     for key, value in in_file.items() if isinstance(in_file, dict) else ():
         if key in _left_out:
             continue
-        if key not in names:
-            raise InputError(f"{path}: [{table}] {unknown_key(key, names)}")
-        _refuse_password(path, key, value)
-        if not ((setting := names[key]) and os.environ.get(f"{_PREFIX}{setting.upper()}")):
+        if key not in known or key in on_line:
+            raise InputError(f"{path}: [{table}] {unknown_key(kind, key)}")
+        _refuse_password(path, key, value, _prefix(table))
+        if not ((setting := known[key].setting) and os.environ.get(f"{_PREFIX}{setting.upper()}")):
             found[key] = value, f"{path}: [{table}] {key}", True
-    for variable, key in command_variables(table):
-        if key not in names:
-            raise UsageError(f"{variable}: {unknown_key(key, names)}")
-        found[key] = os.environ[variable], variable, False
-    return found
-
-
-def command_variables(table: str) -> Iterator[tuple[str, str]]:
-    """Yield the variables that are set for a command, each with the key that it names."""
     for variable, value in os.environ.items():
-        if value and _table_of(variable) == table:
-            yield variable, variable.removeprefix(_prefix(table)).lower()
+        key = variable.removeprefix(_prefix(table)).lower()
+        if not value or _table_of(variable) != table or key in _left_out:
+            continue
+        if key not in known or key in on_line:
+            raise UsageError(f"{variable}: {unknown_key(kind, key)}")
+        found[key] = value, variable, False
+    return found
 
 
 def _prefix(table: str) -> str:
@@ -523,10 +532,14 @@ def _table_of(variable: str) -> str | None:
     return max(found, key=len, default=None)
 
 
-def unknown_key(key: str, names: Collection[str]) -> str:
-    """Say that a command has no such key, and which one may have been meant."""
-    near = get_close_matches(key, names, n=1, cutoff=_ALIKE)
-    return f"{key!r:.80} is not a key of the command: " + (f"did you mean {near[0]}?" if near else _KEYS_LISTED)
+def unknown_key(kind: type[Options], key: str) -> str:
+    """Say that a command has no such key, and which one may have been meant by its name or flag."""
+    names = {flag_of(item, about).lstrip("-").replace("-", "_"): item for item, about in options_of(kind)}
+    names |= {item.name: item for item, _ in options_of(kind)}
+    near = next(iter(get_close_matches(key, names, n=1, cutoff=_ALIKE)), None)
+    if near == key and names[key].default is MISSING:
+        return f"{key} is given on the command's line alone"
+    return f"{key!r:.80} is not a key of the command: {f'did you mean {names[near].name}?' if near else _KEYS_LISTED}"
 
 
 def is_secret(name: str) -> bool:

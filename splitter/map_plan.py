@@ -67,7 +67,7 @@ def map_plan(  # noqa: PLR0913 - by name
         WrongAnswerError: windows do not equal the whole.
     """
     place = place_for(Path(out), [Path(model)] if isinstance(model, Path | str) else [])
-    chosen = with_values(options or MapPlanOptions(), values)
+    chosen = with_values(MapPlanOptions, options, values)
     reduction = Reduction.of(chosen.reduce, None)
     description = Description.of(
         chosen.preprocess, chosen.labels, chosen.output, reduction, name=chosen.name, resized=False

@@ -83,7 +83,7 @@ def split(  # noqa: PLR0913 - what a user may choose, each with a default
         UnavailableError: the disk is full.
         WrongAnswerError: the parts do not equal the whole.
     """
-    options = with_values(options or SplitOptions(), values)
+    options = with_values(SplitOptions, options, values)
     read = (model.weights_from if isinstance(model, NamedModel) else model, calibration)
     place = place_for(Path(out), [Path(item) for item in read if isinstance(item, Path | str)])
     reduction = Reduction.of(options.reduce, options.resize_output)

@@ -51,7 +51,7 @@ def whole_plan(  # noqa: PLR0913 - what a user may choose, each with a default
     With `sizes`, such as "32..2016x32..2016,multiple=32,pixels=1048576", a file whose rows and columns are open takes
     images of all of these; an example then has the largest. Each query has one size.
     """
-    options = with_values(options or FunctionOptions(), values)
+    options = with_values(FunctionOptions, options, values)
     read = model.weights_from if isinstance(model, NamedModel) else model
     place = place_for(Path(out), [Path(read)] if isinstance(read, Path | str) else [])
     description = Description.of(preprocess, labels, activation, name=options.name)

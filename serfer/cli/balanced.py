@@ -38,7 +38,7 @@ from serfer.plan_directory import check_artefacts
 from serfer.settings import NONE, Settings, access_setting
 from serfer.wiring.options import Choices
 
-_DRIVER = "serfer.balanced_driver"
+_DRIVER = "serfer.started_process"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -117,9 +117,7 @@ def _driver_command(options: list[str], urls: tuple[str | None, str | None]) -> 
     command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
     command += ["--json", f"--set=drain_s={DRAIN_S}", f"--set=log_format={form}", *options]
     named = zip(("--store=", "--set=object_store="), urls, strict=True)
-    own = {f"SERFER_SERVE_{name.upper()}" for name in BALANCERS}
-    variables = {name: value for name, value in os.environ.items() if name not in own}
-    return command, {**variables, ARGUMENTS: json.dumps([f"{option}{url}" for option, url in named if url])}
+    return command, {**os.environ, ARGUMENTS: json.dumps([f"{option}{url}" for option, url in named if url])}
 
 
 def _passed_on(context: typer.Context) -> Iterator[str]:

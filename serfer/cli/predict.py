@@ -46,10 +46,11 @@ if TYPE_CHECKING:
 _SHOWN = 8  # values of a vector
 
 
-def predict(options: PredictCommand, context: typer.Context) -> None:
+def predict(options: ClassifyCommand, context: typer.Context) -> None:
     images, given = network_among(options.images, options.plan)
     names, model = names_of(images), demo_model(options.demo, options.model, given) or options.model
-    if options.as_coco and options.as_json:
+    boxes = options if isinstance(options, PredictCommand) else PredictCommand(images=options.images)
+    if boxes.as_coco and boxes.as_json:
         raise UsageError("--coco and --json are two forms of one answer: give one of them")
     file, settings = FileOptions.read(options), settings_of(context)
     sources = service_loads(options.yield_to, settings.yield_key.get_secret_value())
@@ -59,18 +60,16 @@ def predict(options: PredictCommand, context: typer.Context) -> None:
         check_some(names, settings)  # a plan is made first: what is wrong with images is said before that
     ways = f"{BY_ARGUMENT}; or --demo"
     directory = plan_directory(given, model, options.stack, file, options.workers, choices=ways)
-    _check_boxes(load_plan(directory), options.draw, "--coco" if options.as_coco else "--draw" if options.draw else "")
-    drawings = _Drawings(options.draw, len(names), settings.image_limits()) if options.draw else None
-    workers, limits = (
-        workers_of(options.workers, options.stack, "local"),
-        Thresholds(options.yield_utilisation, options.yield_latency),
-    )
+    _check_boxes(load_plan(directory), boxes.draw, "--coco" if boxes.as_coco else "--draw" if boxes.draw else "")
+    drawings = _Drawings(boxes.draw, len(names), settings.image_limits()) if boxes.draw else None
+    workers = workers_of(options.workers, options.stack, "local")
+    limits = Thresholds(options.yield_utilisation, options.yield_latency)
     with opened(directory, options, workers, options.cache_s) as pipeline, yielding(pipeline, sources, limits) as turn:
         whole = original(pipeline.plan, directory) if options.compare else None
-        questions = _Questions(options, pipeline, workers, turn, drawings, whole)
+        questions = _Questions(options, boxes, pipeline, workers, turn, drawings, whole)
         code = query_images(names, questions.ask, questions.failed if options.as_json else None)
-    if options.as_coco:
-        print_json(asdict(coco(questions.boxes, pipeline.plan.labels)))
+    if boxes.as_coco:
+        print_json(asdict(coco(questions.found, pipeline.plan.labels)))
     if options.demo and not options.as_json:
         _print_demo(pipeline.plan)
     if options.trace is not None and questions.traced:
@@ -85,18 +84,19 @@ def predict(options: PredictCommand, context: typer.Context) -> None:
 class _Questions:
     """Queries of an image each, and what is printed of their answers."""
 
-    options: PredictCommand
+    options: ClassifyCommand
+    boxes: PredictCommand
     pipeline: Pipeline
     workers: str
     turn: Callable[[], AbstractContextManager[None]]
     drawings: _Drawings | None
     whole: Run | None
-    boxes: list[PredictedImage] = field(default_factory=list)
+    found: list[PredictedImage] = field(default_factory=list)
     traced: list[tuple[str, Result]] = field(default_factory=list)
 
     @property
     def classifies(self) -> bool:
-        return isinstance(self.options, ClassifyCommand)
+        return not isinstance(self.options, PredictCommand)
 
     @property
     def kind(self) -> str:
@@ -109,12 +109,12 @@ class _Questions:
         drawing = None
         if isinstance(image, PredictedImage):
             drawing = self.drawings.write(data, image) if self.drawings else None
-            self.boxes.append(image)
+            self.found.append(image)
         if options.trace is not None:
             self.traced.append((name, pipeline.last))
         if options.as_json:
             print_json(self._object(image))
-        elif not options.as_coco:
+        elif not self.boxes.as_coco:
             answer = as_answer(pipeline.last.outputs)
             self._print(image, difference(answer, self.whole(pipeline.pixels([data]))) if self.whole else None)
             if drawing:
@@ -130,7 +130,7 @@ class _Questions:
         if self.classifies:
             return self.pipeline.classify([data], names=[name], top_k=options.top_k, deadline_s=deadline_s)[0]
         [image] = self.pipeline.predict(
-            [data], names=[name], top_k=options.top_k, min_score=options.min_score, deadline_s=deadline_s
+            [data], names=[name], top_k=options.top_k, min_score=self.boxes.min_score, deadline_s=deadline_s
         )
         return image
 

@@ -44,7 +44,7 @@ def run(options: RunCommand, _context: typer.Context) -> None:
     workers = workers_of(options.workers, options.stack, "local")
     url = _results_url(options.results, workers) if options.keep else None
     with opened(at, options, workers, options.cache_s, url) as pipeline:
-        _check_format(pipeline.plan, options.kind)
+        _check_format(pipeline.plan, options.format)
         folder = made_folder(options.out, "outputs") if options.out else None
         whole = original(pipeline.plan, at) if options.compare else None
         queries = _Queries(options, pipeline, workers, folder, whole)
@@ -64,7 +64,7 @@ def _check(images: Sequence[str], options: RunCommand) -> None:
         raise UsageError("give --out, the folder for outputs, or --keep, which leaves them in the store of results")
     if options.results is not None and not options.keep:
         raise UsageError("--results says where outputs are kept: give --keep too")
-    if options.keep and (options.kind != NPY or options.compare or options.cache_s > 0):
+    if options.keep and (options.format != NPY or options.compare or options.cache_s > 0):
         raise UsageError("--keep goes without --compare and cache_s, and --out has npy files then")
 
 
@@ -141,7 +141,7 @@ class _Queries:
     def _paths(self, name: str) -> list[Path]:
         if self.folder is None:
             return []
-        files = file_names(_stem(name), self.pipeline.plan.output_tensors, self.options.kind)
+        files = file_names(_stem(name), self.pipeline.plan.output_tensors, self.options.format)
         paths = [self.folder / file for file in files]
         there = next((path for path in paths if path.exists()), None)
         if there is not None and not self.options.overwrite:

@@ -53,7 +53,7 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
     settings = with_keep_warm(settings, options.keep_warm, workers)
     check_named(options.stack, *named, demo)
     choices = Choices(
-        options.store, workers, options.driver, options.object_store, cache_s=options.cache_s, stack=options.stack
+        options.store, workers, options.engine, options.object_store, cache_s=options.cache_s, stack=options.stack
     )
     if options.drivers:
         check_balanced(context, choices, address, settings)

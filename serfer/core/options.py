@@ -10,6 +10,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from inspect import get_annotations
+from numbers import Integral, Real
+from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -72,16 +74,12 @@ class Options:
     def __post_init__(self) -> None:
         hints = types_of(type(self))
         for item, described in options_of(type(self)):
-            name, value = flag_of(item, described), getattr(self, item.name)
+            name, value, hint = _name_of(type(self), item, described), getattr(self, item.name), hints[item.name]
+            if described.read and isinstance(value, str):
+                object.__setattr__(self, item.name, _read(described.read, value, name))
+            elif not (described.read or value is None or any(_is_of(choice, value) for choice in _choices(hint))):
+                raise UsageError(f"{name} is {in_words(hint)}{_ITEMS.get(hint, '')}, not {_shown(value)}")
             check_bounds(name, described, value)
-            choices = _choices(hints[item.name])
-            named = [choice for choice in choices if get_origin(choice) is Literal]
-            if (
-                value is not None
-                and named
-                and (len(named) == len(choices) or (isinstance(value, str) and str not in choices))
-            ):
-                value_of(type(self), item, value, name)
 
 
 def options_of(kind: type) -> Iterator[tuple[Field[Any], Option]]:
@@ -100,8 +98,13 @@ def _declared(kind: type) -> Iterator[tuple[int, str, int]]:
 _Some = TypeVar("_Some", bound=Options)
 
 
-def with_values(options: _Some, values: Mapping[str, Any]) -> _Some:
-    """Return options with other values of some fields; raises UsageError for those that there are not."""
+def with_values(kind: type[_Some], options: _Some | None, values: Mapping[str, Any]) -> _Some:
+    """Return options of a class, by default its own, with other values of some fields; raises UsageError."""
+    options = kind() if options is None else options
+    if not isinstance(options, kind):
+        raise UsageError(
+            f"options are a {kind.__name__}, not a {type(options).__name__}: give values by name, name=VALUE"
+        )
     known: dict[str, Option | None] = {item.name: item.metadata.get(_METADATA) for item in fields(options)}
     if unknown := sorted(values.keys() - known):
         raise UsageError(f"{type(options).__name__} has no {', '.join(unknown)}: it has {', '.join(sorted(known))}")
@@ -115,7 +118,7 @@ def with_values(options: _Some, values: Mapping[str, Any]) -> _Some:
 def changed(options: Options, unsaid: Options) -> list[str]:
     """Return the flags and keys of options with other values than `unsaid`, which is of a base of their class."""
     return [
-        flag_of(item, described) if is_on_line(type(options), item) else item.name
+        _name_of(type(options), item, described)
         for item, described in options_of(type(unsaid))
         if getattr(options, item.name) != getattr(unsaid, item.name)
     ]
@@ -125,6 +128,10 @@ def flag_of(item: Field[Any], described: Option) -> str:
     if described.is_argument:
         return item.name
     return described.flag or f"--{item.name.replace('_', '-')}"
+
+
+def _name_of(kind: type[Options], item: Field[Any], described: Option) -> str:
+    return flag_of(item, described) if is_on_line(kind, item) else item.name
 
 
 def key_of(kind: type[Options], flag: str) -> str | None:
@@ -211,9 +218,9 @@ def in_words(hint: Any) -> str:  # noqa: ANN401 - a type
             parts += [str(value) for value in get_args(choice)]
         elif get_origin(choice) in (tuple, Sequence):
             parts.append("a list")
-        else:
-            parts.append(names.get(choice, getattr(choice, "__name__", str(choice))))
-    *others, last = parts
+        elif choice in names:
+            parts.append(names[choice])
+    *others, last = parts or ["a text"]
     return f"{', '.join(others)} or {last}" if others else last
 
 
@@ -221,6 +228,16 @@ def _choices(hint: Any) -> list[Any]:  # noqa: ANN401 - a type
     if get_origin(hint) is types.UnionType or str(get_origin(hint)) == "typing.Union":
         return [choice for part in get_args(hint) if part is not types.NoneType for choice in _choices(part)]
     return [hint]
+
+
+def _is_of(kind: Any, value: object) -> bool:  # noqa: ANN401 - same
+    """Return whether a value of Python has a type; a path may be a text, and true is no number."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) in (tuple, Sequence):
+        return isinstance(value, Sequence) and not isinstance(value, str)
+    wanted = {int: Integral, float: Real, Path: str | PathLike}.get(kind, kind)
+    return isinstance(value, wanted) and (kind is bool or not isinstance(value, bool))
 
 
 def _converted(kind: Any, raw: Any) -> Any:  # noqa: ANN401 - same; raises ValueError or TypeError

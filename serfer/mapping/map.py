@@ -85,7 +85,7 @@ def map_image(
             of parts of the image; what is done is kept.
         UnavailableError: the disk is full, or S3, the store or the functions cannot be reached.
     """
-    options = with_values(options or MapOptions(), values)
+    options = with_values(MapOptions, options, values)
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, [image], out, settings, options)
     with open_mapper(Opening(directory, options), options, Silent(), settings) as mapper:
@@ -111,7 +111,7 @@ def map_many(
     each image; the dollars that may be spent are for all together. Raises UsageError for results of one name, and for
     more dollars predicted than may be spent; UnavailableError where that has come of several images in a row.
     """
-    options = with_values(options or MapOptions(), values)
+    options = with_values(MapOptions, options, values)
     out, settings = _place(out), settings or load_settings()
     directory = _plan(plan, network, images, out, settings, options)
     items = map_items([str(image) for image in images], str(out), suffix)
@@ -157,7 +157,7 @@ class Opening:
                 self.directory,
                 store=self._options.store,
                 workers=self.workers,
-                driver=self._options.driver,
+                driver=self._options.engine,
                 object_store=self._options.object_store,
                 stack=self._options.stack,
                 settings=settings,

@@ -84,9 +84,9 @@ class MapOptions(YieldOptions, PipelineOptions):
             raise UsageError(f"the value that counts as full is more than 0, not {self.full_scale}")
         if any(band < 1 for band in self.bands):
             raise UsageError("bands are counted from 1")
-        if self.driver.startswith("stepfunctions"):
+        if self.engine.startswith("stepfunctions"):
             raise UsageError(
-                f"engine={self.driver} runs whole plans, and a map runs one window at a time: use push or poll"
+                f"engine={self.engine} runs whole plans, and a map runs one window at a time: use push or poll"
             )
 
     def values(self) -> dict[str, Any]:

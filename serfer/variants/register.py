@@ -90,7 +90,7 @@ def register(  # noqa: PLR0913 - what a user may choose, each with a default
     say = progress or (lambda _: None)
     settings = settings or load_settings()
     network_name = _network_name(network, name)
-    options, facts = with_values(options or RegisterOptions(), values), settings.facts()
+    options, facts = with_values(RegisterOptions, options, values), settings.facts()
     if not NAME.fullmatch(app):
         raise UsageError(f"--app {app!r:.80} cannot name an application: 1 to 64 letters, digits and ._-")
     instance_type(options, "cpu", facts.instances)  # refuses one without a price

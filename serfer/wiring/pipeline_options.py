@@ -33,10 +33,9 @@ class PipelineOptions(Options):
     object_store: str | None = option(
         None, "A second store's URL, for the stages that the plan sends to S3.", setting="object_store"
     )
-    driver: str = option(
+    engine: str = option(
         "push",
-        "The engine. push: an invoke's own return says that a tile is done; poll: events, and looks into the store; "
+        "push: an invoke's own return says that a tile is done; poll: events, and looks into the store; "
         "stepfunctions or stepfunctions-express: a state machine (docs/reference/engines.md).",
-        "--engine",
         setting="engine",
     )

@@ -126,14 +126,14 @@ def test_other_value_is_refused_by_name(name, raw, why):
 )
 def test_python_value_is_held_to_the_same_bounds(values):
     with pytest.raises(UsageError, match=next(iter(values))):
-        with_values(Command(**GIVEN), values)
+        with_values(Command, Command(**GIVEN), values)
 
 
 def test_values_by_name_replace_those_of_options():
-    options = with_values(Command(**GIVEN), {"count": 4, "colours": ["red"], "bounds": [1, 2]})
+    options = with_values(Command, Command(**GIVEN), {"count": 4, "colours": ["red"], "bounds": [1, 2]})
     assert (options.count, options.colours, options.bounds, options.out) == (4, ("red",), [1, 2], "b")
     assert changed(options, Base()) == []
-    assert changed(with_values(options, {"as_json": True}), Base()) == ["--json"]
+    assert changed(with_values(Command, options, {"as_json": True}), Base()) == ["--json"]
 
 
 def test_own_options_come_first_and_only_a_line_has_flags():

@@ -36,7 +36,21 @@ class AskOptions(PipelineOptions, NetworkFileOptions, JsonOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictCommand(AskOptions, YieldOptions):
+class ClassifyCommand(AskOptions, YieldOptions):
+    """Classify images, each as one query through a network, split or whole: predict, of classes alone."""
+
+    command: ClassVar[str] = "classify"
+    line: ClassVar[str] = f"{_NETWORK} demo {_PIPELINE} top_k compare trace as_json"
+
+    demo: bool = option(False, "Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; planned once.")
+    top_k: int = option(5, "Of a classifier: how many classes to print at most.", least=1)
+    trace: Path | None = option(
+        None, "Write where time went, for chrome://tracing and ui.perfetto.dev.", metavar="FILE"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictCommand(ClassifyCommand):
     """Say what a network finds in images: classes, boxes of a detector, or values of vectors and tables.
 
     Each image is one query. Maps and masks are written to files by serfer run.
@@ -45,8 +59,6 @@ class PredictCommand(AskOptions, YieldOptions):
     command: ClassVar[str] = "predict"
     line: ClassVar[str] = f"{_NETWORK} demo {_PIPELINE} top_k min_score draw as_coco as_json"
 
-    demo: bool = option(False, "Take efficientnet-lite0 of the zoo, which knows ImageNet's classes; planned once.")
-    top_k: int = option(5, "Of a classifier: how many classes to print at most.", least=1)
     min_score: float | None = option(
         None, "Of a detector: the least score of a box, in place of the plan's.", least=0, most=1
     )
@@ -56,17 +68,6 @@ class PredictCommand(AskOptions, YieldOptions):
         metavar="PATH",
     )
     as_coco: bool = option(False, "Print the boxes of all images as one COCO data set, with scores.", "--coco")
-    trace: Path | None = option(
-        None, "Write where time went, for chrome://tracing and ui.perfetto.dev.", metavar="FILE"
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClassifyCommand(PredictCommand):
-    """Classify images, each as one query through a network, split or whole: predict, of classes alone."""
-
-    command: ClassVar[str] = "classify"
-    line: ClassVar[str] = f"{_NETWORK} demo {_PIPELINE} top_k compare trace as_json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +79,13 @@ class RunCommand(AskOptions):
     """
 
     command: ClassVar[str] = "run"
-    line: ClassVar[str] = f"out {_NETWORK} kind overwrite {_PIPELINE} compare keep results as_json"
+    line: ClassVar[str] = f"out {_NETWORK} format overwrite {_PIPELINE} compare keep results as_json"
 
     out: Path | None = option(None, "Where outputs are written; it is made if it is not there.", metavar="FOLDER")
-    kind: Literal["npy", "png", "tiff"] = option(
+    format: Literal["npy", "png", "tiff"] = option(
         "npy",
         "npy: the array (N, ...), of any output; png: masks with a palette, maps of one channel with 16 bits; tiff: "
         "maps in float32, a page for each channel. What png or tiff cannot hold is written as npy.",
-        "--format",
     )
     overwrite: bool = option(False, "Replace files that exist.")
     keep: bool = option(

@@ -126,7 +126,7 @@ def opened(
             directory,
             store=options.store,
             workers=workers,
-            driver=options.driver,
+            driver=options.engine,
             object_store=options.object_store,
             cache_s=cache_s,
             stack=options.stack,

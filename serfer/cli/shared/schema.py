@@ -91,7 +91,7 @@ def read_options(kind: type[Options], context: typer.Context, line: Mapping[str,
     from serfer.settings import Given, command_keys, load_settings, origins  # noqa: PLC0415 - help needs no settings
 
     described = {item.name: (item, option) for item, option in options_of(kind)}
-    keys = command_keys(table_of(kind), {name: option.setting for name, (_, option) in described.items()})
+    keys = command_keys(kind)
     given, said = context.meta.setdefault(_GIVEN, {}), context.meta.setdefault(ORIGINS, {})
     named = _named_by_set(kind, line[_SET] or (), given)
     keys = {name: key for name, key in keys.items() if described[name][1].setting not in given} | named
@@ -138,17 +138,13 @@ def _named_by_set(
             before = f"{found[key][0]}," if key in found and is_list(hints[key]) else ""
             found[key] = f"{before}{value}", origin, False
         elif key not in Settings.model_fields:
-            raise UsageError(f"--set: {unknown_key(key, hints)}")
+            raise UsageError(f"--set: {unknown_key(kind, key)}")
         elif is_secret(key):
             raise UsageError(f"{origin}: a secret belongs in the variable SERFER_{key.upper()} alone")
         else:
             is_longer = key in settings and is_list(Settings.model_fields[key].annotation)
             settings[key] = Given(origin, f"{settings[key].value},{value}" if is_longer else value)
     return found
-
-
-def table_of(kind: type[Options]) -> str:
-    return kind.command.replace(" ", "-")
 
 
 def is_given(context: typer.Context, option: str) -> bool:

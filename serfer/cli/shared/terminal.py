@@ -241,7 +241,8 @@ def _place(error: Exception) -> str:
 def _misused(error: TyperException) -> int:
     message, context = error.format_message(), getattr(error, "ctx", None)
     kind = getattr(context and context.command.callback, "options", None)
-    if kind and (key := key_of(kind, getattr(error, "option_name", ""))):
+    flag = getattr(error, "option_name", "")
+    if kind and (key := key_of(kind, flag) or key_of(kind, flag.replace("--no-", "--", 1))):
         message = f"{message.partition(' (')[0].rstrip('.')}: it is a key, --set {key}=VALUE"
     if "\n" in message:
         err.print(message, soft_wrap=True, markup=False)

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Protocol, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
-from serfer.cli.shared.display import columns
+from serfer.cli.shared.display import Table as AlignedTable
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import out
 
@@ -68,9 +67,7 @@ class Table:
     def text(self, width: int = _UNLIMITED) -> str:
         """Align the cells for a terminal of so many columns."""
         texts = [number for number in range(len(self.head)) if not all(_is_number(row[number]) for row in self.body)]
-        grid = columns(*map(escape, self.head), left=texts)
-        for row in self.body:
-            grid.add_row(*map(escape, row))
+        grid = AlignedTable(self.head, self.body, texts)
         console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
         with console.capture() as capture:
             console.print(grid)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
 
 from serfer.cli.explain import deployed_store, print_cold_choice, print_cold_starts, print_months, print_starting_ways
-from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.load_costs import check_load, plan_directory_of, show_load_costs
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import CostCommand
@@ -24,7 +23,6 @@ from serfer.settings import load_settings
 
 if TYPE_CHECKING:
     from serfer.sam.cost.bill import Bill
-    from serfer.sam.cost.fixed import Line
 
 _THOUSAND, _MILLION = 1_000, 1_000_000
 
@@ -95,23 +93,21 @@ def _print_prices(prices: Prices) -> None:
     out.print(
         f"[bold]{plain(plan.model)}[/] over {prices.store}, {prices.cold_share:.1%} of the queries cold, predicted"
     )
-    table = columns("stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried")
-    for step, (numbers, one) in enumerate(zip(prices.query.numbers, prices.query.stages, strict=True)):
-        moved = (
-            byte_size(one.bytes_read),
-            str(one.ranges),
-            byte_size(one.bytes_written),
-            byte_size(one.bytes_carried),
+    heads = ["stage", "grid", "tasks", "memory", "ms", "$ a million", "read", "ranges", "written", "carried"]
+    rows = [
+        (
+            *(prices.query.name(step), str(plan.stages[numbers.start].grid), str(stage.tasks), f"{stage.memory_mb} MB"),
+            *(f"{stage.seconds * MS_PER_S:.1f}", f"{stage.usd * _MILLION:.2f}", byte_size(stage.bytes_read)),
+            *(str(stage.ranges), byte_size(stage.bytes_written), byte_size(stage.bytes_carried)),
         )
-        figures = f"{one.seconds * MS_PER_S:.1f}", f"{one.usd * _MILLION:.2f}"
-        grid = str(plan.stages[numbers.start].grid)
-        table.add_row(prices.query.name(step), grid, str(one.tasks), f"{one.memory_mb} MB", *figures, *moved)
-    out.print(table)
-    for step, one in enumerate(prices.query.stages):
-        if isinstance(one, GangPrice):
+        for step, (numbers, stage) in enumerate(zip(prices.query.numbers, prices.query.stages, strict=True))
+    ]
+    print_table(heads, rows)
+    for step, stage in enumerate(prices.query.stages):
+        if isinstance(stage, GangPrice):
             out.print(
-                f"{prices.query.name(step)} is a gang: {one.exchanges} exchanges, {byte_size(one.bytes_exchanged)} of "
-                f"borders, {one.waiting_gb_s:.3f} GB-seconds of {one.billed_gb_s:.3f} waiting"
+                f"{prices.query.name(step)} is a gang: {stage.exchanges} exchanges, {byte_size(stage.bytes_exchanged)} "
+                f"of borders, {stage.waiting_gb_s:.3f} GB-seconds of {stage.billed_gb_s:.3f} waiting"
             )
     out.print(f"a query: {_query_price(prices.query)}")
     out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
@@ -142,7 +138,9 @@ def _print_bill(bill: Bill) -> None:
         f"[bold]{plain(plan.model)}[/] as {options.name}: drivers {options.drivers}, store {options.store}, engine "
         f"{options.engine}, {options.architecture}{snapshots}; predicted"
     )
-    _print_lines(bill, "an idle month", bill.idle)
+    lines = bill.idle
+    idle = ((line.item, f"{line.quantity:,.6g}", line.unit, f"{line.usd:,.2f}", bill.tag(line)) for line in lines)
+    print_table(["an idle month", "", "", "$", "from"], idle)
     out.print(f"an idle month: [bold]${bill.idle_usd:,.2f}[/]")
     _print_queries(bill)
     for name, usage in (("warm", bill.warm), ("cold", bill.cold)):
@@ -154,28 +152,24 @@ def _print_bill(bill: Bill) -> None:
         f"cold; at once it would keep {bill.environments:,} workers busy, an account has "
         f"{bill.deployed.facts.functions.concurrency:,}"
     )
-    table = columns("queries a month", "cold", "stands", "is used", "total")
-    for month in bill.months:
-        used = month.usd - bill.idle_usd
-        row = f"{month.cold_share:.0%}", f"${bill.idle_usd:,.2f}", f"${used:,.2f}", f"${month.usd:,.2f}"
-        table.add_row(f"{month.queries:,}", *row)
-    out.print(table)
+    months = (
+        (f"{month.queries:,}", f"{month.cold_share:.0%}", *_usd(bill.idle_usd, month.usd - bill.idle_usd, month.usd))
+        for month in bill.months
+    )
+    print_table(["queries a month", "cold", "stands", "is used", "total"], months)
     for line in bill.assumed:
         out.print(plain(line))
 
 
-def _print_lines(bill: Bill, what: str, lines: Sequence[Line]) -> None:
-    table = columns(what, "", "", "$", "from")
-    for line in lines:
-        table.add_row(plain(line.item), f"{line.quantity:,.6g}", line.unit, f"{line.usd:,.2f}", bill.tag(line))
-    out.print(table)
+def _usd(*figures: float) -> list[str]:
+    return [f"${usd:,.2f}" for usd in figures]
 
 
 def _print_queries(bill: Bill) -> None:
     cold = {line.item: line for line in bill.cold.lines}
     warm = {line.item: line for line in bill.warm.lines}
-    table = columns("a thousand queries", "each", "", "$ warm", "$ cold", "from")
+    rows = []
     for item, line in {**cold, **warm}.items():
         dollars = [f"{_THOUSAND * usage[item].usd:.5f}" if item in usage else "-" for usage in (warm, cold)]
-        table.add_row(plain(item), f"{line.quantity:,.4g}", line.unit, *dollars, bill.tag(line))
-    out.print(table)
+        rows.append((item, f"{line.quantity:,.4g}", line.unit, *dollars, bill.tag(line)))
+    print_table(["a thousand queries", "each", "", "$ warm", "$ cold", "from"], rows)

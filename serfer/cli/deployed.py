@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.options import JsonOption, opened, plan_directory, print_json, status_line
 from serfer.cli.shared.plan_commands import WarmCommand
 from serfer.cli.shared.terminal import out
@@ -128,15 +128,14 @@ def sweep(
 
 
 def _print_warmth(warmths: Sequence[Warmth]) -> None:
-    table = columns("function", "asked", "warm", "started", "slowest start ms")
-    for one in warmths:
-        table.add_row(
-            plain(one.function), str(one.asked), str(one.warm), str(one.started), f"{one.slowest_start_ms:.0f}"
-        )
-    out.print(table)
-    for one in warmths:
-        if one.problem:
-            out.print(f"{plain(one.function)}: {plain(one.problem)}")
+    rows = [
+        (made.function, str(made.asked), str(made.warm), str(made.started), f"{made.slowest_start_ms:.0f}")
+        for made in warmths
+    ]
+    print_table(["function", "asked", "warm", "started", "slowest start ms"], rows)
+    for made in warmths:
+        if made.problem:
+            out.print(f"{plain(made.function)}: {plain(made.problem)}")
 
 
 def _print_checks(checks: Sequence[Check]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from serfer.cli.describe import described
-from serfer.cli.shared.display import byte_size, columns, counted, plain
+from serfer.cli.shared.display import byte_size, counted, plain, print_table
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import ExplainCommand
 from serfer.cli.shared.terminal import err, out
@@ -157,25 +157,22 @@ def _print_stages(plan: Plan, leave_out: Sequence[str]) -> None:
             "MACs": f"{stage.macs / 1e6:.1f} M",
             "work": f"x{stage.inflation:.2f}",
             "memory": f"{stage.memory_mb} MB",
-            "writes": byte_size(_written(stage)),
+            "writes": byte_size(sum(stage.written(tile) for tile in stage.tiles)),
             "by": stage.path,
             "reads": byte_size(_read(stage)) if number else "inline",
         }
         for number, stage in enumerate(plan.stages)
     ]
     names = [name for name in rows[0] if name not in leave_out]
-    table = columns(*names)
-    for row in rows:
-        table.add_row(*(row[name] for name in names))
-    out.print(table)
+    print_table(names, [[row[name] for name in names] for row in rows])
 
 
 def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
-    table = columns("output", "shape", "type", "an image's answer")
+    rows = []
     for tensor in plan.output_tensors:
-        size = prod(tensor.dims) * np.dtype(tensor.dtype).itemsize
-        table.add_row(plain(tensor.name), "x".join(map(str, tensor.dims)) or "1", tensor.dtype, byte_size(size))
-    out.print(table)
+        size = byte_size(prod(tensor.dims) * np.dtype(tensor.dtype).itemsize)
+        rows.append((tensor.name, "x".join(map(str, tensor.dims)) or "1", tensor.dtype, size))
+    print_table(["output", "shape", "type", "an image's answer"], rows)
     if plan.detection:
         out.print(plain(plan.detection.in_words()), soft_wrap=True)
     last, limit = plan.stages[-1], int(facts.sync_payload_limit * PAYLOAD_SHARE)
@@ -192,22 +189,17 @@ def _print_gangs(plan: Plan) -> None:
     if not plan.gangs:
         return
     platform = Platform.over(load_settings().facts(), plan.store)
-    table = columns("gang", "grid", "members", "exchanges", "borders", "GB-s", "of them waiting", "ms", "$ a million")
+    rows = []
     for gang in plan.gangs:
         first = plan.stages[gang.start]
         price = price_gang(gang_load(plan, gang), first.memory_mb, platform)
-        table.add_row(
-            f"stages {gang.start} to {gang.stop - 1}",
-            str(first.grid),
-            str(first.grid.tiles),
-            str(price.exchanges),
-            byte_size(price.bytes_exchanged),
-            f"{price.billed_gb_s:.3f}",
-            f"{price.waiting_gb_s:.3f}",
-            f"{explained(gang.predicted_ms):.1f}{', simulated' if first.grid.tiles > MEASURED_MEMBERS else ''}",
-            f"{explained(gang.predicted_usd) * _MILLION:.2f}",
-        )
-    out.print(table)
+        simulated = ", simulated" if first.grid.tiles > MEASURED_MEMBERS else ""
+        row = f"stages {gang.start} to {gang.stop - 1}", str(first.grid), str(first.grid.tiles), str(price.exchanges)
+        seconds = f"{price.billed_gb_s:.3f}", f"{price.waiting_gb_s:.3f}"
+        predicted = f"{explained(gang.predicted_ms):.1f}{simulated}", f"{explained(gang.predicted_usd) * _MILLION:.2f}"
+        rows.append((*row, byte_size(price.bytes_exchanged), *seconds, *predicted))
+    heads = ["gang", "grid", "members", "exchanges", "borders", "GB-s", "of them waiting", "ms", "$ a million"]
+    print_table(heads, rows)
     out.print(
         "a gang is one function, invoked once for each member: tiles stay in memory, borders travel through the store"
     )
@@ -215,22 +207,15 @@ def _print_gangs(plan: Plan) -> None:
 
 def _print_packages(plan: Plan) -> None:
     limit, most = explained(plan.limit), load_settings().facts().functions.image_limit
-    table = columns(
-        "function", "tiles", "weights in", "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)"
-    )
+    rows = []
     for stage, number in plan.functions:
         size, place = plan.function_bytes(stage, number), plan.stages[stage].weights_in
         tiles = sum(tile.function == number for tile in plan.stages[stage].tiles)
         total = size + limit.dependencies
-        table.add_row(
-            f"stage-{stage}/{number}",
-            str(tiles),
-            place,
-            byte_size(size),
-            byte_size(total),
-            f"{total / (most if place == CONTAINER else limit.package):.0%}",
-        )
-    out.print(table)
+        share = f"{total / (most if place == CONTAINER else limit.package):.0%}"
+        rows.append((f"stage-{stage}/{number}", str(tiles), place, byte_size(size), byte_size(total), share))
+    sizes = "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)"
+    print_table(["function", "tiles", "weights in", *sizes], rows)
     out.print(f"M = {byte_size(limit.package)} unzipped, D = {byte_size(limit.dependencies)} of code and dependencies")
     fetched = sum(file.bytes for stage, number in plan.functions for file in plan.fetched(stage, number))
     if fetched:
@@ -240,15 +225,14 @@ def _print_packages(plan: Plan) -> None:
 
 
 def print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
-    table = columns(
-        "cold start", "weights in", "process, imports", "fetch", "sessions", "ready at", "waited for", "run", "ends at"
-    )
+    rows = []
     for step, (start, stage, times) in enumerate(zip(cold.cold_starts, cold.stages, cold.times, strict=True)):
         run = stage.seconds - times.waited
         parts = start.process, start.fetching, start.sessions, times.ready, times.waited, run, times.ended
         figures = [f"{MS_PER_S * seconds:,.0f}" for seconds in parts]
-        table.add_row(cold.name(step), plan.stages[cold.numbers[step].start].weights_in, *figures)
-    out.print(table)
+        rows.append((cold.name(step), plan.stages[cold.numbers[step].start].weights_in, *figures))
+    parts_of_start = "process, imports", "fetch", "sessions", "ready at", "waited for", "run", "ends at"
+    print_table(["cold start", "weights in", *parts_of_start], rows)
     out.print(
         f"the first answer, where every environment is cold, as predicted: {MS_PER_S * cold.seconds:,.0f} ms (the "
         "environments of all stages start as the query starts)"
@@ -257,14 +241,14 @@ def print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
 
 def print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None:
     cold = f"{100 * cold_share:.3g}% cold"
-    head = "first answer ms", "$ a million cold", f"ms, {cold}", f"$ a million, {cold}", "$ a month", "fits"
-    table = columns("", "weights in", *head, left=(0, 1))
+    rows = []
     for way in ways:
         figures = f"{MS_PER_S * way.cold_seconds:,.0f}", f"{_MILLION * way.cold_usd:,.2f}"
         mixed = f"{MS_PER_S * way.seconds:,.1f}", f"{_MILLION * way.usd:,.2f}", f"{way.month_usd:,.2f}"
         place = f"{way.weights_in}, SnapStart" if way.snapstart else way.weights_in
-        table.add_row("->" if way.chosen else "", place, *figures, *mixed, "yes" if way.fits else "no")
-    out.print(table)
+        rows.append(("->" if way.chosen else "", place, *figures, *mixed, "yes" if way.fits else "no"))
+    head = "first answer ms", "$ a million cold", f"ms, {cold}", f"$ a million, {cold}", "$ a month", "fits"
+    print_table(["", "weights in", *head], rows, left=(0, 1))
     out.print(
         "ways to start, as predicted; of SnapStart (serfer deploy package --snapstart) restoring is assumed "
         "(lambda.restore, lambda.snapshot_rate), and snapshots cost their month whether queries come or not",
@@ -276,12 +260,12 @@ def print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
     grids = ", ".join(str(cold.stages[numbers.start].grid) for numbers in choice.split.numbers)
     out.print(f"[bold]cold plan[/]  digest: {cold.digest[:12]}  grids: {grids}, for queries that find nothing warm")
     print_cold_starts(cold, choice.split)
-    table = columns("queries at once" if queries > 1 else "a cold query", "first answer ms", "environments", "$")
     bursts = choice.burst(queries)
-    for name, burst in zip(("this plan alone", "the cold plan, this one warmed beside it"), bursts, strict=True):
-        first, usd = f"{MS_PER_S * burst.seconds:,.0f}", f"{burst.usd:.6f}"
-        table.add_row(name, first, f"{burst.environments:,}", usd)
-    out.print(table)
+    rows = (
+        (name, f"{MS_PER_S * burst.seconds:,.0f}", f"{burst.environments:,}", f"{burst.usd:.6f}")
+        for name, burst in zip(("this plan alone", "the cold plan, this one warmed beside it"), bursts, strict=True)
+    )
+    print_table(["queries at once" if queries > 1 else "a cold query", "first answer ms", "environments", "$"], rows)
     out.print(
         f"{queries:,} at once: the cold plan answers {choice.times_earlier:.2f} times earlier; of its dollars "
         f"${queries * choice.warm_up_usd:.6f} are for warming this plan, as predicted"
@@ -298,15 +282,11 @@ def _print_deployment_options(plan: Plan) -> None:
     if not plan.ways:
         return
     out.print("the largest part that no cut divides could be deployed as:")
-    table = columns("way", "functions", "weights of each", "fits", "exact")
-    for option in plan.ways:
-        table.add_row(
-            plain(option.what),
-            str(option.functions),
-            byte_size(option.bytes),
-            *("yes" if yes else "no" for yes in (option.fits, option.exact)),
-        )
-    out.print(table)
+    rows = (
+        (way.what, str(way.functions), byte_size(way.bytes), *("yes" if yes else "no" for yes in (way.fits, way.exact)))
+        for way in plan.ways
+    )
+    print_table(["way", "functions", "weights of each", "fits", "exact"], rows)
 
 
 def changes_of(plan: Plan) -> Iterator[str]:
@@ -326,24 +306,25 @@ def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
 
     query = query_of(plan)
     out.print(f"[bold]{plain(plan.model)}[/]: latency against dollars of {query} over {plain(plan.store)}, predicted")
-    table = columns("", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages", left=(0, 8))
+    rows = []
     for candidate in candidates:
         alternative = candidate.plan
         parts = ("-" if ms is None else f"{ms:,.1f}" for ms in (alternative.warm_ms, alternative.cold_ms))
         figures = f"{alternative.ms:,.1f}", *parts, f"{candidate.usd:,.2f}", str(alternative.tasks), candidate.verdict
         mark = "->" if alternative.chosen else ""
-        table.add_row(mark, str(candidate.number), *figures, plain(alternative.stages), style="bold" if mark else "")
-    out.print(table)
+        rows.append((mark, str(candidate.number), *figures, alternative.stages))
+    print_table(["", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages"], rows, left=(0, 8))
     out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
     out.print(plain(plan.why))
 
 
 def _print_operators(plan: Plan) -> None:
-    table = columns("operator", "kind", "stage", "MACs")
-    for number, stage in enumerate(plan.stages):
-        for operator in stage.operators:
-            table.add_row(plain(operator.name), operator.kind, f"stage-{number}", f"{operator.macs:,}")
-    out.print(table)
+    rows = (
+        (operator.name, operator.kind, f"stage-{number}", f"{operator.macs:,}")
+        for number, stage in enumerate(plan.stages)
+        for operator in stage.operators
+    )
+    print_table(["operator", "kind", "stage", "MACs"], rows)
 
 
 def _halo(stage: Stage) -> str:
@@ -357,10 +338,6 @@ def _halo(stage: Stage) -> str:
     cols = {col for rect in rects for col in range(rect.cols.start, rect.cols.stop)}
     read = len(rows) * len(cols)  # tiles of one row of the grid read the same rows
     return f"+{sum(rect.area for rect in rects) / read - 1:.0%}" if read else "-"
-
-
-def _written(stage: Stage) -> int:
-    return sum(stage.written(tile) for tile in stage.tiles)
 
 
 def _read(stage: Stage) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 import typer
 
-from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.plan_commands import PackageCommand
 from serfer.cli.shared.terminal import complain, out
@@ -159,12 +159,12 @@ def _print_driver(deployment: Deployment, plan: Plan, facts: AwsFacts) -> None:
 
 def _print_deployment(deployment: Deployment, build: PurePath) -> None:
     options = deployment.options
-    table = columns("function", "unzipped, with layers")
+    rows = []
     for name, size in deployment.bytes.items():
         where = ", a container image" if deployment.is_image(name) else ""
         plan = "cold plan, " if name.startswith(COLD_FUNCTIONS) else ""
-        table.add_row(f"{plan}stage-{name.removeprefix(COLD_FUNCTIONS)}", byte_size(size) + where)
-    out.print(table)
+        rows.append((f"{plan}stage-{name.removeprefix(COLD_FUNCTIONS)}", byte_size(size) + where))
+    print_table(["function", "unzipped, with layers"], rows)
     if deployment.weights:
         whole = byte_size(sum(deployment.weights.values()))
         out.print(f"{whole} of weights that functions fetch: deploying brings them into the stack's bucket")

@@ -13,7 +13,6 @@ import typer
 from serfer.cli.shared.ask_commands import ClassifyCommand, PredictCommand
 from serfer.cli.shared.asking import check_some, data_of, made_folder, names_of, query_images, yielding
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.options import BY_ARGUMENT, demo_model, network_among, opened, plan_directory, print_json
 from serfer.cli.shared.report import print_difference, print_report
 from serfer.cli.shared.schema import settings_of
@@ -52,14 +51,14 @@ def predict(options: ClassifyCommand, context: typer.Context) -> None:
     boxes = options if isinstance(options, PredictCommand) else PredictCommand(images=options.images)
     if boxes.as_coco and boxes.as_json:
         raise UsageError("--coco and --json are two forms of one answer: give one of them")
-    file, settings = FileOptions.read(options), settings_of(context)
+    settings = settings_of(context)
     sources = service_loads(options.yield_to, settings.yield_key.get_secret_value())
     if options.trace is not None:
         check_trace(options.trace)
     if model is not None or (given is not None and is_network(given)):
         check_some(names, settings)  # a plan is made first: what is wrong with images is said before that
     ways = f"{BY_ARGUMENT}; or --demo"
-    directory = plan_directory(given, model, options.stack, file, options.workers, choices=ways)
+    directory = plan_directory(given, model, options.stack, options, options.workers, choices=ways)
     _check_boxes(load_plan(directory), boxes.draw, "--coco" if boxes.as_coco else "--draw" if boxes.draw else "")
     drawings = _Drawings(boxes.draw, len(names), settings.image_limits()) if boxes.draw else None
     workers = workers_of(options.workers, options.stack, "local")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.options import JsonOption, kept_url, print_json
 from serfer.cli.shared.terminal import out
 from serfer.core.keys import LOCAL_OWNER
@@ -97,10 +97,9 @@ def result_object(manifest: ResultManifest) -> dict[str, Any]:
 
 def print_result(manifest: ResultManifest) -> None:
     """Print a result's outputs, its id and when it expires."""
-    table = columns("output", "shape", "type", "bytes")
-    for output in manifest.outputs:
-        shape = "x".join(map(str, output.shape))
-        table.add_row(plain(output.name), shape, output.dtype, byte_size(output.nbytes))
-    out.print(table)
+    rows = [
+        (made.name, "x".join(map(str, made.shape)), made.dtype, byte_size(made.nbytes)) for made in manifest.outputs
+    ]
+    print_table(["output", "shape", "type", "bytes"], rows)
     until = datetime.fromtimestamp(manifest.expires).astimezone()
     out.print(f"result {manifest.id} of {plain(manifest.model)}, until {until:%Y-%m-%d %H:%M %Z}", soft_wrap=True)

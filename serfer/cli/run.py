@@ -13,8 +13,7 @@ import typer
 from serfer.arrays import NPY, Array, encode, file_names, holds, read_npy
 from serfer.cli.shared.ask_commands import RunCommand
 from serfer.cli.shared.asking import STANDARD_INPUT, data_of, made_folder, query_images
-from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.network_options import FileOptions
+from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.options import BY_ARGUMENT, kept_url, network_among, opened, plan_directory, print_json
 from serfer.cli.shared.report import print_difference, print_report
 from serfer.cli.shared.terminal import out
@@ -39,8 +38,7 @@ _HEAD = 64 * 1024  # bytes of a .npy file before its values
 def run(options: RunCommand, _context: typer.Context) -> None:
     images, plan = network_among(options.images, options.plan)
     _check(images, options)
-    file = FileOptions.read(options)
-    at = plan_directory(plan, options.model, options.stack, file, options.workers, choices=BY_ARGUMENT)
+    at = plan_directory(plan, options.model, options.stack, options, options.workers, choices=BY_ARGUMENT)
     workers = workers_of(options.workers, options.stack, "local")
     url = _results_url(options.results, workers) if options.keep else None
     with opened(at, options, workers, options.cache_s, url) as pipeline:
@@ -109,12 +107,11 @@ class _Queries:
             return
         plan = self.pipeline.plan
         out.print(f"[bold]{plain(PurePath(name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
-        table = columns("output", "shape", "type", "min", "max", "file")
+        rows = []
         for output in written:
-            least, most = ("" if output[key] is None else f"{output[key]:.6g}" for key in ("min", "max"))
-            shape = "x".join(map(str, output["shape"]))
-            table.add_row(plain(output["name"]), shape, output["dtype"], least, most, plain(output["file"]))
-        out.print(table)
+            ends = ("" if output[key] is None else f"{output[key]:.6g}" for key in ("min", "max"))
+            rows.append((output["name"], "x".join(map(str, output["shape"])), output["dtype"], *ends, output["file"]))
+        print_table(["output", "shape", "type", "min", "max", "file"], rows)
         print_report(self.pipeline.last_report, plan, self.workers)
         print_difference(delta)
         out.print()

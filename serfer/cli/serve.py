@@ -14,7 +14,7 @@ from serfer.api.entrypoints.serving import Address, Opening, serve_models
 from serfer.api.observability.logs import configure_logs
 from serfer.cli.balanced import check_balanced, found_applications, serve_balanced
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.network_options import FileOptions
+from serfer.cli.shared.network_options import check_described
 from serfer.cli.shared.options import check_named, demo_model, print_json, status_line
 from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.service_commands import ServeCommand
@@ -26,14 +26,13 @@ from serfer.cli.shared.service_options import (
     least_concurrency,
     print_config,
     served_models,
-    with_keep_warm,
     with_results,
 )
 from serfer.cli.shared.terminal import err
 from serfer.fleet.open_pool import routing_of
 from serfer.pipeline.event_loop import run
 from serfer.settings import Settings
-from serfer.wiring.options import Choices, workers_of
+from serfer.wiring.options import Choices, check_keep_warm, workers_of
 
 _CHOICES = (
     "an .onnx file, a plan directory from serfer split, timm:NAME, torchvision:NAME, or a model of the zoo; --app NAME "
@@ -43,14 +42,14 @@ _CHOICES = (
 
 def serve(options: ServeCommand, context: typer.Context) -> None:
     """Serve networks, or print the settings."""
-    file, settings, named = FileOptions.read(options), settings_of(context), _networks(options)
+    settings, named = settings_of(context), _networks(options)
     if options.show_config:
         print_config(context, settings, as_json=options.as_json)
         return
     settings = with_results(settings, options.drivers)
     demo = demo_model(options.demo, *named)
     workers, address = workers_of(options.workers, options.stack, "local"), Address(options.host, options.port)
-    settings = with_keep_warm(settings, options.keep_warm, workers)
+    check_keep_warm(options.keep_warm, workers)
     check_named(options.stack, *named, demo)
     choices = Choices(
         options.store, workers, options.engine, options.object_store, cache_s=options.cache_s, stack=options.stack
@@ -70,9 +69,9 @@ def serve(options: ServeCommand, context: typer.Context) -> None:
     models = {}
     if any(named) or demo or not applications:
         zoo = [demo] if demo else options.model
-        models = served_models(zoo, options.plan, options.network, file, deployed=workers == "aws", choices=_CHOICES)
+        models = served_models(zoo, options.plan, options.network, options, deployed=workers == "aws", choices=_CHOICES)
     else:
-        file.check([])
+        check_described(options, [])
     opening = Opening(choices, routing, applications)
     if options.drivers:
         serve_balanced(context, options.drivers, address, models, opening, settings, as_json=options.as_json)

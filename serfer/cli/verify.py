@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import print_table
 from serfer.cli.shared.options import opened, print_json, status_line
 from serfer.cli.shared.plan_commands import VerifyCommand
 from serfer.cli.shared.terminal import out
@@ -51,13 +51,15 @@ def verify(options: VerifyCommand, _context: typer.Context) -> None:
 
 def _print_verification(verification: Verification) -> None:
     lossy = any(row.loss for row in verification.rows)
-    table = columns("input", "error / range", "first class", "exact", *(["loss / range", "as given"] if lossy else []))
-    for row in verification.rows[:_MAX_ROWS]:
-        cells = [f"{row.split.error:.1e}", _same(row.split), "yes" if row.exact else "NO"]
-        if row.loss:
-            cells += [f"{row.loss.error:.1e}", _same(row.loss)]
-        table.add_row(plain(row.input), *cells)
-    out.print(table)
+    rows = [
+        (
+            *(row.input, f"{row.split.error:.1e}", _same(row.split), "yes" if row.exact else "NO"),
+            *((f"{row.loss.error:.1e}", _same(row.loss)) if row.loss else ()),
+        )
+        for row in verification.rows[:_MAX_ROWS]
+    ]
+    heads = ["input", "error / range", "first class", "exact"]
+    print_table([*heads, *(["loss / range", "as given"] if lossy else [])], rows)
     if len(verification.rows) > _MAX_ROWS:
         out.print(f"... and {len(verification.rows) - _MAX_ROWS:,} more")
     against = "the model as it was given" if lossy else "the unsplit model"

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from serfer.cli.shared.display import columns
+from serfer.cli.shared.display import Table
 from serfer.registry import open_registry
 from tests.cli.terminal_host import END
 from tests.e2e.small import split_small
@@ -160,12 +160,9 @@ def test_a_line_of_text_is_broken_between_words(terminal, places, tmp_path):
     st.integers(8, 200),
 )
 def test_a_table_keeps_its_cells_whole_at_any_width(parts, width):
-    table = columns("name", *(head for head, _ in parts))
     rows = [[f"row-{number}", *(cells[number] for _, cells in parts)] for number in range(2)]
-    for row in rows:
-        table.add_row(*row)
     console = Console(file=StringIO(), width=width, force_terminal=True, color_system=None, soft_wrap=True)
-    console.print(table)
+    console.print(Table(["name", *(head for head, _ in parts)], rows))
     text = console.file.getvalue()
     assert ELLIPSIS not in text
     first, second = ([line for line in text.splitlines() if line.startswith(row[0])] for row in rows)
@@ -174,8 +171,6 @@ def test_a_table_keeps_its_cells_whole_at_any_width(parts, width):
 
 
 def test_a_table_that_fits_has_one_line_a_row_and_no_other():
-    table = columns("name", "a long head of a number")
-    table.add_row("x", "1")
     console = Console(file=StringIO(), width=80, force_terminal=True, color_system=None, soft_wrap=True)
-    console.print(table)
+    console.print(Table(["name", "a long head of a number"], [["x", "1"]]))
     assert console.file.getvalue().split("\n") == ["name  a long head of a number", "x     " + "1".rjust(23), ""]

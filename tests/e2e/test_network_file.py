@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from serfer.cli.shared import service_options
-from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions
+from serfer.cli.shared.network_options import NO_OPTIONS
 from serfer.cli.shared.option_groups import NetworkFileOptions
 from serfer.cli.shared.service_options import as_plans, served_models
 from serfer.core.errors import UsageError
@@ -185,7 +185,7 @@ def test_files_plans_and_names_are_served_in_their_order(file, lean, cache, monk
     assert served_models(None, None, ["alexnet"]) == {"small": lean}
     with pytest.raises(UsageError, match="two models are called small"):
         served_models(None, None, [str(file), str(lean)])
-    described = FileOptions.read(NetworkFileOptions(size="34x34"))
+    described = NetworkFileOptions(size="34x34")
     with pytest.raises(UsageError, match="there are 2: split all but one before"):
         served_models(None, None, [str(file), f"b={file}"], described)
     with pytest.raises(UsageError, match="has no functions in AWS"):

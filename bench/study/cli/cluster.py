@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import typer
 
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
@@ -154,10 +154,7 @@ def _print(outcomes: Sequence[ClusterOutcome]) -> None:
             f"{first.requests:,} requests, of which {first.detailed_requests:,} one by one"
         )
     )
-    table = columns("", *(one.policy for one in outcomes))
-    for name, values in _rows(outcomes):
-        table.add_row(name, *values)
-    out.print(table)
+    print_table(["", *(outcome.policy for outcome in outcomes)], [(name, *values) for name, values in _rows(outcomes)])
     for window in first.windows:
         out.print(f"one by one: {window.name}, from {window.begin_s / 3600:,.2f} h to {window.end_s / 3600:,.2f} h")
 

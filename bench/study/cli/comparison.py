@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.terminal import out
 
 if TYPE_CHECKING:
@@ -20,10 +20,7 @@ def print_comparison(comparison: Comparison, evaluations: Sequence[Evaluation]) 
     out.print(plain(f"{comparison.load.name} in {comparison.scenario_name}{queries}{means}"))
     names = ["cost $", *(["least", "largest"] if several else []), "ratio", "window $", "times rates"]
     names += [f"in {comparison.scenario.slo_ms:g} ms", *(["least"] if several else []), "SLO", "p99 ms", "launches"]
-    table = columns("", *names)
-    for one in evaluations:
-        table.add_row(*_row(one, several=several))
-    out.print(table)
+    print_table(["", *names], [_row(evaluation, several=several) for evaluation in evaluations])
     notes = dict.fromkeys(text for one in evaluations for text in one.warnings)
     for text in notes:
         out.print(plain(f"warning: {text}"))
@@ -45,7 +42,7 @@ def _verdict(one: Evaluation) -> str:
 def _row(one: Evaluation, *, several: bool) -> list[str]:
     cost, slo = one.cost_usd, one.slo_met
     return [
-        plain(("* " if one.recommended else "  ") + one.candidate.label + (", spot" if one.spot else "")),
+        ("* " if one.recommended else "  ") + one.candidate.label + (", spot" if one.spot else ""),
         _mean(cost, ",.4f"),
         *([f"{cost.min:,.4f}", f"{cost.max:,.4f}"] if several and cost else []),
         _mean(one.ratio, ".3f"),

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.operator_costs import Profiles, dump_profiles
@@ -66,8 +66,9 @@ def cluster_profile(
 
 
 def _print_profiles(profiles: Profiles) -> None:
-    table = columns("operators", "measured", "mean error of the fit", "divided among threads")
-    for kind, one in profiles.kinds.items():
-        table.add_row(str(kind), f"{one.samples:,}", f"{one.error:.1%}", f"{one.parallel:.0%}")
-    out.print(table)
+    rows = (
+        (str(kind), f"{profile.samples:,}", f"{profile.error:.1%}", f"{profile.parallel:.0%}")
+        for kind, profile in profiles.kinds.items()
+    )
+    print_table(["operators", "measured", "mean error of the fit", "divided among threads"], rows)
     out.print(plain(f"{profiles.machine}; {profiles.runtime}; {profiles.date}"))

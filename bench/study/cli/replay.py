@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import typer
 
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.load_costs import plan_directory_of, read_load_of, scenario_of, whole_plan
 from serfer.cli.shared.option_groups import JsonOptions
 from serfer.cli.shared.options import print_json, status_line
@@ -70,13 +70,14 @@ def print_replay(replay: Replay) -> None:
     out.print(plain(f"replayed here: {what}{since}: {len(load.arrivals_s):,} queries{thinned}"))
     for way in replay.ways:
         out.print(plain(f"{way.name}:"))
-        table = columns("", "p50 ms", "p99 ms", "cold", "unanswered", "instances", "$")
-        table.add_row("measured", *_row(way.measured))
-        table.add_row("simulated before", *_row(way.simulated))
-        table.add_row("  is off by", *_off(way.simulated, way.measured))
-        table.add_row("with its own times", *_row(way.explained))
-        table.add_row("  is off by", *_off(way.explained, way.measured))
-        out.print(table)
+        rows = (
+            ("measured", *_row(way.measured)),
+            ("simulated before", *_row(way.simulated)),
+            ("  is off by", *_off(way.simulated, way.measured)),
+            ("with its own times", *_row(way.explained)),
+            ("  is off by", *_off(way.explained, way.measured)),
+        )
+        print_table(["", "p50 ms", "p99 ms", "cold", "unanswered", "instances", "$"], rows)
     for line in _said(replay):
         out.print(plain(line))
     for remark in replay.remarks:

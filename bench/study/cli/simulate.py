@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.options import (
     JsonOption,
     opened,
@@ -422,10 +422,8 @@ def _print(sim_input: SimInput, outcomes: Sequence[Outcome], detailed: DetailedR
             f"average, {trace.peak:,.2f} at most (rates times {sim_input.factor:.4g})"
         )
     )
-    table = columns("", *(plain(one.policy) for one in outcomes))
-    for name, values in _rows(sim_input, outcomes):
-        table.add_row(name, *values)
-    out.print(table)
+    rows = [(name, *values) for name, values in _rows(sim_input, outcomes)]
+    print_table(["", *(outcome.policy for outcome in outcomes)], rows)
     for note in dict.fromkeys(f"{one.policy}: {note}" for one in outcomes for note in one.notes):
         out.print(plain(note))
     for window in outcomes[0].windows:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from serfer.cli.shared.display import columns
+from serfer.cli.shared.display import print_table
 from serfer.cli.shared.options import JsonOption, print_json, status_line
 from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
@@ -62,9 +62,10 @@ def train_forecaster(
         )
         return
     err.print(f"trained on {len(seen):,} minutes in {took_s:.1f} s: {out_file}", soft_wrap=True, markup=False)
-    table = columns("forecast", "next minute", "5th minute", "next hour")
-    for name, one in found.items():
-        table.add_row(name, *(f"{value:.1%}" for value in (one.next_unit, one.fifth_unit, one.all_units)))
     if found:
         out.print("mean absolute error over the mean peak:")
-        out.print(table)
+        rows = (
+            (name, *(f"{value:.1%}" for value in (error.next_unit, error.fifth_unit, error.all_units)))
+            for name, error in found.items()
+        )
+        print_table(["forecast", "next minute", "5th minute", "next hour"], rows)

@@ -11,7 +11,7 @@ import typer
 
 from serfer.cli.registry.options import ApplicationArgument, RegistryOption, opened
 from serfer.cli.registry.variants import networks_in_words
-from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.options import JsonOption, print_json
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import UsageError
@@ -61,7 +61,7 @@ def history(application: ApplicationArgument, registry: RegistryOption = None, a
     """Print the versions of an application's record that are kept, the newest first."""
     from serfer.core.dataclass_codec import unstructure  # noqa: PLC0415 - the command line starts fast
 
-    table = columns("written", "version", "release", "canary", "why", "by")
+    rows: list[tuple[str, ...]] = []
     kept = opened(registry)
     versions = list(kept.history(application))
     if not versions:
@@ -74,12 +74,11 @@ def history(application: ApplicationArgument, registry: RegistryOption = None, a
         elif live:
             tried = each.application.canary if each.application else None
             canary = networks_in_words(tried.networks) if tried else ""
-            row = (each.version, f"{live.number}", canary, live.why, live.by)
-            table.add_row(when, *map(plain, row))
+            rows.append((when, each.version, f"{live.number}", canary, live.why, live.by))
         else:
-            table.add_row(when, plain(each.version), "none" if each.application else "cannot be read")
+            rows.append((when, each.version, "none" if each.application else "cannot be read"))
     if not as_json:
-        out.print(table)
+        print_table(["written", "version", "release", "canary", "why", "by"], rows)
 
 
 def delete(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serfer.cli.registry.options import RegistryOption, opened
-from serfer.cli.shared.display import columns, plain
+from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.options import JsonOption, print_json
 from serfer.cli.shared.terminal import out
 
@@ -95,15 +95,12 @@ def _print(application: Application) -> None:
 
 def print_variants(versions: Iterable[tuple[NetworkVersion, str]]) -> None:
     """Print the variants of network versions, each version with its state."""
-    table = columns("variant", "state", "place", "accuracy", "95% interval", *_FIGURES)
-    rows: list[list[str]] = []
+    retired, rows = [], []
     for version, state in versions:
         if version.retired:
-            table.add_row(plain(f"{version.network}@{version.version}"), state)
-        rows += [[plain(variant.name), state, *_cells(variant)] for variant in version.variants]
-    for row in rows:
-        table.add_row(*row)
-    out.print(table)
+            retired.append([f"{version.network}@{version.version}", state])
+        rows += [[variant.name, state, *_cells(variant)] for variant in version.variants]
+    print_table(["variant", "state", "place", "accuracy", "95% interval", *_FIGURES], [*retired, *rows])
     if any(cell.startswith(_PREDICTED) for row in rows for cell in row):
         out.print(f"{_PREDICTED} predicted; all other figures were measured")
 
@@ -115,7 +112,7 @@ def _cells(variant: Variant) -> list[str]:
         share, interval = f"{variant.accuracy.share:.4f}", f"{low:.4f} to {high:.4f}"
     place = f"{variant.place} {variant.kind} x{variant.batch}" if variant.kind else f"{variant.place}"
     figures = (variant.latency_ms, variant.load_ms, variant.peak_mb, variant.qps)
-    return [plain(place), share, interval, *map(_figure, figures), _figure(variant.usd, _MILLION)]
+    return [place, share, interval, *map(_figure, figures), _figure(variant.usd, _MILLION)]
 
 
 def _figure(figure: Figure, scale: float = 1.0) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from rich.align import Align
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
+from serfer.cli.shared.terminal import out
 from serfer.core.units import MIB
 
 _GAP = 2  # spaces between columns
@@ -20,11 +22,15 @@ _LEAST_TEXT = 24  # columns of a terminal that a column of text keeps when it ha
 
 def plain(text: str) -> str:
     """Return text that rich prints as it is, with control characters escaped: a terminal would act on them."""
-    return escape("".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text))
+    return escape(_visible(text))
+
+
+def _visible(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 @dataclass(frozen=True)
-class Cells:
+class Table:
     """A table that never cuts a cell, whatever the terminal's width.
 
     It has one line a row where that fits, and in a file. On a narrower terminal its heads wrap, then long texts at
@@ -36,25 +42,26 @@ class Cells:
                                      serverless       79
     """
 
-    heads: Sequence[Text]
-    left: Collection[int]
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Collection[int] = (0,)
     """The numbers of the columns that are text."""
-    rows: list[tuple[list[Text], str]] = field(default_factory=list)
-
-    def add_row(self, *cells: str, style: str = "") -> None:
-        texts = [Text.from_markup(cell, emoji=False) for cell in cells]
-        self.rows.append((texts + [Text()] * (len(self.heads) - len(texts)), style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the table out for a terminal's width, or for a file."""
-        natural = [self._natural(column) for column in range(len(self.heads))]
-        parts = [([*range(len(self.heads))], natural)]
+        natural = [max(text.cell_len for text in column) for column in self._columns]
+        parts = [([*range(len(natural))], natural)]
         if console.is_terminal and _width(natural) > options.max_width:
             parts = self._parts(natural, options.max_width)
         for number, (chosen, widths) in enumerate(parts):
             if number:
                 yield Text()
             yield from console.render(self._grid(chosen, widths), options.update(max_width=max(_width(widths), 1)))
+
+    @cached_property
+    def _columns(self) -> list[tuple[Text, ...]]:
+        """The head and the cells of each column."""
+        return [*zip(*([Text(_visible(cell)) for cell in row] for row in (self.heads, *self.rows)), strict=True)]
 
     def _parts(self, natural: Sequence[int], width: int) -> list[tuple[list[int], list[int]]]:
         least = [min(wanted, self._least(column)) for column, wanted in enumerate(natural)]
@@ -63,37 +70,31 @@ class Cells:
             least[column] = max(min(least[column], width - before), 1)
         parts = [[0]]
         for column in range(1, len(least)):
-            if len(parts[-1]) > 1 and _width([least[each] for each in (*parts[-1], column)]) > width:
+            if len(parts[-1]) > 1 and _width([least[number] for number in (*parts[-1], column)]) > width:
                 parts.append([0])
             parts[-1].append(column)
         return [(part, _spread([least[i] for i in part], [natural[i] for i in part], width)) for part in parts]
 
-    def _natural(self, column: int) -> int:
-        return max(text.cell_len for text in self._texts(column))
-
     def _least(self, column: int) -> int:
+        head, *cells = self._columns[column]
         if column in self.left:
-            natural = min(self._natural(column), _LEAST_TEXT)
-            return max(natural, *map(_longest_word, self._texts(column)))
-        cells = (texts[column].cell_len for texts, _ in self.rows)
-        return max(_longest_word(self.heads[column]), *cells, 0)
+            return max(_LEAST_TEXT, *map(_longest_word, (head, *cells)))
+        return max(_longest_word(head), *(cell.cell_len for cell in cells), 0)
 
-    def _texts(self, column: int) -> list[Text]:
-        return [self.heads[column], *(texts[column] for texts, _ in self.rows)]
-
-    def _grid(self, chosen: Sequence[int], widths: Sequence[int]) -> Table:
-        grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+    def _grid(self, chosen: Sequence[int], widths: Sequence[int]) -> RichTable:
+        grid = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
         for column, width in zip(chosen, widths, strict=True):
             side: Literal["left", "right"] = "left" if column in self.left else "right"
-            head = Align(self.heads[column], side, vertical="bottom")
+            head = Align(self._columns[column][0], side, vertical="bottom")
             grid.add_column(head, justify=side, width=width, overflow="fold")
-        for texts, style in self.rows:
-            grid.add_row(*(texts[column] for column in chosen), style=style)
+        for row in zip(*(self._columns[column][1:] for column in chosen), strict=True):
+            grid.add_row(*row)
         return grid
 
 
-def columns(*names: str, left: Collection[int] = (0,)) -> Cells:
-    return Cells([Text.from_markup(name, emoji=False) for name in names], left)
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> None:
+    """Print a table whose rows may lack their last cells; its columns `left` are text."""
+    out.print(Table(heads, [[*row, *[""] * (len(heads) - len(row))] for row in rows], left))
 
 
 def _longest_word(text: Text) -> int:
@@ -107,7 +108,9 @@ def _width(widths: Sequence[int]) -> int:
 def _spread(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
     widths = [*least]
     while _width(widths) < width and widths != [*natural]:
-        column = min((each for each in range(len(widths)) if widths[each] < natural[each]), key=widths.__getitem__)
+        column = min(
+            (number for number in range(len(widths)) if widths[number] < natural[number]), key=widths.__getitem__
+        )
         widths[column] += 1
     return widths
 

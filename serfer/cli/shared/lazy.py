@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -61,16 +60,8 @@ class _LazyGroup(TyperGroup):
                 formatter.write_dl([(name.ljust(width), self.places[name][1]) for name in names])
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:  # noqa: ANN401 - same
-        with self._as_listed():
-            return super().shell_complete(ctx, incomplete)
-
-    @contextmanager
-    def _as_listed(self) -> Iterator[None]:
-        self._listing = True
-        try:
-            yield
-        finally:
-            self._listing = False
+        self._listing = True  # from now on: the process ends with the completions
+        return super().shell_complete(ctx, incomplete)
 
 
 def _nothing() -> None:

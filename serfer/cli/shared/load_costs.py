@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.network_options import FileOptions, plan_of
-from serfer.cli.shared.option_groups import WeightsOptions
+from serfer.cli.shared.display import plain, print_table
+from serfer.cli.shared.network_options import plan_of
+from serfer.cli.shared.option_groups import NetworkFileOptions
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.plan_commands import CostCommand, LoadOptions, PriceOptions
 from serfer.cli.shared.terminal import complain, out
@@ -20,7 +20,6 @@ from serfer.core.plan.layout import UNSPLIT
 from serfer.core.plan.window_plan import check_whole_images
 from serfer.plan_directory import is_network, is_network_file, load_plan
 from serfer.settings import load_settings
-from serfer.splitter.network.description import Description
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,9 +83,9 @@ def plan_directory_of(place: Path, size: str | None, channels: int | None) -> Pa
         if size is not None or channels is not None:
             raise UsageError(f"--size and channels describe a network, and {place} is not one")
         return place
-    weights = WeightsOptions(random=not is_network_file(place))
+    options = NetworkFileOptions(size=size, channels=channels, random=not is_network_file(place))
     with status_line() as progress:
-        return plan_of(place, FileOptions(size, channels, Description(), weights), progress, deployed=False, says=False)
+        return plan_of(place, options, progress, deployed=False, says=False)
 
 
 def show_load_costs(directory: Path, plan: Plan, options: CostCommand) -> None:
@@ -130,10 +129,8 @@ def _print(plan: Plan, options: CostCommand, compared: Comparison) -> None:
             f"second on average and {load.peak:,.3g} at most; a month of that has {compared.queries_a_month:,.0f}"
         )
     )
-    table = columns("", "$ a month", "p50 ms", "p99 ms", "cold", "unanswered")
-    for way in compared.ways:
-        table.add_row(plain(way.name), *_row(way))
-    out.print(table)
+    heads = ["", "$ a month", "p50 ms", "p99 ms", "cold", "unanswered"]
+    print_table(heads, [(way.name, *_row(way)) for way in compared.ways])
     out.print(plain(_advice(compared)))
     for line in _assumed(options, compared):
         out.print(plain(line))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from serfer.cli.shared.display import columns, counted, plain
+from serfer.cli.shared.display import counted, plain, print_table
 from serfer.cli.shared.options import print_json
 from serfer.cli.shared.terminal import complain, err, out
 
@@ -178,9 +178,8 @@ def print_report(report: MapReport, *, as_json: bool) -> None:
     if report.statistics and report.statistics.pixels:
         out.print(plain(_normalised(report.statistics)))
     if report.window_ms:
-        table = columns("a window's ms", *report.window_ms)
-        table.add_row("", *(f"{value:,.0f}" for value in report.window_ms.values()))
-        out.print(table)
+        row = ["", *(f"{value:,.0f}" for value in report.window_ms.values())]
+        print_table(["a window's ms", *report.window_ms], [row])
     for failure in report.failures[:_MOST_FAILURES]:
         out.print(plain(f"window {failure.window} failed: {failure.error}"))
     if len(report.failures) > _MOST_FAILURES:

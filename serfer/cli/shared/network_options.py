@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serfer.cli.shared.option_groups import NetworkFileOptions, WeightsOptions
+from serfer.cli.shared.option_groups import NetworkFileOptions
 from serfer.cli.shared.plan_summary import in_cache
 from serfer.cli.shared.terminal import complain
 from serfer.core.errors import UsageError
+from serfer.core.options import changed
 from serfer.core.plan import MAX_ELEMENTS, InputSizes
 from serfer.plan_directory import is_network_file, load_plan
 from serfer.settings import load_settings
@@ -21,52 +21,28 @@ from serfer.splitter.network.description import Description
 from serfer.splitter.network.named_models import NamedModel
 from serfer.splitter.planning.split_options import size_in
 
-_FROM_CACHE = WeightsOptions()
+NO_OPTIONS = NetworkFileOptions()
 _RGB = 3  # channels by default
 
 
-@dataclass(frozen=True)
-class FileOptions:
-    """What a command's options say of a network's file, and of a named one where its weights are from."""
-
-    size: str | None
-    channels: int | None
-    description: Description
-    weights: WeightsOptions = _FROM_CACHE
-
-    @classmethod
-    def read(cls, options: NetworkFileOptions) -> FileOptions:
-        """Read the options of a command; raises UsageError and InputError."""
-        example_of(options.size, options.channels, ranges=True)  # refuses what no file has
-        described = Description.of(options.preprocess, options.labels or (), options.output)
-        weights = WeightsOptions(weights_file=options.weights_file, random=options.random, download=options.download)
-        return cls(options.size, options.channels, described, weights)
-
-    def check(self, networks: Sequence[Path | str]) -> None:
-        """Refuse options that describe a network where there is none, or several; raises UsageError."""
-        if len(networks) == 1:
-            self.weights.model_with_weights(str(networks[0]))
-            return
-        count = len(networks)
-        which = f"there are {count}: split all but one before" if count else "a plan has its own"
-        if self.weights != _FROM_CACHE:
-            raise UsageError(
-                f"{self.weights.weights_given} says where the weights of timm:NAME or torchvision:NAME are from; "
-                f"{which}"
-            )
-        if self.size is not None or self.description != Description():
-            raise UsageError(
-                "size, channels, preprocess, labels and output describe an .onnx file, timm:NAME or "
-                f"torchvision:NAME; {which}"
-            )
-
-
-NO_OPTIONS = FileOptions(None, None, Description())
+def check_described(options: NetworkFileOptions, networks: Sequence[Path | str]) -> None:
+    """Refuse options that describe a network where there is none, or several; raises UsageError."""
+    if len(networks) == 1:
+        options.model_with_weights(str(networks[0]))
+        return
+    count = len(networks)
+    which = f"there are {count}: split all but one before" if count else "a plan has its own"
+    if options.weights_given:
+        raise UsageError(
+            f"{options.weights_given} says where the weights of timm:NAME or torchvision:NAME are from; {which}"
+        )
+    if given := changed(options, NO_OPTIONS):
+        raise UsageError(f"{' and '.join(given)} describe an .onnx file, timm:NAME or torchvision:NAME; {which}")
 
 
 def plan_of(
     network: Path | str,
-    options: FileOptions,
+    options: NetworkFileOptions,
     progress: Callable[[str], None],
     *,
     deployed: bool,
@@ -84,14 +60,15 @@ def plan_of(
     from serfer.wiring.network_file import assumption, plan_of_file  # noqa: PLC0415 - the command line starts fast
 
     example, sizes = example_of(options.size, options.channels, network, ranges=True), range_in(options.size)
-    chosen = options.weights.model_with_weights(str(network))
+    chosen = options.model_with_weights(str(network))
+    description = Description.of(options.preprocess, options.labels or (), options.output)
     given = chosen if isinstance(chosen, NamedModel) else Path(chosen)
 
     def found(step: Callable[[str], None]) -> Path:
-        return plan_of_file(given, load_settings(), step, example, options.description, sizes)
+        return plan_of_file(given, load_settings(), step, example, description, sizes)
 
     directory = in_cache(found, progress)
-    if says and options.description.preprocess is None and (said := assumption(load_plan(directory))):
+    if says and options.preprocess is None and (said := assumption(load_plan(directory))):
         complain(said)
     return directory
 

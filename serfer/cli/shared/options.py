@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from serfer.cli.shared.display import plain
-from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
+from serfer.cli.shared.network_options import NO_OPTIONS, check_described, plan_of
+from serfer.cli.shared.option_groups import NetworkFileOptions
 from serfer.cli.shared.plan_summary import in_cache
 from serfer.cli.shared.terminal import complain, err, uninterrupted
 from serfer.core.errors import UnavailableError, UsageError
@@ -71,7 +72,7 @@ def plan_directory(
     plan: Path | None,
     model: str | None,
     stack: str | None = None,
-    file: FileOptions = NO_OPTIONS,
+    file: NetworkFileOptions = NO_OPTIONS,
     workers: str | None = None,
     *,
     choices: str = BY_OPTION,
@@ -86,7 +87,7 @@ def plan_directory(
     if plan is not None and model is not None:
         raise UsageError("give --plan or --model, not both")
     made = plan is not None and is_network(plan)
-    file.check([plan] if plan is not None and made else [])
+    check_described(file, [plan] if plan is not None and made else [])
     if plan is not None and not made:
         return plan
     with status_lines() as progress:

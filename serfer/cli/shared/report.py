@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from serfer.cli.shared.display import byte_size, columns, plain
+from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.terminal import out
 
 if TYPE_CHECKING:
@@ -34,23 +34,22 @@ def print_difference(delta: Difference | None) -> None:
 
 def _print_stages(report: QueryReport) -> None:
     gangs = _has_gangs(report)
-    table = columns(
-        *("stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out"),
-        *(("gang", "exchanged", "waited") if gangs else ()),
-    )
-    for stage in report.stages:
-        start = "warm" if not stage.cold else f"{stage.cold} cold"
-        row = (
-            stage.grid,
-            str(stage.tasks),
-            f"{stage.ms:.1f}",
-            start,
-            byte_size(stage.bytes_in),
-            byte_size(stage.bytes_out),
+    heads = ["stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out"]
+    rows = [
+        (
+            *(
+                stage.name,
+                stage.grid,
+                str(stage.tasks),
+                f"{stage.ms:.1f}",
+                f"{stage.cold} cold" if stage.cold else "warm",
+            ),
+            *(byte_size(stage.bytes_in), byte_size(stage.bytes_out)),
             *(_gang_figures(stage) if gangs else ()),
         )
-        table.add_row(stage.name, *row)
-    out.print(table)
+        for stage in report.stages
+    ]
+    print_table([*heads, *(["gang", "exchanged", "waited"] if gangs else [])], rows)
 
 
 def _print_sums(report: QueryReport) -> None:

@@ -12,8 +12,9 @@ import typer
 
 from serfer.applications.opening import ApplicationOptions
 from serfer.applications.scaling.spec import parse_instances
-from serfer.cli.shared.display import columns, plain
-from serfer.cli.shared.network_options import NO_OPTIONS, FileOptions, plan_of
+from serfer.cli.shared.display import print_table
+from serfer.cli.shared.network_options import NO_OPTIONS, check_described, plan_of
+from serfer.cli.shared.option_groups import NetworkFileOptions
 from serfer.cli.shared.options import (
     BY_OPTION,
     nothing_named,
@@ -24,7 +25,6 @@ from serfer.cli.shared.options import (
 )
 from serfer.cli.shared.schema import given_settings
 from serfer.cli.shared.service_commands import ServeCommand, ServiceOptions
-from serfer.cli.shared.terminal import out
 from serfer.control.router import SERVERLESS
 from serfer.control.selection import DEFAULT, make_selector
 from serfer.core.errors import InputError, UsageError
@@ -35,7 +35,6 @@ from serfer.plan_directory import COLD_DIRECTORY, is_network, load_cold_plan, lo
 from serfer.settings import Settings, is_secret, origins
 from serfer.splitter.network.zoo import ZOO, meant
 from serfer.storage import check_known, redact
-from serfer.wiring.options import check_keep_warm
 
 ARGUMENTS = "SERFER_DRIVER_ARGUMENTS"
 """The variable with the last arguments of a driver behind a balancer, a list in JSON; they hold passwords."""
@@ -54,7 +53,7 @@ def served_models(
     names: Sequence[str] | None,
     plans: Sequence[str] | None,
     networks: Sequence[str] | None = None,
-    file: FileOptions = NO_OPTIONS,
+    file: NetworkFileOptions = NO_OPTIONS,
     *,
     deployed: bool = False,
     choices: str = BY_OPTION,
@@ -75,7 +74,7 @@ def served_models(
     if not wanted:
         raise nothing_named(choices)
     places = [_place(text) for _, text in wanted if text]
-    file.check([place for place in places if is_network(place)])
+    check_described(file, [place for place in places if is_network(place)])
     for name, text in wanted:
         if text is None:
             directory = plan_directory(None, name)
@@ -176,7 +175,7 @@ def ceiling_of_route(settings: Settings, options: ServeCommand) -> float | None:
 
 
 def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -> None:
-    table = columns("setting", "value", "from", left=(0, 1, 2))
+    rows = []
     for name, value, origin in origins(settings, given_settings(context)):
         shown: Any = value
         if is_secret(name):
@@ -186,17 +185,9 @@ def print_config(context: typer.Context, settings: Settings, *, as_json: bool) -
         if as_json:
             print_json({"setting": name, "value": shown, "from": origin})
         else:
-            table.add_row(name, "" if shown is None else plain(str(shown)), plain(origin))
+            rows.append((name, "" if shown is None else str(shown), origin))
     if not as_json:
-        out.print(table)
-
-
-def with_keep_warm(settings: Settings, windows: str | None, workers: str) -> Settings:
-    """Return settings with `keep_warm`; raises UsageError for what cannot be."""
-    if windows is None and settings.keep_warm is None:
-        return settings
-    check_keep_warm(windows, workers)
-    return settings if windows is None else settings.model_copy(update={"keep_warm": windows})
+        print_table(["setting", "value", "from"], rows, left=(0, 1, 2))
 
 
 def with_results(settings: Settings, drivers: int) -> Settings:

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 import serfer
-from serfer.cli.shared.network_options import FileOptions
 from serfer.cli.shared.option_groups import NetworkFileOptions, WeightsOptions
 from serfer.cli.shared.options import network_among, plan_directory
 from serfer.cli.shared.service_options import served_models
@@ -274,7 +273,7 @@ def test_the_plan_of_a_named_network_is_made_once_for_its_weights(timm, tmp_path
 
 def test_commands_take_a_named_network_where_they_take_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("SERFER_CACHE_DIR", str(tmp_path / "cache"))
-    random = FileOptions.read(NetworkFileOptions(size="32x32", random=True))
+    random = NetworkFileOptions(size="32x32", random=True)
     images, network = network_among(["timm:tiny", "a.png"], None)
     assert images == ["a.png"]
     plan = load_plan(plan_directory(network, None, file=random))

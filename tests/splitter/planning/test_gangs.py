@@ -272,7 +272,7 @@ def test_a_gang_is_as_wide_as_gangs_that_were_measured_unless_more_is_allowed(he
     assert sum(wide.predicted_ms) < sum(plan.predicted_ms)
     few = split(heavy, out=tmp_path / "few", gang_width=4, **options | {"account": "3008,4"})
     assert 1 < few.widest_gang <= 3
-    with pytest.raises(UsageError, match=r"--gang-width .* not 1"):
+    with pytest.raises(UsageError, match=r"gang_width .* not 1"):
         split(heavy, out=tmp_path / "plan", gang_width=1)
 
 

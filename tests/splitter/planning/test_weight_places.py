@@ -170,7 +170,7 @@ def test_only_weights_whose_rounding_is_allowed_are_stored_in_fp16():
     ],
 )
 def test_impossible_options_are_refused(planned, options):
-    with pytest.raises(UsageError, match=r"--weights .*'disk'|max_loss"):
+    with pytest.raises(UsageError, match=r"^weights .*'disk'|max_loss"):
         planned("residual", **options)
 
 

@@ -14,9 +14,10 @@ from serfer.__main__ import main
 from serfer.cli.shared.service_options import ARGUMENTS, BALANCERS
 from serfer.settings import leave_out
 
-_LEFT_OUT = {"serve": BALANCERS, "instance": ("model", "plan", "registry", "app", "instance_type")}
+LEFT_OUT = {"serve": BALANCERS, "instance": ("model", "plan", "registry", "app", "instance_type")}
+"""Keys that such a process does not read: what started it says on its line which networks it serves, and how."""
 
 if __name__ == "__main__":
-    leave_out(_LEFT_OUT[sys.argv[1]])
+    leave_out(LEFT_OUT[sys.argv[1]])
     sys.argv += json.loads(os.environ.pop(ARGUMENTS, "[]"))
     main(check=False)  # the command that started it has, of the same environment

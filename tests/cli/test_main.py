@@ -5,15 +5,20 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
 
+from serfer.api.entrypoints.serving import Address
+from serfer.cli import serve
 from serfer.cli.main import COMMANDS, PANELS
 from serfer.cli.shared import options as cli_options
-from serfer.cli.shared.terminal import _Interrupt
+from serfer.cli.shared.terminal import _Interrupt, uninterrupted
 from serfer.core.errors import ModelError
 from serfer.extras import pip_command
+from serfer.settings import Settings
 from tests.core.plans import write_plan
 
 
@@ -97,6 +102,14 @@ def test_a_missing_library_is_named_with_its_pip_command(serfer, monkeypatch, tm
             3,
             "restnet50 does not exist, and no network has that name (did you mean resnet50?): give ",
         ),
+        *(
+            (f"serve {drivers} net.onnx --set=keep_warm={windows}", 2, "")
+            for drivers in ("", "--drivers 2")
+            for windows in ("lhst", "lsth:gamma=2", "-5", "serfer.core.errors:UsageError")
+        ),
+        ("map x.tif --plan plan --out y.tif --no-check", 2, "No such option: --no-check: it is a key, --set check=VAL"),
+        ("classify x.jpg --set min_score=1", 2, "--set: 'min_score' is not a key of the command"),
+        ("run x.jpg --set json=true --out x", 2, "--set: 'json' is not a key of the command: did you mean as_json?"),
     ],
 )
 def test_a_mistake_is_named_in_a_line_that_says_what_to_do(serfer, tmp_path, monkeypatch, arguments, code, words):
@@ -127,6 +140,36 @@ def test_an_interrupt_that_an_import_turned_into_another_error_is_an_interrupt(s
     finally:
         signal.signal(signal.SIGINT, before)
     assert (result.code, result.err) == (130, "serfer: interrupted\n")
+
+
+def test_uninterrupted_restores_signal_handlers():
+    """A command that runs within another program must not make it, or what it starts, deaf to SIGTERM."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with uninterrupted():
+        assert [signal.getsignal(number) for number in numbers] == [signal.SIG_IGN] * 2
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_the_line_of_the_present_step_goes_when_the_service_is_ready(monkeypatch):
+    shown = []
+
+    @contextmanager
+    def status_line():
+        yield shown.append
+        shown.append("ended")
+
+    async def serve_models(*_, on_started, progress):
+        progress("starting workers")
+        on_started("http://127.0.0.1:8000")
+        shown.append("answers queries")
+
+    monkeypatch.setattr(serve, "status_line", status_line)
+    monkeypatch.setattr(serve, "serve_models", serve_models)
+    monkeypatch.setattr(serve, "configure_logs", lambda *_, **__: None)
+    opening = SimpleNamespace(choices=SimpleNamespace(driver="stepfunctions"), applications=None)
+    serve._serve_alone(Address("127.0.0.1", 8000), {}, opening, Settings(), as_json=True)
+    assert shown == ["starting workers", "ended", "answers queries"]
 
 
 class TestBugs:

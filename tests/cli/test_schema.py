@@ -9,14 +9,14 @@ import pytest
 import typer
 
 from serfer.cli.balanced import _passed_on
-from serfer.cli.main import COMMANDS, app
+from serfer.cli.main import COMMANDS
 from serfer.cli.shared import schema
 from serfer.cli.shared.schema import given_settings, settings_of
-from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.core.errors import InputError, UsageError
 from serfer.core.options import is_on_line, options_of
 from serfer.fleet.open_pool import local_instance
 from serfer.settings import TABLES, Settings, load_settings, origins
+from serfer.started_process import LEFT_OUT
 from tests.core.plans import write_plan
 
 GROUPS = {
@@ -76,25 +76,24 @@ def called(monkeypatch):
 
 
 @pytest.fixture
-def refusal(capsys):
+def refusal(serfer):
     """What `serfer map` refuses, and its exit code."""
 
     def run(*arguments):
-        code = _exit_code(app, ["map", "x.tif", "--plan", "none", "--out", "y.tif", *arguments], _Interrupt())
-        return code, " ".join(capsys.readouterr().err.split())
+        refused = serfer("map", "x.tif", "--plan", "none", "--out", "y.tif", *arguments)
+        return refused.code, " ".join(refused.err.split())
 
     return run
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_line_has_about_a_dozen_options_and_help_names_every_key(name, capsys):
+def test_line_has_about_a_dozen_options_and_help_names_every_key(name, serfer):
     kind = class_of(name)
     assert (kind.command, name.replace(" ", "-") in TABLES) == (name, True)
     described = {item.name: is_on_line(kind, item) for item, _ in options_of(kind)}
     assert set(kind.line.split()) <= set(described)
     assert len(kind.line.split()) <= MOST_ON_LINE
-    assert _exit_code(app, [*name.split(), "--help"], _Interrupt()) == 0
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(serfer(*name.split(), "--help").out.split())
     keys = re.search(r"Keys: ([^.]*)\.", text)
     assert (keys[1].split(", ") if keys else []) == [key for key, on_line in described.items() if not on_line]
 
@@ -121,6 +120,15 @@ def test_set_wins_over_variable_and_this_over_table(refusal, called, monkeypatch
         ("[map]\nconcurrency = true\n", "concurrency is a whole number, not 'True'"),
         ("[map]\nbands = ['a']\n", "serfer.toml: [map] bands: --bands is a list of numbers"),
         (f"[map]\nconcurrency = {'9' * 5000}\n", "serfer.toml: not TOML"),
+        ("[map]\nno-data = 3\n", "'no-data' is not a key of the command: did you mean no_data?"),
+        (
+            "[map]\nyield_to = ['http://u:p@h:1']\n",
+            "yield_to has a password, which belongs in the variable SERFER_MAP_YIE",
+        ),
+        ("[map]\nout = 'x.tif'\n", "[map] out is given on the command's line alone"),
+        ("[mapplan]\n", "'mapplan' is not a setting: did you mean [map-plan]?"),
+        ("[deploy.package]\nname = 'x'\n", "'deploy' is not a setting: did you mean [deploy-package]?"),
+        ("[register]\nby = 'x'\n", "'register' is not a setting: did you mean [app-register]?"),
     ],
 )
 def test_wrong_table_is_refused_by_name(refusal, folder, text, why):
@@ -192,11 +200,14 @@ def test_none_takes_back_what_is_set_below_it(called, name, setting, monkeypatch
     assert getattr(called(name).settings, setting) is None
 
 
-def test_instances_that_drivers_start_here_do_not_ask_for_the_keys_of_drivers(called, folder):
-    (folder / "serfer.toml").write_text('keys_file = "keys.json"\n')
+def test_instances_that_drivers_start_here_do_not_ask_for_the_keys_of_drivers(called, monkeypatch, folder):
+    table = '[instance]\nmodel = ["vgg16"]\nregistry = "r"\nthreads = 3\n'
+    (folder / "serfer.toml").write_text(f'keys_file = "keys.json"\n{table}')
     words = local_instance("--plan=plan")
+    monkeypatch.setattr("serfer.settings._left_out", {*LEFT_OUT["instance"]})
     got = called("instance", *words[words.index("instance") + 1 :])
     assert (got.settings.keys_file, got.options.host, got.options.drain_s) == (None, "127.0.0.1", 0)
+    assert (got.options.model, got.options.plan, got.options.registry, got.options.threads) == ((), ("plan",), None, 3)
 
 
 @pytest.mark.parametrize(
@@ -259,17 +270,19 @@ def test_wrong_setting_is_refused_by_the_name_of_what_has_it(called, monkeypatch
         (["--workers", "local", "--set", "store=memory://"], "(--store is from --set store)"),
     ],
 )
-def test_error_says_where_an_option_is_from_that_was_not_given(arguments, told, monkeypatch, folder, capsys):
+def test_error_says_where_an_option_is_from_that_was_not_given(arguments, told, monkeypatch, folder, serfer):
     (folder / "serfer.toml").write_text('store = "memory://"\n')
     monkeypatch.setenv("SERFER_WORKERS", "local")
     plan = write_plan(folder / "plan")
-    assert _exit_code(app, ["verify", str(plan), *arguments], _Interrupt()) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    refused = serfer("verify", str(plan), *arguments)
+    [line] = refused.err.splitlines()
+    assert refused.code == 2
     assert line.startswith("serfer: --store memory:// cannot be shared with local workers (--workers local)")
     assert line.endswith(told or "use redis:// or file://")
 
 
-def test_error_says_of_an_option_that_it_names_that_it_is_a_key(folder, capsys):
+def test_error_says_of_an_option_that_it_names_that_it_is_a_key(folder, serfer):
     line = ["deploy", "package", str(write_plan(folder / "plan")), "--out", "build", "--set", "ping_queries=2"]
-    assert _exit_code(app, line, _Interrupt()) == 2
-    assert capsys.readouterr().err.endswith("(ping_every is a key: --set ping_every=VALUE)\n")
+    refused = serfer(*line)
+    assert refused.code == 2
+    assert refused.err.endswith("(ping_every is a key: --set ping_every=VALUE)\n")

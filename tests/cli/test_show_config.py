@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from serfer.cli.main import app
-from serfer.cli.shared.terminal import _exit_code, _Interrupt
 from serfer.settings import Settings
 
 
 @pytest.fixture
-def shown(monkeypatch, tmp_path, capsys):
+def shown(monkeypatch, tmp_path, serfer):
     """Return settings, by name, as (value, origin), of a folder with a file and of some variables."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serfer.toml").write_text('port = 9000\nengine = "poll"\napi_queue = 1\n')
@@ -19,8 +17,7 @@ def shown(monkeypatch, tmp_path, capsys):
         monkeypatch.setenv(f"SERFER_{name}", value)
 
     def run(*options):
-        assert _exit_code(app, ["serve", "--show-config", *options], _Interrupt()) == 0
-        out = capsys.readouterr().out
+        out = serfer("serve", "--show-config", *options).out
         assert "hush" not in out
         if "--json" not in options:
             return out
@@ -56,8 +53,8 @@ def test_a_person_gets_a_table(shown):
     assert ["engine", "push", "SERFER_ENGINE"] in lines
 
 
-def test_what_the_file_says_is_served(monkeypatch, tmp_path, capsys):
+def test_what_the_file_says_is_served(monkeypatch, tmp_path, serfer):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serfer.toml").write_text('engine = "stepfunctions"\ndrivers = 2\n')
-    assert _exit_code(app, ["serve", "net.onnx"], _Interrupt()) == 2
-    assert "engine=stepfunctions" in capsys.readouterr().err
+    refused = serfer("serve", "net.onnx")
+    assert (refused.code, "engine=stepfunctions" in refused.err) == (2, True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
 import pytest
 
 from serfer.core.errors import UsageError
@@ -122,11 +123,30 @@ def test_other_value_is_refused_by_name(name, raw, why):
 
 
 @pytest.mark.parametrize(
-    "values", [{"count": 10}, {"share": -0.1}, {"kind": "ink"}, {"side": "wide"}, {"sizes": (3, 1)}, {"colour": "red"}]
+    "values",
+    [
+        *({"count": count} for count in (10, "3", 2.5, True)),
+        *({"share": share} for share in (-0.1, "0.1", False)),
+        *({"layered": layered} for layered in ("no", 1)),
+        *({name: value} for name, value in (("kind", "ink"), ("side", "wide"), ("out", 3), ("picture", 1))),
+        *({"colours": "red"}, {"sizes": (3, 1)}, {"bounds": "x"}, {"colour": "red"}),
+    ],
 )
 def test_python_value_is_held_to_the_same_bounds(values):
     with pytest.raises(UsageError, match=next(iter(values))):
         with_values(Command, Command(**GIVEN), values)
+
+
+@pytest.mark.parametrize("options", [{"count": 3}, Base(), "count=3"])
+def test_options_of_another_class_are_refused(options):
+    with pytest.raises(UsageError, match="Command"):
+        with_values(Command, options, {})
+
+
+def test_text_is_read_in_python_as_on_the_line():
+    options = Command(**GIVEN, bounds="3-4", grid="5", share=np.float32(0.25), count=np.int64(4))
+    assert (options.bounds, options.grid, options.share, options.count) == ([3, 4], Grid([5]), 0.25, 4)
+    assert Command(picture="a.png", out="b").picture == "a.png"
 
 
 def test_values_by_name_replace_those_of_options():

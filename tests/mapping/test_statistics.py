@@ -221,7 +221,7 @@ def test_more_work_than_three_maps_is_asked_for_with_both_prices(tmp_path):
 
 
 def test_statistics_of_no_known_kind_are_refused(networks, tmp_path):
-    with pytest.raises(UsageError, match="^statistics is auto or exact, not 'mean'"):
+    with pytest.raises(UsageError, match=r"^statistics is auto or exact, not 'mean'"):
         package.map_plan(networks["gated"][0], [(HEIGHT, WIDTH)], tmp_path / "plan", statistics="mean")
 
 

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import typer
 from pydantic_settings import BaseSettings
@@ -30,7 +30,7 @@ from serfer.api.observability.pool_metrics import InstanceMetrics, KeepWarmMetri
 from serfer.cli.main import COMMANDS, app
 from serfer.core.errors import OverloadedError, SerferError, ServiceError
 from serfer.core.http_messages import EngineSignals, InstanceState, ModelState
-from serfer.core.options import Option, Options, flag_of, in_words, is_on_line, options_of, types_of
+from serfer.core.options import Option, Options, flag_of, in_words, is_on_line, options_of
 from serfer.core.run_machine import GANG_TRANSITIONS, TRANSITIONS
 from serfer.core.variants import Place
 from serfer.drivers.instance.client import FaultKind
@@ -222,7 +222,7 @@ def _sentence(text: str) -> str:
 def _of_option(kind: type[Options], item: Field[Any], described: Option) -> tuple[str, str, str]:
     """Return the type, the default and the meaning of an option."""
     default = described.shown or ("" if item.default in (None, (), MISSING) else f"`{item.default}`")
-    return in_words(types_of(kind)[item.name]), default, described.help
+    return in_words(get_type_hints(kind)[item.name]), default, described.help
 
 
 def settings(described: type[BaseSettings] = Settings) -> Iterator[str]:

@@ -15,7 +15,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "cost": (("serfer/cost", "serfer/sim"), 2_400),
     "mapping": (("serfer/mapping", "serfer/raster", "serfer/results", "serfer/offline"), 7_650),
     "pipeline": (("serfer/pipeline", "serfer/wiring"), 3_900),
-    "cli": (("serfer/cli",), 6_050),
+    "cli": (("serfer/cli",), 6_000),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_200),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_050),
     "sam": (("sam",), 5_550),
@@ -23,7 +23,7 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "tests": (("tests",), 97_650),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 100_200
+PRODUCT = 100_150
 PAGE = 1_500  # JavaScript, CSS and HTML
 DOCUMENTS = 120_000  # words below docs/
 CHANGELOG = 25_000  # bytes

@@ -38,7 +38,7 @@ from serfer.plan_directory import check_artefacts
 from serfer.settings import NONE, Settings, access_setting
 from serfer.wiring.options import Choices
 
-_DRIVER = "serfer.started_process"
+_DRIVER = "serfer.cli.started_process"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -72,7 +72,7 @@ class Options:
     """The names of the fields that the command's line has as options."""
 
     def __post_init__(self) -> None:
-        hints = types_of(type(self))
+        hints = get_type_hints(type(self))
         for item, described in options_of(type(self)):
             name, value, hint = _name_of(type(self), item, described), getattr(self, item.name), hints[item.name]
             if described.read and isinstance(value, str):
@@ -102,9 +102,7 @@ def with_values(kind: type[_Some], options: _Some | None, values: Mapping[str, A
     """Return options of a class, by default its own, with other values of some fields; raises UsageError."""
     options = kind() if options is None else options
     if not isinstance(options, kind):
-        raise UsageError(
-            f"options are a {kind.__name__}, not a {type(options).__name__}: give values by name, name=VALUE"
-        )
+        raise UsageError(f"options are a {kind.__name__}, not a {type(options).__name__}")
     known: dict[str, Option | None] = {item.name: item.metadata.get(_METADATA) for item in fields(options)}
     if unknown := sorted(values.keys() - known):
         raise UsageError(f"{type(options).__name__} has no {', '.join(unknown)}: it has {', '.join(sorted(known))}")
@@ -134,12 +132,6 @@ def _name_of(kind: type[Options], item: Field[Any], described: Option) -> str:
     return flag_of(item, described) if is_on_line(kind, item) else item.name
 
 
-def key_of(kind: type[Options], flag: str) -> str | None:
-    """Return the key that an option of this flag would be, None where there is none or it is on the line."""
-    keys = (item for item, described in options_of(kind) if flag_of(item, described) == flag)
-    return next((item.name for item in keys if not is_on_line(kind, item)), None)
-
-
 def is_on_line(kind: type[Options], item: Field[Any]) -> bool:
     return item.metadata[_METADATA].is_argument or item.name in kind.line.split()
 
@@ -159,14 +151,10 @@ def check_bounds(name: str, described: Option, value: object) -> None:
     raise UsageError(f"{name} is from {_shown(least or 0)} to {_shown(most)}, not {_shown(value)}")
 
 
-def types_of(kind: type) -> Mapping[str, Any]:
-    return get_type_hints(kind)
-
-
 def value_of(kind: type, item: Field[Any], raw: object, name: str) -> Any:  # noqa: ANN401 - of the field's type
     """Return a field's value from a text, or from what TOML has; raises UsageError with its `name`."""
     described: Option = item.metadata[_METADATA]
-    hint = types_of(kind)[item.name]
+    hint = get_type_hints(kind)[item.name]
     if isinstance(raw, str) and described.read:
         return _read(described.read, raw, name)
     for choice in _choices(hint):
@@ -231,7 +219,6 @@ def _choices(hint: Any) -> list[Any]:  # noqa: ANN401 - a type
 
 
 def _is_of(kind: Any, value: object) -> bool:  # noqa: ANN401 - same
-    """Return whether a value of Python has a type; a path may be a text, and true is no number."""
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) in (tuple, Sequence):

@@ -269,7 +269,7 @@ def local_instance(*options: str) -> list[str]:
         "--set=log_level=warning",
     ]  # drivers' keys do not open it, and not a line for each request
     ends = ["--set=drain_s=0", f"--set=exit_when_idle_s={_IDLE_S:g}"]  # one that is stopped gets no more requests
-    return [sys.executable, "-P", "-m", "serfer.started_process", *serve, *ends]
+    return [sys.executable, "-P", "-m", "serfer.cli.started_process", *serve, *ends]
 
 
 def _is_name(model: str) -> bool:

@@ -12,11 +12,11 @@ from serfer.cli.balanced import _passed_on
 from serfer.cli.main import COMMANDS
 from serfer.cli.shared import schema
 from serfer.cli.shared.schema import given_settings, settings_of
+from serfer.cli.started_process import LEFT_OUT
 from serfer.core.errors import InputError, UsageError
 from serfer.core.options import is_on_line, options_of
 from serfer.fleet.open_pool import local_instance
 from serfer.settings import TABLES, Settings, load_settings, origins
-from serfer.started_process import LEFT_OUT
 from tests.core.plans import write_plan
 
 GROUPS = {

@@ -16,7 +16,6 @@ from serfer.core.options import (
     changed,
     flag_of,
     is_on_line,
-    key_of,
     option,
     options_of,
     value_of,
@@ -161,4 +160,3 @@ def test_own_options_come_first_and_only_a_line_has_flags():
     assert [item.name for item, _ in options_of(Command)] == [*own, "as_json"]
     flags = {flag_of(item, described): is_on_line(Command, item) for item, described in options_of(Command)}
     assert [flag for flag, on_line in flags.items() if on_line] == ["picture", "--out", "--count", "--json"]
-    assert [key_of(Command, flag) for flag in ("--share", "--count", "--colour")] == ["share", None, None]

@@ -7,13 +7,13 @@ from dataclasses import MISSING, Field
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_origin
+from typing import TYPE_CHECKING, Any, Final, get_origin, get_type_hints
 
 import typer
 
 from serfer.cli.shared.terminal import ORIGINS
 from serfer.core.errors import UsageError
-from serfer.core.options import Option, Options, flag_of, is_list, is_on_line, options_of, types_of, value_of
+from serfer.core.options import Option, Options, flag_of, is_list, is_on_line, options_of, value_of
 
 if TYPE_CHECKING:
     from serfer.settings import Given, Settings
@@ -30,7 +30,7 @@ def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
 
     The function is imported when the command runs, so that its help shows at once.
     """
-    hints = types_of(kind)
+    hints = get_type_hints(kind)
     parameters = [Parameter("context", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [
         Parameter(item.name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
@@ -126,7 +126,7 @@ def _named_by_set(
     from serfer.settings import Given, Settings, is_secret, unknown_key  # noqa: PLC0415 - help needs no settings
 
     found: dict[str, tuple[str, str, bool]] = {}
-    hints = {item.name: types_of(kind)[item.name] for item, _ in options_of(kind)}
+    hints = {item.name: get_type_hints(kind)[item.name] for item, _ in options_of(kind)}
     for text in texts:
         key, is_pair, value = text.partition("=")
         origin = f"--set {key}"

@@ -22,7 +22,7 @@ from rich.console import Console
 from typer.exceptions import TyperException
 
 from serfer.core.errors import MissingExtraError, PlanWarning, SerferError, UnavailableError, UsageError
-from serfer.core.options import key_of
+from serfer.core.options import Options, flag_of, is_on_line, options_of
 from serfer.extras import missing_extra, pip_command
 
 _TERMINATED = 128 + signal.SIGTERM
@@ -242,10 +242,15 @@ def _misused(error: TyperException) -> int:
     message, context = error.format_message(), getattr(error, "ctx", None)
     kind = getattr(context and context.command.callback, "options", None)
     flag = getattr(error, "option_name", "")
-    if kind and (key := key_of(kind, flag) or key_of(kind, flag.replace("--no-", "--", 1))):
+    if kind and (key := _key_of(kind, flag) or _key_of(kind, flag.replace("--no-", "--", 1))):
         message = f"{message.partition(' (')[0].rstrip('.')}: it is a key, --set {key}=VALUE"
     if "\n" in message:
         err.print(message, soft_wrap=True, markup=False)
     else:
         complain(f"{message.rstrip('.')} (see {context.command_path if context else 'serfer'} --help)")
     return UsageError.exit_code
+
+
+def _key_of(kind: type[Options], flag: str) -> str | None:
+    keys = (item for item, described in options_of(kind) if flag_of(item, described) == flag)
+    return next((item.name for item in keys if not is_on_line(kind, item)), None)

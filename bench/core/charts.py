@@ -1,13 +1,10 @@
-"""Charts: curves over two axes, few enough points to draw. `charts_figure.py` draws them, which is imported then."""
+"""Charts: curves over two axes, few enough points to draw. `charts_figure.py` draws them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
-
-from serfer.pictures import check_suffix
 
 Point = tuple[float, float]
 _MAX_POINTS = 300
@@ -81,11 +78,3 @@ def thinned(curve: Curve, max_points: int = _MAX_POINTS) -> Curve:
         return curve
     chosen = (round(number * (count - 1) / (max_points - 1)) for number in range(max_points))
     return replace(curve, points=tuple(curve.points[index] for index in chosen))
-
-
-def draw_charts(title: str, charts: Sequence[Chart], legend: Sequence[str], stamp: Sequence[str], out: Path) -> None:
-    check_suffix(out)
-    from serfer.pictures.render import save  # noqa: PLC0415 - same
-    from serfer_bench.core.charts_figure import charts_figure  # noqa: PLC0415 - matplotlib is slow to import
-
-    save(charts_figure(title, charts, legend, stamp), out)

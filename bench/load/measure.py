@@ -14,7 +14,8 @@ from serfer.cli.shared.options import status_line
 from serfer.pipeline.pipeline import DEADLINE_S
 from serfer.plan_directory import load_plan
 from serfer.settings import Settings, load_settings
-from serfer_bench.core.charts import Chart, draw_charts
+from serfer_bench.core.charts import Chart
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.options import network
 from serfer_bench.core.results import require_answers, stamp_now
 from serfer_bench.core.tables import publish

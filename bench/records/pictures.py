@@ -16,7 +16,8 @@ from typing import Final, Literal
 from serfer.core.dataclass_codec import LATER, unstructure
 from serfer.core.errors import InputError
 from serfer.files import read_text
-from serfer_bench.core.charts import Chart, Curve, draw_charts, is_wide
+from serfer_bench.core.charts import Chart, Curve, is_wide
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.tables import Table
 
 _MAX_BYTES: Final = 4 << 20

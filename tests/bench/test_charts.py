@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from serfer.cli.main import app
 from serfer.core.errors import InputError
-from serfer_bench.core.charts import Chart, Curve, draw_charts, is_wide, order_chart, share_chart, thinned, time_chart
+from serfer_bench.core.charts import Chart, Curve, is_wide, order_chart, share_chart, thinned, time_chart
 from serfer_bench.core.charts_figure import charts_figure
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.tables import Table
 from serfer_bench.records.pictures import Picture, TableChart
 from serfer_bench.records.record import FOLDER, Figures, Record

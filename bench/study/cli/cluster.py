@@ -16,8 +16,8 @@ from serfer.cli.shared.terminal import err, out
 from serfer.core.errors import UsageError
 from serfer.cost.loads.steps import Progress
 from serfer.cost.loads.trace import Floats, Trace
-from serfer.pictures import check_suffix
-from serfer_bench.core.charts import Chart, Curve, draw_charts
+from serfer_bench.core.charts import Chart, Curve
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.study.policies.infless.policies import CLUSTER_DEFAULT, CLUSTER_POLICIES
 from serfer_bench.study.policies.infless.scenario import ClusterScenario, read_cluster
 from serfer_bench.study.sim.cluster.outcome import ClusterOutcome, outcome_of
@@ -26,11 +26,6 @@ from serfer_bench.study.sim.simulate import LoadSpec
 
 _BINS: Final = 300
 _S_PER_HOUR: Final = 3600.0
-
-
-def draw_cluster(name: str, runs: Sequence[ClusterRun], outcomes: Sequence[ClusterOutcome], out: Path) -> None:
-    check_suffix(out)
-    draw_charts(f"{name}: a cluster under load", cluster_charts(runs), _legend(outcomes), (), out)
 
 
 def _legend(outcomes: Sequence[ClusterOutcome]) -> list[str]:
@@ -195,7 +190,5 @@ def _batches(one: ClusterOutcome) -> str:
 
 
 def _draw(name: str, runs: Sequence[ClusterRun], outcomes: Sequence[ClusterOutcome], plot: Path) -> None:
-    from serfer_bench.study.cli.cluster import draw_cluster  # noqa: PLC0415 - matplotlib is slow to import
-
-    draw_cluster(name, runs, outcomes, plot)
+    draw_charts(f"{name}: a cluster under load", cluster_charts(runs), _legend(outcomes), (), plot)
     err.print(f"wrote {plain(str(plot))}", soft_wrap=True)

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from serfer.cost.loads.trace import Floats
 from serfer.pictures import check_suffix
-from serfer_bench.core.charts import Chart, Curve, Point, draw_charts
+from serfer_bench.core.charts import Chart, Curve, Point
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.study.policies.clairvoyant import optimum_schedule
 from serfer_bench.study.sim.rates import Timeline
 from serfer_bench.study.sim.simulate import PolicyRun, SimInput

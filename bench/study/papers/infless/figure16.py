@@ -20,7 +20,8 @@ from serfer.cli.shared.options import JsonOption, status_line
 from serfer.control.windows import window_policies
 from serfer.core.units import MS_PER_S
 from serfer.settings import load_settings
-from serfer_bench.core.charts import Chart, Curve, draw_charts
+from serfer_bench.core.charts import Chart, Curve
+from serfer_bench.core.drawing import draw_charts
 from serfer_bench.core.options import RowsOption
 from serfer_bench.core.results import publish_rows
 from serfer_bench.core.traces import end_skipped, skipped, split_missing

@@ -20,6 +20,7 @@ from serfer.core.inference_protocol import ServedTensor
 
 PathLike = str | os.PathLike[str]
 _Output = TypeVar("_Output")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, repr=False)
@@ -137,9 +138,6 @@ def _named(outputs: Mapping[str, _Output], name: str) -> _Output:
     if name not in outputs:
         raise UsageError(f"the result has no output {name!r:.80}: there is {', '.join(map(repr, outputs))}")
     return outputs[name]
-
-
-T = TypeVar("T")
 
 
 class AsyncSession:

@@ -20,6 +20,9 @@ MAX_ANSWER_BYTES: Final = 1024 * 1024 * 1024
 INLINE: Final = "inline"
 LINK: Final = "link"
 _AXES = 4
+_MOST_OUTPUTS = 32
+_SCHEMES: Final = ("https://", "http://")
+_Value = TypeVar("_Value")
 _INPUTS: Final = {"f": ("input", "FP32"), "B": ("image", "UINT8")}
 
 
@@ -60,11 +63,6 @@ def read_tensors(reply: Reply) -> dict[str, ServedTensor]:
     except InputError as error:
         raise unreadable(str(error), reply) from error
     return {output.name: output for output in outputs}
-
-
-_MOST_OUTPUTS = 32
-_SCHEMES: Final = ("https://", "http://")
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)

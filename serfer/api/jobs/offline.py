@@ -30,6 +30,9 @@ from serfer.core.errors import ImageError, ImageTooLargeError, InputError, Missi
 from serfer.images import SUFFIXES, image_files
 from serfer.storage.store import Store
 
+if TYPE_CHECKING:
+    from serfer.storage.s3.client import S3Client
+
 MOST_JOBS: Final = 4
 """Jobs that run or wait in a driver."""
 MOST_LINES_BYTES: Final = 32 * 1024 * 1024
@@ -187,9 +190,6 @@ class _Answers:
                 return
             await asyncio.sleep(self._period_s)
 
-
-if TYPE_CHECKING:
-    from serfer.storage.s3.client import S3Client
 
 MOST_IMAGES: Final = 10_000
 _PREFIX: Final = re.compile(r"(?!.*//)(?!(.*/)?\.{1,2}(/|$))[^/\x00-\x1f\x7f][^\x00-\x1f\x7f]{0,499}")

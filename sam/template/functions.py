@@ -25,13 +25,20 @@ def generation(plan: Plan, options: Options, environment: Mapping[str, Any], tim
     """Return the resources of a plan and what they may do; `environment` are the variables of its functions."""
     digest = digest12(plan)
     parts = [part for place in plan.functions for part in _function(plan, *place, options, environment, timeout_s)]
-    targets = [_target(function_id(digest, *part), options) for part in plan.functions]
+    ids = [function_id(digest, *part) for part in plan.functions]
+    targets = [{"Ref": f"{name}.Alias"} if options.by_alias else {"Fn::GetAtt": [name, "Arn"]} for name in ids]
     statements = {"DriverRole": [allow(f"Stages{digest}", "lambda:InvokeFunction", targets)]}
     if options.by_state_machine:
-        parts.append(_machine(plan, options))
+        known = {
+            "machine": machine_id(digest),
+            "digest": digest,
+            "substitutions": dict(zip(ids, targets, strict=True)),
+            "version": __version__,
+        }
         statements["MachineRole"] = [allow(f"Stages{digest}", "lambda:InvokeFunction", targets)]
-        statements["DriverRole"] += _running(digest, options)
-    return merge([*parts, {"Statements": statements}])
+        kind = "express" if options.engine == "stepfunctions-express" else "standard"
+        parts.append(load(f"plan-machine-{kind}", known))
+    return merge([{"Statements": statements}, *parts])
 
 
 def state_machine(plan: Plan, options: Options, timeout_s: int = 60) -> dict[str, Any]:
@@ -118,37 +125,6 @@ def vpc(group: str) -> Part:
         "SecurityGroupIds": [{"Ref": group}],
         "SubnetIds": [{"Ref": "PrivateSubnetA"}, {"Ref": "PrivateSubnetB"}],
     }
-
-
-def _machine(plan: Plan, options: Options) -> Part:
-    digest, express = digest12(plan), options.engine == "stepfunctions-express"
-    ids = [function_id(digest, *part) for part in plan.functions]
-    known = {
-        "machine": machine_id(digest),
-        "digest": digest,
-        "suffix": "-express" if express else "",
-        "type": "EXPRESS" if express else "STANDARD",
-        "substitutions": {name: _target(name, options) for name in ids},
-        "version": __version__,
-    }
-    return load("plan-machine", known)
-
-
-def _running(digest: str, options: Options) -> list[Part]:
-    """Return what a driver does with a plan's state machine (drivers/stepfunctions/client.py)."""
-    machine = {"Ref": machine_id(digest)}
-    if options.engine == "stepfunctions-express":
-        return [allow(f"Machine{digest}", "states:StartSyncExecution", machine)]
-    executions = "arn:${AWS::Partition}:states:${AWS::Region}:${AWS::AccountId}:execution:"
-    mine = {"Fn::Sub": f"{executions}${{{machine_id(digest)}.Name}}:*"}
-    return [
-        allow(f"Machine{digest}", "states:StartExecution", machine),
-        allow(f"Executions{digest}", ["states:DescribeExecution", "states:StopExecution"], mine),
-    ]
-
-
-def _target(function: str, options: Options) -> Part:
-    return {"Ref": f"{function}.Alias"} if options.by_alias else {"Fn::GetAtt": [function, "Arn"]}
 
 
 def _stages(plan: Plan, stage: int) -> str:

@@ -41,8 +41,11 @@ _DRAINING: Final = {
     "HeartbeatTimeout": 60,
     "DefaultResult": "CONTINUE",
 }
-_API_METHODS = ("ApiRootMethod", "ApiProxyMethod")
-_HEALTH_METHODS = ("ApiHealthzMethod", "ApiReadyzMethod")
+_API_METHODS = {
+    "ApiDeployment": ["ApiRootMethod", "ApiProxyMethod"],
+    "ApiHealthDeployment": ["ApiRootMethod", "ApiProxyMethod", "ApiHealthzMethod", "ApiReadyzMethod"],
+}
+"""The methods of the REST API, by its deployment, whose name changes with them."""
 _NOTHING = {"Ref": "AWS::NoValue"}
 _INSTANCES = {"x86_64": "c7i.large", "arm64": "c7g.large"}
 _ORDER = (
@@ -84,9 +87,10 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
         raise UsageError(f"a deployment has one plan or two different ones, not {len(plans)}")
     driver_runs = driver_runs or {}
     concurrency = concurrency or shipped_aws().functions.concurrency
-    room = driver_room(_together(plans[0], cold), concurrency, runs=digest12(plans[0]) in driver_runs)
-    room = min([room, *(driver_room([plan], concurrency) for plan in beside.get(digest12(plans[0]), ()))])
-    variables = {**_variables(options), "burst": room, **api_variables(health=bool(driver_runs))}
+    queries = [_together(plans[0], cold), *([plan] for plan in beside.get(digest12(plans[0]), ()))]
+    room = concurrency if digest12(plans[0]) in driver_runs else _driver_room(queries, concurrency)
+    api = f"Api{'Health' if driver_runs else ''}Deployment"
+    variables = {**_variables(options), "burst": room, "api_deployment": api, "api_methods": _API_METHODS[api]}
     weights = fetched(every)
     chosen = _chosen(options, fetches=bool(weights), driver_runs=bool(driver_runs))
     parts = [fragments.load(name, variables) for name in chosen]
@@ -96,7 +100,8 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
     digests = [digest12(plan) for plan in plans]
     with_pool = [digest for digest in digests if options.gpu and (pooled is None or digest in pooled)]
     with_spot = [each for each in with_pool if options.gpu and options.gpu.spot and (spot is None or each in spot)]
-    parts += pools(options, [plan for plan in plans if digest12(plan) in with_pool], with_spot)
+    if options.gpu:
+        parts += _pools(options, options.gpu, [plan for plan in plans if digest12(plan) in with_pool], with_spot)
     whole = fragments.merge([*parts, _serving(digests, options, with_pool, with_spot)])
     if options.applications is not None:  # of both generations: a release may have variants of either
         own = dict.fromkeys([*digests, *map(digest12, others)])
@@ -105,7 +110,7 @@ def make_template(  # noqa: PLR0913 - the parts of a deployment, by name
     whole["Outputs"]["Store"] = {"Description": "URL of the store.", "Value": environment["SERFER_STORE"]}
     resources = whole["Resources"]
     if driver_runs:
-        own = run_in_driver(plans, driver_runs, resources, environment)
+        own = _run_in_driver(plans, driver_runs, resources, environment)
         whole["DriverEnvironment"] |= own["DriverEnvironment"]
         whole["Statements"]["DriverRole"] += own["Statements"]["DriverRole"]
     _provision(resources, plans, options)
@@ -126,15 +131,10 @@ def _together(plan: Plan, cold: Mapping[str, Plan]) -> list[Plan]:
     return [plan, *([cold[digest12(plan)]] if digest12(plan) in cold else [])]
 
 
-def driver_room(plans: Sequence[Plan], concurrency: int, *, runs: bool = False) -> int:
-    """Return how many driver functions leave an account room for the widest stages of each query's plans.
-
-    Drivers that run the plan themselves leave none.
-    """
-    if runs:
-        return concurrency
-    widest = (max(stage.grid.tiles for stage in plan.stages) for plan in plans)
-    return max(1, concurrency // (1 + sum(widest)))
+def _driver_room(queries: Iterable[Sequence[Plan]], concurrency: int) -> int:
+    """Return how many driver functions leave an account room for the widest stages of the plans of any one query."""
+    widest = max(sum(max(stage.grid.tiles for stage in plan.stages) for plan in plans) for plans in queries)
+    return max(1, concurrency // (1 + widest))
 
 
 def _plans(
@@ -253,18 +253,12 @@ def _chosen(options: Options, *, fetches: bool, driver_runs: bool) -> list[str]:
     return [name for name, chosen in parts.items() if chosen]
 
 
-def served(values: Sequence[Any]) -> Any:  # noqa: ANN401 - intrinsics
+def _served(values: Sequence[Any]) -> Part:
     """Return the value of the plan that is served, out of one for each plan; the first is the previous one too."""
     return {"Fn::If": ["ServesPrevious", values[-1], values[0]]}
 
 
-def api_variables(*, health: bool) -> dict[str, Any]:
-    """Return the variables of the REST API's parts: its deployment's name, which changes with its methods."""
-    methods = (*_API_METHODS, *(_HEALTH_METHODS if health else ()))
-    return {"api_deployment": f"Api{'Health' if health else ''}Deployment", "api_methods": list(methods)}
-
-
-def run_in_driver(
+def _run_in_driver(
     plans: Sequence[Plan], memories: Mapping[str, int], resources: Part, environment: Mapping[str, Any]
 ) -> Part:
     """Let the driver function run plans itself, those whose digests, of twelve digits, `memories` has.
@@ -280,9 +274,7 @@ def run_in_driver(
     properties["Layers"] = [
         *properties["Layers"],
         _either([{"Ref": "RunnerLayer"} if runs else _NOTHING for runs in own]),
-        _either(
-            [{"Ref": weights_id(digest, 0, 0)} if runs else _NOTHING for digest, runs in zip(digests, own, strict=True)]
-        ),
+        _either([{"Ref": weights_id(digest, 0, 0)} if digest in memories else _NOTHING for digest in digests]),
     ]
     weights = fetched(plan for plan, runs in zip(plans, own, strict=True) if runs)
     variables = {
@@ -301,7 +293,7 @@ def run_in_driver(
 
 
 def _either(values: Sequence[Any]) -> Any:  # noqa: ANN401 - intrinsics
-    return values[0] if all(value == values[0] for value in values) else served(values)
+    return values[0] if all(value == values[0] for value in values) else _served(values)
 
 
 def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], spot: Collection[str]) -> Part:
@@ -310,15 +302,15 @@ def _serving(digests: Sequence[str], options: Options, pooled: Collection[str], 
     variables, outputs = part["DriverEnvironment"], part["Outputs"]
     if options.gpu:
         kind = options.gpu.instance_type
-        routes = [routing(digest, kind, pooled=digest in pooled, spot=digest in spot) for digest in digests]
-        variables |= {name: served([route[name] for route in routes]) for name in routes[0]}
+        routes = [_routing(digest, kind, pooled=digest in pooled, spot=digest in spot) for digest in digests]
+        variables |= {name: _served([route[name] for route in routes]) for name in routes[0]}
     if options.by_alias:
         variables["SERFER_FUNCTION_ALIAS"] = LIVE
         outputs["Alias"] = {"Description": "The alias by which functions are invoked.", "Value": LIVE}
     if options.provisioned_concurrency is not None:
         variables["SERFER_PREWARM"] = "never"  # there is nothing to start
     if options.by_state_machine:
-        machine = served([{"Ref": machine_id(digest)} for digest in digests])
+        machine = _served([{"Ref": machine_id(digest)} for digest in digests])
         variables["SERFER_STATE_MACHINE"] = machine
         outputs["StateMachine"] = {"Description": "The state machine of the plan that drivers use.", "Value": machine}
     return part
@@ -341,8 +333,7 @@ def _provision(resources: Part, plans: Sequence[Plan], options: Options) -> None
     for plan in plans:
         for part, count in environments(plan, options.provisioned_concurrency).items():
             kept = {"ProvisionedConcurrentExecutions": count}
-            values = [kept if other is plan else {"Ref": "AWS::NoValue"} for other in plans]
-            chosen = served(values) if len(plans) > 1 else kept
+            chosen = _either([kept if other is plan else _NOTHING for other in plans])
             resources[function_id(digest12(plan), *part)]["Properties"]["ProvisionedConcurrencyConfig"] = chosen
 
 
@@ -356,15 +347,7 @@ def _set_environment(resources: Part, environment: Mapping[str, Any]) -> None:
     data["UserData"] = fragments.render(data["UserData"], {"environment": {"Fn::Join": ["\n", lines]}})
 
 
-def pools(options: Options, plans: Iterable[Plan], spot: Collection[str] = ()) -> list[Part]:
-    """Return the parts of a template for the pools of these plans; none where the deployment has no pool.
-
-    `spot` are the plans, by twelve digits, that have a group of spot instances, too.
-    """
-    pool = options.gpu
-    if pool is None:
-        return []
-    plans = list(plans)
+def _pools(options: Options, pool: GpuPool, plans: Sequence[Plan], spot: Collection[str]) -> list[Part]:
     known = {"gpu_most": pool.most, "architecture": options.architecture, "runtime": options.runtime}
     shared = [fragments.load(name, known) for name in ("gpu", *(["gpu-weights"] if fetched(plans) else []))]
     groups = [part for plan in plans for part in _group(plan, options, pool)]
@@ -374,7 +357,7 @@ def pools(options: Options, plans: Iterable[Plan], spot: Collection[str] = ()) -
     return [*shared, *groups]
 
 
-def routing(digest: str, kind: str, *, pooled: bool, spot: bool) -> Part:
+def _routing(digest: str, kind: str, *, pooled: bool, spot: bool) -> Part:
     """Return the variables that tell a driver of a plan's pool of a type of instance, or that it has none."""
     if not pooled:
         return {"SERFER_ROUTE": "serverless", "SERFER_INSTANCES": "", "SERFER_SCENARIO_FILE": ""}

@@ -78,14 +78,7 @@ def actions(types: Iterable[str]) -> list[str]:
 
 def needed(kind: str) -> tuple[str, ...]:
     """Return the actions that one type of resource takes; raises KeyError for an unknown one."""
-    if kind in ACTIONS.types:
-        return ACTIONS.types[kind]
-    family = kind[: kind.rindex("::") + 2]
-    return ACTIONS.types[family]
-
-
-def unlisted(types: Iterable[str]) -> list[str]:
-    return sorted({kind for kind in types if not {kind, kind[: kind.rindex("::") + 2]} & ACTIONS.types.keys()})
+    return ACTIONS.types[kind if kind in ACTIONS.types else kind[: kind.rindex("::") + 2]]
 
 
 def statements(types: Collection[str], target: Target) -> list[dict[str, Any]]:

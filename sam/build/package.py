@@ -257,11 +257,6 @@ def _earlier_of(
         raise UnavailableError(f"--previous-of {stack}: {error}") from error
 
 
-def _write_own_files(plan: Plan, place: Path) -> None:
-    place.mkdir(parents=True)
-    write_plan(plan, place)
-
-
 def _different(sources: Iterable[_Source]) -> list[_Source]:
     """Return each plan once, where it was first: the cold plan of one generation may be the plan of another."""
     found: dict[str, _Source] = {}
@@ -290,17 +285,14 @@ def _keep_pool(earlier: _Source, build: Path) -> bool:
 
 def _settings_of_sam(place: Path, deployment: Deployment) -> bytes:
     """Return SAM CLI's settings: those that `place` has, unless they are what its earlier choices gave."""
-    kept, new = read_samconfig(place), _first_settings(deployment)
-    if kept is None:
-        return new
-    try:
-        unaltered = kept == _first_settings(load_deployment(place))
-    except InputError:  # of another version
-        unaltered = False
-    return new if unaltered else kept
-
-
-def _first_settings(deployment: Deployment) -> bytes:
+    kept = read_samconfig(place)
+    if kept is not None:
+        try:
+            before = load_deployment(place)
+        except InputError:  # of another version
+            return kept
+        if kept != samconfig(before.options, images=bool(before.images)):
+            return kept
     return samconfig(deployment.options, images=bool(deployment.images))
 
 
@@ -333,11 +325,12 @@ class _Writer:
         written = {digest12(source.plan): self._source(source, worker) for source in sources}
         pooled = self._drivers(generations)
         every = [source.plan for source in sources]
-        for each in every:
-            self._machine(each)
-        cold = {digest12(each.main.plan): each.cold.plan for each in generations if each.cold}
+        for plan in every:
+            self._machine(plan)
+        by_main = {digest12(generation.main.plan): generation for generation in generations}
+        cold = {main: generation.cold.plan for main, generation in by_main.items() if generation.cold}
         spot = {digest for digest in pooled if self._has_spot_price(digest)}
-        beside = {digest12(each.main.plan): [one.plan for one in each.beside] for each in generations if each.beside}
+        beside = {main: [source.plan for source in served.beside] for main, served in by_main.items() if served.beside}
         template = make_template(
             self.options,
             plans,
@@ -434,15 +427,14 @@ class _Writer:
 
     def _drivers(self, generations: list[_Generation]) -> set[str]:
         """Write what drivers read of the plans, everything but weights; return which of them have a pool."""
-        for each in generations:
-            place = plan_directory(self.build, digest12(each.main.plan))
-            _write_own_files(each.main.plan, place)
-            if each.cold:
-                _write_own_files(each.cold.plan, place / COLD_DIRECTORY)
-        for source in _different(source for each in generations for source in each.beside):
-            place = plan_directory(self.build, digest12(source.plan))
-            if not place.exists():  # the plan of another generation
-                _write_own_files(source.plan, place)
+        served = [source.plan for generation in generations for source in (generation.main, *generation.beside)]
+        places = {plan_directory(self.build, digest12(plan)): plan for plan in served}
+        for main, cold in ((generation.main, generation.cold) for generation in generations):
+            if cold:
+                places[plan_directory(self.build, digest12(main.plan)) / COLD_DIRECTORY] = cold.plan
+        for place, plan in places.items():
+            place.mkdir(parents=True)
+            write_plan(plan, place)
         pooled = set()
         current, earlier = generations[0].main, generations[1].main if len(generations) > 1 else None
         if self.options.gpu and self.profile and current.directory:

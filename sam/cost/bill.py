@@ -130,7 +130,6 @@ class Bill:
 
     @property
     def _gpu_usd(self) -> float | None:
-        """Dollars an hour of one instance of the GPU pool; None where there is none."""
         pool = self.deployed.options.gpu
         return self.deployed.facts.instances.get(pool.instance_type) if pool else None
 

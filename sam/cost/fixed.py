@@ -85,16 +85,10 @@ def fixed_costs(
     lines = (
         line
         for kind, properties in stack.resources.values()
-        if kind in _PRICED
-        for line in _PRICED[kind](stack, properties)
+        if kind in PRICED
+        for line in PRICED[kind](stack, properties)
     )
     return sorted(add_up(lines), key=lambda line: -line.usd)
-
-
-def unpriced(template: Mapping[str, Any]) -> list[str]:
-    """Return the types of a template's resources that are neither priced nor free."""
-    kinds = {resource["Type"] for resource in (template.get("Resources") or {}).values()}
-    return sorted(kinds - FREE - set(_PRICED))
 
 
 def _function(stack: _Stack, properties: Properties) -> list[Line]:
@@ -111,7 +105,6 @@ def _function(stack: _Stack, properties: Properties) -> list[Line]:
 
 
 def _balancer(stack: _Stack, properties: Properties) -> list[Line]:
-    """Price a load balancer's hours, and its public addresses: one for each zone."""
     lines = [stack.service("price_balancer_hour", "load balancer", HOURS_A_MONTH, "hours")]
     if properties.get("Scheme", "internet-facing") == "internet-facing":
         hours = HOURS_A_MONTH * _length(properties.get("Subnets"))
@@ -169,7 +162,6 @@ def _is_public(stack: _Stack, launched: Properties, group: Properties) -> bool:
 
 
 def _endpoint(stack: _Stack, properties: Properties) -> list[Line]:
-    """Price an interface endpoint's hours in each zone; a gateway endpoint is free."""
     if properties.get("VpcEndpointType", "Gateway") != "Interface":
         return []
     hours = HOURS_A_MONTH * _length(properties.get("SubnetIds"))
@@ -206,7 +198,7 @@ def _each(name: str, item: str, unit: str) -> Callable[[_Stack, Properties], lis
     return lambda stack, _properties: [stack.service(name, item, 1, unit)]
 
 
-_PRICED: dict[str, Callable[[_Stack, Properties], list[Line]]] = {
+PRICED: dict[str, Callable[[_Stack, Properties], list[Line]]] = {
     "AWS::AutoScaling::AutoScalingGroup": _machines,
     "AWS::AutoScaling::WarmPool": _warm_pool,
     "AWS::Budgets::Budget": _each("price_budget", "budgets", "budgets"),

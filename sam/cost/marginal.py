@@ -401,7 +401,6 @@ def _driver(deployed: Deployed, steps: list[_Step], seconds: float, cold_share: 
 
 
 def _network(deployed: Deployed, steps: list[_Step]) -> list[Line]:
-    """Price what goes through a VPC's endpoints: payloads and answers of the workers."""
     if not deployed.options.in_vpc:
         return []
     carried = _BASE64 * sum(float((step.load.carried_in + step.load.carried_out).sum()) for step in steps)

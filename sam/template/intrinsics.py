@@ -44,7 +44,6 @@ class Scope:
         return {key: item for key, item in items.items() if item is not _NOTHING}
 
     def _called(self, name: str, argument: Any, depth: int) -> Any:  # noqa: ANN401 - any part of a template
-        """Return what an intrinsic function gives, or None where only AWS knows."""
         if name == "Ref" and isinstance(argument, str):
             return self._values.get(argument)
         if name == "Fn::If" and isinstance(argument, list) and len(argument) == _BRANCHES:

@@ -7,6 +7,8 @@ import json
 from dataclasses import replace
 
 from serfer.core.plan import sealed
+from serfer.sam.cost.fixed import FREE, PRICED
+from serfer.sam.deployer import actions
 from serfer.sam.options import DRIVERS, ENGINES, STORES, GpuPool, Options, Pings, Serves, digest12
 from serfer.sam.template.template import make_template
 from tests.drivers.plans import wide_plan
@@ -132,6 +134,13 @@ def findings(text):
 def lint(source):
     """Return what cfn-lint finds in a template, and in what SAM makes of it."""
     return findings(json.dumps(source)) + findings(json.dumps(translated(source)))
+
+
+def unknown_types(source):
+    """Return the types of a template's resources that have no price; raises KeyError for one without permissions."""
+    kinds = {resource["Type"] for resource in source["Resources"].values()}
+    actions(kinds)
+    return kinds - FREE - PRICED.keys()
 
 
 def of_type(source, kind):

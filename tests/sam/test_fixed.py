@@ -6,15 +6,14 @@ import pytest
 from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import InputError, UsageError
 from serfer.sam.cost.bill import deployed
-from serfer.sam.cost.fixed import fixed_costs, unpriced
+from serfer.sam.cost.fixed import fixed_costs
 from serfer.sam.cost.marginal import query_usage
-from serfer.sam.deployer import unlisted
 from serfer.sam.options import DRIVERS, ENGINES, STORES
 from serfer.sam.template.intrinsics import check_parameters, resources
 from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
 from tests.sam.builds import options
-from tests.sam.offered import placed, template
+from tests.sam.offered import placed, template, unknown_types
 
 FACTS = shipped_aws()
 
@@ -27,14 +26,7 @@ def usd(template, item, **given):
 @pytest.mark.parametrize(("drivers", "store", "engine"), [*product(DRIVERS, STORES, ENGINES)])
 def test_every_resource_type_has_a_cost_and_a_permission(drivers, store, engine):
     template = make_template(options(drivers=drivers, store=store, engine=engine), [small_plan()])
-    assert unpriced(template) == []
-    assert unlisted(resource["Type"] for resource in template["Resources"].values()) == []
-
-
-def test_an_unpriced_type_is_reported():
-    template = {"Resources": {"Gate": {"Type": "AWS::EC2::NatGateway"}, "Net": {"Type": "AWS::EC2::VPC"}}}
-    assert unpriced(template) == ["AWS::EC2::NatGateway"]
-    assert unlisted(["AWS::EC2::NatGateway", "AWS::SNS::Topic"]) == ["AWS::EC2::NatGateway"]
+    assert unknown_types(template) == set()
 
 
 def test_a_function_as_driver_with_objects_in_s3_costs_cents_while_idle():
@@ -137,7 +129,7 @@ def test_fetched_weights_cost_their_storage_and_requests_of_new_environments():
     stage = replace(plan.stages[0], functions=(replace(plan.stages[0].functions[0], weights=large),))
     plan = replace(plan, stages=(stage, *plan.stages[1:]))
     template = make_template(options(), [plan])
-    assert unpriced(template) == unlisted(each["Type"] for each in template["Resources"].values()) == []
+    assert unknown_types(template) == set()
     assert usd(template, "weights in S3") == pytest.approx(0.548 * 0.023)
     usage = [query_usage(deployed(plan, options(), FACTS, template), share) for share in (0.0, 1.0)]
     gets = [sum(line.quantity for line in each.lines if line.item.startswith("weights:")) for each in usage]

@@ -24,7 +24,7 @@ from serfer.sam.build.layers import DOCKERFILE, image_directory
 from serfer.sam.build.package import package
 from serfer.sam.build.sbom import dump_sbom
 from serfer.sam.cost.bill import price_build
-from serfer.sam.deployer import Target, statements, unlisted
+from serfer.sam.deployer import Target, statements
 from serfer.sam.deployment import load_deployment, load_template
 from serfer.sam.options import GpuPool, digest12, function_id, images_of
 from serfer.sam.quotas import check_deployable
@@ -177,7 +177,6 @@ def test_an_image_cannot_be_downloaded_as_the_previous_plan(tmp_path):
 
 def test_a_deployer_of_images_may_fill_the_stacks_own_repositories_and_no_others():
     types, target = {"AWS::Serverless::Function", "AWS::ECR::Repository"}, Target(["shop-dev"], [REGION], "1" * 12)
-    assert unlisted(types) == []
     allowed = {one["Sid"]: one for one in statements(types, target)}
     assert allowed["Ecr"]["Resource"] == [f"arn:aws:ecr:{REGION}:{'1' * 12}:repository/{repositories('shop-dev')}*"]
     assert "ecr:PutImage" in allowed["Ecr"]["Action"]

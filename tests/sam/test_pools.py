@@ -10,9 +10,8 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.fleet.open_pool import choose_routing
 from serfer.fleet.registry import REQUESTS_PER_S
 from serfer.sam.cost.bill import bill, compare_build, deployed, price_build
-from serfer.sam.cost.fixed import fixed_costs, unpriced
+from serfer.sam.cost.fixed import fixed_costs
 from serfer.sam.cost.scenario import Profile, make_scenario
-from serfer.sam.deployer import unlisted
 from serfer.sam.options import GpuPool, digest12, pool_name
 from serfer.sam.quotas import check_deployable
 from serfer.sam.template.template import make_template
@@ -20,7 +19,18 @@ from serfer.sam.weights import fetched, uploaded_id
 from tests.core.plans import small_plan
 from tests.sam.builds import build
 from tests.sam.builds import options as small_options
-from tests.sam.offered import FETCHED, POOL, POOLED, SPOT_POOL, of_type, options, plans, plans_in, template
+from tests.sam.offered import (
+    FETCHED,
+    POOL,
+    POOLED,
+    SPOT_POOL,
+    of_type,
+    options,
+    plans,
+    plans_in,
+    template,
+    unknown_types,
+)
 from tests.sam.test_template import environment
 
 FACTS = shipped_aws()
@@ -171,8 +181,7 @@ def test_a_plan_before_whose_scenario_has_no_spot_price_keeps_its_pool_without_s
 
 @pytest.mark.who_may
 def test_every_resource_type_has_a_cost_and_a_permission(source):
-    assert unpriced(source) == []
-    assert unlisted(resource["Type"] for resource in source["Resources"].values()) == []
+    assert unknown_types(source) == set()
 
 
 def test_an_idle_pool_costs_its_endpoints_and_warm_disks():

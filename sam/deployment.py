@@ -167,13 +167,8 @@ def plan_directory(build: Path, digest: str) -> Path:
     return build / "driver" / "plans" / digest
 
 
-def load_current_plan(build: Path, deployment: Deployment) -> Plan:
-    """Read the plan that is current; raises PlanError where it is missing, altered or another one."""
-    return load_packaged_plan(build, deployment.current)
-
-
 def load_packaged_plan(build: Path, digest: str) -> Plan:
-    """Read a plan of BUILD by its first twelve digits; raises PlanError as `load_current_plan` does."""
+    """Read a plan of BUILD by its first twelve digits; raises PlanError where it is missing, altered or another one."""
     plan = load_plan(plan_directory(build, digest))
     if not plan.digest.startswith(digest):
         raise PlanError(f"{plan_directory(build, digest)} holds another plan: {_ADVICE}")

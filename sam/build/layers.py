@@ -69,17 +69,13 @@ def weights_layer(target: Path, plan: Plan, plan_directory: Path, stage: int, nu
 
     They are copied: a plan directory is its owner's.
     """
-    for artefact in plan.packaged(stage, number):
-        place = target / "python" / IN_LAYER / artefact.path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan_directory / artefact.path, place)
+    _copy(plan_directory, target / "python" / IN_LAYER, *(file.path for file in plan.packaged(stage, number)))
     return seal(target, weights_id(digest12(plan), stage, number))
 
 
 def function_directory(target: Path, plan: Plan, plan_directory: Path, stage: int, number: int) -> Built:
     """Write one function's own package: the plan alone."""
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(plan_directory / PLAN_FILE, target / PLAN_FILE)
+    _copy(plan_directory, target, PLAN_FILE)
     return seal(target, function_id(digest12(plan), stage, number))
 
 
@@ -92,13 +88,16 @@ def image_directory(
     function has besides the worker layer, which is the directory `worker`.
     """
     link_tree(worker / "python", target / "worker")
-    for path in (PLAN_FILE, *(artefact.path for artefact in plan.packaged(stage, number))):
-        place = target / "function" / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(plan_directory / path, place)
+    _copy(plan_directory, target / "function", PLAN_FILE, *(file.path for file in plan.packaged(stage, number)))
     (target / DOCKERFILE).write_text(_DOCKERFILE.format(base=base), encoding="utf-8")
     settle(target)
     return built(target / "function")
+
+
+def _copy(source: Path, target: Path, *paths: str) -> None:
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / path, target / path)
 
 
 def piece_directory(target: Path, piece: Piece, weights: Path) -> Built:

@@ -27,7 +27,7 @@ from serfer.sam.cost.marginal import (
     query_usage,
     registry_lines,
 )
-from serfer.sam.deployment import load_current_plan, load_deployment, load_packaged_cold, load_template
+from serfer.sam.deployment import load_deployment, load_packaged_cold, load_packaged_plan, load_template
 from serfer.sam.options import DRIVERS, ENGINES, STORES, TEMPLATE, Options
 from serfer.sam.template.intrinsics import check_parameters, resources
 from serfer.sam.template.template import make_template
@@ -339,7 +339,7 @@ def price_build(
 ) -> Bill:
     """Price what BUILD holds, with its template's own parameters unless others are given."""
     deployment, template = load_deployment(build), load_template(build)
-    plan = priced_query(load_current_plan(build, deployment))
+    plan = priced_query(load_packaged_plan(build, deployment.current))
     images = sum(size for name, size in deployment.bytes.items() if deployment.is_image(name))
     try:
         return bill(
@@ -365,7 +365,7 @@ def compare_build(build: Path, facts: AwsFacts, loads: Sequence[int] | None = No
     A GPU pool and pings are left out: they would cost the same in each row that can have them.
     """
     deployment = load_deployment(build)
-    plan, packaged = priced_query(load_current_plan(build, deployment)), deployment.options
+    plan, packaged = priced_query(load_packaged_plan(build, deployment.current)), deployment.options
     express = packaged.zone or next(iter(facts.zones.get(packaged.region, ())), None)
     rows = []
     for drivers, store, engine in product(DRIVERS, STORES, ENGINES):

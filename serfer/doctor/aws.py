@@ -25,7 +25,7 @@ from serfer.core.plan import Plan
 from serfer.doctor.accounts import remember
 from serfer.doctor.machine import Check
 from serfer.sam.deployer import Target, policies, statements
-from serfer.sam.deployment import Deployment, load_current_plan, load_deployment, load_packaged_cold, load_template
+from serfer.sam.deployment import Deployment, load_deployment, load_packaged_cold, load_packaged_plan, load_template
 from serfer.sam.options import RUNTIMES, Options
 from serfer.sam.quotas import check_deployable, check_region, check_template, find_sam, memory_note
 from serfer.sam.samconfig import StackSettings, stacks
@@ -60,7 +60,7 @@ class Build:
     def load(cls, directory: Path) -> Build:
         """Read what `serfer deploy package` wrote; raises InputError."""
         deployment = load_deployment(directory)
-        plan, template = load_current_plan(directory, deployment), load_template(directory)
+        plan, template = load_packaged_plan(directory, deployment.current), load_template(directory)
         options = deployment.options
         settings = stacks(directory, options.region) or [StackSettings("", options.name, options.region, {})]
         cold = load_packaged_cold(directory, deployment, plan)

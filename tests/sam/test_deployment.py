@@ -8,8 +8,8 @@ from serfer.core.errors import InputError
 from serfer.sam.deployment import (
     dump_deployment,
     is_replaceable,
-    load_current_plan,
     load_deployment,
+    load_packaged_plan,
     load_template,
     parse_deployment,
 )
@@ -63,7 +63,7 @@ def test_a_build_differs_from_a_plan_directory_and_holds_its_plan(tmp_path):
     place = build(tmp_path / "b")
     assert is_build(place)
     assert not is_build(tmp_path)
-    assert load_current_plan(place, load_deployment(place)) == small_plan()
+    assert load_packaged_plan(place, load_deployment(place).current) == small_plan()
     assert "WorkerRole" in load_template(place)["Resources"]
 
 
@@ -114,7 +114,7 @@ def test_missing_oversized_and_wrong_plan_files_are_named(tmp_path):
     (place / "driver" / "plans" / deployment.current).rename(place / "driver" / "plans" / ("0" * 12))
     (place / RECORD).write_text((place / RECORD).read_text().replace(deployment.current, "0" * 12))
     with pytest.raises(InputError, match="another plan"):
-        load_current_plan(place, load_deployment(place))
+        load_packaged_plan(place, load_deployment(place).current)
 
 
 BOMB = "a: &a0 [x, x]\n" + "".join(f"b{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 64))

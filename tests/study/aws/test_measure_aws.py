@@ -15,7 +15,7 @@ from serfer.core.costs.aws import parse_aws, shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.wire import Report
-from serfer.sam.deployment import load_current_plan, load_deployment
+from serfer.sam.deployment import load_packaged_plan, load_deployment
 from serfer.settings import Settings
 from serfer_bench.records.record import Record
 from serfer_bench.study.aws import measure_aws
@@ -122,7 +122,7 @@ def test_a_run_leaves_a_record_that_bench_results_reads(tmp_path):
     directory = build_of(tmp_path / "build")
     warm = [sample(0.1 + late, read=(13_872, 20.0), write=(100, 20.0)) for late in (0.0, 0.01, 0.02)]
     cold = {4: [sample(2, init_ms=600)] * 4, 16: [sample(3, init_ms=600)] * 16}
-    plan = load_current_plan(directory, load_deployment(directory))
+    plan = load_packaged_plan(directory, load_deployment(directory).current)
     measured = Samples(groups=cold, small=warm, packages={0: cold[4], 1_000_000: cold[16]}, restored=cold[4][:1])
     findings = Findings(plan, measured, Priced(shipped_aws(), "x86_64", "s3"), "eu-west-1", "2026-11-28")
     command = "serfer study measure-aws BUILD dev"

@@ -2,12 +2,21 @@
 
 import functools
 
-from serfer.plan_directory import write_plan
+from serfer.plan_directory import load_plan, write_plan
 from serfer.sam.deployment import Deployment, dump_deployment
 from serfer.sam.options import RECORD, TEMPLATE, Options, digest12
 from serfer.sam.samconfig import FILE, samconfig
 from serfer.sam.template.template import dump, make_template
 from tests.core.plans import small_plan
+
+
+def digests(directories):
+    return [digest12(load_plan(directory)) for directory in directories]
+
+
+def files(directory):
+    """Return the paths of all files below a directory."""
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
 
 def options(**choices):

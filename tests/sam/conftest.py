@@ -2,15 +2,18 @@ import platform
 import shutil
 from pathlib import Path
 
+import boto3
 import pytest
+from moto import mock_aws
 
 import serfer
+from serfer.plan_directory import COLD_DIRECTORY
 from serfer.sam.build import package
 from serfer.sam.build.layers import driver_layer, interpreter, worker_layer
 from serfer.sam.build.tree import seal
 from serfer.sam.build.wheels import MACHINES
 from serfer.sam.options import Options
-from serfer.settings import load_settings
+from serfer.settings import Settings, load_settings
 from tests.e2e.small import split_small
 from tests.python313.client import runtime_client
 from tests.sam.ministack import Ministack, python_of_ministack
@@ -69,6 +72,42 @@ def light_layers(monkeypatch):
     for kind in ("worker", "driver", "gpu", "runner"):
         monkeypatch.setattr(package, f"{kind}_layer", layer)
     monkeypatch.setattr(package, "dump_sbom", lambda *_: "{}")
+
+
+@pytest.fixture
+def packed(tmp_path, cache, light_layers):  # noqa: ARG001 - a fixture
+    """Package a plan into tmp_path/NAME, with light layers."""
+
+    def packed(plan, options=OPTIONS, name="build", **more):
+        return package.package(
+            plan, tmp_path / name, options, Settings(cache_dir=cache), progress=lambda _: None, **more
+        )
+
+    return packed
+
+
+@pytest.fixture
+def region(monkeypatch):
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+
+
+@pytest.fixture
+def aws(monkeypatch):
+    """A session of an empty account of moto's."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "any")
+    with mock_aws():
+        yield boto3.session.Session()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """A plan of one function, with one of several as its cold plan."""
+    root = tmp_path_factory.mktemp("pair")
+    whole = split_small(root / "whole", grids=[(1, 1)])
+    shutil.copytree(split_small(root / "parts"), whole / COLD_DIRECTORY)
+    return whole
 
 
 @pytest.fixture(scope="module")

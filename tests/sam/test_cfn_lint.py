@@ -30,7 +30,7 @@ from tests.sam.offered import (
     with_variants,
 )
 
-pytestmark = pytest.mark.deploy
+pytestmark = [pytest.mark.deploy, pytest.mark.usefixtures("region")]
 
 
 def fetched_in_pieces():
@@ -61,11 +61,6 @@ LINTED = {
     "spot pool": lambda: template(*POOLED, gpu=SPOT_POOL, places=FETCHED, applications=SERVES),
     "run by drivers": run_by_drivers,
 }
-
-
-@pytest.fixture(autouse=True)
-def _region(monkeypatch):
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 
 
 @pytest.mark.parametrize("name", LINTED)

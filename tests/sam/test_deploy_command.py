@@ -2,23 +2,19 @@
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from tests.sam.builds import build
 from tests.sam.deployed import called
 
 
 @pytest.fixture
-def sam_cli(tmp_path, monkeypatch):
+def sam_cli(tmp_path, monkeypatch, aws):  # noqa: ARG001 - a fixture
     """A program in place of SAM CLI that fails where SAM_FAILS names its first argument; return what it was asked."""
     log, program = tmp_path / "log", tmp_path / "sam"
     program.write_text(f'#!/bin/sh\necho "$(basename $PWD) $*" >> {log}\ntest "$1" != "$SAM_FAILS"\n')
     program.chmod(0o700)
     monkeypatch.setattr("serfer.sam.quotas.find_sam", lambda: program)
-    for name, value in {"ACCESS_KEY_ID": "any", "SECRET_ACCESS_KEY": "any", "DEFAULT_REGION": "us-east-1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    with mock_aws():
-        yield lambda: log.read_text().splitlines() if log.exists() else []
+    return lambda: log.read_text().splitlines() if log.exists() else []
 
 
 def test_a_new_stack_is_built_and_deployed_in_its_environment(sam_cli, tmp_path):

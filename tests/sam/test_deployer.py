@@ -15,6 +15,7 @@ from tests.sam.offered import FEW, PINGED, POOL, POOLED, every_template, of_type
 MOST_MANAGED_CHARACTERS, MOST_POLICIES = 6_144, 10
 REGION, ACCOUNT = "us-east-1", "123456789012"
 DEV = Target(["shop-dev"], [REGION], ACCOUNT)
+pytestmark = pytest.mark.usefixtures("region")
 BOTH = replace(DEV, stacks=["shop-dev", "shop-prod"])
 SHAPES = {  # of types whose ARNs hold names: their service, the ARN, and the property that names them
     "AWS::Budgets::Budget": ("budgets", "arn:aws:budgets::{account}:budget/{name}", ""),
@@ -99,8 +100,7 @@ def test_deployers_may_delete_as_well():
     assert "s3express:CreateSession" in actions(types(template(store="s3express")))
 
 
-def test_deployers_may_create_the_resources_of_a_sam_function(monkeypatch):
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+def test_deployers_may_create_the_resources_of_a_sam_function():
     source = template(snapstart=True)
     made = translated(source)
     allowed = set(actions(types(source)))
@@ -116,9 +116,8 @@ def test_sams_own_bucket_can_be_made():
 
 
 @pytest.mark.parametrize("chosen", [*FEW, POOLED, PINGED])
-def test_the_deployers_policies_allow_every_action_on_every_arn_of_dev_and_prod(chosen, monkeypatch):
+def test_the_deployers_policies_allow_every_action_on_every_arn_of_dev_and_prod(chosen):
     """What doctor printed once named NAME alone, so that neither NAME-dev nor NAME-prod could be made."""
-    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     source = template(*chosen, **{POOLED: {"gpu": POOL}, PINGED: {"pings": Pings(5)}}.get(chosen, {}))
     allowed = [one for each in policies(set(types(source)), BOTH) for one in each["Statement"]]
     for stack in BOTH.stacks:
@@ -238,9 +237,8 @@ def handlers(kind):
     }
 
 
-def test_the_actions_are_those_of_awss_own_schemas(monkeypatch):
+def test_the_actions_are_those_of_awss_own_schemas():
     """A newer cfn-lint may list more: add them to deployer_actions.toml, or below with the property they are for."""
-    monkeypatch.setenv("AWS_DEFAULT_REGION", REGION)
     met = set()
     sources = [*(template(*chosen) for chosen in FEW), template(*POOLED, gpu=POOL), template(snapstart=True)]
     sources += [template(*PINGED, pings=Pings(5)), template(provisioned_concurrency=1)]

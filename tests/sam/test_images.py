@@ -32,6 +32,7 @@ from serfer.sam.stacks import DeployedStack, companion_stack, repositories
 from serfer.sam.template.template import make_template
 from serfer.settings import Settings
 from tests.e2e.small import batch, put_weights_in, split_small
+from tests.sam.builds import files
 from tests.sam.built import SAM, lambda_service
 from tests.sam.conftest import OPTIONS
 from tests.sam.offered import options, placed, plans
@@ -64,10 +65,6 @@ def assembled(context, target):
     ):
         shutil.copytree(context / source, target, dirs_exist_ok=True)
     return target
-
-
-def files(directory):
-    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_a_function_that_is_an_image_has_neither_layers_nor_a_runtime():

@@ -31,6 +31,7 @@ from serfer.sam.build.layers import (
 from serfer.sam.build.tree import Built, built, seal, tree_digest
 from serfer.sam.build.wheels import lock_file, pins
 from serfer.sam.options import RUNTIMES, digest12, function_id, weights_id
+from tests.sam.builds import files
 from tests.sam.conftest import OPTIONS
 from tests.splitter.models import split_two_stages
 
@@ -103,10 +104,6 @@ def make(directory, name, artifacts, cwd=None):
         check=False,
         timeout=120,
     )
-
-
-def files(directory):
-    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.deploy

@@ -46,12 +46,11 @@ BY_SAM = (
 )
 """Each driver, store and engine; SAM CLI lints with cfn-lint, too."""
 BUILT = tuple((drivers, "s3", engine) for drivers in DRIVERS for engine in ("push", "stepfunctions"))
-pytestmark = [pytest.mark.deploy, pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI")]
-
-
-@pytest.fixture(autouse=True)
-def _region(monkeypatch):
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+pytestmark = [
+    pytest.mark.deploy,
+    pytest.mark.skipif(not SAM.exists(), reason="make setup did not get SAM CLI"),
+    pytest.mark.usefixtures("region"),
+]
 
 
 def on_each(cases):

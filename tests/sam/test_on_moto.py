@@ -13,13 +13,15 @@ import zipfile
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from serfer.fleet.provisioner_url import open_provisioner
 from serfer.sam.options import digest12
 from tests.sam.offered import POOL, POOLED, SPOT_POOL, plans, template, translated
 
-pytestmark = pytest.mark.filterwarnings("ignore:Tried to parse .* not supported by moto:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Tried to parse .* not supported by moto:UserWarning"),
+    pytest.mark.usefixtures("aws"),
+]
 STACK = "shop"
 # No CloudFormation of moto's for these; the rest of a stack comes up without them.
 LACKING = {
@@ -35,15 +37,6 @@ LACKING = {
     "AWS::WAFv2::WebACL",
     "AWS::WAFv2::WebACLAssociation",
 }
-
-
-@pytest.fixture(autouse=True)
-def _aws(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "any")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        yield
 
 
 def known_to_moto(value):

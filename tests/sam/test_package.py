@@ -28,6 +28,7 @@ from serfer.sam.samconfig import stack_of
 from serfer.sam.stacks import find_stack
 from serfer.settings import Settings
 from tests.e2e.small import put_weights_in, split_small
+from tests.sam.builds import digests, files
 from tests.sam.conftest import OPTIONS
 
 pytestmark = pytest.mark.usefixtures("light_layers")
@@ -44,24 +45,6 @@ def plans(tmp_path_factory):
     ]
 
 
-@pytest.fixture
-def packed(tmp_path, cache):
-    """Package a plan into tmp_path/build."""
-
-    def packed(plan, options=OPTIONS, **more):
-        return package(plan, tmp_path / "build", options, Settings(cache_dir=cache), progress=lambda _: None, **more)
-
-    return packed
-
-
-def digests(directories):
-    return [digest12(load_plan(directory)) for directory in directories]
-
-
-def everything(directory):
-    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
-
-
 def test_a_directory_holds_all_that_sam_needs(packed, plans, tmp_path):
     deployment = packed(plans[0])
     build = tmp_path / "build"
@@ -69,7 +52,7 @@ def test_a_directory_holds_all_that_sam_needs(packed, plans, tmp_path):
     assert load_deployment(build) == deployment
     assert deployment.plans == (digest,)
     assert set(deployment.bytes) == {f"{stage}-{number}" for stage, number in plan.functions}
-    present = everything(build)
+    present = files(build)
     for stage, number in plan.functions:
         here = f"plans/{digest}/functions/{stage}-{number}"
         assert {f"{here}/plan.json", f"{here}/Makefile"} <= present
@@ -87,8 +70,8 @@ def test_a_gang_is_one_function_whose_layer_has_the_files_of_all_its_stages(pack
     deployment = packed(directory)
     assert (plan.functions, deployment.bytes.keys()) == ([(0, 0)], {"0-0"})
     here = f"plans/{digest}/weights/0-0/python/serfer_plan/"
-    files = {f"{here}{file.path}" for stage in plan.stages for file in stage.files}
-    assert files == {name for name in everything(tmp_path / "build") if name.startswith(here)}
+    own = {f"{here}{file.path}" for stage in plan.stages for file in stage.files}
+    assert own == {name for name in files(tmp_path / "build") if name.startswith(here)}
     assert function_id(digest, 1, 0) not in load_template(tmp_path / "build")["Resources"]
 
 
@@ -97,14 +80,14 @@ def test_a_driver_that_runs_the_plan_gets_its_layer_and_leaves_health_checks_to_
     build, [digest] = tmp_path / "build", digests([plans[2]])
     assert deployment.driver_runs.keys() == {digest}
     assert load_deployment(build) == deployment
-    assert {"layers/runner/Makefile", "health/health.py", "health/Makefile"} <= everything(build)
+    assert {"layers/runner/Makefile", "health/health.py", "health/Makefile"} <= files(build)
     driver = load_template(build)["Resources"]["DriverFunction"]["Properties"]
     assert driver["MemorySize"] == deployment.driver_runs[digest]
     packed(plans[0])  # the plan before is run by the driver still
     assert load_deployment(build).driver_runs.keys() == {digest}
     packed(plans[0], keep_previous=False)
     assert load_deployment(build).driver_runs == {}
-    assert not [name for name in everything(build) if name.startswith(("layers/runner/", "health/"))]
+    assert not [name for name in files(build) if name.startswith(("layers/runner/", "health/"))]
 
 
 def test_a_driver_and_a_plan_that_do_not_fit_into_one_package_are_two_functions(packed, plans, tmp_path, monkeypatch):
@@ -116,7 +99,7 @@ def test_a_driver_and_a_plan_that_do_not_fit_into_one_package_are_two_functions(
 
     monkeypatch.setattr(package_module, "runner_layer", large)
     assert packed(plans[2]).driver_runs == {}
-    assert not [name for name in everything(tmp_path / "build") if name.startswith(("layers/runner/", "health/"))]
+    assert not [name for name in files(tmp_path / "build") if name.startswith(("layers/runner/", "health/"))]
     with pytest.raises(UsageError, match="bytes unzipped together"):
         packed(plans[2], replace(OPTIONS, driver_runs="always"))
 
@@ -133,7 +116,7 @@ def test_fetched_weights_are_packaged_in_pieces_and_in_no_function(packed, fetch
     monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
     deployment = packed(fetching[0])
     build, plan, [digest] = tmp_path / "build", load_plan(fetching[0]), digests(fetching[:1])
-    present = everything(build)
+    present = files(build)
     assert not [name for name in present if name.startswith(f"plans/{digest}") and name.endswith(".bin")]
     assert {f"plans/{digest}/weights/0-0/python/serfer_plan/{plan.stages[0].functions[0].graphs[0].path}"} <= present
     template = load_template(build)["Resources"]
@@ -151,12 +134,12 @@ def test_fetched_weights_are_packaged_in_pieces_and_in_no_function(packed, fetch
 
 def test_plans_of_the_same_weights_share_their_pieces(packed, fetching, tmp_path):
     packed(fetching[0])
-    before = {name for name in everything(tmp_path / "build") if name.startswith("weights/")}
+    before = {name for name in files(tmp_path / "build") if name.startswith("weights/")}
     (tmp_path / "build" / ".aws-sam").mkdir()
     both = packed(fetching[1])
     plans = [load_plan(directory) for directory in fetching]
     assert both.weights.keys() == {each.sha256 for each in weights.fetched(plans)}
-    after = {name for name in everything(tmp_path / "build") if name.startswith("weights/")}
+    after = {name for name in files(tmp_path / "build") if name.startswith("weights/")}
     assert before <= after
     custom = [each for each in load_template(tmp_path / "build")["Resources"].values() if "Custom::" in each["Type"]]
     assert len(custom) == len(both.weights)
@@ -185,7 +168,7 @@ def test_the_previous_plan_is_kept_until_the_next_package(packed, plans, tmp_pat
     resources = load_template(tmp_path / "build")["Resources"]
     assert {function_id(two, 0, 0), function_id(one, 0, 0)} <= set(resources)
     assert packed(plans[2]).plans == (three, two)
-    assert not any(one in name for name in everything(tmp_path / "build"))
+    assert not any(one in name for name in files(tmp_path / "build"))
     assert packed(plans[0], keep_previous=False).plans == (one,)
 
 
@@ -204,7 +187,7 @@ def test_the_plan_before_gets_a_state_machine_where_the_new_one_has_one(packed, 
         machine = json.loads((tmp_path / "build" / "plans" / digest / "statemachine.asl.json").read_text())
         assert "stage-0" in machine["States"]
     packed(plans[1])
-    assert not any(name.endswith("asl.json") for name in everything(tmp_path / "build"))
+    assert not any(name.endswith("asl.json") for name in files(tmp_path / "build"))
 
 
 def test_sam_build_output_is_replaced_and_foreign_files_are_not(packed, plans, tmp_path):
@@ -311,22 +294,6 @@ def test_variants_that_drivers_would_not_use_are_refused(packed, plans, tmp_path
             packed(plans[0], serving, beside=beside)
     with pytest.raises(UsageError, match="at most 8"):
         packed(plans[0], serving, beside=[plans[1]] * 9)
-    assert not (tmp_path / "build").exists()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ({"applications": Serves("/srv/registry", ("faces",))}, "--registry is s3://"),
-        ({"applications": Serves("s3://models/x", ("faces", "faces"))}, "--app names 1 to 20"),
-        ({"applications": Serves("s3://models/x", ("a b",))}, "--app 'a b'"),
-        ({"applications": Serves("s3://models/x", ("faces",)), "engine": "stepfunctions"}, "--engine push or poll"),
-        ({"applications": Serves("s3://models/x", ("faces",)), "driver_runs": "always"}, "driver_runs=always"),
-    ],
-)
-def test_applications_that_drivers_could_not_serve_are_refused(packed, plans, tmp_path, wrong, words):
-    with pytest.raises(UsageError, match=words):
-        packed(plans[0], replace(OPTIONS, **wrong))
     assert not (tmp_path / "build").exists()
 
 
@@ -479,15 +446,6 @@ def test_samconfig_follows_the_options_until_edited(packed, plans, tmp_path):
     assert (settings.stack, settings.region) == ("mine", "eu-west-1")
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """A plan of one function, with the first of `plans` as its cold plan."""
-    root = tmp_path_factory.mktemp("pair")
-    whole = split_small(root / "whole", grids=[(1, 1)])
-    shutil.copytree(split_small(root / "parts"), whole / COLD_DIRECTORY)
-    return whole
-
-
 @pytest.mark.parametrize("place", [".", COLD_DIRECTORY])
 def test_a_plan_directory_that_was_altered_is_refused(packed, pair, tmp_path, place):
     copy = shutil.copytree(pair, tmp_path / "copy")
@@ -509,7 +467,7 @@ class TestColdPlan:
             *(f"{stage}-{number}" for stage, number in load_plan(pair).functions),
             *(f"cold-{stage}-{number}" for stage, number in parts),
         }
-        template, present = load_template(build), everything(build)
+        template, present = load_template(build), files(build)
         assert {function_id(cold, *part) for part in parts} <= template["Resources"].keys()
         assert {f"plans/{cold}/functions/{stage}-{number}/plan.json" for stage, number in parts} <= present
         assert template["Outputs"]["Plans"]["Value"] == f"{main},{cold}"
@@ -528,9 +486,9 @@ class TestColdPlan:
         [two, main, cold] = digests([plans[1], pair, pair / COLD_DIRECTORY])
         assert (deployment.plans, deployment.cold) == ((two, main), {main: cold})
         assert load_template(tmp_path / "build")["Outputs"]["Generations"]["Value"] == f"{two},{main}:{cold}"
-        assert f"driver/plans/{main}/cold/plan.json" in everything(tmp_path / "build")
+        assert f"driver/plans/{main}/cold/plan.json" in files(tmp_path / "build")
         assert packed(plans[2]).cold == {}
-        assert not any(cold in name for name in everything(tmp_path / "build"))
+        assert not any(cold in name for name in files(tmp_path / "build"))
 
     def test_the_plan_that_was_served_may_become_the_cold_plan(self, packed, pair, tmp_path):
         packed(pair / COLD_DIRECTORY)
@@ -554,7 +512,7 @@ class TestColdPlan:
     def test_an_engine_that_runs_one_plan_leaves_it_out(self, packed, pair, tmp_path, engine):
         deployment = packed(pair, replace(OPTIONS, engine=engine))
         assert deployment.cold == {}
-        assert not any(digests([pair / COLD_DIRECTORY])[0] in name for name in everything(tmp_path / "build"))
+        assert not any(digests([pair / COLD_DIRECTORY])[0] in name for name in files(tmp_path / "build"))
 
     def test_the_command_lists_its_functions_or_says_that_it_is_left_out(self, pair, tmp_path, cache, monkeypatch):
         monkeypatch.setenv("SERFER_CACHE_DIR", str(cache))

@@ -7,11 +7,12 @@ from serfer.core.costs.aws import shipped_aws
 from serfer.core.errors import UnavailableError, UsageError
 from serfer.core.geometry import Grid
 from serfer.core.plan import Gang
-from serfer.sam.options import Pings
+from serfer.sam.options import GpuPool, Pings, Serves
 from serfer.sam.quotas import check_deployable, check_template, find_sam, stack_resources
 from serfer.sam.template.template import make_template
 from tests.core.plans import small_plan
 from tests.sam.builds import options
+from tests.sam.offered import SERVES
 
 FACTS = shipped_aws()
 
@@ -35,7 +36,8 @@ def gang_plan(tiles):
 
 PLAN = small_plan()
 LARGE = replace(PLAN, limit=replace(PLAN.limit, dependencies=FACTS.functions.package_limit))
-EXPRESS = {"drivers": "fleet", "engine": "stepfunctions-express"}
+FLEET = {"drivers": "fleet"}
+EXPRESS = {**FLEET, "engine": "stepfunctions-express"}
 MANY = with_first(tiles=PLAN.stages[0].tiles * 500, grid=Grid(50, 20))
 RESERVED = {"store": "valkey", "reserved_concurrency": 7}
 
@@ -57,13 +59,8 @@ RESERVED = {"store": "valkey", "reserved_concurrency": 7}
         (gang_plan(8), RESERVED, "stages 0 to 1 needs 8 environments at once, reserved_concurrency allows 7"),
         (gang_plan(2000), {"store": "valkey"}, "needs 2,000 environments at once, .* 1,000: .*--set gang=never"),
         (LARGE, {}, "stage-0/0 has .* a function may have 262,144,000: .*limit_mb"),
-        (PLAN, {"pings": Pings(0)}, "ping_every is 1 minute or more"),
-        (PLAN, {"pings": Pings(5, 0)}, "ping_queries is 1 to 1000"),
         (PLAN, {"pings": Pings(6)}, "later than environments without work stay, 300 s .* ping every 5 minutes"),
         (PLAN, {"pings": Pings(5, 500)}, "ping_queries=500 takes 1,001 environments at once"),
-        (PLAN, {"pings": Pings(5), "drivers": "fleet"}, "ping_every goes with --drivers function"),
-        (PLAN, {"provisioned_concurrency": 0}, "provisioned_concurrency is 1 query"),
-        (PLAN, {"provisioned_concurrency": 1, "snapstart": True}, "does not go with --snapstart"),
         (PLAN, {"provisioned_concurrency": 301}, "takes 903 environments of all functions .* may set 900 aside"),
         (PLAN, {"provisioned_concurrency": 3, "reserved_concurrency": 5}, "takes 6 environments .* allows 5"),
     ],
@@ -71,6 +68,35 @@ RESERVED = {"store": "valkey", "reserved_concurrency": 7}
 def test_plans_that_aws_refuses_are_refused_with_the_option(plan, choices, words):
     with pytest.raises(UsageError, match=words):
         check_deployable(plan, options(**choices), FACTS)
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"driver_runs": "perhaps"}, "driver_runs is auto, always or never"),
+        ({"pings": Pings(0)}, "ping_every is 1 minute or more"),
+        ({"pings": Pings(5, 0)}, "ping_queries is 1 to 1000"),
+        ({"pings": Pings(5), "drivers": "fleet"}, "ping_every goes with --drivers function"),
+        ({"provisioned_concurrency": 0}, "provisioned_concurrency is 1 query"),
+        ({"provisioned_concurrency": 1, "snapstart": True}, "does not go with --snapstart"),
+        *(({"results_days": days}, f"results_days is 1 to 30, or 0 for none, not {days}") for days in (-1, 0, 31)),
+        ({"results_days": 1, "engine": "stepfunctions-express"}, "results_days .*: stepfunctions-express keeps no"),
+        ({"applications": Serves("/srv/registry", ("faces",))}, "--registry is s3://"),
+        ({"applications": Serves("s3://models/x", ("faces", "faces"))}, "--app names 1 to 20"),
+        ({"applications": Serves("s3://models/x", ("a b",))}, "--app 'a b'"),
+        ({"applications": SERVES, "engine": "stepfunctions"}, "--engine push or poll"),
+        ({"applications": SERVES, "driver_runs": "always"}, "driver_runs=always"),
+        ({"gpu": GpuPool("g6.xlarge", 1)}, "--gpu-instance-type goes with --drivers fleet"),
+        ({**FLEET, "architecture": "arm64", "gpu": GpuPool("g6.xlarge", 1)}, "goes with --architecture x86_64"),
+        ({**FLEET, "gpu": GpuPool("t3.large", 1)}, "--gpu-instance-type is one of EC2's G types"),
+        ({**FLEET, "gpu": GpuPool("g6.xlarge", 0)}, "gpu_max is 1 to 100"),
+        ({**FLEET, "gpu": GpuPool("g6.xlarge", 101)}, "gpu_max is 1 to 100"),
+        ({**FLEET, "gpu": GpuPool("g6.xlarge", 2, 3)}, "gpu_warm_pool is 0 to 2"),
+    ],
+)
+def test_choices_that_cannot_be_are_refused_by_name(choices, words):
+    with pytest.raises(UsageError, match=words):
+        options(**choices).check()
 
 
 def test_it_is_noted_how_the_gangs_of_a_plan_will_run():

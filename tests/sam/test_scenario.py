@@ -141,22 +141,3 @@ def test_a_network_that_a_plan_alters_is_not_served_by_instances(profile):
     with pytest.raises(UsageError, match="alters its network"):
         check_pool(plan, POOLED, profile())
     check_pool(plan, options(), None)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        ({"drivers": "function", "gpu": GpuPool("g6.xlarge", 1)}, "--gpu-instance-type goes with --drivers fleet"),
-        (
-            {"drivers": "fleet", "architecture": "arm64", "gpu": GpuPool("g6.xlarge", 1)},
-            "goes with --architecture x86_64",
-        ),
-        ({"drivers": "fleet", "gpu": GpuPool("t3.large", 1)}, "--gpu-instance-type is one of EC2's G types"),
-        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 0)}, "gpu_max is 1 to 100"),
-        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 101)}, "gpu_max is 1 to 100"),
-        ({"drivers": "fleet", "gpu": GpuPool("g6.xlarge", 2, 3)}, "gpu_warm_pool is 0 to 2"),
-    ],
-)
-def test_pools_that_cannot_be_are_refused_by_name(chosen, words):
-    with pytest.raises(UsageError, match=words):
-        options(**chosen).check()

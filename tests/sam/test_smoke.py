@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import boto3
 import pytest
-from moto import mock_aws
 
 from serfer.core.errors import DeadlineError, TaskFailedError, UnavailableError, UsageError
 from serfer.sam import smoke
@@ -69,15 +67,6 @@ def test_without_credentials_it_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert called("smoke", str(build_of(tmp_path / "build")), "dev") == 4
     assert "no AWS credentials: set AWS_PROFILE" in capsys.readouterr().err
-
-
-@pytest.fixture
-def aws(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "any")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    with mock_aws():
-        yield boto3.session.Session()
 
 
 def stacks(session):

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import zipfile
 from dataclasses import replace
 
@@ -16,18 +15,14 @@ from serfer.plan_directory import COLD_DIRECTORY, load_plan
 from serfer.sam import stacks
 from serfer.sam.build import fetch
 from serfer.sam.build import package as package_module
-from serfer.sam.build.package import package
 from serfer.sam.build.tree import tree_digest
 from serfer.sam.samconfig import FILE, samconfig
 from serfer.sam.weights import fetched
-from serfer.settings import Settings
 from tests.e2e.small import put_weights_in, split_small
 from tests.sam.builds import build as build_directory
-from tests.sam.builds import options
-from tests.sam.conftest import OPTIONS
+from tests.sam.builds import digests, options
 from tests.sam.deployed import called
 from tests.sam.ministack_server import PYTHON, MinistackServer, deploy
-from tests.sam.test_package import digests
 
 pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="make setup did not get ministack")
 
@@ -51,21 +46,6 @@ def session(server, monkeypatch):
         formation.delete_stack(StackName=one["StackName"])
         waiter = formation.get_waiter("stack_delete_complete")
         waiter.wait(StackName=one["StackId"], WaiterConfig={"Delay": 0.05, "MaxAttempts": 400})
-
-
-@pytest.fixture(scope="module")
-def plans(tmp_path_factory):
-    """Two plans of one network."""
-    root = tmp_path_factory.mktemp("plans")
-    return [split_small(root / "one"), split_small(root / "two", grids=[(1, 2), (1, 1)])]
-
-
-@pytest.fixture
-def packed(tmp_path, cache, light_layers):  # noqa: ARG001 - a fixture
-    def packed(plan, name="build", **more):
-        return package(plan, tmp_path / name, OPTIONS, Settings(cache_dir=cache), progress=lambda _: None, **more)
-
-    return packed
 
 
 def zipped(directory):
@@ -99,7 +79,7 @@ def upload(session, build, digest, stack):
 @pytest.fixture
 def deployed(session, packed, plans, tmp_path):
     """The first plan as test-dev serves it, from a directory that is not at hand any more."""
-    packed(plans[0], "gone")
+    packed(plans[0], name="gone")
     [digest] = digests(plans[:1])
     upload(session, tmp_path / "gone", digest, "test-dev")
     deploy(session, "test-dev", [digest])
@@ -130,18 +110,18 @@ def check_drivers(fetched, kept, digest):
 def test_a_new_directory_keeps_the_plan_that_a_stack_serves(deployed, packed, plans, tmp_path):
     assert packed(plans[1], previous_of="test-dev").plans == tuple(digests(plans[::-1]))
     assert called("check", str(tmp_path / "build"), "dev") == 0
-    packed(plans[0], "local")
-    packed(plans[1], "local")  # the same from a directory that had the plan before
+    packed(plans[0], name="local")
+    packed(plans[1], name="local")  # the same from a directory that had the plan before
     assert tree_digest(tmp_path / "build" / "plans") == tree_digest(tmp_path / "local" / "plans")
     check_drivers(tmp_path / "build", tmp_path / "local", deployed)
-    again = packed(plans[0], "third", previous_of="test-dev")
+    again = packed(plans[0], name="third", previous_of="test-dev")
     assert again.plans == (deployed,)  # the stack has no other
 
 
 def test_a_gang_is_fetched_back_from_its_one_function(session, packed, plans, tmp_path):
     gang = split_small(tmp_path / "gang", gang="always")
     [digest] = digests([gang])
-    assert packed(gang, "gone").bytes.keys() == {"0-0"}
+    assert packed(gang, name="gone").bytes.keys() == {"0-0"}
     upload(session, tmp_path / "gone", digest, "test-dev")
     deploy(session, "test-dev", [digest])
     assert packed(plans[1], previous_of="test-dev").plans[1] == digest
@@ -152,7 +132,7 @@ def test_a_gang_is_fetched_back_from_its_one_function(session, packed, plans, tm
 
 def test_weights_that_functions_fetch_are_downloaded_from_the_stacks_bucket(session, packed, plans, tmp_path):
     fetching = put_weights_in(split_small(tmp_path / "fetching", gang="never"), "fetched")
-    packed(fetching, "gone")
+    packed(fetching, name="gone")
     plan, [digest] = load_plan(fetching), digests([fetching])
     upload(session, tmp_path / "gone", digest, "test-dev")
     deploy(session, "test-dev", [digest], weights="s3://filled/weights")
@@ -201,7 +181,7 @@ def test_a_stack_of_an_older_format_is_replaced_where_that_is_asked_for(
     with pytest.raises(PlanError, match=rf"{advice}{deployed}/plan\.json has format 10, .* split the network again"):
         packed(plans[1])
     with pytest.raises(PlanError, match=rf"{advice}the plan {deployed} of test-dev has format 10"):
-        packed(plans[1], "fresh", previous_of="test-dev")
+        packed(plans[1], name="fresh", previous_of="test-dev")
     assert packed(plans[1], keep_previous=False).plans == tuple(digests(plans[1:]))
     assert called("check", str(tmp_path / "build"), "dev") == 2
     assert "serfer deploy apply --replace" in capsys.readouterr().err
@@ -306,16 +286,8 @@ def test_the_command_keeps_the_plan_of_a_stack_unless_it_is_to_keep_none(plans, 
     assert kept == ["shop-prod"]
 
 
-@pytest.fixture(scope="module")
-def pair(plans, tmp_path_factory):
-    """A plan of one function, with the first of `plans` as its cold plan."""
-    whole = split_small(tmp_path_factory.mktemp("pair") / "whole", grids=[(1, 1)])
-    shutil.copytree(plans[0], whole / COLD_DIRECTORY)
-    return whole
-
-
 def test_both_plans_of_a_generation_are_fetched_back(session, packed, pair, plans, tmp_path):
-    packed(pair, "gone")
+    packed(pair, name="gone")
     main, cold = digests([pair, pair / COLD_DIRECTORY])
     for digest in (main, cold):
         upload(session, tmp_path / "gone", digest, "test-dev")

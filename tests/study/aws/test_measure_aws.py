@@ -15,7 +15,7 @@ from serfer.core.costs.aws import parse_aws, shipped_aws
 from serfer.core.errors import UsageError
 from serfer.core.keys import StoreCounts
 from serfer.core.wire import Report
-from serfer.sam.deployment import load_packaged_plan, load_deployment
+from serfer.sam.deployment import load_deployment, load_packaged_plan
 from serfer.settings import Settings
 from serfer_bench.records.record import Record
 from serfer_bench.study.aws import measure_aws
@@ -25,7 +25,8 @@ from serfer_bench.study.aws.measure_aws import check_out, plan_measurement, reco
 from serfer_bench.study.aws.probe import Extent, steps
 from serfer_bench.study.aws.tails import _least_of_sums, floor_and_tail, start_tail
 from tests.sam.builds import build as build_of
-from tests.sam.test_smoke import aws, order_of
+from tests.sam.conftest import aws
+from tests.sam.test_smoke import order_of
 
 __all__ = ["aws"]
 ROOT = Path(__file__).parents[3]

@@ -18,12 +18,12 @@ ROOMS = {  # the folders and modules of a room, and the most lines of Python in 
     "cli": (("serfer/cli",), 6_000),
     "client, instance and local": (("serfer/client", "serfer/instance", "serfer/local"), 6_200),
     "drivers, lambdas and storage": (("drivers", "lambdas", "storage"), 10_050),
-    "sam": (("sam",), 5_550),
+    "sam": (("sam",), 5_450),
     "bench and study": (("bench",), 33_000),
-    "tests": (("tests",), 97_650),
+    "tests": (("tests",), 97_600),
 }
 SINGLE = 4_350  # pictures, doctor, packaging and the modules of serfer itself: what no other room holds
-PRODUCT = 100_100
+PRODUCT = 100_050
 PAGE = 1_500  # JavaScript, CSS and HTML
 DOCUMENTS = 120_000  # words below docs/
 CHANGELOG = 25_000  # bytes

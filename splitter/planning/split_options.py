@@ -158,6 +158,7 @@ class SplitOptions(FunctionOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "grids", parse_grids(self.grids))
+        object.__setattr__(self, "stages", stage_count(self.stages))
         if self.max_loss is not None and not 0 <= self.max_loss < 1:
             raise UsageError(f"max_loss is a share of the outputs' range from 0 to 1, not {self.max_loss:g}")
         if self.max_loss is not None and self.precision == "fp32":

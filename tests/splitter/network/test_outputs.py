@@ -211,7 +211,7 @@ def test_the_first_map_alone_is_reduced(tmp_path):
 def test_an_output_that_cannot_be_reduced_and_an_unknown_reduction_are_refused(names, words, tmp_path):
     with pytest.raises(ModelError, match=words):
         split_dense(tmp_path, names, reduce="argmax")
-    for chosen in ({"reduce": "max"}, *({"resize_output": size} for size in ((0, 5), (5,), "5x5"))):
+    for chosen in ({"reduce": "max"}, *({"resize_output": size} for size in ((0, 5), (5,), "5y5"))):
         with pytest.raises(UsageError, match=r"--reduce|resize_output"):
             serfer.split("net.onnx", out=tmp_path / "plan", **chosen)
     assert (class_type(256), class_type(257)) == ("uint8", "int64")

@@ -11,7 +11,7 @@ from serfer_bench.study.sim.calibration import FORMAT, Calibration
 from tests.control.worlds import TWO_TYPES
 
 # Two types of instances, the second of which has no spot price.
-TOML = TWO_TYPES.replace("spot_usd_per_hour = 0.40", "spot_usd_per_hour = 0.0")
+TOML = TWO_TYPES.replace("spot_usd_per_hour = 0.4\n", "spot_usd_per_hour = 0.0\n")
 
 
 def scenario(*, boot_s=120.0, least_s=60.0, concurrency=1000, keep_alive_s=600.0, slo_ms=300.0):

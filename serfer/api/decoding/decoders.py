@@ -63,7 +63,10 @@ _Room = Callable[[tuple[int, int]], memoryview]
 
 @dataclass
 class _Pixels:
-    """A request's pixels, `whole` (N, H, W, C), which have the size that its first image becomes; `other` has not."""
+    """A request's pixels, `whole` (N, H, W, C), of the size that its first image becomes.
+
+    `other` are the pixels, (H, W, C), of an image that became another size, for which the request is refused.
+    """
 
     recipe: Recipe
     images: int

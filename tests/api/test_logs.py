@@ -56,11 +56,11 @@ def http(url, key):
         yield client
 
 
-def requests_in(lines, count=1):
+def requests_in(lines, count=1, event="request"):
     """Wait until so many requests are over, which their clients hear of first, and return their lines."""
 
     def records():
-        found = [line for line in lines() if line["event"] == "request"]
+        found = [line for line in lines() if line["event"] == event]
         return found if len(found) >= count else None
 
     return eventually(records, "the requests are over")
@@ -100,7 +100,7 @@ class TestRequestLines:
     def test_an_asynchronous_query_has_its_own_log_line(self, http, lines):
         headers = {**PNG, "Prefer": "respond-async", "X-Request-Id": "later"}
         assert ended(http, http.post("/v1/classify", content=png(), headers=headers))["status"] == "done"
-        [line] = [line for line in lines() if line["event"] == "query"]
+        [line] = requests_in(lines, event="query")
         assert (line["request_id"], line["model"], line["level"]) == ("later", "small", "info")
 
     def test_probes_are_logged_at_debug_level_and_a_change_of_readiness_once(self, http, lines, service):

@@ -12,11 +12,12 @@ from serfer import __version__
 from serfer.cli.shared.lazy import INSTALLED, group, lazy_group
 from serfer.cli.shared.terminal import out, run
 
-# The modules of classes of options, which help imports.
+# The modules of classes of options, which help imports, and of the commands of a registry.
 _PLAN = "serfer.cli.shared.plan_commands:"
 _ASK = "serfer.cli.shared.ask_commands:"
 _SERVICE = "serfer.cli.shared.service_commands:"
 _MAP = "serfer.cli.maps.options:"
+_APP = "serfer.cli.registry.applications:"
 COMMANDS = {
     "serve": ("serfer.cli.serve:serve", "Serve networks over HTTP.", _SERVICE + "ServeCommand"),
     "instance": (
@@ -63,17 +64,17 @@ app_group = group(
             "Make, measure and register variants.",
             "serfer.cli.registry.options:RegisterCommand",
         ),
-        "list": ("serfer.cli.registry.variants:variants", "Show variants: accuracy, latency, dollars."),
-        "promote": ("serfer.cli.registry.releases:promote", "Let network versions answer an application's queries."),
-        "canary": ("serfer.cli.registry.releases:canary", "Let a network version answer a share of the queries."),
-        "rollback": ("serfer.cli.registry.releases:rollback", "Take the canary back, or return to the release before."),
-        "retire": ("serfer.cli.registry.releases:retire", "End a network version: it answers no more."),
-        "fetch": ("serfer.cli.registry.upkeep:fetch", "Write a variant's plan directory."),
-        "history": ("serfer.cli.registry.upkeep:history", "Show the kept versions of an application's record."),
-        "restore": ("serfer.cli.registry.upkeep:restore", "Put an earlier version of a record in place of the last."),
-        "delete": ("serfer.cli.registry.upkeep:delete", "Delete an application."),
-        "gc": ("serfer.cli.registry.upkeep:gc", "Delete files that no application refers to."),
-        "import": ("serfer.cli.registry.upkeep:import_old", "Copy a registry of the format before 0.2 to a new place."),
+        "list": (_APP + "variants", "Show variants: accuracy, latency, dollars."),
+        "promote": (_APP + "promote", "Let network versions answer an application's queries."),
+        "canary": (_APP + "canary", "Let a network version answer a share of the queries."),
+        "rollback": (_APP + "rollback", "Take the canary back, or return to the release before."),
+        "retire": (_APP + "retire", "End a network version: it answers no more."),
+        "fetch": (_APP + "fetch", "Write a variant's plan directory."),
+        "history": (_APP + "history", "Show the kept versions of an application's record."),
+        "restore": (_APP + "restore", "Put an earlier version of a record in place of the last."),
+        "delete": (_APP + "delete", "Delete an application."),
+        "gc": (_APP + "gc", "Delete files that no application refers to."),
+        "import": (_APP + "import_old", "Copy a registry of the format before 0.2 to a new place."),
     },
 )
 deploy_group = group(

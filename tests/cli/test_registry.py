@@ -27,7 +27,7 @@ def faces(registry):
 def test_variants_are_listed_with_state_accuracy_and_what_is_predicted(serfer):
     text = serfer("app", "list", "faces").out
     head, titles, *rows, note = text.splitlines()
-    assert head == "faces: 10 classes; release 2 is live (net@1, other@1)"
+    assert head == "faces: 10 classes; release 2: net@1, other@1"
     assert titles.split()[:3] == ["variant", "state", "place"]
     assert [row.split()[1] for row in rows] == ["live", "other", "live"]
     first = "net-v1-fp32 live functions 0.9000 0.8256 to 0.9448 40.0 700.0 ~300.0 ~20.0 ~10.0"
@@ -146,7 +146,7 @@ def test_a_damaged_record_is_restored(serfer, registry, faces):
     assert first.rstrip().endswith("cannot be read")
     assert serfer("app", "restore", "faces", first.split()[1]).code == 3
     assert serfer("app", "restore", "faces", "none").code == 2
-    assert serfer("app", "restore", "faces", second.split()[1]).out == "faces: release 2 is live\n"
+    assert serfer("app", "restore", "faces", second.split()[1]).out == "faces: release 2: net@1, other@1\n"
     assert registry.known("faces") == faces
 
 

@@ -6,11 +6,11 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
-import typer
 
 from serfer.cli.balanced import _passed_on
 from serfer.cli.main import COMMANDS
 from serfer.cli.shared import schema
+from serfer.cli.shared.lazy import as_command
 from serfer.cli.shared.schema import given_settings, settings_of
 from serfer.cli.started_process import LEFT_OUT
 from serfer.core.errors import InputError, UsageError
@@ -67,7 +67,7 @@ def called(monkeypatch):
             if item.default is not item.default_factory:  # both are MISSING where there is none
                 continue
             least += ["1"] if described.is_argument else [described.flag or f"--{item.name}", "1"]
-        command = typer.main.get_command(schema.make_command(name, class_of(name), "nowhere:run"))
+        command = as_command(name, schema.make_command(class_of(name), "nowhere:run"))
         with command.make_context("x", [*least, *arguments]) as context:
             command.invoke(context)
         return got

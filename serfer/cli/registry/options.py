@@ -1,46 +1,18 @@
-"""Shared by the commands of the registry: their options, and what they mean."""
+"""The options of `serfer app register`, and what the record of an application says of who changes it, and why."""
 
 from __future__ import annotations
 
 import os
 import pwd
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final
-
-import typer
+from typing import ClassVar, Final
 
 from serfer.cli.shared.option_groups import JsonOptions, NetworkFileOptions, RegistryOptions
 from serfer.core.errors import UsageError
 from serfer.core.options import REQUIRED, argument, option
-from serfer.settings import load_settings
 from serfer.variants.register_options import RegisterOptions
 
-if TYPE_CHECKING:
-    from serfer.registry import Registry
-
-RegistryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--registry", metavar="URL", help="The registry: a directory, or s3://BUCKET/PREFIX. [SERFER_REGISTRY]"
-    ),
-]
-ByOption = Annotated[
-    str | None, typer.Option("--by", metavar="NAME", help="Who does it, for the record; by default the user's name.")
-]
-WhyOption = Annotated[str, typer.Option("--why", metavar="TEXT", help="Why, for the record.")]
-ApplicationArgument = Annotated[str, typer.Argument(metavar="APP", help="The application.")]
-VersionsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="NETWORK@VERSION", help="Network versions, such as resnet18@2."),
-]
-VersionArgument = Annotated[
-    str, typer.Argument(metavar="NETWORK@VERSION", help="A network version, such as resnet18@2.")
-]
-_VERSION: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})@([1-9][0-9]{0,8})", re.ASCII)
 _MAX_TEXT: Final = 300
 
 
@@ -71,36 +43,6 @@ class RegisterCommand(RegisterOptions, RegistryOptions, NetworkFileOptions, Json
     )
     name: str | None = option(None, "The network's name in the application; by default its file's.")
     by: str | None = option(None, "Who does it, for the record; by default the user's name.", metavar="NAME")
-
-
-def opened(url: str | None) -> Registry:
-    """Open the registry of --registry or of the settings; raises UsageError where neither names one."""
-    from serfer.registry import open_registry  # noqa: PLC0415 - the command line starts fast
-
-    chosen = url or load_settings().registry
-    if chosen is None:
-        raise UsageError("which registry? Give --registry, or set SERFER_REGISTRY")
-    return open_registry(chosen, create=False)
-
-
-def network_version(text: str) -> tuple[str, int]:
-    """Return the network and the number of NETWORK@VERSION; raises UsageError."""
-    match = _VERSION.fullmatch(text)
-    if not match:
-        raise UsageError(f"{text!r:.100} is not a network version: give NETWORK@VERSION, such as resnet18@2")
-    return match[1], int(match[2])
-
-
-def network_versions(texts: Sequence[str]) -> dict[str, int]:
-    """Return the versions by network; raises UsageError for two of one network."""
-    pairs = [network_version(text) for text in texts]
-    if len(dict(pairs)) < len(pairs):
-        raise UsageError("two versions of one network: a release has one of each")
-    return dict(pairs)
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def who(by: str | None) -> str:

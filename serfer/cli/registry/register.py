@@ -8,8 +8,8 @@ from typing import Any
 
 import typer
 
+from serfer.cli.registry.applications import print_variants
 from serfer.cli.registry.options import RegisterCommand, who
-from serfer.cli.registry.variants import print_variants
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.network_options import example_of
 from serfer.cli.shared.options import print_json, status_line

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from rich.align import Align
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table as RichTable
@@ -49,47 +49,38 @@ class Table:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Lay the table out for a terminal's width, or for a file."""
-        natural = [max(text.cell_len for text in column) for column in self._columns]
-        parts = [([*range(len(natural))], natural)]
-        if console.is_terminal and _width(natural) > options.max_width:
-            parts = self._parts(natural, options.max_width)
-        for number, (chosen, widths) in enumerate(parts):
-            if number:
-                yield Text()
-            yield from console.render(self._grid(chosen, widths), options.update(max_width=max(_width(widths), 1)))
-
-    @cached_property
-    def _columns(self) -> list[tuple[Text, ...]]:
-        """The head and the cells of each column."""
-        return [*zip(*([Text(_visible(cell)) for cell in row] for row in (self.heads, *self.rows)), strict=True)]
-
-    def _parts(self, natural: Sequence[int], width: int) -> list[tuple[list[int], list[int]]]:
-        least = [min(wanted, self._least(column)) for column, wanted in enumerate(natural)]
-        for column in self.left:  # a word that no line holds is folded
-            before = least[0] + _GAP if column else 0
-            least[column] = max(min(least[column], width - before), 1)
+        columns = [[Text(_visible(cell)) for cell in column] for column in zip(self.heads, *self.rows, strict=True)]
+        natural = [max(text.cell_len for text in column) for column in columns]
+        width = options.max_width if console.is_terminal else _width(natural)
+        least = [min(wanted, self._least(number, columns[number])) for number, wanted in enumerate(natural)]
+        for number in self.left:  # a word that no line holds is folded
+            least[number] = max(min(least[number], width - (least[0] + _GAP if number else 0)), 1)
         parts = [[0]]
-        for column in range(1, len(least)):
-            if len(parts[-1]) > 1 and _width([least[number] for number in (*parts[-1], column)]) > width:
+        for number in range(1, len(columns)):
+            if len(parts[-1]) > 1 and _width([least[column] for column in (*parts[-1], number)]) > width:
                 parts.append([0])
-            parts[-1].append(column)
-        return [(part, _spread([least[i] for i in part], [natural[i] for i in part], width)) for part in parts]
+            parts[-1].append(number)
+        for part in parts:
+            if part is not parts[0]:
+                yield Text()
+            grid = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+            free = max(width - _width([least[number] for number in part]), 0)
+            for number in part:
+                more = min(natural[number] - least[number], free)
+                free -= more
+                side: Literal["left", "right"] = "left" if number in self.left else "right"
+                head = Align(columns[number][0], side, vertical="bottom")
+                grid.add_column(head, justify=side, width=least[number] + more, overflow="fold")
+            for row in zip(*(columns[number][1:] for number in part), strict=True):
+                grid.add_row(*row)
+            yield from console.render(grid, options.update(max_width=max(_width(natural), 1)))
 
-    def _least(self, column: int) -> int:
-        head, *cells = self._columns[column]
-        if column in self.left:
-            return max(_LEAST_TEXT, *map(_longest_word, (head, *cells)))
-        return max(_longest_word(head), *(cell.cell_len for cell in cells), 0)
-
-    def _grid(self, chosen: Sequence[int], widths: Sequence[int]) -> RichTable:
-        grid = RichTable(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-        for column, width in zip(chosen, widths, strict=True):
-            side: Literal["left", "right"] = "left" if column in self.left else "right"
-            head = Align(self._columns[column][0], side, vertical="bottom")
-            grid.add_column(head, justify=side, width=width, overflow="fold")
-        for row in zip(*(self._columns[column][1:] for column in chosen), strict=True):
-            grid.add_row(*row)
-        return grid
+    def _least(self, number: int, column: Sequence[Text]) -> int:
+        """Return the width below which a column's texts would be cut: words of text and heads, numbers whole."""
+        head, *cells = (max(map(cell_len, text.plain.split()), default=0) for text in column)
+        if number in self.left:
+            return max(_LEAST_TEXT, head, *cells)
+        return max(head, *(text.cell_len for text in column[1:]), 0)
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> None:
@@ -97,22 +88,8 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: Colle
     out.print(Table(heads, [[*row, *[""] * (len(heads) - len(row))] for row in rows], left))
 
 
-def _longest_word(text: Text) -> int:
-    return max((Text(word).cell_len for word in text.plain.split()), default=0)
-
-
 def _width(widths: Sequence[int]) -> int:
     return sum(widths) + _GAP * (len(widths) - 1)
-
-
-def _spread(least: Sequence[int], natural: Sequence[int], width: int) -> list[int]:
-    widths = [*least]
-    while _width(widths) < width and widths != [*natural]:
-        column = min(
-            (number for number in range(len(widths)) if widths[number] < natural[number]), key=widths.__getitem__
-        )
-        widths[column] += 1
-    return widths
 
 
 def counted(number: int, what: str) -> str:

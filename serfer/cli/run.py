@@ -12,10 +12,17 @@ import typer
 
 from serfer.arrays import NPY, Array, encode, file_names, holds, read_npy
 from serfer.cli.shared.ask_commands import RunCommand
-from serfer.cli.shared.asking import STANDARD_INPUT, data_of, made_folder, query_images
+from serfer.cli.shared.asking import (
+    STANDARD_INPUT,
+    data_of,
+    made_folder,
+    names_of,
+    print_head,
+    print_report,
+    query_images,
+)
 from serfer.cli.shared.display import plain, print_table
 from serfer.cli.shared.options import BY_ARGUMENT, kept_url, network_among, opened, plan_directory, print_json
-from serfer.cli.shared.report import print_difference, print_report
 from serfer.cli.shared.terminal import out
 from serfer.core.errors import InputError, UsageError
 from serfer.core.exactness import difference
@@ -37,6 +44,7 @@ _HEAD = 64 * 1024  # bytes of a .npy file before its values
 
 def run(options: RunCommand, _context: typer.Context) -> None:
     images, plan = network_among(options.images, options.plan)
+    images = names_of(images)
     _check(images, options)
     at = plan_directory(plan, options.model, options.stack, options, options.workers, choices=BY_ARGUMENT)
     workers = workers_of(options.workers, options.stack, "local")
@@ -53,8 +61,6 @@ def run(options: RunCommand, _context: typer.Context) -> None:
 
 
 def _check(images: Sequence[str], options: RunCommand) -> None:
-    if images.count(STANDARD_INPUT) > 1:
-        raise UsageError("standard input can be read only once")
     [(stem, count)] = Counter(PurePath(name).stem for name in images).most_common(1)
     if count > 1:
         raise UsageError(f"{count} inputs are called {stem!r}, and their outputs would have the same files: run each")
@@ -105,16 +111,13 @@ class _Queries:
         if self.options.as_json:
             print_json({"image": name, "outputs": written, **self._report(), **_compared(delta)})
             return
-        plan = self.pipeline.plan
-        out.print(f"[bold]{plain(PurePath(name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+        print_head(name, self.pipeline.plan)
         rows = []
         for output in written:
             ends = ("" if output[key] is None else f"{output[key]:.6g}" for key in ("min", "max"))
             rows.append((output["name"], "x".join(map(str, output["shape"])), output["dtype"], *ends, output["file"]))
         print_table(["output", "shape", "type", "min", "max", "file"], rows)
-        print_report(self.pipeline.last_report, plan, self.workers)
-        print_difference(delta)
-        out.print()
+        print_report(self.pipeline, self.workers, delta)
 
     def keep(self, name: str) -> None:
         from serfer.cli.result import print_result, result_object  # noqa: PLC0415 - most runs keep nothing
@@ -128,12 +131,11 @@ class _Queries:
             files = {"files": paths} if self.folder else {}
             print_json({"image": name, **result_object(kept.manifest), **files, **self._report()})
             return
-        out.print(f"[bold]{plain(PurePath(name).name)}[/]")
+        print_head(name, self.pipeline.plan)
         print_result(kept.manifest)
         for path in paths:
             out.print(plain(path), soft_wrap=True)
-        print_report(self.pipeline.last_report, self.pipeline.plan, self.workers)
-        out.print()
+        print_report(self.pipeline, self.workers)
 
     def _paths(self, name: str) -> list[Path]:
         if self.folder is None:

@@ -1,15 +1,16 @@
-"""Shared by the commands that ask a network about images: the images that are meant, and one query each."""
+"""Shared by the commands that ask a network about images: the images, a query of each, and what is printed of it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.options import print_json
-from serfer.cli.shared.terminal import complain
+from serfer.cli.shared.terminal import complain, out
 from serfer.control.throttle import Thresholds
 from serfer.core.errors import ImageError, InputError, SerferError, UsageError
 from serfer.core.plan import ImageLimits
@@ -18,10 +19,14 @@ from serfer.offline.gate import OfflineGate
 from serfer.settings import Settings, load_settings
 
 if TYPE_CHECKING:
+    from serfer.core.exactness import Difference
+    from serfer.core.plan import Plan
+    from serfer.core.report import QueryReport
     from serfer.offline.load_source import ServiceLoad
     from serfer.pipeline.blocking import Pipeline
 
 STANDARD_INPUT = "-"
+_QUERIES = 1_000_000
 
 
 def query_images(
@@ -118,3 +123,58 @@ def yielding(
 
     with gate.watching():
         yield turn
+
+
+def print_head(name: str, plan: Plan) -> None:
+    out.print(f"[bold]{plain(PurePath(name).name)}[/]  {plain(plan.model)}, weights: {plain(plan.weights)}")
+
+
+def print_report(pipeline: Pipeline, workers: str, delta: Difference | None = None) -> None:
+    """Print the last query's stages and dollars, and its difference from the unsplit model."""
+    report = pipeline.last_report
+    if report.target == "cache":
+        out.print(f"{report.latency_ms:.1f} ms, from the cache: nothing ran")
+    elif report.target == "gpu":
+        out.print(f"{report.latency_ms:.1f} ms, on an instance of the pool: ${report.cost_usd:.8f} of what it costs")
+    else:
+        _print_stages(report)
+        out.print(_dollars(report, pipeline.plan, workers))
+    if delta is not None:
+        same = "same first class" if delta.same_top else "ANOTHER first class"
+        out.print(f"difference from the unsplit model: {delta.error:.1e} of the outputs' range, {same}")
+    out.print()
+
+
+def _print_stages(report: QueryReport) -> None:
+    heads, rows = ["stage", "grid", "tasks", "ms", "start", "bytes in", "bytes out"], []
+    for stage in report.stages:
+        start, moved = f"{stage.cold} cold" if stage.cold else "warm", (stage.bytes_in, stage.bytes_out)
+        rows.append([stage.name, stage.grid, str(stage.tasks), f"{stage.ms:.1f}", start, *map(byte_size, moved)])
+        if stage.gang is not None:
+            rows[-1] += [f"stage-{stage.gang}", byte_size(stage.bytes_exchanged), f"{stage.wait_ms:.1f} ms"]
+    gangs = any(stage.gang is not None for stage in report.stages)
+    print_table([*heads, "gang", "exchanged", "waited"] if gangs else heads, rows)
+    store = report.store
+    out.print(
+        f"{report.latency_ms:.0f} ms; store: {byte_size(store.bytes_put)} written, {byte_size(store.bytes_get)} read, "
+        f"{store.exists} polls; {report.retries} retries"
+        + (f", {report.restarts} restarts" if report.restarts else "")
+        + (f", {report.disbanded} gangs disbanded" if report.disbanded else "")
+        + (f", environments warmed: {report.warm_ups}" if report.warm_ups else "")
+    )
+    if report.plan_reason:
+        out.print(f"plan {report.plan[:12]}: {plain(report.plan_reason)}")
+    if gangs:
+        out.print(f"gangs: members waited {report.wait_gb_s:.4f} GB-seconds for one another")
+
+
+def _dollars(report: QueryReport, plan: Plan, workers: str) -> str:
+    """Return what a query costs: of this machine, predicted, as its times at Lambda's prices would be no price."""
+    predicted = "nothing is predicted: the plan has no explanation.json"
+    if (usd := plan.predicted_usd) is not None:
+        predicted = f"${usd * _QUERIES:.2f} for a million queries of one image on Lambda, warm, as predicted"
+    cold, tasks = sum(stage.cold for stage in report.stages), sum(stage.tasks for stage in report.stages)
+    starts = f", {cold} of {tasks} tasks cold" if cold else ""
+    if workers != "aws":
+        return f"{predicted}; the times above are this machine's{starts}"
+    return f"${report.cost_usd:.8f} on Lambda at us-east-1 prices{starts}; {predicted}"

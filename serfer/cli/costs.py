@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from serfer.cli.explain import deployed_store, print_cold_choice, print_cold_starts, print_months, print_starting_ways
+from serfer.cli.explain import deployed_store, print_months, print_starts, quantiles
 from serfer.cli.shared.display import byte_size, plain, print_table
 from serfer.cli.shared.load_costs import check_load, plan_directory_of, show_load_costs
 from serfer.cli.shared.options import print_json
@@ -111,10 +111,7 @@ def _print_prices(prices: Prices) -> None:
             )
     out.print(f"a query: {_query_price(prices.query)}")
     out.print(f"a query that finds every environment cold: {_query_price(prices.cold)}")
-    print_cold_starts(plan, prices.cold)
-    print_starting_ways(prices.ways, prices.cold_share)
-    if prices.cold_plan and prices.choice:
-        print_cold_choice(prices.cold_plan, prices.choice, burst.queries)
+    print_starts(prices)
     out.print(f"a burst of {burst.queries:,}: ${burst.usd:.4f}, or ${prices.cold_burst_usd:.4f} if all of it is cold")
     out.print(
         f"   at once it would keep {burst.environments:,} environments busy; with the {burst.concurrency:,} that an "
@@ -127,8 +124,7 @@ def _print_prices(prices: Prices) -> None:
 
 
 def _query_price(price: PlanPrice) -> str:
-    p50, p95, p99 = (MS_PER_S * price.latency.quantile(share) for share in (0.5, 0.95, 0.99))
-    return f"p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms, ${price.usd:.8f}"
+    return f"{quantiles(price.latency)}, ${price.usd:.8f}"
 
 
 def _print_bill(bill: Bill) -> None:

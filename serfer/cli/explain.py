@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import typer
@@ -17,9 +16,17 @@ from serfer.cli.shared.options import print_json
 from serfer.cli.shared.plan_commands import ExplainCommand
 from serfer.cli.shared.terminal import err, out
 from serfer.core.costs.aws import LambdaFacts
-from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, StartingWay, price_cold, starting_ways
-from serfer.core.costs.cost_model import HOURS_A_MONTH, MEASURED_MEMBERS, Platform, gang_load, latency, price_gang
-from serfer.core.costs.pricing import Circumstances, Prices, cold_share_of, price, store_of, uses_store
+from serfer.core.costs.cold_queries import ColdChoice, ColdPrice, StartingWay
+from serfer.core.costs.cost_model import (
+    HOURS_A_MONTH,
+    MEASURED_MEMBERS,
+    Latency,
+    Platform,
+    gang_load,
+    latency,
+    price_gang,
+)
+from serfer.core.costs.pricing import Circumstances, Prices, latency_ms, price, uses_store
 from serfer.core.dataclass_codec import unstructure
 from serfer.core.errors import UsageError
 from serfer.core.inline_outputs import PAYLOAD_SHARE
@@ -28,9 +35,6 @@ from serfer.core.plan.window_plan import check_whole_images, priced_query
 from serfer.core.units import MS_PER_S
 from serfer.plan_directory import load_cold_plan, load_plan
 from serfer.settings import load_settings
-
-if TYPE_CHECKING:
-    from serfer.pictures.pareto import Choice
 
 _MILLION = 1_000_000
 
@@ -45,10 +49,9 @@ def explain(options: ExplainCommand, _context: typer.Context) -> None:
     elif options.as_json:
         print_plan_json(plan, options.per_month)
     else:
-        facts = load_settings().facts()
-        _print_plan(plan, facts.functions, options.per_month)
-        if cold := load_cold_plan(directory, plan):
-            print_cold_choice(cold, ColdChoice.of(plan, cold, Platform.over(facts, plan.store)), options.burst)
+        given = Circumstances(burst=options.burst)
+        prices = price(priced_query(plan), load_settings().facts(), given, load_cold_plan(directory, plan))
+        _print_plan(plan, prices, options.per_month)
     if options.operators:
         _print_operators(plan)
     if picture is not None:
@@ -57,14 +60,23 @@ def explain(options: ExplainCommand, _context: typer.Context) -> None:
 
 def _show_pareto(plan: Plan, *, as_json: bool) -> None:
     from serfer.pictures import choices  # noqa: PLC0415 - the command line starts fast
+    from serfer.pictures.pareto import query_of  # noqa: PLC0415 - same
 
     check_whole_images(plan)  # a map plan competed with other sizes of windows alone
-    candidates = choices(plan)
+    rows, query = [], query_of(plan)
+    for candidate in choices(plan):
+        alternative = candidate.plan
+        if as_json:
+            print_json({"number": candidate.number, **asdict(alternative), "best": candidate.best})
+        parts = ("-" if ms is None else f"{ms:,.1f}" for ms in (alternative.warm_ms, alternative.cold_ms))
+        figures = f"{alternative.ms:,.1f}", *parts, f"{candidate.usd:,.2f}", str(alternative.tasks), candidate.verdict
+        rows.append(("->" if alternative.chosen else "", str(candidate.number), *figures, alternative.stages))
     if as_json:
-        for candidate in candidates:
-            print_json({"number": candidate.number, **asdict(candidate.plan), "best": candidate.best})
-    else:
-        _print_pareto(plan, candidates)
+        return
+    out.print(f"[bold]{plain(plan.model)}[/]: latency against dollars of {query} over {plain(plan.store)}, predicted")
+    print_table(["", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages"], rows, left=(0, 8))
+    out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
+    out.print(plain(plan.why))
 
 
 def _draw(plan: Plan, picture: Path, image: Path | None) -> None:
@@ -79,12 +91,8 @@ def print_plan_json(plan: Plan, per_month: Sequence[int] = ()) -> None:
     print_json({**unstructure(plan), **months})
 
 
-def _print_plan(plan: Plan, facts: LambdaFacts, per_month: Sequence[int]) -> None:
-    """Print a plan's stages, its functions' packages, what it would cost and has lost, and a drawing of it.
-
-    Raises PlanError for one without explanation.json.
-    """
-    plan.check_explained()
+def _print_plan(plan: Plan, prices: Prices, per_month: Sequence[int]) -> None:
+    priced, facts = prices.plan, load_settings().facts()
     out.print(f"[bold]{plain(plan.model)}[/]  weights: {plain(plan.weights)}  digest: {plan.digest[:12]}")
     query = f"{counted(plan.tasks, 'task')} a query in {counted(len(plan.stages), 'stage')}"
     if plan.windows:
@@ -93,37 +101,36 @@ def _print_plan(plan: Plan, facts: LambdaFacts, per_month: Sequence[int]) -> Non
     out.print(f"{plan.input} in{of_many}, {plan.output} out, {query}")
     for line in described(plan):
         out.print(line, soft_wrap=True)
-    priced = priced_query(plan)
     if plan.windows:
         out.print("the commonest window:")
     _print_stages(priced, leave_out=("grid", "halo") if plan.windows else ())
     for number, stage in enumerate(plan.stages):
         first, last = stage.operators[0], stage.operators[-1]
         out.print(plain(f"stage-{number}: {first.name} ({first.kind}) to {last.name} ({last.kind})"))
-    _print_outputs(plan, facts)
-    _print_gangs(plan)
-    _print_packages(plan)
+    _print_outputs(plan, facts.functions)
+    _print_gangs(plan, Platform.over(facts, plan.store))
+    _print_packages(plan, facts.functions.image_limit)
     _print_deployment_options(plan)
     for line in changes_of(plan):
         out.print(plain(line))
-    platform = Platform.over(load_settings().facts(), plan.store, cold_share_of(plan))
-    print_cold_starts(plan, price_cold(priced, platform))
-    print_starting_ways(starting_ways(priced, platform), platform.cold_share)
+    print_starts(prices)
     out.print(plain(plan.why))
     tasks = [priced.stages[stage].grid.tiles for stage in sorted({stage for stage, _ in plan.functions})]
-    spread = latency([(ms / MS_PER_S, count) for ms, count in zip(plan.predicted_ms, tasks, strict=True)], facts)
-    p50, p95, p99 = (MS_PER_S * spread.quantile(share) for share in (0.5, 0.95, 0.99))
-    usd = explained(plan.predicted_usd) * _MILLION
+    times = [(ms / MS_PER_S, count) for ms, count in zip(plan.predicted_ms, tasks, strict=True)]
     out.print(
-        f"predicted, warm, on Lambda over {plan.store}: p50 {p50:.0f} ms, p95 {p95:.0f} ms, p99 {p99:.0f} ms and "
-        f"${usd:.2f} for a million queries (a model: see serfer/core/costs/cost_model.py)"
+        f"predicted, warm, on Lambda over {plan.store}: {quantiles(latency(times, facts.functions))} and "
+        f"${explained(plan.predicted_usd) * _MILLION:.2f} for a million queries (a model: see docs/explanation/cost.md)"
     )
-    print_months(price(priced, load_settings().facts(), Circumstances()), per_month)
-    out.print(deployed_store(plan, store_of(plan, load_settings().facts())))
+    print_months(prices, per_month)
+    out.print(deployed_store(plan, prices.store))
     if plan.tasks > 1:
         from serfer.pictures import text_picture  # noqa: PLC0415 - the command line starts fast
 
         out.print("\n".join(map(plain, text_picture(priced).split("\n"))), soft_wrap=True)
+
+
+def quantiles(latency: Latency) -> str:
+    return ", ".join(f"{name} {ms:.0f} ms" for name, ms in latency_ms(latency).items() if name != "mean")
 
 
 def print_months(prices: Prices, per_month: Sequence[int]) -> None:
@@ -185,10 +192,7 @@ def _print_outputs(plan: Plan, facts: LambdaFacts) -> None:
         )
 
 
-def _print_gangs(plan: Plan) -> None:
-    if not plan.gangs:
-        return
-    platform = Platform.over(load_settings().facts(), plan.store)
+def _print_gangs(plan: Plan, platform: Platform) -> None:
     rows = []
     for gang in plan.gangs:
         first = plan.stages[gang.start]
@@ -198,21 +202,19 @@ def _print_gangs(plan: Plan) -> None:
         seconds = f"{price.billed_gb_s:.3f}", f"{price.waiting_gb_s:.3f}"
         predicted = f"{explained(gang.predicted_ms):.1f}{simulated}", f"{explained(gang.predicted_usd) * _MILLION:.2f}"
         rows.append((*row, byte_size(price.bytes_exchanged), *seconds, *predicted))
-    heads = ["gang", "grid", "members", "exchanges", "borders", "GB-s", "of them waiting", "ms", "$ a million"]
-    print_table(heads, rows)
-    out.print(
-        "a gang is one function, invoked once for each member: tiles stay in memory, borders travel through the store"
-    )
+    if rows:
+        heads = ["gang", "grid", "members", "exchanges", "borders", "GB-s", "of them waiting", "ms", "$ a million"]
+        print_table(heads, rows)
+        out.print("a gang is one function, invoked for each member: tiles stay, borders travel through the store")
 
 
-def _print_packages(plan: Plan) -> None:
-    limit, most = explained(plan.limit), load_settings().facts().functions.image_limit
-    rows = []
+def _print_packages(plan: Plan, image_limit: int) -> None:
+    limit, rows = explained(plan.limit), []
     for stage, number in plan.functions:
         size, place = plan.function_bytes(stage, number), plan.stages[stage].weights_in
         tiles = sum(tile.function == number for tile in plan.stages[stage].tiles)
         total = size + limit.dependencies
-        share = f"{total / (most if place == CONTAINER else limit.package):.0%}"
+        share = f"{total / (image_limit if place == CONTAINER else limit.package):.0%}"
         rows.append((f"stage-{stage}/{number}", str(tiles), place, byte_size(size), byte_size(total), share))
     sizes = "weights and graphs (S)", "with dependencies (S + D)", "of the limit (M)"
     print_table(["function", "tiles", "weights in", *sizes], rows)
@@ -221,10 +223,18 @@ def _print_packages(plan: Plan) -> None:
     if fetched:
         out.print(f"{byte_size(fetched)} of weights are in no package: environments fetch them when they start")
     if any(stage.weights_in == CONTAINER for stage in plan.stages):
-        out.print(f"a container image may have {byte_size(most)}")
+        out.print(f"a container image may have {byte_size(image_limit)}")
 
 
-def print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
+def print_starts(prices: Prices) -> None:
+    """Print how a query starts where nothing is warm, other ways to start, and the cold plan."""
+    _print_cold_starts(prices.plan, prices.cold)
+    _print_starting_ways(prices.ways, prices.cold_share)
+    if prices.cold_plan and prices.choice:
+        _print_cold_choice(prices.cold_plan, prices.choice, prices.burst.queries)
+
+
+def _print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
     rows = []
     for step, (start, stage, times) in enumerate(zip(cold.cold_starts, cold.stages, cold.times, strict=True)):
         run = stage.seconds - times.waited
@@ -239,7 +249,7 @@ def print_cold_starts(plan: Plan, cold: ColdPrice) -> None:
     )
 
 
-def print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None:
+def _print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None:
     cold = f"{100 * cold_share:.3g}% cold"
     rows = []
     for way in ways:
@@ -256,21 +266,22 @@ def print_starting_ways(ways: Sequence[StartingWay], cold_share: float) -> None:
     )
 
 
-def print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
+def _print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
     grids = ", ".join(str(cold.stages[numbers.start].grid) for numbers in choice.split.numbers)
     out.print(f"[bold]cold plan[/]  digest: {cold.digest[:12]}  grids: {grids}, for queries that find nothing warm")
-    print_cold_starts(cold, choice.split)
-    bursts = choice.burst(queries)
+    _print_cold_starts(cold, choice.split)
+    names = "this plan alone", "the cold plan, this one warmed beside it"
+    bursts = dict(zip(names, choice.burst(queries), strict=True))
     rows = (
         (name, f"{MS_PER_S * burst.seconds:,.0f}", f"{burst.environments:,}", f"{burst.usd:.6f}")
-        for name, burst in zip(("this plan alone", "the cold plan, this one warmed beside it"), bursts, strict=True)
+        for name, burst in bursts.items()
     )
     print_table(["queries at once" if queries > 1 else "a cold query", "first answer ms", "environments", "$"], rows)
     out.print(
         f"{queries:,} at once: the cold plan answers {choice.times_earlier:.2f} times earlier; of its dollars "
         f"${queries * choice.warm_up_usd:.6f} are for warming this plan, as predicted"
     )
-    for name, burst in zip(("this plan", "the cold plan"), bursts, strict=True):
+    for name, burst in bursts.items():
         if burst.refused:
             out.print(
                 f"refused on {name}: {burst.queries:,} cold queries at once need {burst.environments:,} environments, "
@@ -279,14 +290,13 @@ def print_cold_choice(cold: Plan, choice: ColdChoice, queries: int) -> None:
 
 
 def _print_deployment_options(plan: Plan) -> None:
-    if not plan.ways:
-        return
-    out.print("the largest part that no cut divides could be deployed as:")
-    rows = (
+    rows = [
         (way.what, str(way.functions), byte_size(way.bytes), *("yes" if yes else "no" for yes in (way.fits, way.exact)))
         for way in plan.ways
-    )
-    print_table(["way", "functions", "weights of each", "fits", "exact"], rows)
+    ]
+    if rows:
+        out.print("the largest part that no cut divides could be deployed as:")
+        print_table(["way", "functions", "weights of each", "fits", "exact"], rows)
 
 
 def changes_of(plan: Plan) -> Iterator[str]:
@@ -299,23 +309,6 @@ def changes_of(plan: Plan) -> Iterator[str]:
             parts.append(f"accuracy {change.accuracy_before:.2%} before, {change.accuracy_after:.2%} after")
             parts.append(f"{abs(drop):.2f} points {'lost' if drop > 0 else 'gained'}")
         yield f"{change.what} ({change.how}): {', '.join(parts)}"
-
-
-def _print_pareto(plan: Plan, candidates: Sequence[Choice]) -> None:
-    from serfer.pictures.pareto import query_of  # noqa: PLC0415 - the command line starts fast
-
-    query = query_of(plan)
-    out.print(f"[bold]{plain(plan.model)}[/]: latency against dollars of {query} over {plain(plan.store)}, predicted")
-    rows = []
-    for candidate in candidates:
-        alternative = candidate.plan
-        parts = ("-" if ms is None else f"{ms:,.1f}" for ms in (alternative.warm_ms, alternative.cold_ms))
-        figures = f"{alternative.ms:,.1f}", *parts, f"{candidate.usd:,.2f}", str(alternative.tasks), candidate.verdict
-        mark = "->" if alternative.chosen else ""
-        rows.append((mark, str(candidate.number), *figures, alternative.stages))
-    print_table(["", "", "ms", "warm", "cold", "$ a million", "tasks", "verdict", "stages"], rows, left=(0, 8))
-    out.print("best: no plan that fits is faster and cheaper; does not fit: more than a function's package may have")
-    out.print(plain(plan.why))
 
 
 def _print_operators(plan: Plan) -> None:

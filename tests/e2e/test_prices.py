@@ -107,7 +107,7 @@ def test_both_plans_are_shown_and_a_burst_that_is_too_large_is_refused(serfer_he
     ):
         assert words in few.out
     assert "refused" not in few.out
-    assert "refused on the cold plan: 600 cold queries at once need" in many.out
+    assert "refused on the cold plan, this one warmed beside it: 600 cold queries at once need" in many.out
     assert "cold plan  digest" not in serfer_here(command, two_plans / "cold").out
 
 
